@@ -188,7 +188,7 @@ class ModelOptions(CommandOptions):
             stdin_is_terminal=sys.stdin is None or is_terminal(sys.stdin),
             format=self.input_format,
             template=self.prompt_template,
-            say=(lambda line: None) if self.quiet else say,
+            report=(lambda line: None) if self.quiet else say,
             **how,
         )
 

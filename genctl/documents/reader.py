@@ -82,7 +82,7 @@ def loads(text: str | bytes, *, finite: bool = True) -> Any:
         raise
     except ValueError:  # the interpreter's limit on the digits of an integer
         raise BadJson("a number has too many digits") from None
-    if text.count("[") + text.count("{") > DEEPEST and _is_deep(value):
+    if text.count("[") + text.count("{") > DEEPEST and is_deep(value):
         raise BadJson(_TOO_DEEP)
     return value
 
@@ -90,9 +90,12 @@ def loads(text: str | bytes, *, finite: bool = True) -> Any:
 _TOO_DEEP = f"nested too deeply: more than {DEEPEST} levels"
 
 
-def _is_deep(value: Any) -> bool:
+def is_deep(value: Any) -> bool:
+    """Whether objects and lists are nested more than DEEPEST levels deep."""
     level = [value]  # the objects and lists of a level
     for _ in range(DEEPEST):
+        if not level:
+            return False
         parts = (item.values() if isinstance(item, dict) else item for item in level)
         level = [inner for part in parts for inner in part if isinstance(inner, (dict, list))]
     return bool(level)

@@ -23,7 +23,6 @@ except ImportError:  # a system without locks of this kind
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 CLOEXEC = getattr(os, "O_CLOEXEC", 0)
 JOURNAL = ".journal"  # the suffix of an output's journal
-_LOOK = NOFOLLOW | CLOEXEC | getattr(os, "O_NONBLOCK", 0)  # opening a pipe must not block
 
 
 class NotOurs(Exception):
@@ -67,11 +66,8 @@ def hold(path: Path, name: Path | None = None) -> int | None:
     Raises UsageError if another run has locked it; `name` is the path for the message.
     """
     for flags in (os.O_RDONLY, os.O_WRONLY):
-        with contextlib.suppress(OSError):
-            descriptor = os.open(path, flags | _LOOK)
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                os.close(descriptor)
-                return None
+        with contextlib.suppress(OSError, NotOurs):
+            descriptor = open_regular(path, flags)
             lock(descriptor, name or path)
             return descriptor
     return None

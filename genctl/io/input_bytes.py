@@ -63,14 +63,6 @@ class Pipe(io.RawIOBase):
 
 
 MARK = "{stdin}"  # `template.STDIN` in braces
-UNREAD = (
-    f"note: standard input is not read: write {MARK} in the prompt for its text, or - as the prompt to read prompts"
-)
-
-
-def named(arguments: Sequence[str], template: Template | None) -> bool:
-    """Whether the template or one of the prompts on the command line names `{stdin}`."""
-    return (template is not None and template.names_stdin) or any(MARK in argument for argument in arguments)
 
 
 def insert(
@@ -93,64 +85,60 @@ def insert(
             f"{MARK} stands for standard input, which is a terminal", hint="pipe a text in, or redirect it: < FILE"
         )
     from_stdin = not arguments and str(input_path or "-") == "-"
-    lone = template is not None and template.is_stdin
-    if from_stdin and not lone:
+    is_prompt = template is not None and template.is_stdin
+    if from_stdin and not is_prompt:
         raise UsageError(
             f"{MARK} in --template is all of standard input, but the prompts are read from there, too",
             hint="give the prompts as arguments or with --input FILE",
         )
-    if lone and not from_stdin:
+    if is_prompt and not from_stdin:
         raise UsageError(f"--template: {MARK} is its only field, so all prompts would be equal", hint="write {prompt}")
-    text = _all_of(stdin, limit)
-    if template is not None:
-        template = template.with_stdin(text)
-        if lone:
-            return (template.literals[0],), None
-    return [argument.replace(MARK, text) for argument in arguments], template
-
-
-class Unread:
-    """Notes once that standard input is a pipe with text that nobody reads. Nothing is consumed.
-
-    A file is no reason for it: in `while read line; do genctl …; done < FILE` the rest belongs to the loop.
-    """
-
-    def __init__(self, stdin: IO[bytes] | IO[str] | None, say: Callable[[str], object]) -> None:
-        self._stdin, self._say = stdin, say
-        self.check()
-
-    def check(self) -> None:
-        """Look again: at the beginning of a run the writer may not have come so far."""
-        if self._stdin is not None and _held(self._stdin) > 0:
-            self._stdin = None
-            self._say(UNREAD)
-
-
-def _held(stream: IO[bytes] | IO[str]) -> int:
-    """The bytes that a pipe holds; 0 for everything else."""
-    with suppress(ImportError, OSError, ValueError, AttributeError):  # Windows lacks the calls, a test the descriptor
-        import fcntl
-        import termios
-
-        if stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode):
-            return int.from_bytes(fcntl.ioctl(stream.fileno(), termios.FIONREAD, bytes(4)), sys.byteorder)
-    return 0
-
-
-def _all_of(stdin: IO[bytes] | IO[str] | None, limit: int) -> str:
     if stdin is None:
         raise InputError(f"{MARK}: standard input is closed")
     try:
         binary: IO[bytes] = getattr(stdin, "buffer", stdin)  # type: ignore[arg-type]
         data = binary.read(limit + 1)
+        if len(data) > limit:
+            raise InputError(f"{MARK}: standard input is longer than the limit of {limit} bytes")
+        text = data.decode("utf-8-sig")
     except OSError as error:
         raise InputError(f"{MARK}: standard input could not be read: {reason_of(error)}") from None
-    if len(data) > limit:
-        raise InputError(f"{MARK}: standard input is longer than the limit of {limit} bytes")
-    try:
-        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{MARK}: standard input is not UTF-8 at byte {error.start + 1}") from None
+    if template is not None:
+        template = template.with_stdin(text)
+        if is_prompt:
+            return (template.literals[0],), None
+    return [argument.replace(MARK, text) for argument in arguments], template
+
+
+class UnreadPipe:
+    """Notes once that standard input is a pipe with text that nobody reads. Nothing is consumed.
+
+    A file is no reason for it: in `while read line; do genctl …; done < FILE` the rest belongs to the loop.
+    """
+
+    def __init__(self, stdin: IO[bytes] | IO[str] | None, report: Callable[[str], object]) -> None:
+        self._stdin, self._report = stdin, report
+        self.check()
+
+    def check(self) -> None:
+        """Look again: at the beginning of a run the writer may not have come so far."""
+        if self._stdin is None:
+            return
+        with suppress(ImportError, OSError, ValueError, AttributeError):  # Windows lacks them, a test the descriptor
+            import fcntl
+            import termios
+
+            if not stat.S_ISFIFO(os.fstat(self._stdin.fileno()).st_mode):
+                return
+            held = int.from_bytes(fcntl.ioctl(self._stdin.fileno(), termios.FIONREAD, bytes(4)), sys.byteorder)
+            if held > 0:
+                self._stdin = None
+                self._report(
+                    f"note: standard input is not read: write {MARK} in the prompt for its text, or - as the prompt to "
+                    "read prompts"
+                )
 
 
 # -- the bytes of an input in pieces, one for each row: lines, or all of it --------------------------------------------
@@ -178,25 +166,23 @@ def text_of(piece: RowBytes, limit: int) -> str:
         return piece.data.decode("utf-8")
     except UnicodeDecodeError as error:
         byte, offset = piece.data[error.start], piece.offset + error.start
-        also = ""
-        if piece.offset == 0 and piece.data.startswith((b"\xff\xfe", b"\xfe\xff")):
-            also = " (the input looks like UTF-16)"
+        is_utf16 = piece.offset == 0 and piece.data.startswith((b"\xff\xfe", b"\xfe\xff"))
+        also = " (the input looks like UTF-16)" if is_utf16 else ""
         raise RefusedRow(f"not UTF-8: byte 0x{byte:02x} at byte offset {offset}{also}") from None
 
 
 def pieces(source: IO[bytes] | Pipe, kind: str, name: str, limit: int) -> Iterator[RowBytes]:
     """The pieces that are rows, without byte order mark, line ends and empty pieces at the end."""
-    found = split(chunks(source, name), None if kind == "text" else b"\n", limit, name)
     blank = 0
-    for piece in found:
+    for piece in split(chunks(source, name), None if kind == "text" else b"\n", limit, name):
         data, offset = piece.data, piece.offset
         if piece.number == 1 and data.startswith(BOM):
             data, offset = data[len(BOM) :], len(BOM)
-        if kind in ("lines", "jsonl"):
+        if kind != "text":
             data = data.removesuffix(b"\r")
-        if kind != "text" and not piece.length > limit and not (data.strip(b" \t\r") if kind == "jsonl" else data):
-            blank += 1
-            continue
+            if piece.length <= limit and not (data.strip(b" \t\r") if kind == "jsonl" else data):
+                blank += 1
+                continue
         for number in range(piece.number - blank, piece.number):
             yield RowBytes(number, 0, b"", 0)
         blank = 0

@@ -76,24 +76,29 @@ class Journal:
         self.name = printable(str(self.path))
         self.header: dict[str, Any] | None = None
         self.marks: list[Mark] = []  # those in the file
-        self._sink: Sink | None = None
-        self._whole = 0  # bytes of whole lines; the rest is half a line
+        self._closed = False
         self._descriptor, self._made = self._open()
         lock(self._descriptor, output)
+        whole = 0  # bytes of whole lines; the rest is half a line
         try:
-            self._read()
-        except BaseException:
-            self.close()
+            with open(self._descriptor, "rb", closefd=False) as file:
+                for number, line in enumerate(reader.lines(file), 1):
+                    if line.endswith(b"\n"):  # else it is half a line, the last one
+                        self._take(line, number)
+                        whole += len(line)
+        except BaseException as error:
+            os.close(self._descriptor)
+            if isinstance(error, Unreadable):
+                raise UsageError(f"{self.name} cannot be read: {error}", hint=_ANEW) from None
             raise
+        raw = unbuffered(self._descriptor)
+        self._sink = Sink(raw, self.name, owned=self._descriptor, path=self.path, whole=whole)
 
     def _open(self) -> tuple[int, bool]:
+        """The descriptor, and whether the file was made."""
         try:
-            return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | NOFOLLOW | CLOEXEC, 0o600), True
-        except FileExistsError:
-            pass
-        except (OSError, ValueError) as error:
-            raise unwritable(error, self.path) from None
-        try:
+            with contextlib.suppress(FileExistsError):
+                return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | NOFOLLOW | CLOEXEC, 0o600), True
             descriptor = open_regular(self.path)
             if not hasattr(os, "geteuid") or os.fstat(descriptor).st_uid == os.geteuid():
                 return descriptor, False
@@ -101,84 +106,49 @@ class Journal:
             raise NotOurs("belongs to another user")
         except NotOurs as error:
             raise UsageError(f"{self.name} {error}, so it is no journal to go by") from None
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise unwritable(error, self.path) from None
-
-    def _read(self) -> None:
-        with open(self._descriptor, "rb", closefd=False) as file:
-            try:
-                for number, line in enumerate(reader.lines(file), 1):
-                    if line.endswith(b"\n"):  # else it is half a line, the last one
-                        self._take(line, number)
-                        self._whole += len(line)
-            except Unreadable as error:
-                raise UsageError(f"{self.name} cannot be read: {error}", hint=_ANEW) from None
 
     def _take(self, line: bytes, number: int) -> None:
         try:
             data = reader.loads(line)
-            if number > 1:
-                self.marks.append(_mark(data, self.marks[-1] if self.marks else Mark(0, 0)))
+            if number == 1:
+                if not isinstance(data, dict) or data.pop("journal", None) != KIND:
+                    raise ValueError(f"its first line does not say {KIND}")
+                self.header = value_of(JournalHeader, data)
                 return
-            if not isinstance(data, dict) or data.pop("journal", None) != KIND:
-                raise ValueError(f"its first line does not say {KIND}")
-            self.header = value_of(JournalHeader, data)
+            mark: Mark = value_of(Mark, data)
+            if self.marks and (mark.rows < self.marks[-1].rows or mark.bytes < self.marks[-1].bytes):
+                raise ValueError("it has fewer rows or bytes than the line before")
+            self.marks.append(mark)
         except ValueError as error:
             what = "is no journal of this version" if number == 1 else f"is damaged at line {number}"
             raise UsageError(f"{self.name} {what}, so nothing can be resumed by it: {error}", hint=_ANEW) from None
 
-    def begin(self, header: Mapping[str, Any]) -> None:
-        """Write the header and flush it to the disk. Only if there is none yet."""
-        if self.header is not None:
-            raise RuntimeError("the journal has a header")
-        self._whole = 0
-        self.resume()
-        assert self._sink is not None
-        self._sink.write(_line({"journal": KIND, **header}))
-        self._sink.sync()
-        sync_folder(self.path)
-        self.header = dict(header)
-
-    def resume(self) -> None:
-        """Cut off a half-written line; marks follow."""
-        self._sink = Sink(
-            unbuffered(self._descriptor), self.name, owned=self._descriptor, path=self.path, whole=self._whole
-        )
+    def start(self, header: Mapping[str, Any]) -> None:
+        """Cut off a half-written line, and write the header where there is none yet; marks follow."""
         self._sink.cut_back()
+        if self.header is None:
+            self._sink.write(json.dumps({"journal": KIND, **header}).encode() + b"\n")
+            self._sink.sync()
+            sync_folder(self.path)
+            self.header = dict(header)
 
     def add(self, mark: Mark) -> None:
         """Write a mark. The output must be on the disk already."""
-        assert self._sink is not None
-        self._sink.write(_line(asdict(mark)))
+        self._sink.write(json.dumps(asdict(mark)).encode() + b"\n")
 
     def sync(self) -> None:
         """Flush the marks to the disk."""
-        assert self._sink is not None
         self._sink.sync()
 
     def close(self) -> None:
         """Close the file. A journal that was created and never begun is removed."""
-        if self._descriptor < 0:
+        if self._closed:
             return
+        self._closed = True
         with contextlib.suppress(OSError):
             mine = os.fstat(self._descriptor)
             if self._made and mine.st_size == 0 and os.path.samestat(mine, self.path.lstat()):
                 self.path.unlink()
-        with contextlib.suppress(OSError):
-            if self._sink is not None:
-                self._sink.leave()
-            else:
-                os.close(self._descriptor)
-        self._descriptor = -1
-
-
-def _line(data: Mapping[str, Any]) -> bytes:
-    return json.dumps(data).encode() + b"\n"
-
-
-def _mark(data: Any, before: Mark) -> Mark:
-    """The mark on a line. Raises ValueError if it cannot follow `before`."""
-    mark: Mark = value_of(Mark, data)
-    if mark.rows < before.rows or mark.bytes < before.bytes:
-        raise ValueError("it has fewer rows or bytes than the line before")
-    return mark
+        self._sink.leave()

@@ -9,18 +9,15 @@ columns, which go into its records.
 
 from __future__ import annotations
 
-import bisect
 import hashlib
 import json
-import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any, NoReturn
 
-from genctl.documents.reader import DEEPEST, DuplicateKey, kind_of, once
+from genctl.documents.reader import DEEPEST, DuplicateKey, is_deep, kind_of, once
 from genctl.errors import is_one_edit, nearest, quote, reason_of
 from genctl.io.rows import SCHEMA, RefusedRow
 from genctl.io.template import Template
@@ -35,6 +32,7 @@ _COMPARED = 200  # names of columns that are compared with a missing key
 _LONG = 32  # letters of a name that is not compared with ours
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
 def parse(line: str) -> dict[str, Any]:
@@ -49,8 +47,11 @@ def parse(line: str) -> dict[str, Any]:
 
 
 def _loads(text: str) -> Any:
+    def constant(name: str) -> NoReturn:
+        raise RefusedRow(f"not JSON: {name} is not a JSON number")
+
     try:
-        return json.loads(text, parse_constant=_constant, object_pairs_hook=once)
+        return json.loads(text, parse_constant=constant, object_pairs_hook=once)
     except json.JSONDecodeError as error:
         raise RefusedRow(reason_of(error)) from None
     except RecursionError:
@@ -59,6 +60,38 @@ def _loads(text: str) -> Any:
         raise RefusedRow(f"the key {quote(error.key)} occurs twice") from None
     except ValueError:  # the interpreter's limit on the digits of an integer
         raise RefusedRow("an integer has too many digits") from None
+
+
+def _check_plain(key: str, value: Any) -> None:
+    """Raises RefusedRow for an infinite number, half of a surrogate pair, or too deep nesting."""
+    text = key
+    if isinstance(value, str):
+        text += value
+    elif isinstance(value, (float, list, dict)):
+        try:
+            text += _ENCODER.encode(value)
+            is_nested = text.count("[") + text.count("{") >= DEEPEST and is_deep({key: value})
+        except RecursionError:
+            is_nested = True
+        except ValueError:
+            raise RefusedRow(f"{quote(key)}: a number is too large") from None
+        if is_nested:
+            raise RefusedRow(f"{quote(key)}: nested more than {DEEPEST} levels deep")
+    if half := _SURROGATE.search(text):
+        raise RefusedRow(f"{quote(key)}: half of a surrogate pair ({quote(half[0])}) is not text")
+
+
+def _nested(key: str, text: str) -> Any:
+    """The value of a text that is JSON itself. Raises RefusedRow, which names the key."""
+    try:
+        value = _loads(text)
+    except RefusedRow as error:
+        raise RefusedRow(f"{key}: {error}") from None
+    _check_plain(key, value)
+    return value
+
+
+# -- ids ---------------------------------------------------------------------------------------------------------------
 
 
 def row_id(data: dict[str, Any]) -> str | None:
@@ -85,38 +118,33 @@ class UsedIds:
 
     def __init__(self) -> None:
         self._rows: dict[int, int] = {}  # hash of an explicit id -> the first row that has it
-        self._first: list[int] = []  # runs of rows whose id is not their index: the first
-        self._last: list[int] = []  # and last index
+        self._named = bytearray()  # by index: whether the row has an explicit id, or is bad; 0 beyond its end
 
     def claim(self, own_id: str | None, index: int, unit: str = "line") -> None:
         """Claim an id (None: the index). Raises RefusedRow if an earlier row has it; `unit` is what rows are called."""
+        if own_id is None and not self._rows:
+            return
         name = str(index) if own_id is None else own_id
-        earlier = self._rows.get(_key(name)) if self._rows else None
+        digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        key = int.from_bytes(digest, "big")
+        earlier = self._rows.get(key)
         if own_id is not None:
             if earlier is None and len(name) < 20 and name.isdecimal() and name.isascii() and str(int(name)) == name:
                 number = int(name)
-                earlier = number if number < index and self._goes_by_index(number) else None
+                by_index = number < index and not any(self._named[number : number + 1])
+                earlier = number if by_index else None
             self.not_by_index(index)
-            self._rows.setdefault(_key(name), index if earlier is None else earlier)
+            self._rows.setdefault(key, index if earlier is None else earlier)
         if earlier is not None:
             raise RefusedRow(f"the id {quote(name)} is already used in {unit} {earlier + 1}")
 
     def not_by_index(self, index: int) -> None:
         """Note that the newest row has an explicit id, or is bad."""
-        if self._last and self._last[-1] >= index - 1:
-            self._last[-1] = index
-        else:
-            self._first.append(index)
-            self._last.append(index)
-
-    def _goes_by_index(self, index: int) -> bool:
-        run = bisect.bisect_right(self._first, index) - 1
-        return run < 0 or self._last[run] < index
+        self._named.extend(bytes(index + 1 - len(self._named)))
+        self._named[index] = 1
 
 
-def _key(name: str) -> int:
-    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "big")
+# -- rows --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -129,24 +157,19 @@ class RowShape:
     fields: Callable[[dict[str, Any], Iterable[str]], dict[str, Any]]
     nested: frozenset[str] = frozenset(("messages", "params", "prompt_ids", "tools"))  # JSON in a cell of a table
 
-    @cached_property
-    def _keys(self) -> frozenset[str]:
-        return frozenset(self.known)
-
     def split(
         self, data: dict[str, Any], template: Template | None, *, cells: bool = False
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The row's own keys, and its columns. Those that a template makes the prompt of are columns, too.
 
-        In the `cells` of a table an empty one is a key that the row lacks.
+        In the `cells` of a table an empty one is a key that the row lacks. Of a record the ids say what was read.
         """
-        if template is None and data.get("schema") == SCHEMA and "prompt_ids" in self._keys & data.keys():
-            data = {key: value for key, value in data.items() if key != "prompt"}  # a record: its ids say what was read
-        if template is None and not cells and data.keys() <= self._keys:
-            return data, {}
+        is_record = template is None and data.get("schema") == SCHEMA and "prompt_ids" in data.keys() & {*self.known}
         own: dict[str, Any] = {}
         columns: dict[str, Any] = {}
         for key, value in data.items():
+            if is_record and key == "prompt":
+                continue
             if key not in self.known or (template is not None and key in self.prompts):
                 columns[key] = value
             elif not (cells and value in _EMPTY):
@@ -158,27 +181,25 @@ class RowShape:
     def unfold(self, own: dict[str, Any]) -> None:
         """Read the cells of a table that hold JSON. Raises RefusedRow."""
         for key in sorted(self.nested & own.keys()):
-            if not isinstance(value := own[key], str):
-                own[key] = _without_nulls(value)
-                continue
-            try:
-                own[key] = _loads(value)
-            except RefusedRow as error:
-                raise RefusedRow(f"{key}: {error}") from None
-            _check_plain(key, own[key])
+            value = own[key]
+            own[key] = _nested(key, value) if isinstance(value, str) else _without_nulls(value)
 
     def filled(self, template: Template, data: dict[str, Any]) -> str:
         """The prompt that a template makes of a row. Raises RefusedRow, also for a row with another than `prompt`."""
-        is_record = data.get("schema") == SCHEMA
-        others = () if is_record else (key for key in self.prompts if key not in ("prompt", "text"))
-        if other := next((key for key in others if data.get(key) not in _EMPTY), None):
-            raise RefusedRow(f"template: it makes a prompt, but the row has {other}")
-        earlier = data.get("input") if is_record else None  # the columns of a record that is a row
-        return template.fill({**earlier, **data} if isinstance(earlier, dict) else data)
+        if data.get("schema") == SCHEMA:
+            earlier = data.get("input")  # the columns of a record that is a row
+            return template.fill({**earlier, **data} if isinstance(earlier, dict) else data)
+        for key in self.prompts:
+            if key not in ("prompt", "text") and data.get(key) not in _EMPTY:
+                raise RefusedRow(f"template: it makes a prompt, but the row has {key}")
+        return template.fill(data)
 
-    def meant(self, name: str) -> str:
+    def suggested(self, name: str) -> str:
         """The key that a column's name is one edit from, or an empty string."""
-        return _meant(name, self.known) if len(name) < _LONG else ""
+        if len(name) >= _LONG or name in self.known:
+            return ""
+        # `idx` is no misspelt `id`: of names as short as that only other capitals count
+        return next((key for key in self.known if name.lower() == key or (len(key) > 2 and is_one_edit(name, key))), "")
 
 
 def _without_nulls(value: Any) -> Any:
@@ -188,12 +209,19 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-@lru_cache(4096)
-def _meant(name: str, known: tuple[str, ...]) -> str:
-    if name in known:
-        return ""
-    # `idx` is no misspelt `id`: of names as short as that only other capitals count
-    return next((key for key in known if name.lower() == key or (len(key) > 2 and is_one_edit(name, key))), "")
+# the type of each key, and its name
+_EXPECTED: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "prompt": (str, "a string"),
+    "prompt_ids": (list, "a list of token ids"),
+    "messages": (list, "a list of messages"),
+    "params": (dict, "an object"),
+    "reference": ((str, list), "a string or a list of strings"),
+    "prefix": (str, "a string"),
+    "system": (str, "a string"),
+    "negative_prompt": (str, "a string"),
+    "tools": (list, "a list of objects"),
+}
+_ITEMS = {"reference": str, "tools": dict}  # of lists
 
 
 def _fields(own: dict[str, Any], columns: Iterable[str]) -> dict[str, Any]:
@@ -205,24 +233,25 @@ def _fields(own: dict[str, Any], columns: Iterable[str]) -> dict[str, Any]:
     elif len(prompts) > 1:
         mistakes.append(f"{' and '.join(prompts)} exclude each other")
     values: dict[str, Any] = {}
-    for key, make in (("prompt", _prompt), ("prompt_ids", _prompt_ids), ("messages", _messages), ("params", _params)):
-        if key in own:
+    for key, (kind, expected) in _EXPECTED.items():
+        if key not in own:
+            continue
+        value: Any = own[key]
+        values[key] = value
+        items = value if isinstance(value, list) and key in _ITEMS else ()
+        if not isinstance(value, kind) or not all(isinstance(item, _ITEMS[key]) for item in items):
+            mistakes.append(f"{key}: expected {expected}, got {kind_of(value)}")
+        elif key in PROMPTS and not value:
+            mistakes.append(f"{key}: empty prompt")
+        elif key in ("prompt_ids", "messages"):
             try:
-                values[key] = make(own[key])
+                values[key] = each(own[key], _token_id if key == "prompt_ids" else _message)
             except RefusedRow as error:
                 mistakes.append(f"{key}: {error}")
-    for key in EXTRA:
-        value = own.get(key, "")
-        listed = key == "reference" and isinstance(value, list) and all(isinstance(item, str) for item in value)
-        if not isinstance(value, str) and not listed:
-            expected = "a string or a list of strings" if key == "reference" else "a string"
-            mistakes.append(f"{key}: expected {expected}, got {kind_of(value)}")
-    tools = own.get("tools", [])
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        mistakes.append("tools: expected a list of objects")
     if mistakes:
         raise RefusedRow("; ".join(mistakes))
-    return {**values, "extra": {key: own[key] for key in (*EXTRA, "tools") if key in own}}
+    extra = {key: values.pop(key) for key in (*EXTRA, "tools") if key in values}
+    return {**values, "extra": extra}
 
 
 ROW = RowShape(KNOWN, PROMPTS, _fields)
@@ -235,39 +264,40 @@ def no_prompt(lack: str, expected: tuple[str, ...], columns: Iterable[str]) -> s
     return f"{lack}: expected one of {', '.join(expected)}{near}"
 
 
-def _prompt(value: Any) -> str:
-    if not isinstance(value, str):
-        raise RefusedRow(f"expected a string, got {kind_of(value)}")
-    if not value:
-        raise RefusedRow("empty prompt")
+def each(values: list[Any], make: Callable[[Any], Any]) -> tuple[Any, ...]:
+    """What `make` returns for each item. Its RefusedRow gets the item's number, from 1."""
+    made: list[Any] = []
+    for value in values:
+        try:
+            made.append(make(value))
+        except RefusedRow as error:
+            raise RefusedRow(f"item {len(made) + 1}: {error}") from None
+    return tuple(made)
+
+
+def _token_id(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RefusedRow(f"expected an integer, got {kind_of(value)}")
+    if not 0 <= value <= LARGEST_ID:
+        raise RefusedRow(f"a token id lies between 0 and {LARGEST_ID}")
     return value
 
 
-def _prompt_ids(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list):
-        raise RefusedRow(f"expected a list of token ids, got {kind_of(value)}")
-    if not value:
-        raise RefusedRow("empty prompt")
-    for place, item in enumerate(value, 1):
-        if isinstance(item, bool) or not isinstance(item, int):
-            raise RefusedRow(f"item {place}: expected an integer, got {kind_of(item)}")
-        if not 0 <= item <= LARGEST_ID:
-            raise RefusedRow(f"item {place}: a token id lies between 0 and {LARGEST_ID}")
-    return tuple(value)
+def unknown_keys(keys: Iterable[str], known: tuple[str, ...]) -> list[str]:
+    """A phrase for each key that is not known, of which three are named."""
+    unknown = [key for key in keys if key not in known]
+    mistakes = []
+    for key in unknown[:3]:
+        near = nearest(key, known)
+        mistakes.append(f"unknown key {quote(key)}" + (f" (did you mean {near}?)" if near else ""))
+    if len(unknown) > 3:
+        mistakes.append(f"and {len(unknown) - 3} more unknown keys")
+    return mistakes
 
 
-def _messages(value: Any) -> tuple[dict[str, Any], ...]:
-    if not isinstance(value, list):
-        raise RefusedRow(f"expected a list of messages, got {kind_of(value)}")
-    if not value:
-        raise RefusedRow("empty prompt")
-    messages = []
-    for place, item in enumerate(value, 1):
-        try:
-            messages.append(_message(item))
-        except RefusedRow as error:
-            raise RefusedRow(f"item {place}: {error}") from None
-    return tuple(messages)
+# -- messages of a conversation ----------------------------------------------------------------------------------------
+
+_TEXTS = ("name", "tool_call_id")  # keys of a message that are strings, besides its role
 
 
 def _message(value: Any) -> dict[str, Any]:
@@ -277,7 +307,7 @@ def _message(value: Any) -> dict[str, Any]:
     """
     if not isinstance(value, dict):
         raise RefusedRow(f"expected an object with role and content, got {kind_of(value)}")
-    if value.keys() == _USUAL and value["role"] and all(isinstance(text, str) for text in value.values()):
+    if value.keys() == {"role", "content"} and value["role"] and all(isinstance(text, str) for text in value.values()):
         return value
     message = {key: item for key, item in value.items() if item is not None or key == "content"}
     if unknown := unknown_keys(message, ("role", "content", *_TEXTS, "tool_calls")):
@@ -287,22 +317,23 @@ def _message(value: Any) -> dict[str, Any]:
             raise RefusedRow(f"{key}: expected a string, got {kind_of(message[key])}")
     if not message.get("role"):
         raise RefusedRow("role: is empty" if "role" in message else "no role")
-    if message.get("tool_calls") == []:
-        del message["tool_calls"]
-    if "tool_calls" in message:
+    if (calls := message.get("tool_calls", [])) == []:
+        message.pop("tool_calls", None)
+    else:
         if message["role"] != "assistant":
             raise RefusedRow(f"tool_calls: only the assistant calls tools, not {quote(message['role'])}")
-        _check_calls(message["tool_calls"])
+        if not isinstance(calls, list):
+            raise RefusedRow(f"tool_calls: expected a list, got {kind_of(calls)}")
+        try:
+            each(calls, _check_call)
+        except RefusedRow as error:
+            raise RefusedRow(f"tool_calls: {error}") from None
         if message.get("content") is None:
             return message
     if "content" not in message:
         raise RefusedRow("no content")
     message["content"] = _content(message["content"])
     return message
-
-
-_USUAL = {"role", "content"}
-_TEXTS = ("name", "tool_call_id")  # keys of a message that are strings, besides its role
 
 
 def _content(value: Any) -> str:
@@ -318,60 +349,13 @@ def _content(value: Any) -> str:
     return "\n".join(part["text"] for part in value)
 
 
-def _check_calls(value: Any) -> None:
-    """Raises RefusedRow for calls of tools without a name, or whose arguments are neither an object nor its JSON."""
-    if not isinstance(value, list):
-        raise RefusedRow(f"tool_calls: expected a list, got {kind_of(value)}")
-    for place, call in enumerate(value, 1):
-        where = f"tool_calls: item {place}"
-        function = call.get("function", call) if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise RefusedRow(f'{where}: expected {{"function": {{"name": "…", "arguments": {{…}}}}}}')
-        arguments = function.get("arguments")
-        if isinstance(arguments, str) and arguments:
-            try:
-                _check_plain("arguments", arguments := _loads(arguments))
-            except RefusedRow as error:
-                raise RefusedRow(f"{where}: arguments: {error}") from None
-        if not isinstance(arguments, dict) and arguments not in (None, ""):
-            raise RefusedRow(f"{where}: arguments: expected an object, got {kind_of(arguments)}")
-
-
-def _params(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise RefusedRow(f"expected an object, got {kind_of(value)}")
-    return value
-
-
-def unknown_keys(keys: Iterable[str], known: tuple[str, ...]) -> list[str]:
-    unknown = [key for key in keys if key not in known]
-    mistakes = []
-    for key in unknown[:3]:
-        near = nearest(key, known)
-        mistakes.append(f"unknown key {quote(key)}" + (f" (did you mean {near}?)" if near else ""))
-    if len(unknown) > 3:
-        mistakes.append(f"and {len(unknown) - 3} more unknown keys")
-    return mistakes
-
-
-def _check_plain(key: str, value: Any) -> None:
-    """Raises RefusedRow for an invalid number or string, or too deep nesting."""
-    waiting: list[tuple[Any, int]] = [(key, 1), (value, 2)]
-    while waiting:
-        item, depth = waiting.pop()
-        if isinstance(item, str):
-            if half := _SURROGATE.search(item):
-                raise RefusedRow(f"{quote(key)}: half of a surrogate pair ({quote(half[0])}) is not text")
-        elif isinstance(item, float):
-            if not math.isfinite(item):
-                raise RefusedRow(f"{quote(key)}: a number is too large")
-        elif isinstance(item, (dict, list)):
-            if depth > DEEPEST:
-                raise RefusedRow(f"{quote(key)}: nested more than {DEEPEST} levels deep")
-            if isinstance(item, dict):
-                waiting += [(inner, depth + 1) for inner in item]
-            waiting += [(inner, depth + 1) for inner in (item.values() if isinstance(item, dict) else item)]
-
-
-def _constant(name: str) -> NoReturn:
-    raise RefusedRow(f"not JSON: {name} is not a JSON number")
+def _check_call(value: Any) -> None:
+    """Raises RefusedRow for a call of a tool without a name, or whose arguments are neither an object nor its JSON."""
+    function = value.get("function", value) if isinstance(value, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RefusedRow('expected {"function": {"name": "…", "arguments": {…}}}')
+    arguments = function.get("arguments")
+    if isinstance(arguments, str) and arguments:
+        arguments = _nested("arguments", arguments)
+    if not isinstance(arguments, dict) and arguments not in (None, ""):
+        raise RefusedRow(f"arguments: expected an object, got {kind_of(arguments)}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from genctl.config.check import ALIASES, known
@@ -20,6 +20,25 @@ from genctl.params import knobs
 MOST_MISTAKES = 5  # that are listed of a request
 _REQUEST = frozenset(("custom_id", "method", "url", "body"))
 _URL = re.compile(r"(?:.*/v\d+)?/?(chat/completions|completions|responses)/?")
+PROMPTS = {"chat/completions": "messages", "completions": "prompt", "responses": "input"}  # the field of the body
+LABELS = ("metadata", "user", "safety_identifier", "prompt_cache_key")  # fields that say who asks: columns of the row
+# values that ask for nothing
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "best_of": (1,),
+    "echo": (False,),
+    "include": ([],),
+    "logprobs": (False,),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True,),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "stream": (False,),
+    "suffix": ("",),
+    "tool_choice": ("auto",),
+    "truncation": ("disabled",),
+    "verbosity": ("medium",),
+}
 
 
 class RequestRow(NamedTuple):
@@ -74,18 +93,14 @@ def row_of(data: Mapping[str, Any]) -> RequestRow:
     if len(mistakes) > MOST_MISTAKES:
         mistakes[MOST_MISTAKES:] = [f"and {len(mistakes) - MOST_MISTAKES} more mistakes"]
     sampling = {knob for knob in params if knob in knobs() and knobs()[knob].metadata["sampling"]}
-    if (
-        params.get("temperature") == 0 and params["temperature"] is not False
-    ):  # greedy: nothing else of sampling has an effect
+    if params.get("temperature") == 0 and params["temperature"] is not False:
+        # greedy: nothing else of sampling has an effect
         params = {"do_sample": False, **{knob: params[knob] for knob in params.keys() - sampling}}
     elif sampling:  # the interface samples, unless the temperature is 0
         params = {"do_sample": True, **params}
     if params:
         row["params"] = params
     return RequestRow(row, str(model), mistakes)
-
-
-# -- prompts: the body's fields become those of a row ------------------------------------------------------------------
 
 
 def _prompt(url: Any, fields: dict[str, Any]) -> dict[str, Any]:
@@ -99,7 +114,7 @@ def _prompt(url: Any, fields: dict[str, Any]) -> dict[str, Any]:
         raise RefusedRow(f"body: expected {' or '.join(expected)}")
     value = fields.pop(name)
     if name == "input":
-        return {"messages": _input(value, fields.pop("instructions", None))}
+        return {"messages": _conversation(value, fields.pop("instructions", None))}
     if name == "prompt" and isinstance(value, list):
         if value and not isinstance(value[0], int):
             if len(value) > 1:
@@ -109,10 +124,7 @@ def _prompt(url: Any, fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value}
 
 
-PROMPTS = {"chat/completions": "messages", "completions": "prompt", "responses": "input"}
-
-
-def _input(value: Any, instructions: Any) -> Any:
+def _conversation(value: Any, instructions: Any) -> Any:
     """The messages of a request for a response. Raises RefusedRow."""
     messages = [] if instructions is None else [{"role": "system", "content": instructions}]
     for item in value if isinstance(value, list) else [{"role": "user", "content": value}]:
@@ -121,8 +133,8 @@ def _input(value: Any, instructions: Any) -> Any:
             messages.append({key: item[key] for key in item if key not in ("type", "id", "status")})
         elif kind == "function_call":
             function = {key: item.get(key) for key in ("name", "arguments")}
-            messages.append({"role": "assistant", "content": None, "tool_calls": [{"function": function}]})
-            messages[-1]["tool_calls"][0] |= {"id": item.get("call_id"), "type": "function"}
+            call = {"function": function, "id": item.get("call_id"), "type": "function"}
+            messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
         elif kind == "function_call_output":
             messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")})
         else:
@@ -140,75 +152,34 @@ def _tools(value: Any) -> Any:
     ]
 
 
-# -- settings ----------------------------------------------------------------------------------------------------------
-
-
 def _settings(name: str, value: Any) -> dict[str, Any]:
     """The settings of a field of the body. Raises RefusedRow for one that genctl cannot honour."""
-    if name in FIELDS:
-        return FIELDS[name](value)
+    if name in ("text", "reasoning"):  # those of a request for a response hold one field that genctl has
+        inner = "format" if name == "text" else "effort"
+        if not isinstance(value, dict):
+            raise RefusedRow(f"expected an object, got {kind_of(value)}")
+        if others := [key for key in value if key != inner and value[key] is not None]:
+            raise RefusedRow(f"genctl cannot honour {quote(others[0])}")
+        name, value = "response_format" if name == "text" else "reasoning_effort", value.get(inner)
+        if value is None:
+            return {}
+    if name == "reasoning_effort":
+        return {"chat_template_kwargs": {"reasoning_effort": value}}
+    if name == "response_format":
+        kind = value.get("type") if isinstance(value, dict) else ""
+        if kind == "text":
+            return {}
+        if kind == "json_object":
+            return {"json_schema": {"type": "object"}}
+        nested = value.get("json_schema", value) if kind == "json_schema" else None
+        if not isinstance(nested, dict) or "schema" not in nested:
+            raise RefusedRow("expected the type text, json_object, or json_schema with a schema")
+        return {"json_schema": nested["schema"]}
+    if name == "logit_bias" and isinstance(value, dict):
+        return {name: {f"#{key}" if key.isdecimal() else key: bias for key, bias in value.items()}}
     if any(type(value) is type(one) and value == one for one in NEUTRAL.get(name, ())):
         return {}
     if (knob := ALIASES.get(name, name)) in known():
         return {knob: value}
-    raise RefusedRow(f"genctl cannot honour it{UNABLE.get(name, '')}")
-
-
-def _only(value: Any, key: str) -> Any:
-    """The field of an object that may have no other. Raises RefusedRow."""
-    if not isinstance(value, dict):
-        raise RefusedRow(f"expected an object, got {kind_of(value)}")
-    if others := [name for name in value if name != key and value[name] is not None]:
-        raise RefusedRow(f"genctl cannot honour {quote(others[0])}")
-    return value.get(key)
-
-
-def _response_format(value: Any) -> dict[str, Any]:
-    kind = value.get("type") if isinstance(value, dict) else ""
-    if value is None or kind == "text":
-        return {}
-    if kind == "json_object":
-        return {"json_schema": {"type": "object"}}
-    nested = value.get("json_schema", value) if kind == "json_schema" else None
-    if not isinstance(nested, dict) or "schema" not in nested:
-        raise RefusedRow("expected the type text, json_object, or json_schema with a schema")
-    return {"json_schema": nested["schema"]}
-
-
-def _logit_bias(value: Any) -> dict[str, Any]:
-    ids = isinstance(value, dict)
-    return {"logit_bias": {f"#{key}" if key.isdecimal() else key: value[key] for key in value} if ids else value}
-
-
-def _effort(value: Any) -> dict[str, Any]:
-    return {} if value is None else {"chat_template_kwargs": {"reasoning_effort": value}}
-
-
-# fields that are more than a setting under another name
-FIELDS: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "logit_bias": _logit_bias,
-    "response_format": _response_format,
-    "text": lambda value: _response_format(_only(value, "format")),
-    "reasoning_effort": _effort,
-    "reasoning": lambda value: _effort(_only(value, "effort")),
-}
-# fields that say who asks: columns of the row
-LABELS = ("metadata", "user", "safety_identifier", "prompt_cache_key")
-# values that ask for nothing
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "background": (False,),
-    "best_of": (1,),
-    "echo": (False,),
-    "include": ([],),
-    "logprobs": (False,),
-    "modalities": (["text"],),
-    "parallel_tool_calls": (True,),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "stream": (False,),
-    "suffix": ("",),
-    "tool_choice": ("auto",),
-    "truncation": ("disabled",),
-    "verbosity": ("medium",),
-}
-UNABLE = {name: ": --top-logprobs K gives them for all rows" for name in ("logprobs", "top_logprobs")}
+    hint = ": --top-logprobs K gives them for all rows" if name in ("logprobs", "top_logprobs") else ""
+    raise RefusedRow(f"genctl cannot honour it{hint}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
@@ -47,17 +48,17 @@ def open_output(
         raise unwritten(system_reason(error), name) from None
     try:
         if there is not None:
-            if stat.S_ISDIR(there.st_mode):
+            kind = stat.S_IFMT(there.st_mode)
+            if kind == stat.S_IFDIR:
                 raise unwritten("it is a folder", name)
-            if _is_open_as(stdout, there):
+            is_stdout = False
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # not a stream of the system, as in tests
+                is_stdout = os.path.samestat(there, os.fstat(stdout.fileno()))  # type: ignore[union-attr]
+            if is_stdout:
                 return _standard_output(stdout)
-            if (
-                stat.S_ISCHR(there.st_mode)
-                or stat.S_ISFIFO(there.st_mode)
-                or target.absolute().parent in _STREAM_FOLDERS
-            ):
+            if kind in (stat.S_IFCHR, stat.S_IFIFO) or target.absolute().parent in _STREAM_FOLDERS:
                 return Sink(unbuffered(os.open(target, _STREAM)), name, path=target)
-            if not stat.S_ISREG(there.st_mode):
+            if kind != stat.S_IFREG:
                 raise unwritten("it is not a regular file", name)
         check_journal(target)
         if at_once and there is None and not target.is_symlink():
@@ -77,16 +78,10 @@ def open_output(
 def check_absent(paths: Iterable[str]) -> None:
     """Raises OutputError with all those files that exist, if there are several: `open_output` refuses one."""
     files = [path for path in map(Path, dict.fromkeys(paths)) if path.absolute().parent not in _STREAM_FOLDERS]
-    there = [printable(str(path)) for path in files if _is_file(path)]
+    # false where the system refuses an answer, as Path.is_file is not: opening the file gives its reason
+    there = [printable(str(path)) for path in files if os.path.isfile(path)]  # noqa: PTH113
     if len(there) > 1:
         raise OutputError(f"the outputs exist already: {', '.join(there)}", hint="--force replaces them")
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # a name that is too long, a folder that may not be read: opening it says why
-        return False
 
 
 def open_beside(path: Path, *, force: bool = False) -> Sink:
@@ -185,10 +180,3 @@ def _check_mode(stdout: Any) -> None:
         return
     if mode == os.O_RDONLY:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-
-
-def _is_open_as(stdout: Any, there: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(there, os.fstat(stdout.fileno()))
-    except (OSError, ValueError, AttributeError):  # not a stream of the system, as in tests
-        return False

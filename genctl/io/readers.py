@@ -19,19 +19,17 @@ from genctl.documents import reader
 from genctl.documents.reader import Unreadable
 from genctl.errors import InputError, UsageError, printable, quote, reason_of
 from genctl.io import input_bytes
-from genctl.io.input_bytes import pieces, text_of
+from genctl.io.input_bytes import MARK, Pipe
 from genctl.io.rows import BadRow, InputRow, RefusedRow
 
 if TYPE_CHECKING:
-    from genctl.io.input_bytes import Pipe
     from genctl.io.jsonl import RowShape
-    from genctl.io.remarks import Remarks
     from genctl.io.template import Template
 
 Format: TypeAlias = Literal["lines", "text", "jsonl", "csv", "tsv", "parquet"]
-ROWS = ("jsonl", "csv", "tsv", "parquet")  # formats whose rows are named values
+TABLES = ("csv", "tsv", "parquet")
+ROWS = ("jsonl", *TABLES)  # formats whose rows are named values
 Rows: TypeAlias = Iterator[InputRow | BadRow]
-Say: TypeAlias = Callable[[str], object]
 
 LIMIT = 16 * 2**20  # bytes in one line (or in a whole input that is one prompt); a longer one is a row that fails
 MOST_HELD = 1_000_000  # rows of a command that needs all of them at once
@@ -89,18 +87,18 @@ def open_prompts(
     format: Format | None = None,
     shape: RowShape | None = None,
     template: Template | None = None,
-    say: Say = lambda line: None,
+    report: Callable[[str], object] = lambda line: None,
 ) -> Prompts | None:
     """The prompts: arguments; else `input_path` ("-" is stdin); else piped stdin.
 
     With arguments stdin is read only for `{stdin}` in them or in the template; otherwise a remark says if a pipe holds
     text. None if there is no prompt at all (stdin is a terminal). The file is opened here and read later. `template`
-    makes each prompt. `say` receives remarks on the input while it is read.
+    makes each prompt. `report` receives remarks on the input while it is read.
 
     Raises InputError for a file that cannot be opened and UsageError for arguments together with
     `input_path` or `format`; while reading, InputError for errors of the system.
     """
-    named = input_bytes.named(arguments, template)
+    named = (template is not None and template.names_stdin) or any(MARK in argument for argument in arguments)
     if named and not (arguments and input_path is not None):
         arguments, template = input_bytes.insert(
             arguments, template, input_path, stdin, stdin_is_terminal=stdin_is_terminal, limit=LIMIT
@@ -115,37 +113,40 @@ def open_prompts(
             raise UsageError(
                 f"--input-format {format} says how --input or stdin is read, but prompts are given as arguments"
             )
-        return Prompts(from_arguments(arguments, template), input_bytes.Unread(None if named else stdin, say).check)
-    if input_path is None and stdin_is_terminal:
+        unread = input_bytes.UnreadPipe(None if named else stdin, report)
+        return Prompts(from_arguments(arguments, template), unread.check)
+    if input_path is None and (stdin_is_terminal or stdin is None):
         return None
     if input_path is None or str(input_path) == "-":
         if stdin is None:
-            if input_path is None:
-                return None
             raise InputError("the prompts could not be read: standard input is closed")
-        binary: IO[bytes] = getattr(stdin, "buffer", stdin)  # type: ignore[arg-type]
-        from genctl.io.input_bytes import Pipe
-
-        pipe = Pipe(binary)
-        rows = read(pipe, format=format, name="stdin", shape=shape, template=template, say=say)
+        pipe = Pipe(getattr(stdin, "buffer", stdin))  # type: ignore[arg-type]
+        rows = read(pipe, format=format, name="stdin", shape=shape, template=template, report=report)
         return Prompts(rows, at_hand=pipe.drained, whole=format == "text")
     name = str(input_path)
-    try:
-        file = Path(name).open("rb")  # noqa: SIM115 (closed by Prompts)
-        reader.check_ends(file.fileno())
-    except Unreadable as error:
-        file.close()
-        raise InputError(f"the prompts could not be read: {error}: {printable(name)}") from None
-    except FileNotFoundError:
-        raise InputError(f"the prompts could not be read: no such file: {printable(name)}") from None
-    except IsADirectoryError:
-        raise InputError(f"the prompts could not be read: {printable(name)} is a folder") from None
-    except OSError as error:
-        raise InputError(f"the prompts could not be read: {reason_of(error)}: {printable(name)}") from None
-    except ValueError:  # a NUL in the name
-        raise InputError(f"the prompts could not be read: not a file name: {printable(name)}") from None
-    rows = read(file, format=format, name=name, shape=shape, template=template, say=say)
+    file = _open(Path(name), printable(name))
+    rows = read(file, format=format, name=name, shape=shape, template=template, report=report)
     return Prompts(rows, file.close, at_hand=Path(name).is_file)  # a named pipe would have to be waited for
+
+
+def _open(path: Path, name: str) -> IO[bytes]:
+    """An input file, which ends some day. Raises InputError."""
+    try:
+        file = path.open("rb")
+        try:
+            reader.check_ends(file.fileno())
+        except Unreadable:
+            file.close()
+            raise
+    except IsADirectoryError:
+        raise InputError(f"the prompts could not be read: {name} is a folder") from None
+    except FileNotFoundError:
+        raise InputError(f"the prompts could not be read: no such file: {name}") from None
+    except Unreadable as error:
+        raise InputError(f"the prompts could not be read: {error}: {name}") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise InputError(f"the prompts could not be read: {reason_of(error)}: {name}") from None
+    return file
 
 
 def all_rows(rows: Rows) -> list[InputRow | BadRow]:
@@ -158,8 +159,8 @@ def all_rows(rows: Rows) -> list[InputRow | BadRow]:
 
 def format_of(format: str | None, name: str) -> str:
     """The input format: the given one, else by the file's name."""
-    endings = {".ndjson": "jsonl", **{f".{kind}": kind for kind in ROWS}}
-    return format or next((kind for ending, kind in endings.items() if name.lower().endswith(ending)), "lines")
+    ending = name.lower().rpartition(".")[2] if "." in name else ""
+    return format or ("jsonl" if ending == "ndjson" else ending if ending in ROWS else "lines")
 
 
 def from_arguments(arguments: Sequence[str], template: Template | None = None) -> Rows:
@@ -168,11 +169,9 @@ def from_arguments(arguments: Sequence[str], template: Template | None = None) -
         place = f"argument {index + 1}"
         try:
             prompt.encode()
+            yield InputRow(str(index), index, prompt=_prompt(prompt, template), where=place)
         except UnicodeEncodeError as error:  # Python's placeholder for a byte that is not UTF-8
             yield BadRow(str(index), index, place, "input", f"{place}: not UTF-8 at character {error.start + 1}")
-            continue
-        try:
-            yield InputRow(str(index), index, prompt=_prompt(prompt, template), where=place)
         except RefusedRow as error:
             yield BadRow(str(index), index, place, "input", f"{place}: {error}")
 
@@ -192,17 +191,17 @@ def read(
     limit: int = LIMIT,
     shape: RowShape | None = None,
     template: Template | None = None,
-    say: Say = lambda line: None,
+    report: Callable[[str], object] = lambda line: None,
 ) -> Rows:
     """The rows of an open binary stream. `name` is what messages call it; `limit` is in bytes.
 
-    `shape` says what a row of named values may hold (None: `jsonl.ROW`). `say` is told of an input without rows, of
-    lines that look like rows of JSONL where nobody said what they are, and of columns that look like misspelt keys.
+    `shape` says what a row of named values may hold (None: `jsonl.ROW`). `report` receives remarks on an input without
+    rows, on lines that look like rows of JSONL though no format is given, and on columns that look like misspelt keys.
 
     - `lines`: one prompt per line, `\\n` or `\\r\\n`; only these end a line.
     - `text`: the whole input is one prompt, its last newline included.
     - `jsonl`: one object per line (see `genctl.io.jsonl`). A row without id goes by its index. To find an id that
-      is used twice, a hash is kept of each id that is said (`jsonl.UsedIds`): the only thing that grows.
+      is used twice, a hash is kept of each explicit id (`jsonl.UsedIds`): the only thing that grows.
     - `csv`, `tsv`, `parquet`: rows of a table (see `genctl.io.tables`), otherwise as those of JSONL.
     - None: `jsonl` if the name ends in .jsonl or .ndjson, a table if it ends in its name, else `lines`.
 
@@ -211,24 +210,11 @@ def read(
     kind = format_of(format, name)
     if kind not in get_args(Format):
         raise UsageError(f"unknown input format {quote(kind)}: expected one of {', '.join(get_args(Format))}")
-    from genctl.io import jsonl
+    from genctl.io import jsonl, openai_rows
     from genctl.io.remarks import Remarks
 
-    remarks = Remarks(say, printable(name), watch=format is None and kind == "lines")
-    return _read(source, kind, printable(name), limit, shape or jsonl.ROW, template, remarks)
-
-
-def _read(
-    source: IO[bytes] | Pipe,
-    kind: str,
-    name: str,
-    limit: int,
-    shape: RowShape,
-    template: Template | None,
-    remarks: Remarks,
-) -> Rows:
-    from genctl.io import jsonl, openai_rows
-
+    name, shape = printable(name), shape or jsonl.ROW
+    remarks = Remarks(report, name, watch=format is None and kind == "lines")
     ids = jsonl.UsedIds()
     index = -1
     unit = "line" if kind in ("jsonl", "lines") else "row"
@@ -255,12 +241,12 @@ def _read(
                 ids.claim(own_id, index, unit)
                 if mistakes:
                     raise RefusedRow("; ".join(mistakes))
-                id = str(index) if own_id is None else own_id
                 if kind != "jsonl":
                     shape.unfold(own)
                 if template is not None:
                     own["prompt"] = shape.filled(template, content)
                 values = shape.fields(own, columns)
+                id = str(index) if own_id is None else own_id
                 row = InputRow(id, index, columns=columns, where=where, own_id=own_id is not None, **values)
         except RefusedRow as error:
             ids.not_by_index(index)
@@ -276,24 +262,23 @@ def _contents(
     source: IO[bytes] | Pipe, kind: str, name: str, limit: int, shape: RowShape, template: Template | None
 ) -> Iterator[tuple[int, str | dict[str, Any] | RefusedRow]]:
     """What each row has, or why it cannot be read; with its index."""
-    if kind in ("csv", "tsv", "parquet"):
+    from genctl.io import jsonl
+
+    if kind in TABLES:
         from genctl.io import tables
 
-        table = (
-            tables.parquet(source, name, limit) if kind == "parquet" else tables.separated(source, kind, name, limit)
-        )
+        is_parquet = kind == "parquet"
+        table = tables.parquet(source, name, limit) if is_parquet else tables.separated(source, kind, name, limit)
         yield from enumerate(tables.checked(table, name, shape, template))
         return
-    from genctl.io.jsonl import parse
-
     content: str | dict[str, Any] | RefusedRow
-    for piece in pieces(source, kind, name, limit):
+    for piece in input_bytes.pieces(source, kind, name, limit):
         try:
-            content = text_of(piece, limit)
+            content = input_bytes.text_of(piece, limit)
             if kind == "jsonl":
                 if not content:
                     raise RefusedRow("empty prompt")
-                content = parse(content)
+                content = jsonl.parse(content)
         except RefusedRow as error:
             content = error
         yield piece.number - 1, content
@@ -316,15 +301,14 @@ class InputScan:
 
 
 def scan(path: str | Path, kind: str) -> InputScan | None:
-    """Read a regular file once, in pieces. None for anything else (a pipe can be read only once) and on any failure,
-    which the reader will report.
+    """Read a regular file of an input format once, in pieces.
 
-    `kind` is an input format.
+    None for anything else (a pipe can be read only once) and on any failure, which the reader will report.
     """
     blank = {"lines": b"\r\n", "jsonl": b" \t\r\n"}.get(kind, b"")  # what a line without a prompt has
     digest = hashlib.blake2b(digest_size=16)
     rows: int | None = 0
-    size = seen = 0
+    size = lines = 0
     try:
         if not stat.S_ISREG(Path(path).stat().st_mode):  # before it is opened: opening a pipe would block
             return None
@@ -332,26 +316,19 @@ def scan(path: str | Path, kind: str) -> InputScan | None:
             while piece := file.read(SCANNED):
                 digest.update(piece)
                 size += len(piece)
-                if not blank:
-                    continue
                 # empty rows at the end do not count: only rows up to the last byte that belongs to none of them
-                if rest := piece.rstrip(blank):
-                    rows = seen + rest.count(b"\n") + 1
-                seen += piece.count(b"\n")
-        if kind in ROWS and not blank:
-            rows = _table_rows(path, kind)
+                if blank and (rest := piece.rstrip(blank)):
+                    rows = lines + rest.count(b"\n") + 1
+                lines += piece.count(b"\n")
+            if kind == "text":
+                rows = 1
+            elif kind in TABLES:
+                from genctl.io import tables
+
+                file.seek(0)
+                rows = tables.count_rows(file, kind, str(path), LIMIT)
+    except InputError:  # of a table
+        rows = None
     except (OSError, ValueError):
         return None
-    return InputScan(rows if blank or kind in ROWS else 1, size, digest.hexdigest())
-
-
-def _table_rows(path: str | Path, kind: str) -> int | None:
-    from genctl.io import tables
-
-    try:
-        with Path(path).open("rb") as file:
-            if kind == "parquet":
-                return tables.parquet_rows(file, str(path))
-            return sum(1 for _ in tables.separated(file, kind, str(path), LIMIT))
-    except InputError:  # the reader will report it
-        return None
+    return InputScan(rows, size, digest.hexdigest())

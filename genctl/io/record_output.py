@@ -50,16 +50,16 @@ class RowTally:
             self.missed += 1
             self.first = self.first or sentence
 
-    def kept(self) -> dict[str, Any]:
+    def counts(self) -> dict[str, Any]:
         """The counts for the journal, for the run that continues."""
         missed = {"missed": self.missed, "first": self.first} if self.missed else {}
         return {"failed": self.failed, **missed}
 
-    def go_on(self, rows: int, kept: Mapping[str, Any]) -> None:
+    def restore(self, rows: int, counts: Mapping[str, Any]) -> None:
         """Take over the counts of an earlier run."""
         self.rows = rows
-        self.failed, self.missed = int(kept.get("failed", 0)), int(kept.get("missed", 0))
-        self.first = str(kept.get("first", ""))
+        self.failed, self.missed = int(counts.get("failed", 0)), int(counts.get("missed", 0))
+        self.first = str(counts.get("first", ""))
 
     def status(self) -> int:
         """The exit status. Raises CheckError if --fail-on found something."""
@@ -78,6 +78,8 @@ class RecordOutput:
     compared = False  # the input is known to be, byte by byte, what it was
     hurried = False  # to be set where closing must not take its time
     differs = False  # rows that were decoded again came out differently
+    threads: int | None = None  # with which an earlier run began the output
+    in_groups = False  # whether it was begun in groups of rows, and has to go on in them
 
     def __init__(
         self,
@@ -89,16 +91,6 @@ class RecordOutput:
     ) -> None:
         self._sink, self._tally = sink, tally or RowTally()
         self._ordered = writers.Ordered(writer, unordered=unordered, written=self._tally.written)
-
-    @property
-    def threads(self) -> int | None:
-        """The number of threads with which the output was begun; None for a new one."""
-        return None
-
-    @property
-    def in_groups(self) -> bool:
-        """Whether the output was begun in groups of rows, and has to go on in them."""
-        return False
 
     def begin(self, job: Mapping[str, Any], span: int, origins: Mapping[str, str], *, seed_given: bool) -> int:
         """Begin or continue, now that the checkpoint is loaded. Returns the seed that holds."""
@@ -144,19 +136,13 @@ class ResumedOutput(RecordOutput):
         mark = self.file.mark
         self.done = self.again = mark.rows
         self.finished = mark.done
-        tally.go_on(mark.rows, mark.tally)
+        tally.restore(mark.rows, mark.tally)
+        header = self.file.header or {}
+        if isinstance(number := header.get("threads"), int) and 0 < number <= 1024:
+            self.threads = number
+        self.in_groups = "width" in (header.get("batch") or {})
         self._digest = hashlib.blake2b(digest_size=16)
         self._echo: writers.Ordered | None = None
-
-    @property
-    def threads(self) -> int | None:
-        number = (self.file.header or {}).get("threads")
-        return number if isinstance(number, int) and 0 < number <= 1024 else None
-
-    @property
-    def in_groups(self) -> bool:
-        batch = (self.file.header or {}).get("batch")
-        return isinstance(batch, dict) and "width" in batch
 
     def begin(self, job: Mapping[str, Any], span: int, origins: Mapping[str, str], *, seed_given: bool) -> int:
         before = self.file.header
@@ -208,7 +194,7 @@ class ResumedOutput(RecordOutput):
 
     def _note(self, index: int, records: Sequence[Record]) -> None:
         self._tally.written(index, records)
-        self.file.written(index + 1, self._tally.kept())
+        self.file.written(index + 1, self._tally.counts())
 
     def _compare(self, index: int, records: Sequence[Record]) -> None:
         """At the last row that is decoded again, compare all of them with the file."""

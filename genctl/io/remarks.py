@@ -14,7 +14,7 @@ from genctl.io.jsonl import PROMPTS, RowShape, parse
 from genctl.io.openai_rows import is_request
 from genctl.io.rows import SCHEMA, RefusedRow
 
-_LOOKED_AT = 3  # lines that look like JSON before a remark
+_ENOUGH = 3  # lines that look like JSON before a remark
 _MOST_COLUMNS = 10_000  # names of columns that are looked at
 _MOST_MODELS = 3  # that are reported
 _BRIEF = 40  # characters of a value in a remark
@@ -23,8 +23,9 @@ _BRIEF = 40  # characters of a value in a remark
 class Remarks:
     """Remarks on an input as a whole."""
 
-    def __init__(self, say: Callable[[str], object], name: str, *, watch: bool) -> None:
-        self._say, self._name, self._watch = say, name, watch
+    def __init__(self, report: Callable[[str], object], name: str, *, watch: bool) -> None:
+        self._report, self._name = report, name
+        self._watch = watch  # all lines so far may be rows of JSONL
         self._lines = 0
         self._columns: set[str] = set()  # names that were looked at
         self._models: set[str] = set()  # that requests name
@@ -36,27 +37,26 @@ class Remarks:
         """
         if len(self._columns) > _MOST_COLUMNS or not (new := columns.keys() - self._columns):
             return
-        looked_at = list(islice((column for column in columns if column in new), _MOST_COLUMNS))
         self._columns |= new
         settings: dict[str, str] = {}
-        for column in looked_at:
-            if key := shape.meant(column):
-                self._say(f"warning: {where}: {quote(column)} is read as a column of your own; is {key} meant?")
-            elif "params" in shape.known and columns.get("schema") != SCHEMA and column not in used:
-                settings |= {column: knob} if (knob := setting_of(column)) else {}
+        for column in islice((column for column in columns if column in new), _MOST_COLUMNS):
+            if key := shape.suggested(column):
+                self._report(f"warning: {where}: {quote(column)} is read as a column of your own; is {key} meant?")
+            elif "params" not in shape.known or columns.get("schema") == SCHEMA or column in used:
+                continue
+            elif knob := setting_of(column):
+                settings[column] = f'"{knob}": {_brief(columns[column])}'
         if settings:
-            names = ", ".join(settings)
-            params = ", ".join(f'"{knob}": {_brief(columns[column])}' for column, knob in settings.items())
-            self._say(
-                f"warning: {where}: read as columns of your own, not as settings: {names}; "
-                f'settings of a row are written "params": {{{params}}}'
+            self._report(
+                f"warning: {where}: read as columns of your own, not as settings: {', '.join(settings)}; "
+                f'settings of a row are written "params": {{{", ".join(settings.values())}}}'
             )
 
     def model(self, name: str, where: str) -> None:
         """Report a model that a request names, once."""
         if name and name not in self._models and len(self._models) < _MOST_MODELS:
             self._models.add(name)
-            self._say(f"note: {where}: the model {quote(name)} is not used: --model names that of all rows")
+            self._report(f"note: {where}: the model {quote(name)} is not used: --model names that of all rows")
 
     def line(self, text: str) -> None:
         """Check a line. Three lines that look like JSON are reported; at the end of the input, one."""
@@ -67,20 +67,19 @@ class Remarks:
             self._watch = not row.keys().isdisjoint(PROMPTS) or is_request(row, PROMPTS)
         except RefusedRow:
             self._watch = False
-        self._lines += self._watch
-        if self._lines == _LOOKED_AT:
-            self._hint()
+        self._lines += 1
+        if self._watch and self._lines == _ENOUGH:
+            self.end(self._lines)
 
-    def end(self, pieces: int) -> None:
-        """Note the end of the input, after so many rows."""
-        if not pieces:
-            self._say(f"note: no prompts: {self._name} is empty")
+    def end(self, rows: int) -> None:
+        """Note the end of the input, after so many rows, or of what has to be seen of it."""
+        if not rows:
+            self._report(f"note: no prompts: {self._name} is empty")
         elif self._watch and self._lines:
-            self._hint()
-
-    def _hint(self) -> None:
-        self._watch = False
-        self._say("hint: each line looks like a JSON row but is read as a prompt; --input-format jsonl reads rows")
+            self._watch = False
+            self._report(
+                "hint: each line looks like a JSON row but is read as a prompt; --input-format jsonl reads rows"
+            )
 
 
 def _brief(value: Any) -> str:

@@ -38,7 +38,8 @@ class Resumable:
     def __init__(self, output: str | Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = Path(output)
         self.name = printable(str(output))
-        if _is_folder(self.path):
+        # false where the system refuses an answer, as Path.is_dir is not: the journal's error has its reason
+        if os.path.isdir(self.path):  # noqa: PTH112
             raise unwritten("it is a folder", self.name)
         self.journal = Journal(self.path)
         self.span = 1
@@ -49,19 +50,17 @@ class Resumable:
         self._chains: dict[int, tuple[bytes, str]] = {}
         self._digests: list[str] = []  # of the rows that were written since the newest mark
         self._checked = 0  # marks whose rows have been read again
-        self._sink: Sink | None = None
         self._digest = hashlib.blake2b(digest_size=_SIZE)
         self._size = 0
+        self._sink: Sink | None = None
+        self._started = False
         try:
-            self._verify()
+            self._sink = self._verified()
         except BaseException:
             self.release()
             raise
-        self._state = self._newest = replace(
-            self.mark, digests=""
-        )  # the newest rows that are whole, and what was marked last
+        self._state = self._newest = replace(self.mark, digests="")  # whole rows, and what was marked last
         self._known = "".join(mark.digests for mark in self.journal.marks)
-        self._started = False
 
     @property
     def header(self) -> dict[str, Any] | None:
@@ -73,7 +72,8 @@ class Resumable:
         """The progress of earlier runs."""
         return self.journal.marks[-1] if self.journal.marks else Mark(0, 0, "", self._digest.hexdigest())
 
-    def _verify(self) -> None:
+    def _verified(self) -> Sink | None:
+        """The output of earlier runs, if there is one, with the bytes that the journal vouches for."""
         there = os.path.lexists(self.path)
         if self.header is None or not self.journal.marks:
             if there and (self.header is None or self.path.is_symlink() or self.path.stat().st_size):
@@ -81,16 +81,16 @@ class Resumable:
                     f"{self.name} exists, and no journal says how it came about, so it cannot be resumed",
                     hint="give another --output, or --force instead of --resume to replace it",
                 )
-            return
-        if not there:
-            if not self.mark.bytes:
-                return  # nothing is lost
+            return None
+        if not there and self.mark.bytes:
             raise UsageError(
                 f"{self.name} is gone, but its journal {self.journal.name} is there",
                 hint="remove the journal to start anew",
             )
-        self._sink = reopen(self.path, self.mark.bytes)
-        for piece in self._sink.read(0, self.mark.bytes):
+        if not there:
+            return None
+        self._sink = sink = reopen(self.path, self.mark.bytes)
+        for piece in sink.read(0, self.mark.bytes):
             self._digest.update(piece)
             self._size += len(piece)
         if self._size != self.mark.bytes or self._digest.hexdigest() != self.mark.output:
@@ -99,21 +99,19 @@ class Resumable:
                 f"{self.journal.name} vouches for",
                 hint="remove both to start anew, or give another --output",
             )
-        more = self._sink.size - self._size
+        more = sink.size - self._size
         if self.mark.done and more:  # after the last mark of a finished job nothing is ours
             raise UsageError(
                 f"{self.name} was changed since it was finished: {count(more, 'byte follows', 'bytes follow')} the "
                 f"{self._size:,} that {self.journal.name} vouches for",
                 hint=f"truncate -s {self._size} {shlex.quote(str(self.path))} removes them",
             )
+        return sink
 
     def start(self, header: Mapping[str, Any], span: int) -> None:
         """Begin or continue: the journal has its header, and the output ends with the last whole row."""
         self.span = span
-        if self.header is None:
-            self.journal.begin(header)
-        else:
-            self.journal.resume()
+        self.journal.start(header)
         if self._sink is None:
             self._sink = reopen(self.path, None)
             sync_folder(self.path)
@@ -127,9 +125,13 @@ class Resumable:
 
     def consume(self, row: InputRow | BadRow) -> None:
         """Note the next input row. Raises InputError if it is not the row that was read before."""
-        essence = _essence(row)
-        digest = hashlib.blake2b(essence, digest_size=DIGEST // 2).hexdigest()
-        self._chain = hashlib.blake2b(self._chain + essence, digest_size=_SIZE).digest()
+        if isinstance(row, BadRow):
+            essence: list[Any] = [row.id, row.code, row.message]
+        else:
+            essence = [row.id, row.prompt, row.prompt_ids, row.messages, row.params, row.extra]
+        content = json.dumps([*essence, row.columns] if row.columns else essence).encode()
+        digest = hashlib.blake2b(content, digest_size=DIGEST // 2).hexdigest()
+        self._chain = hashlib.blake2b(self._chain + content, digest_size=_SIZE).digest()
         rows, marks = row.index + 1, self.journal.marks
         if rows > self.mark.rows:
             self._chains[rows] = self._chain, digest
@@ -172,6 +174,15 @@ class Resumable:
         if rows % self.span == 0 or self._clock() - self._marked >= EVERY_S:
             self._mark()
 
+    def _mark(self, *, done: bool = False) -> None:
+        assert self._sink is not None
+        new = replace(self._state, done=done)
+        self._sink.sync()
+        if new != self._newest:
+            self.journal.add(replace(new, digests="".join(self._digests)))
+            self._digests.clear()
+        self._newest, self._marked = new, self._clock()
+
     def digest_of(self, start: int, end: int) -> str:
         """The digest of the output from byte `start` to byte `end`, hex."""
         assert self._sink is not None
@@ -199,27 +210,3 @@ class Resumable:
         if self._sink is not None:
             self._sink.leave()
         self.journal.close()
-
-    def _mark(self, *, done: bool = False) -> None:
-        assert self._sink is not None
-        new = replace(self._state, done=done)
-        self._sink.sync()
-        if new != self._newest:
-            self.journal.add(replace(new, digests="".join(self._digests)))
-            self._digests.clear()
-        self._newest, self._marked = new, self._clock()
-
-
-def _is_folder(path: Path) -> bool:
-    with contextlib.suppress(OSError):  # the journal's error says more
-        return path.is_dir()
-    return False
-
-
-def _essence(row: InputRow | BadRow) -> bytes:
-    """The fields of a row that decide its output."""
-    if isinstance(row, BadRow):
-        parts: list[Any] = [row.id, row.code, row.message]
-    else:
-        parts = [row.id, row.prompt, row.prompt_ids, row.messages, row.params, row.extra]
-    return json.dumps([*parts, row.columns] if row.columns else parts).encode()

@@ -12,7 +12,7 @@ import csv
 import datetime
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
@@ -34,27 +34,39 @@ AT_ONCE = 256  # rows of Parquet in memory, at most
 
 
 def checked(table: Iterator[Cells], name: str, shape: RowShape, template: Template | None) -> Iterator[Cells]:
-    """The rows of a table. Raises InputError for one that lacks the columns of a prompt."""
+    """The rows of a table. Raises InputError where no row can have a prompt: one sentence in place of one for each."""
     known = False
     for row in table:
         if not known and isinstance(row, dict):
-            _check(row, name, shape, template)
-            known = True
+            known, hint = True, ""
+            try:
+                if template is not None:
+                    template.fill(dict.fromkeys(row, ""))
+                elif row.keys().isdisjoint(expected := dict.fromkeys((*shape.prompts, "text"))):
+                    hint = f"--template '{{{next(iter(row), 'name')}}}' makes a prompt of columns"
+                    raise RefusedRow(jsonl.no_prompt("no column with a prompt", tuple(expected), row))
+            except RefusedRow as error:
+                raise _unreadable(name, str(error), hint) from None
         yield row
 
 
-def _check(row: Mapping[str, Any], name: str, shape: RowShape, template: Template | None) -> None:
-    """Raises InputError where no row can have a prompt, with one sentence in place of one for each row."""
-    try:
-        if template is not None:
-            template.fill(dict.fromkeys(row, ""))
-        elif row.keys().isdisjoint({*shape.prompts, "text"}):
-            expected = tuple(dict.fromkeys((*shape.prompts, "text")))
-            raise RefusedRow(jsonl.no_prompt("no column with a prompt", expected, row))
-    except RefusedRow as error:
-        column = next(iter(row), "name")
-        hint = "" if template is not None else f"--template '{{{column}}}' makes a prompt of columns"
-        raise InputError(f"the prompts could not be read: {name}: {error}", hint=hint) from None
+def count_rows(source: IO[bytes], kind: str, name: str, limit: int) -> int:
+    """The number of rows of a table. Raises as reading it does."""
+    if kind != "parquet":
+        return sum(1 for _ in separated(source, kind, name, limit))
+    with _opened(source, name) as file:
+        return int(file.metadata.num_rows)
+
+
+def _unreadable(name: str, reason: str, hint: str = "") -> InputError:
+    return InputError(f"the prompts could not be read: {name}: {reason}", hint=hint)
+
+
+def _check_names(columns: Sequence[str], name: str) -> None:
+    """Raises InputError where two columns have one name, or two have none."""
+    twice, number = next(iter(Counter(columns).most_common(1)), ("", 1))
+    if number > 1:
+        raise _unreadable(name, f"two columns {f'are called {quote(twice)}' if twice else 'have no name'}")
 
 
 # -- CSV and TSV -------------------------------------------------------------------------------------------------------
@@ -83,50 +95,46 @@ def separated(source: IO[bytes] | Pipe, kind: str, name: str, limit: int) -> Ite
     header: list[str] = []
     while True:
         begin = reader.line_num + 1
+        place = f"line {begin}" if header else "the header"
         try:
-            cells = next(reader)
+            cells = next(reader, None)
+            if cells is None:
+                return
             if not cells:
                 continue
-            if any(not cell.isascii() for cell in cells):
-                _check_text(cells)
+            for number, cell in enumerate(cells, 1):
+                if not cell.isascii():
+                    _check_text(cell, number)
             if header and len(cells) != len(header):
                 raise RefusedRow(f"{errors.count(len(cells), 'cell')}, but the header has {len(header)}")
-        except StopIteration:
-            return
-        except (RefusedRow, csv.Error) as error:
+        except csv.Error as error:
             reason = str(error)
-            if endless := reason.startswith("field larger"):
-                reason = f"a cell has more than {limit} characters: is a quote not closed?"
-            elif isinstance(error, csv.Error):
-                plain_reason = next((words for start, words in _REASONS.items() if reason.startswith(start)), reason)
-                reason = f"not {kind.upper()}: {plain_reason}"
-            if endless or not header:
-                place = f"line {begin}" if header else "the header"
-                raise InputError(f"the prompts could not be read: {name}, {place}: {reason}") from None
-            yield RefusedRow(reason)
+            if reason.startswith("field larger"):
+                words = f"a cell has more than {limit} characters: is a quote not closed?"
+                raise _unreadable(f"{name}, {place}", words) from None
+            reason = next((words for start, words in _REASONS.items() if reason.startswith(start)), reason)
+            refused = RefusedRow(f"not {kind.upper()}: {reason}")
+        except RefusedRow as error:
+            refused = error
+        else:
+            if header:
+                yield dict(zip(header, cells, strict=True))
+            else:
+                header = cells
+                _check_names(header, name)
             continue
-        if header:
-            yield dict(zip(header, cells, strict=True))
-            continue
-        header = cells
-        _check_names(header, name)
+        if not header:
+            raise _unreadable(f"{name}, {place}", str(refused))
+        yield refused
 
 
-def _check_names(columns: Sequence[str], name: str) -> None:
-    """Raises InputError where two columns have one name, or two have none."""
-    if len(set(columns)) < len(columns):
-        twice = next(column for column, number in Counter(columns).items() if number > 1)
-        which = f"are called {quote(twice)}" if twice else "have no name"
-        raise InputError(f"the prompts could not be read: {name}: two columns {which}")
-
-
-def _check_text(cells: list[str]) -> None:
-    for number, cell in enumerate(cells, 1):
-        try:
-            cell.encode()
-        except UnicodeEncodeError as error:
-            byte = ord(cell[error.start]) - 0xDC00
-            raise RefusedRow(f"not UTF-8: byte 0x{byte:02x} in cell {number}") from None
+def _check_text(cell: str, number: int) -> None:
+    """Raises RefusedRow for a cell, which is that of this number in its row, with a byte that is not UTF-8."""
+    try:
+        cell.encode()
+    except UnicodeEncodeError as error:
+        byte = ord(cell[error.start]) - 0xDC00
+        raise RefusedRow(f"not UTF-8: byte 0x{byte:02x} in cell {number}") from None
 
 
 # -- Parquet -----------------------------------------------------------------------------------------------------------
@@ -143,12 +151,6 @@ def parquet(source: IO[bytes] | Pipe, name: str, limit: int) -> Iterator[Cells]:
             yield from _cells(batch, limit)
 
 
-def parquet_rows(source: IO[bytes] | Pipe, name: str) -> int:
-    """The number of rows of a Parquet file. Raises as `parquet`."""
-    with _opened(source, name) as file:
-        return int(file.metadata.num_rows)
-
-
 @contextmanager
 def _opened(source: IO[bytes] | Pipe, name: str) -> Iterator[Any]:
     try:
@@ -159,15 +161,13 @@ def _opened(source: IO[bytes] | Pipe, name: str) -> Iterator[Any]:
             f"{name} is Parquet, which needs pyarrow, and it is not installed", hint=errors.extra("parquet")
         ) from None
     if not source.seekable():
-        raise InputError(
-            f"the prompts could not be read: {name}: Parquet is not read from a pipe", hint="--input FILE reads a file"
-        )
+        raise _unreadable(name, "Parquet is not read from a pipe", "--input FILE reads a file")
     try:
         yield ParquetFile(source)
     except (ArrowException, OSError, ValueError) as error:
-        raise InputError(f"the prompts could not be read: {name}: not Parquet: {errors.one_line(error)}") from None
+        raise _unreadable(name, f"not Parquet: {errors.one_line(error)}") from None
     except RefusedRow as error:
-        raise InputError(f"the prompts could not be read: {name}: {error}") from None
+        raise _unreadable(name, str(error)) from None
 
 
 def _batches(file: Any, source: IO[bytes] | Pipe, limit: int) -> Iterator[Any]:
@@ -179,8 +179,9 @@ def _batches(file: Any, source: IO[bytes] | Pipe, limit: int) -> Iterator[Any]:
     """
     from pyarrow.parquet import ParquetFile
 
+    text_types = {("BYTE_ARRAY", kind) for kind in ("STRING", "NONE", "JSON", "ENUM", "BSON")}
     leaves = [file.schema.column(place) for place in range(len(file.schema))]
-    texts = [leaf.path for leaf in leaves if (leaf.physical_type, leaf.logical_type.type) in _TEXTS]
+    texts = [leaf.path for leaf in leaves if (leaf.physical_type, leaf.logical_type.type) in text_types]
     shared = ParquetFile(source, read_dictionary=texts)
     for number in range(file.num_row_groups):
         group = file.metadata.row_group(number)
@@ -204,9 +205,6 @@ def _batches(file: Any, source: IO[bytes] | Pipe, limit: int) -> Iterator[Any]:
         yield from reader.iter_batches(max(1, min(AT_ONCE, at_once)), [number], use_threads=False)
 
 
-_TEXTS = {("BYTE_ARRAY", kind) for kind in ("STRING", "NONE", "JSON", "ENUM", "BSON")}
-
-
 def _longest(array: Any) -> int:
     """The bytes of the longest text in the dictionaries of an Arrow array."""
     from pyarrow import compute, types
@@ -216,26 +214,6 @@ def _longest(array: Any) -> int:
     if types.is_struct(array.type):
         return max(map(_longest, array.flatten()), default=0)
     return _longest(array.flatten()) if types.is_nested(array.type) else 0
-
-
-def _cells(batch: Any, limit: int) -> Iterator[Cells]:
-    """The rows of a batch: all at once where they are small and sound, else each alone."""
-    if sum(map(_size, batch.columns)) <= limit:
-        with suppress(*_unconverted()):
-            rows = batch.to_pylist()
-            yield from [{key: plain(value) for key, value in row.items()} for row in rows]
-            return
-    for place in range(batch.num_rows):
-        row: dict[str, Any] = {}
-        columns = batch.slice(place, 1).columns
-        try:
-            if (size := sum(map(_size, columns))) > limit:
-                raise RefusedRow(f"{size} bytes are more than the limit of {limit}")
-            for column, cell in zip(batch.schema.names, columns, strict=True):
-                row[column] = _value(column, cell)
-            yield row
-        except RefusedRow as error:
-            yield error
 
 
 def _size(array: Any) -> int:
@@ -253,41 +231,50 @@ def _size(array: Any) -> int:
     return len(array) + int(array.nbytes)
 
 
-def _value(column: str, cell: Any) -> Any:
-    """The value of a column of one row. Raises RefusedRow for one that Python does not have, such as a date."""
-    try:
-        return plain(cell[0].as_py())
-    except UnicodeDecodeError:
-        raise RefusedRow(f"column {quote(column)}: not UTF-8") from None
-    except _unconverted() as error:
-        raise RefusedRow(f"column {quote(column)}: {errors.one_line(error)}") from None
+def _cells(batch: Any, limit: int) -> Iterator[Cells]:
+    """The rows of a batch: all at once where they are small and sound, else each alone.
 
-
-def _unconverted() -> tuple[type[Exception], ...]:
-    """What Arrow raises for a value that Python does not have; LookupError is that of an unknown time zone."""
+    A row is refused if it is too large, or has a value that Python does not have, such as a date.
+    """
     from pyarrow import ArrowException
 
-    return ArithmeticError, ValueError, LookupError, ArrowException
+    unconverted = (ArithmeticError, ValueError, LookupError, ArrowException)  # LookupError: of an unknown time zone
+    if sum(map(_size, batch.columns)) <= limit:
+        with suppress(*unconverted):
+            rows = batch.to_pylist()
+            yield from [{key: plain(value) for key, value in row.items()} for row in rows]
+            return
+    for place in range(batch.num_rows):
+        row: dict[str, Any] = {}
+        columns = batch.slice(place, 1).columns
+        if (size := sum(map(_size, columns))) > limit:
+            yield RefusedRow(f"{size} bytes are more than the limit of {limit}")
+            continue
+        column = ""
+        try:
+            for column, cell in zip(batch.schema.names, columns, strict=True):
+                row[column] = plain(cell[0].as_py())
+        except unconverted as error:
+            reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else errors.one_line(error)
+            yield RefusedRow(f"column {quote(column)}: {reason}")
+        else:
+            yield row
 
 
 def plain(value: Any) -> Any:
     """A value of Parquet as JSON has it."""
-    known = _PLAIN.get(type(value))
-    return str(value) if known is None else known(value)
-
-
-def _text_of(value: bytes) -> str:
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return base64.b64encode(value).decode()
-
-
-_PLAIN: dict[type, Callable[[Any], Any]] = {
-    **dict.fromkeys((str, int, bool, type(None)), lambda value: value),
-    float: lambda value: value if math.isfinite(value) else None,
-    bytes: _text_of,
-    dict: lambda value: {str(key): plain(item) for key, item in value.items()},
-    **dict.fromkeys((list, tuple), lambda value: [plain(item) for item in value]),
-    **dict.fromkeys((datetime.datetime, datetime.date, datetime.time), lambda value: value.isoformat()),
-}
+    kind = type(value)
+    if kind in (str, int, bool) or value is None:
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else None
+    if kind is bytes:
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return base64.b64encode(value).decode()
+    if kind is dict:
+        return {str(key): plain(item) for key, item in value.items()}
+    if kind in (list, tuple):
+        return [plain(item) for item in value]
+    return value.isoformat() if kind in (datetime.datetime, datetime.date, datetime.time) else str(value)

@@ -46,7 +46,16 @@ class Template:
         """The prompt. Strings go in as they are, everything else as JSON. Raises RefusedRow."""
         pieces = [self.literals[0]]
         for name, literal in zip(self.fields, self.literals[1:], strict=True):
-            pieces += [_text(name, values), literal]
+            if name not in values:
+                keys = list(values)
+                near = nearest(name, keys[:_COMPARED])
+                hint = f" (did you mean {near}?)" if near else ""
+                listed = ", ".join(printable(key[:60]) for key in keys[:_MOST]) + (", …" if len(keys) > _MOST else "")
+                raise RefusedRow(f"template: no field {quote(name)}{hint}; the row has {listed or 'none'}")
+            if values[name] is None:
+                raise RefusedRow(f"template: the field {quote(name)} is null")
+            is_text = isinstance(values[name], str)
+            pieces += [values[name] if is_text else json.dumps(values[name], ensure_ascii=False), literal]
         return "".join(pieces)
 
     def with_stdin(self, text: str) -> Template:
@@ -102,16 +111,3 @@ def read(argument: str) -> Template:
     except Unreadable as error:
         raise InputError(f"--template: cannot read {shown}: {error}") from None
     return parse(text.removesuffix("\n"), f"--template {printable(argument)}")
-
-
-def _text(name: str, values: Mapping[str, Any]) -> str:
-    if name not in values:
-        keys = list(values)
-        near = nearest(name, keys[:_COMPARED])
-        listed = ", ".join(printable(key[:60]) for key in keys[:_MOST]) + (", …" if len(keys) > _MOST else "")
-        meant = f" (did you mean {near}?)" if near else ""
-        raise RefusedRow(f"template: no field {quote(name)}{meant}; the row has {listed or 'none'}")
-    value = values[name]
-    if value is None:
-        raise RefusedRow(f"template: the field {quote(name)} is null")
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -83,7 +83,7 @@ def pipe() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
 def test_a_pipe_that_nobody_reads_is_noted_once_and_left_as_it_is(pipe: tuple[IO[bytes], IO[bytes]]) -> None:
     notes: list[str] = []
     pipe[1].write(b"text\n")
-    found = open_prompts(["5"], None, pipe[0], stdin_is_terminal=False, say=notes.append)
+    found = open_prompts(["5"], None, pipe[0], stdin_is_terminal=False, report=notes.append)
     assert found is not None
     found.close()
     (note,) = notes
@@ -95,7 +95,7 @@ def test_a_pipe_that_nobody_reads_is_noted_once_and_left_as_it_is(pipe: tuple[IO
 
 def test_a_pipe_that_is_filled_late_is_noted_at_the_end(pipe: tuple[IO[bytes], IO[bytes]]) -> None:
     notes: list[str] = []
-    found = open_prompts(["5"], None, pipe[0], stdin_is_terminal=False, say=notes.append)
+    found = open_prompts(["5"], None, pipe[0], stdin_is_terminal=False, report=notes.append)
     assert found is not None
     assert notes == []
     pipe[1].write(b"text\n")
@@ -111,7 +111,7 @@ def test_an_empty_pipe_and_the_rest_of_a_loops_file_are_no_reason_for_a_note(
     (tmp_path / "lines").write_text("a\nb\n")
     with (tmp_path / "lines").open("rb") as file:
         for stdin in (pipe[0], file):
-            found = open_prompts(["5"], None, stdin, stdin_is_terminal=False, say=notes.append)
+            found = open_prompts(["5"], None, stdin, stdin_is_terminal=False, report=notes.append)
             assert found is not None
             found.close()
     assert notes == []

@@ -20,7 +20,7 @@ def remarks(
 ) -> list[str]:
     said: list[str] = []
     made = None if template is None else parse(template)
-    list(read(io.BytesIO(data), format=format, name="in", say=said.append, template=made, shape=shape))
+    list(read(io.BytesIO(data), format=format, name="in", report=said.append, template=made, shape=shape))
     return said
 
 

@@ -19,7 +19,7 @@ HI = [{"role": "user", "content": "Hi"}]
 def rows(*requests: Any, said: list[str] | None = None) -> list[InputRow | BadRow]:
     data = "".join(f"{json.dumps(request)}\n" for request in requests).encode()
     say = (said if said is not None else []).append
-    return list(read(io.BytesIO(data), format="jsonl", name="in", say=say))
+    return list(read(io.BytesIO(data), format="jsonl", name="in", report=say))
 
 
 def row(body: dict[str, Any], url: str | None = None, **keys: Any) -> InputRow:

@@ -350,7 +350,7 @@ def test_a_row_to_be_scored_keeps_its_columns_and_its_candidates_are_json() -> N
 
 def warnings(*lines: str) -> list[str]:
     said: list[str] = []
-    list(read(io.BytesIO("\n".join(lines).encode()), format="jsonl", name="in", say=said.append))
+    list(read(io.BytesIO("\n".join(lines).encode()), format="jsonl", name="in", report=said.append))
     return said
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from rich.text import Text as Line
 
@@ -14,7 +13,6 @@ from genctl.comparing.statistics import LEAST, Interval, bootstrap
 from genctl.engines.protocol import Engine, Flow, Report, Request, Scored, ScoringOptions, TextToScore
 from genctl.errors import GenctlError, InputError, count
 from genctl.events.results import Collector
-from genctl.io.records import finding
 from genctl.terminal.text_width import hanging
 from genctl.terminal.widgets import table_lines
 
@@ -78,11 +76,6 @@ def compared(names: tuple[str, str], reference: Outcomes, other: Outcomes) -> Te
     changes = bootstrap([(theirs - mine) * len(rates) for mine, theirs in rates])
     mine, theirs = (math.fsum(rate[place] for rate in rates) for place in (0, 1))
     return TextParity(*names, len(scored), size, mine, theirs, changes)
-
-
-def record(one: TextParity) -> dict[str, Any]:
-    """The record of a pair."""
-    return finding("texts", asdict(one))
 
 
 def lines(found: Sequence[TextParity], width: int | None) -> list[Line]:

@@ -42,9 +42,9 @@ class GoldenOutcome:
 
 def compare(reference: str, other: str, prompts: Sequence[str], max_new_tokens: int = NEW_TOKENS) -> Parity:
     """Compare two sides on greedy texts of prompts. Raises GenctlError, also for a prompt that a side cannot read."""
-    first, second = (_side(text, max_new_tokens) for text in (reference, other))
-    with closing(_loaded()) as loaded:
-        mine, theirs = (_load(loaded, side, prompts) for side in (first, second))
+    sides = [_read(text, max_new_tokens) for text in (reference, other)]
+    with closing(LoadedSides(_setup)) as loaded:
+        mine, theirs = (_load(loaded, side, prompts) for side in sides)
         named = [(str(number), text) for number, text in enumerate(prompts, 1)]
         check_same(mine.session.loaded, theirs.session.loaded, named)
         one = measure(mine, theirs, _requests(mine, prompts))
@@ -60,11 +60,11 @@ def check_golden(
 
     Raises GenctlError.
     """
-    name, read = path.stem, _side(side, max_new_tokens)
+    name, read = path.stem, _read(side, max_new_tokens)
     if not path.exists():
         if not update:
             raise InputError(f"golden {name}: there is no {path}", hint="pytest --genctl-update records it")
-        with closing(_loaded()) as loaded:
+        with closing(LoadedSides(_setup)) as loaded:
             here = _load(loaded, read, prompts)
             size = _save(path, here, _requests(here, prompts), {str(at): prompt for at, prompt in enumerate(prompts)})
         return GoldenOutcome(True, f"golden {name}: recorded, {size:,} bytes")
@@ -74,21 +74,20 @@ def check_golden(
             f"golden {name}: {path} is that of another test: {other}",
             hint="remove the file, and pytest --genctl-update records it again",
         )
-    with closing(_loaded()) as loaded:
+    with closing(LoadedSides(_setup)) as loaded:
         return _compared(path, golden, _load(loaded, read, prompts), update=update)
 
 
 def _other_test(golden: Golden, prompts: Sequence[str], max_new_tokens: int) -> str:
-    """What a test asks for and the file does not have; "" where it has everything."""
+    """What a test requests and the file does not have; "" where it has everything."""
     if golden.new_tokens != max_new_tokens:
         return f"max_new_tokens is {max_new_tokens}, in the file {golden.new_tokens}"
-    recorded = [text.prompt for text in golden.texts]
-    if len(recorded) != len(prompts):
-        return f"{count(len(prompts), 'prompt')}, in the file {len(recorded)}"
-    pairs = enumerate(zip(prompts, recorded, strict=True), 1)
-    return next(
-        (f"prompt {at} is {quote(now)}, in the file {quote(then)}" for at, (now, then) in pairs if now != then), ""
-    )
+    if len(golden.texts) != len(prompts):
+        return f"{count(len(prompts), 'prompt')}, in the file {len(golden.texts)}"
+    for at, (now, text) in enumerate(zip(prompts, golden.texts, strict=True), 1):
+        if now != text.prompt:
+            return f"prompt {at} is {quote(now)}, in the file {quote(text.prompt)}"
+    return ""
 
 
 def _compared(path: Path, golden: Golden, side: LocalSide, *, update: bool) -> GoldenOutcome:
@@ -96,38 +95,29 @@ def _compared(path: Path, golden: Golden, side: LocalSide, *, update: bool) -> G
     one = compare_golden(golden, side)
     name, why = f"golden {path.stem}", golden_file.not_tied(one)
     sides = f"{side.name} against {path.name}, which has {golden.reference}"
-    notes = [f"note: {note}" for note in (sides, *one.notes)]
-    words, short = "\n".join((f"{name}: {one.sentence}", *notes)), f"{name}: {one.word}"
-    if not update:
-        if one.failed:
-            return GoldenOutcome(False, "\n".join((f"{name}: {why}", *notes)), one, short)
-        return GoldenOutcome(one.verdict in ("tie", "drift"), words, one, short)
-    if why:
-        stays = f"{name} stays as it is"
-        return GoldenOutcome(False, "\n".join((f"{stays}: {why}", *notes)), one, stays)
-    requests, _ = golden_file.again(golden, side)
-    size = _save(path, side, requests, {text.id: text.prompt for text in golden.texts})
-    return GoldenOutcome(True, f"{name}: {one.sentence}; rewritten, {size:,} bytes", one)
+    notes = "".join(f"\nnote: {note}" for note in (sides, *one.notes))
+    if update and why:
+        return GoldenOutcome(False, f"{name} stays as it is: {why}{notes}", one, f"{name} stays as it is")
+    if update:
+        requests, _ = golden_file.again(golden, side)
+        size = _save(path, side, requests, {text.id: text.prompt for text in golden.texts})
+        return GoldenOutcome(True, f"{name}: {one.sentence}; rewritten, {size:,} bytes", one)
+    passed = not one.failed and one.verdict in ("tie", "drift")
+    return GoldenOutcome(passed, f"{name}: {why if one.failed else one.sentence}{notes}", one, f"{name}: {one.word}")
 
 
-def _loaded() -> LoadedSides:
-    def setup(early: Resolved, layers: Sequence[Layer]) -> EngineSetup:
-        return EngineSetup(early.runtime, tuple(layers), need_tokenizer=True, named=early.names_model)
-
-    return LoadedSides(setup)
-
-
-def _side(text: str, max_new_tokens: int) -> Side:
+def _read(text: str, max_new_tokens: int) -> Side:
+    """A side of a test."""
     length = Layer("max_new_tokens of the test", {"max_new_tokens": max_new_tokens}, said="user", typed=True)
     return read_side(text, (length,))
 
 
+def _setup(early: Resolved, layers: Sequence[Layer]) -> EngineSetup:
+    return EngineSetup(early.runtime, tuple(layers), need_tokenizer=True, named=early.names_model)
+
+
 def _load(loaded: LoadedSides, side: Side, prompts: Sequence[str]) -> LocalSide:
-    return loaded.load(side, _ids(prompts))
-
-
-def _ids(prompts: Sequence[str]) -> list[str]:
-    return [str(number) for number in range(len(prompts))]
+    return loaded.load(side, [str(number) for number in range(len(prompts))])
 
 
 def _requests(side: LocalSide, prompts: Sequence[str]) -> list[Request]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal, TypeAlias
 
 from annotated_types import Ge, Le, MinLen
@@ -27,49 +27,39 @@ from genctl.io.writers import to_json
 from genctl.params import CacheForm, Quantized
 from genctl.parity.golden import record
 from genctl.parity.sides import LocalSide
-from genctl.parity.values import Golden, KnownTop, Parity, Text
+from genctl.parity.values import Golden, KnownTop, Parity, Place, Text
 
 KIND = "golden"
 VERSION = 1
+HEAD = ("reference", "fingerprint", "dtype", "knobs", "vocabulary", "written", "new_tokens")  # fields of `Golden`
 HINT = "genctl parity MODEL --save FILE writes a golden file"
 AGAIN = "genctl parity MODEL --save FILE --force records it as it is now"
 
 
 def content(golden: Golden, text_of: Callable[[int], str]) -> bytes:
     """The file. `text_of` gives the text of a token, for people who read it."""
-    lines = [to_json(line) for line in _lines(golden, text_of)]
-    body = "".join(f"{line}\n" for line in lines).encode()
-    end = {"kind": "end", "lines": len(lines), "sha256": hashlib.sha256(body).hexdigest()}
-    return body + f"{to_json(end)}\n".encode()
-
-
-def _lines(golden: Golden, text_of: Callable[[int], str]) -> Iterator[dict[str, Any]]:
-    yield {
-        "schema": SCHEMA,
-        "kind": KIND,
-        "version": VERSION,
-        "reference": golden.reference,
-        "fingerprint": golden.fingerprint,
-        "dtype": golden.dtype,
-        "knobs": dict(golden.knobs),
-        "vocabulary": golden.vocabulary,
-        "written": golden.written,
-        "new_tokens": golden.new_tokens,
-        "texts": len(golden.texts),
-        "versions": dict(golden.versions),
-    }
+    lines: list[dict[str, Any]] = [
+        {
+            "schema": SCHEMA,
+            "kind": KIND,
+            "version": VERSION,
+            **{name: getattr(golden, name) for name in HEAD},
+            "knobs": dict(golden.knobs),
+            "texts": len(golden.texts),
+            "versions": dict(golden.versions),
+        }
+    ]
     for text in golden.texts:
         own = {"new_tokens": golden.own_lengths[text.id]} if text.id in golden.own_lengths else {}
-        yield {"kind": "text", "id": text.id, "prompt": text.prompt, "prompt_ids": list(text.prompt_ids), **own}
+        lines.append({"kind": "text", "id": text.id, "prompt": text.prompt, "prompt_ids": list(text.prompt_ids), **own})
         for index, token in enumerate(text.token_ids):
             known = golden.known[text.id, index]
-            yield {
-                "token": token,
-                "text": text_of(token),
-                "logprob": _short(known.logprob),
-                "top": [[id, _short(value)] for id, value in known.top],
-                "tail": _short(known.tail),
-            }
+            top = [[id, _short(value)] for id, value in known.top]
+            numbers = {"logprob": _short(known.logprob), "top": top, "tail": _short(known.tail)}
+            lines.append({"token": token, "text": text_of(token), **numbers})
+    body = "".join(f"{to_json(line)}\n" for line in lines).encode()
+    end = {"kind": "end", "lines": len(lines), "sha256": hashlib.sha256(body).hexdigest()}
+    return body + f"{to_json(end)}\n".encode()
 
 
 def _short(value: float) -> float:
@@ -152,16 +142,50 @@ def read(path: str) -> Golden:
         digest.update(line)
     if end.get("sha256") != digest.hexdigest():
         raise InputError(f"--expect: {name} is damaged: its checksum is that of other lines", hint=HINT)
+    texts: dict[str, _TextLine] = {}
+    tokens: dict[str, list[int]] = {}  # of the texts
+    known: dict[Place, KnownTop] = {}
     place = 1
     try:
-        made = _Made(value_of(_Head, head))
-        while place < len(lines) - 1:
-            place += 1
-            made.take(reader.loads(lines[place - 1]))
+        first: _Head = value_of(_Head, head)
+        for place, line in enumerate(lines[1:-1], 2):  # noqa: B007 (an error names it)
+            data = reader.loads(line)
+            if isinstance(data, dict) and "kind" in data:
+                text: _TextLine = value_of(_TextLine, data)
+                if text.id in texts:
+                    raise ValueError(f"id: the text {quote(text.id)} is there already")
+                _check_ids("prompt_ids", text.prompt_ids, first.vocabulary)
+                texts[text.id], tokens[text.id] = text, []
+            else:
+                position = _position(data, first.vocabulary)
+                if not texts:
+                    raise ValueError("a position without a text before it")
+                id = next(reversed(texts))
+                known[id, len(tokens[id])] = KnownTop(
+                    _widened(position.logprob),
+                    tuple((token, _widened(value)) for token, value in position.top),
+                    _widened(position.tail),
+                )
+                tokens[id].append(position.token)
         place = 1
-        return made.golden()
+        if len(texts) != first.texts:
+            raise ValueError(f"texts: expected {count(first.texts, 'text')}, got {len(texts)}")
+        if not known:
+            raise ValueError("texts: expected positions, got none")
     except ValueError as error:
         raise InputError(f"--expect: {name} lacks what a golden file has: line {place}: {error}", hint=HINT) from None
+    knobs = {name: value for name, value in asdict(first.knobs).items() if value is not None}
+    fields = {name: getattr(first, name) for name in HEAD} | {"knobs": knobs}
+    return Golden(
+        **fields,
+        versions=first.versions,
+        texts=tuple(
+            Text(id, text.prompt_ids, tuple(tokens[id]), text.prompt, row_name(id, at + 1 if id == str(at) else 0))
+            for at, (id, text) in enumerate(texts.items())
+        ),
+        known=known,
+        own_lengths={id: text.new_tokens for id, text in texts.items() if text.new_tokens is not None},
+    )
 
 
 def _object(line: bytes) -> dict[str, Any]:
@@ -173,71 +197,22 @@ def _object(line: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-@dataclass
-class _Made:
-    """A recording in the making. Raises ValueError for a line that cannot follow those before it."""
+def _position(data: Any, vocabulary: int) -> _PositionLine:
+    """A position. Raises ValueError."""
+    position: _PositionLine = value_of(_PositionLine, data)
+    _check_ids("token", (position.token,), vocabulary)
+    _check_ids("top", [id for id, _ in position.top], vocabulary)
+    values = [value for _, value in position.top]
+    if len({id for id, _ in position.top}) < len(values) or values != sorted(values, reverse=True):
+        raise ValueError("top: expected each token once, the most probable first")
+    if math.fsum(map(math.exp, values)) > 1 + ROUNDING:
+        raise ValueError("top: the probabilities are more than 1 together")
+    return position
 
-    head: _Head
-    texts: dict[str, tuple[_TextLine, list[int]]] = field(default_factory=dict)  # with their tokens, by id
-    known: dict[tuple[str, int], KnownTop] = field(default_factory=dict)
 
-    def take(self, data: Any) -> None:
-        """The next line between the head and the checksum."""
-        if isinstance(data, dict) and "kind" in data:
-            text: _TextLine = value_of(_TextLine, data)
-            if text.id in self.texts:
-                raise ValueError(f"id: the text {quote(text.id)} is there already")
-            self._check_ids("prompt_ids", text.prompt_ids)
-            self.texts[text.id] = text, []
-            return
-        position: _PositionLine = value_of(_PositionLine, data)
-        if not self.texts:
-            raise ValueError("a position without a text before it")
-        self._check_ids("token", (position.token,))
-        self._check_ids("top", [id for id, _ in position.top])
-        values = [value for _, value in position.top]
-        if len({id for id, _ in position.top}) < len(values) or values != sorted(values, reverse=True):
-            raise ValueError("top: expected each token once, the most probable first")
-        if math.fsum(map(math.exp, values)) > 1 + ROUNDING:
-            raise ValueError("top: the probabilities are more than 1 together")
-        text, tokens = next(reversed(self.texts.values()))
-        top = tuple((id, _widened(value)) for id, value in position.top)
-        self.known[text.id, len(tokens)] = KnownTop(_widened(position.logprob), top, _widened(position.tail))
-        tokens.append(position.token)
-
-    def _check_ids(self, place: str, ids: Sequence[int]) -> None:
-        if ids and max(ids) >= self.head.vocabulary:
-            raise ValueError(f"{place}: the token {max(ids)} is beyond the vocabulary of {self.head.vocabulary}")
-
-    def golden(self) -> Golden:
-        """The whole recording."""
-        head, texts = self.head, [text for text, _ in self.texts.values()]
-        if len(texts) != head.texts:
-            raise ValueError(f"texts: expected {count(head.texts, 'text')}, got {len(texts)}")
-        if not self.known:
-            raise ValueError("texts: expected positions, got none")
-        return Golden(
-            reference=head.reference,
-            fingerprint=head.fingerprint,
-            dtype=head.dtype,
-            knobs={name: value for name, value in asdict(head.knobs).items() if value is not None},
-            vocabulary=head.vocabulary,
-            written=head.written,
-            new_tokens=head.new_tokens,
-            versions=head.versions,
-            texts=tuple(
-                Text(
-                    text.id,
-                    text.prompt_ids,
-                    tuple(self.texts[text.id][1]),
-                    text.prompt,
-                    row_name(text.id, number + 1 if text.id == str(number) else 0),
-                )
-                for number, text in enumerate(texts)
-            ),
-            known=self.known,
-            own_lengths={text.id: text.new_tokens for text in texts if text.new_tokens is not None},
-        )
+def _check_ids(place: str, ids: Sequence[int], vocabulary: int) -> None:
+    if ids and max(ids) >= vocabulary:
+        raise ValueError(f"{place}: the token {max(ids)} is beyond the vocabulary of {vocabulary}")
 
 
 def _widened(value: float) -> float:

@@ -12,13 +12,12 @@ from typing import Any, TypeGuard
 from genctl.commands.engine_choice import LOCAL, EngineChoice
 from genctl.commands.job import Job, request_of
 from genctl.commands.parity import by_text, golden_file
-from genctl.commands.parity.live import LivePairs
 from genctl.commands.parity.loading import WIDTH, GivenTexts, LoadedSides, check_models, check_same
 from genctl.commands.parity.options import LIMITS, ParityCommandOptions, sides_of
 from genctl.commands.parity.output import ParityOutput, failed_checks
 from genctl.commands.parity.report import ParityPage, Tops, recorded_tops, tops_of, worst_positions
 from genctl.commands.parity.sides import own_length, refused_settings, unused
-from genctl.commands.parity.view import Naming
+from genctl.commands.parity.view import LivePairs, Naming
 from genctl.config.layers import Resolved
 from genctl.config.sides import Side
 from genctl.engines.protocol import Engine, Request, TextToScore
@@ -61,7 +60,17 @@ class ParityJob(Job[ParityCommandOptions]):
         """Read all prompts, or texts."""
         options = self.options
         if self.golden is not None:
-            self.rows = [_recorded_row(number, text) for number, text in enumerate(self.golden.texts)]
+            self.rows = [
+                InputRow(
+                    text.id,
+                    number,
+                    text.prompt or None,
+                    None if text.prompt else text.prompt_ids,
+                    where=f"text {text.name} of the golden file",
+                    own_id=text.id != str(number),
+                )
+                for number, text in enumerate(self.golden.texts)
+            ]
             return True
         if options.texts is not None:
             rows = readers.open_prompts(
@@ -104,35 +113,35 @@ class ParityJob(Job[ParityCommandOptions]):
             stack.callback(self.saved_to.abandon)
         self.results = ParityOutput(options.format, self.out, sink, positions=options.positions)
         self.view = LivePairs(self.err, time.monotonic, quiet=options.quiet)
+        self.listeners_of_pair: dict[str, Any] = {
+            "on_position": self.view.position, "on_stage": self.view.stage, "interrupted": self.interrupt,
+        }  # fmt: skip
         stack.callback(self.view.hide)
 
     def deliver(self, stack: ExitStack) -> None:
-        """Compare each side with the reference; write what is found."""
+        """Compare each side with the reference; write what is found, also where a later side fails."""
 
         def give_up() -> None:
             stack.__exit__(SystemExit, SystemExit(self.interrupt.status), None)
 
         try:
             with self.interrupt.rescued_by(give_up):
-                self._compare(stack)
+                check_models(self.sides)
+                needed = self.options.are_texts or self.options.texts is not None
+                loaded = LoadedSides(partial(self.setup, need_tokenizer=needed))
+                stack.callback(loaded.close)
+                if self.options.by_text:
+                    self._compare_texts(loaded)
+                elif self.golden is not None:
+                    self._compare_golden(loaded, self.golden)
+                else:
+                    self._compare_tokens(loaded, stack)
         except GenctlError:
             self.hide()
-            self.results.finish()  # what is compared with earlier sides is not lost
+            self.results.finish()
             raise
         self.hide()
         self.results.finish()
-
-    def _compare(self, stack: ExitStack) -> None:
-        check_models(self.sides)
-        needed = self.options.are_texts or self.options.texts is not None
-        loaded = LoadedSides(partial(self.setup, need_tokenizer=needed))
-        stack.callback(loaded.close)
-        if self.options.by_text:
-            self._compare_texts(loaded)
-        elif self.golden is not None:
-            self._compare_golden(loaded, self.golden)
-        else:
-            self._compare_tokens(loaded, stack)
 
     def _compare_tokens(self, loaded: LoadedSides, stack: ExitStack) -> None:
         prompts = [(row.name, row.prompt) for row in self.rows if row.prompt]
@@ -146,23 +155,18 @@ class ParityJob(Job[ParityCommandOptions]):
             check_same(reference.session.loaded, other.session.loaded, prompts)
             self.view.begin(other.name)
             how = ParityOptions(layers=self.options.show_layers)
-            one = measure(reference, other, requests, texts, how, **self._heard)
+            one = measure(reference, other, requests, texts, how, **self.listeners_of_pair)
             self._end_if_interrupted()
             self._take(one, tops_of(reference, self.interrupt), tops_of(other, self.interrupt))
         if self.saved_to is not None:
             self._save(reference, requests, texts)
-
-    @property
-    def _heard(self) -> dict[str, Any]:
-        """Who hears of a comparison, and what may end it."""
-        return {"on_position": self.view.position, "on_stage": self.view.stage, "interrupted": self.interrupt}
 
     def _compare_golden(self, loaded: LoadedSides, golden: Golden) -> None:
         side = self._load(loaded, self.sides[0])
         self._name(side)
         golden_file.check_same(golden, side)
         self.view.begin(side.name)
-        one = against_golden.compare(golden, side, **self._heard)
+        one = against_golden.compare(golden, side, **self.listeners_of_pair)
         self._end_if_interrupted()
         self._take(one, recorded_tops(golden), tops_of(side, self.interrupt))
         if self.options.update:
@@ -310,9 +314,3 @@ class ParityJob(Job[ParityCommandOptions]):
             hint = f"{' '.join(flags)} passes it" if flags else ""
             raise CheckError("; ".join(self.checks), hint=hint)
         return super().status()
-
-
-def _recorded_row(number: int, text: Text) -> InputRow:
-    ids = None if text.prompt else text.prompt_ids
-    where = f"text {text.name} of the golden file"
-    return InputRow(text.id, number, text.prompt or None, ids, where=where, own_id=text.id != str(number))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TypeAlias
 
 from torch import Tensor
@@ -32,42 +33,34 @@ def check_same(reference: LoadedModel, other: LoadedModel, texts: Iterable[tuple
 
     A text comes with its name.
     """
+    both = reference, other
     names = f"{reference.name} and {other.name}"
     if reference.is_encoder_decoder != other.is_encoder_decoder:
-        kinds = ["a causal model", "an encoder-decoder"]
-        raise ModelError(
-            f"{reference.name} is {kinds[reference.is_encoder_decoder]}, and {other.name} is "
-            f"{kinds[other.is_encoder_decoder]}: they have no tokens in common",
-        )
-    if reference.tokenizer is None or other.tokenizer is None:
+        kinds = [
+            f"{one.name} is {'an encoder-decoder' if one.is_encoder_decoder else 'a causal model'}" for one in both
+        ]
+        raise ModelError(f"{', and '.join(kinds)}: they have no tokens in common")
+    vocabularies = [one.tokenizer.get_vocab() for one in both if one.tokenizer is not None]
+    if len(vocabularies) < 2:
         return  # token ids are compared; the sizes of both vocabularies are checked with the first logits
-    mine, theirs = (
-        {id: token for token, id in tokenizer.get_vocab().items()}
-        for tokenizer in (reference.tokenizer, other.tokenizer)
-    )
+
+    def shown(*tokens: str | None) -> str:
+        return " and ".join("missing" if token is None else quote(token) for token in tokens)
+
+    mine, theirs = ({id: token for token, id in entries.items()} for entries in vocabularies)
     for id in sorted(mine.keys() | theirs.keys()):
         if mine.get(id) != theirs.get(id):
-            shown = [_token(tokens.get(id)) for tokens in (mine, theirs)]
-            raise ModelError(f"{names} have different vocabularies: id {id} is {' and '.join(shown)}", hint=BY_TEXT)
+            words = f"{names} have different vocabularies: id {id} is {shown(mine.get(id), theirs.get(id))}"
+            raise ModelError(words, hint=BY_TEXT)
     for name, text in texts:
         try:
-            ids = [encode(one.tokenizer, text, add_special_tokens=True) for one in (reference, other)]
+            own, others = (encode(one.tokenizer, text, add_special_tokens=True) for one in both)
         except GenctlError:
             continue  # whoever reads this text says so
-        if ids[0] != ids[1]:
-            at = next((at for at, pair in enumerate(zip(*ids, strict=False)) if pair[0] != pair[1]), min(map(len, ids)))
-            shown = [
-                _token(tokens.get(row[at]) if at < len(row) else None)
-                for tokens, row in zip((mine, theirs), ids, strict=True)
-            ]
-            raise ModelError(
-                f"{names} have different tokenizers: token {at + 1} of text {name} is {' and '.join(shown)}",
-                hint=BY_TEXT,
-            )
-
-
-def _token(token: str | None) -> str:
-    return "missing" if token is None else quote(token)
+        for at, (a, b) in enumerate(zip_longest(own, others), 1):
+            if a != b:
+                words = f"token {at} of text {name} is {shown(mine.get(a), theirs.get(b))}"
+                raise ModelError(f"{names} have different tokenizers: {words}", hint=BY_TEXT)
 
 
 # -- a side whose rows were decoded by two runs: one that was interrupted, and one that continues it with `--resume` ---

@@ -95,10 +95,6 @@ def sides_of(options: ParityCommandOptions) -> tuple[Side, ...]:
     return sides
 
 
-def _sets_length(options: ParityCommandOptions) -> bool:
-    return any("max_new_tokens" in layer.values for layer in options.flags)
-
-
 CONFLICTS: tuple[Conflict, ...] = (
     *PAGE,
     needless_force("output", "save", also=("report",)),
@@ -121,7 +117,7 @@ CONFLICTS: tuple[Conflict, ...] = (
         (given("texts"), "--texts {texts}"),
         (given("template"), "--template"),
         (given("input_format"), "--input-format {input_format}"),
-        (_sets_length, "--max-new-tokens"),
+        (lambda options: any("max_new_tokens" in layer.values for layer in options.flags), "--max-new-tokens"),
         (given("show_layers"), "--layers"),
     ),
     *because(

@@ -16,7 +16,7 @@ from genctl.commands.parity.view import Naming
 from genctl.commands.table import flag_of
 from genctl.io import writers
 from genctl.io.records import finding
-from genctl.parity.values import Parity, Position, TextParting
+from genctl.parity.values import Parity
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,73 +33,61 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def records(comparison: Parity, naming: Naming, *, positions: bool, failed: Sequence[str]) -> Iterator[dict[str, Any]]:
+def records(one: Parity, naming: Naming, *, positions: bool, failed: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The pair with all figures, then a record for each parting, and each position if `positions`.
 
     `failed` are the sentences of the checks that failed.
     """
-    names = {"reference": comparison.reference, "other": comparison.other}
-    yield finding("pair", names | _pair(comparison, failed))
-    for parting in comparison.partings:
-        yield finding("parting", names | _parting(parting, naming))
-    for position in comparison.positions if positions else ():
-        yield finding("position", names | _position(position))
-    for layer in comparison.curve:
+    names = {"reference": one.reference, "other": one.other}
+    fault = None if one.fault is None else asdict(one.fault)
+    if fault is not None:
+        del fault["curve"]  # has records of its own
+    yield finding("pair", {
+        **names,
+        "verdict": one.verdict,
+        "reason": one.reason,
+        "texts": len(one.texts),
+        "parted": len(one.partings),
+        **asdict(one.summary),
+        "noise": asdict(one.noise),
+        "fault": fault,
+        "failed_checks": list(failed),
+        "failed_texts": dict(one.failed),
+        "notes": list(one.notes),
+    })  # fmt: skip
+    for parting in one.partings:
+        fields = asdict(parting)
+        fields["id"] = fields.pop("text")
+        for name in names:
+            token = fields[f"token_{name}"]
+            fields[f"text_{name}"] = None if token is None else naming.text_of(token)
+        yield finding("parting", names | fields)
+    for position in one.positions if positions else ():
+        fields = asdict(position)
+        yield finding("position", names | {"id": fields.pop("text"), **fields})
+    for layer in one.curve:
         yield finding("layer", names | asdict(layer))
 
 
-def _pair(comparison: Parity, failed: Sequence[str]) -> dict[str, Any]:
-    fault = comparison.fault
-    return {
-        "verdict": comparison.verdict,
-        "reason": comparison.reason,
-        "texts": len(comparison.texts),
-        "parted": len(comparison.partings),
-        **asdict(comparison.summary),
-        "noise": asdict(comparison.noise),
-        "fault": None if fault is None else {key: value for key, value in asdict(fault).items() if key != "curve"},
-        "failed_checks": list(failed),
-        "failed_texts": dict(comparison.failed),
-        "notes": list(comparison.notes),
-    }
-
-
-def _parting(parting: TextParting, naming: Naming) -> dict[str, Any]:
-    fields = asdict(parting)
-    fields["id"] = fields.pop("text")
-    for name in ("reference", "other"):
-        token = fields[f"token_{name}"]
-        fields[f"text_{name}"] = None if token is None else naming.text_of(token)
-    return fields
-
-
-def _position(position: Position) -> dict[str, Any]:
-    fields = asdict(position)
-    return {"id": fields.pop("text"), **fields}
-
-
-def tsv_fields(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of a record that the TSV form has, nested figures flat."""
-    flat = dict(record)
-    if record["kind"] == "pair":
-        flat["kl_bounded"] = str(record["kl_high"] is not None).lower()  # then the figures of KL are lower bounds
-    for name in ("kl", "regret"):
-        if isinstance(values := record.get(name), Mapping):
-            flat |= {f"{name}_{key}": value for key, value in values.items()}
-    for name in ("agreement", "perplexity_reference", "perplexity_other", "ratio"):
-        if isinstance(value := record.get(name), Mapping):
-            flat[name] = value["value"]
-    if isinstance(change := record.get("difference"), Mapping) and record["kind"] == "texts":
-        flat |= {"bpb_difference": change["mean"], "bpb_low": change["low"], "bpb_high": change["high"]}
-    return flat
-
-
 class ParityTsvWriter(writers.TsvWriter):
-    """One line for each pair and each parting."""
+    """One line for each pair and each parting, nested figures flat."""
 
     def write(self, record: writers.Record) -> None:
-        if record["kind"] in ("pair", "parting", "texts"):
-            super().write(tsv_fields(record))
+        if record["kind"] not in ("pair", "parting", "texts"):
+            return
+        flat = dict(record)
+        if record["kind"] == "pair":
+            flat["kl_bounded"] = str(record["kl_high"] is not None).lower()  # then the figures of KL are lower bounds
+        for name in ("kl", "regret"):
+            if isinstance(values := record.get(name), Mapping):
+                flat |= {f"{name}_{key}": value for key, value in values.items()}
+        for name in ("agreement", "perplexity_reference", "perplexity_other", "ratio"):
+            if isinstance(value := record.get(name), Mapping):
+                flat[name] = value["value"]
+        if record["kind"] == "texts":
+            change = record["difference"]
+            flat |= {"bpb_difference": change["mean"], "bpb_low": change["low"], "bpb_high": change["high"]}
+        super().write(flat)
 
 
 def failed_checks(options: ParityCommandOptions, one: Parity) -> list[str]:
@@ -148,7 +136,7 @@ class ParityOutput(ReportOutput):
     def texts(self, one: TextParity) -> None:
         """A pair is compared by the bits of texts."""
         self._texts.append(one)
-        self.records([by_text.record(one)])
+        self.records([finding("texts", asdict(one))])
 
     def lines(self, width: int | None) -> list[Line]:
         """The tables, in lines of at most `width` cells."""

@@ -15,7 +15,7 @@ from genctl.commands.parity.view import Naming
 from genctl.errors import count
 from genctl.pages import page
 from genctl.parity.sides import LocalSide
-from genctl.parity.values import Golden, LayerDifference, Parity, Place, Position, Text
+from genctl.parity.values import Golden, Parity, Place, Position, Text
 from genctl.terminal.text_width import last_cells
 from genctl.terminal.widgets import visible
 
@@ -40,13 +40,14 @@ class WorstPosition:
 def worst_positions(one: Parity, reference: Tops, other: Tops) -> list[WorstPosition]:
     """The positions with the largest KL, the worst first."""
     chosen = sorted(one.positions, key=lambda each: each.kl, reverse=True)[:WORST]
-    chosen = [each for each in chosen if each.kl > 0]
-    wanted = {each.text for each in chosen}
-    texts = [text for text in one.texts if text.id in wanted]
-    places = {(each.text, each.index) for each in chosen}
-    both = [tops(texts, places) for tops in (reference, other)]
-    keys = [(each, (each.text, each.index)) for each in chosen]
-    return [WorstPosition(each, both[0][key], both[1][key]) for each, key in keys if key in both[0] and key in both[1]]
+    places = {(each.text, each.index): each for each in chosen if each.kl > 0}
+    texts = [text for text in one.texts if any(text.id == id for id, _ in places)]
+    mine, theirs = (tops(texts, {*places}) for tops in (reference, other))
+    return [
+        WorstPosition(each, mine[place], theirs[place])
+        for place, each in places.items()
+        if place in mine and place in theirs
+    ]
 
 
 def tops_of(side: LocalSide, interrupted: Callable[[], str]) -> Tops:
@@ -96,45 +97,100 @@ class ParityPage(ReportPage):
 
     def content(self) -> bytes:
         """The page in UTF-8. Every text in it is escaped by the template."""
-        reference = self.naming.reference(self._pairs[0][0].reference)
-        facts = [("reference", reference), ("texts", f"{len(self._pairs[0][0].texts):,}"), *self.facts]
-        pairs = [_pair(one, worst, self.naming) for one, worst in self._pairs]
+        first = self._pairs[0][0]
+        reference = self.naming.reference(first.reference)
+        facts = [("reference", reference), ("texts", f"{len(first.texts):,}"), *self.facts]
+        pairs = [self._pair(one, worst) for one, worst in self._pairs]
         return self.filled("parity.html.jinja", f"Parity with {visible(reference)}", facts, pairs=pairs)
 
+    def _pair(self, one: Parity, worst: Sequence[WorstPosition]) -> dict[str, Any]:
+        from markupsafe import Markup
 
-def _pair(one: Parity, worst: Sequence[WorstPosition], naming: Naming) -> dict[str, Any]:
-    from markupsafe import Markup
+        naming, figures = self.naming, one.summary
+        heads, rows = view.figure_rows(one)
+        facts = [*view.sentences(one), ("correlation of log-probabilities", f"{figures.correlation:.6f}")]
+        fault = [one.fault.reason] if one.fault else []
+        failed = [f"text {naming.row(id)} could not be compared: {reason}" for id, reason in one.failed.items()]
+        layers = ""
+        if one.curve:
+            lines = [("one", [layer.size for layer in one.curve]), ("two", [layer.noise for layer in one.curve])]
+            layers = page.curve("Difference by layer", lines, FLOOR)
+        partings = [
+            {
+                "row": naming.row(parting.text),
+                "verdict": parting.verdict,
+                "token": parting.index + 1,
+                "ways": view.ways(parting, naming),
+                "margin": view.nats(parting.margin),
+                "reason": visible(parting.reason),
+            }
+            for parting in view.worst_first(one.partings)[:PARTINGS]
+        ]
+        parts = [
+            {"cells": [*map(visible, view.curve_row(point))], "at_fault": view.is_fault(point, one.fault)}
+            for point in one.curve
+        ]
+        return {
+            "other": visible(one.other),
+            "heads": view.HEADS,
+            "row": [*map(visible, view.row_of(one))],
+            "verdict": one.word,
+            "reason": visible(view.sized(one)),
+            "remarks": [*map(visible, (*fault, *one.notes, *failed))],
+            "positions": f"{count(figures.positions, 'position')} of {count(len(one.texts), 'text')}",
+            "figures": {"heads": heads, "rows": rows},
+            "facts": [(label.strip(), visible(value)) for label, value in facts],
+            "histogram": Markup(_histogram(one)),
+            "curve": Markup(_curve(one)),
+            "layers_chart": Markup(layers),
+            "parts": {"heads": view.CURVE_HEADS, "rows": parts},
+            **self._strip(one),
+            "partings": partings,
+            "partings_left": max(len(one.partings) - PARTINGS, 0),
+            "worst": [self._worst(each, one) for each in worst],
+        }
 
-    figures, fault = one.summary, one.fault
-    heads, rows = view.figure_rows(one)
-    facts = [*view.sentences(one), ("correlation of log-probabilities", f"{figures.correlation:.6f}")]
-    layers = ""
-    if one.curve:
-        lines = [("one", [layer.size for layer in one.curve]), ("two", [layer.noise for layer in one.curve])]
-        layers = page.curve("Difference by layer", lines, FLOOR)
-    return {
-        "other": visible(one.other),
-        "heads": view.HEADS,
-        "row": [visible(cell) for cell in view.row_of(one)],
-        "verdict": one.word,
-        "reason": visible(view.sized(one)),
-        "remarks": [visible(line) for line in (*([fault.reason] if fault else []), *one.notes, *_failed(one, naming))],
-        "positions": f"{count(figures.positions, 'position')} of {count(len(one.texts), 'text')}",
-        "figures": {"heads": heads, "rows": rows},
-        "facts": [(label.strip(), visible(value)) for label, value in facts],
-        "histogram": Markup(_histogram(one)),
-        "curve": Markup(_curve(one)),
-        "layers_chart": Markup(layers),
-        "parts": {"heads": view.CURVE_HEADS, "rows": [_part(point, one) for point in one.curve]},
-        **_strip(one, naming),
-        "partings": _partings(one, naming),
-        "partings_left": max(len(one.partings) - PARTINGS, 0),
-        "worst": [_worst(each, one, naming) for each in worst],
-    }
+    def _strip(self, one: Parity) -> dict[str, Any]:
+        """The text that differs most, each token with its KL."""
+        text = view.worst_of(one)
+        if text is None:
+            return {"strip": []}
+        pieces = []
+        for each in (each for each in one.positions if each.text == text.id):
+            about = f"token {each.index + 1}: KL {view.nats(each.kl)} nats"
+            if not each.same:
+                about += f"; {self.naming.token(each.first_reference)} or {self.naming.token(each.first_other)}"
+            shown = visible(self.naming.text_of(each.token) or self.naming.token(each.token))
+            level = view.LEVELS.digit(each.kl)
+            pieces.append({"text": shown, "level": level, "other": not each.same, "about": about})
+        return {
+            "strip": pieces[:LONGEST],
+            "strip_left": max(len(pieces) - LONGEST, 0),
+            "strip_name": self.naming.row(text.id),
+            "strip_prompt": visible(last_cells(text.prompt, 500)),
+        }
 
-
-def _failed(one: Parity, naming: Naming) -> list[str]:
-    return [f"text {naming.row(id)} could not be compared: {reason}" for id, reason in one.failed.items()]
+    def _worst(self, worst: WorstPosition, one: Parity) -> dict[str, Any]:
+        """A position with the best tokens of both sides, and the text before it."""
+        each, named = worst.position, self.naming.token
+        text = next(text for text in one.texts if text.id == each.text)
+        before = text.prompt + "".join(self.naming.text_of(token) for token in text.token_ids[: each.index])
+        sides = []
+        for name, top in (("reference", worst.reference), (visible(one.other), worst.other)):
+            shares = [f"{100 * math.exp(min(value, 0.0)):.2f}" for _, value in top]
+            tokens = [
+                {"text": named(id), "percent": view.chance(value), "share": share}
+                for (id, value), share in zip(top, shares, strict=True)
+            ]
+            sides.append({"name": name, "tokens": tokens})
+        return {
+            "row": self.naming.row(each.text),
+            "token": each.index + 1,
+            "kl": view.nats(each.kl),
+            "regret": view.nats(each.regret),
+            "before": last_cells(before, 200),
+            "sides": sides,
+        }
 
 
 def _histogram(one: Parity) -> str:
@@ -152,72 +208,3 @@ def _curve(one: Parity) -> str:
     ordered = [by_index[index] for index in sorted(by_index)]
     means = [math.fsum(values) / len(values) for values in ordered]
     return page.curve("KL by position", [("one", means), ("two", [max(values) for values in ordered])], FLOOR)
-
-
-def _part(point: LayerDifference, one: Parity) -> dict[str, Any]:
-    return {"cells": [visible(cell) for cell in view.curve_row(point)], "at_fault": view.is_fault(point, one.fault)}
-
-
-def _strip(one: Parity, naming: Naming) -> dict[str, Any]:
-    text = view.worst_of(one)
-    if text is None:
-        return {"strip": [], "strip_left": 0, "strip_name": "", "strip_prompt": ""}
-    pieces = []
-    for each in (each for each in one.positions if each.text == text.id):
-        about = f"token {each.index + 1}: KL {view.nats(each.kl)} nats"
-        if not each.same:
-            about += f"; {naming.token(each.first_reference)} or {naming.token(each.first_other)}"
-        shown = naming.text_of(each.token) or naming.token(each.token)
-        pieces.append(
-            {"text": visible(shown), "level": view.LEVELS.digit(each.kl), "other": not each.same, "about": about}
-        )
-    return {
-        "strip": pieces[:LONGEST],
-        "strip_left": max(len(pieces) - LONGEST, 0),
-        "strip_name": naming.row(text.id),
-        "strip_prompt": visible(last_cells(text.prompt, 500)),
-    }
-
-
-def _partings(one: Parity, naming: Naming) -> list[dict[str, Any]]:
-    found = []
-    for parting in view.worst_first(one.partings)[:PARTINGS]:
-        ways = view.ways(parting, naming)
-        found.append(
-            {
-                "row": naming.row(parting.text),
-                "verdict": parting.verdict,
-                "token": parting.index + 1,
-                "reference": ways[0],
-                "other": ways[1],
-                "margin": view.nats(parting.margin),
-                "reason": visible(parting.reason),
-            }
-        )
-    return found
-
-
-def _worst(worst: WorstPosition, one: Parity, naming: Naming) -> dict[str, Any]:
-    each = worst.position
-    text = next(text for text in one.texts if text.id == each.text)
-    before = text.prompt + "".join(naming.text_of(token) for token in text.token_ids[: each.index])
-    names = [("reference", worst.reference), (visible(one.other), worst.other)]
-    return {
-        "row": naming.row(each.text),
-        "token": each.index + 1,
-        "kl": view.nats(each.kl),
-        "regret": view.nats(each.regret),
-        "before": last_cells(before, 200),
-        "sides": [{"name": name, "tokens": _tokens(top, naming)} for name, top in names],
-    }
-
-
-def _tokens(top: Top, naming: Naming) -> list[dict[str, str]]:
-    return [
-        {
-            "text": naming.token(token),
-            "percent": view.chance(logprob),
-            "share": f"{100 * math.exp(min(logprob, 0.0)):.2f}",
-        }
-        for token, logprob in top
-    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -83,7 +83,8 @@ def read_side(text: str, beneath: Sequence[Layer]) -> Side:
     if resume is not None and (isinstance(resume, bool) or not isinstance(resume, int) or resume < 1):
         wrong.append(f"{place}: resume = {resume}: must be a number of rows, at least 1")
     if wrong:
-        raise UsageError("\n".join(wrong), hint=_hint(values))
+        are_known = all(key in known() for key in values)
+        raise UsageError("\n".join(wrong), hint="" if are_known else f"a side takes {', '.join(COMPARED)}")
     side = replace(side, settings=values, word="side", resume=resume)
     side = replace(side, layers=(*beneath, *presets.load(side.presets), *side.own()))
     if layer := next((one for one in side.layers if one.values.get("backend") is not None), None):
@@ -96,10 +97,6 @@ def _no_server(place: str, url: str) -> UsageError:
         f"{place}: a server is no side: it reports its most probable tokens alone",
         hint=f"genctl audit {hide_secrets(url)} -m MODEL compares what a server computes with a checkpoint",
     )
-
-
-def _hint(values: Iterable[str]) -> str:
-    return "" if all(key in known() for key in values) else f"a side takes {', '.join(COMPARED)}"
 
 
 def refused(key: str) -> str:

@@ -13,14 +13,15 @@ from genctl.commands.engine_choice import LOCAL, EngineChoice, engine_of
 from genctl.commands.job import WIDTH, Job, Rows
 from genctl.commands.options import shown_top
 from genctl.commands.score import token_heat
-from genctl.commands.score.options import ScoreOptions, check_encoding
+from genctl.commands.score.options import ScoreOptions
 from genctl.commands.score.token_heat import figures
 from genctl.config.layers import Resolved
 from genctl.engines.protocol import Detail, Scored, ScoringOptions, TextToScore, trained_length_note
 from genctl.errors import GenctlError, InputError, UsageError, count
-from genctl.events import Began, Ended, Event, Finished, Hypothesis, Stepped
+from genctl.events import Began, Ended, Finished, Hypothesis, Stepped
 from genctl.io import scored, writers
 from genctl.io.record_output import RecordOutput
+from genctl.io.records import SCHEMA, finite, token_entry
 from genctl.io.rows import BadRow, InputRow
 from genctl.params import Runtime
 from genctl.terminal import theme, widgets
@@ -31,22 +32,7 @@ from genctl.terminal.summary import put, put_words
 from genctl.terminal.widgets import no_room
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from genctl.commands.page_file import PageFile
-
-
-# -- a scored text as the events of a lane that wrote it at once, so that it is shown as a generated one is ------------
-
-
-def scored_events(lane: str, before: str, model: str, one: Scored, columns: dict[str, Any]) -> Iterator[Event]:
-    """The events of a text that was scored after `before`, of a row with these columns."""
-    ids = tuple(token.id for token in one.tokens)
-    text = "".join(token.text for token in one.tokens)
-    hypothesis = Hypothesis(ids, -one.nll, -one.nll, "scored", score=one.mean, text=text)
-    yield Began(lane, before, "score", model, input=columns or None)
-    yield Stepped(lane, 0, (), (Ended(lane, 0, one.tokens, hypothesis),))
-    yield Finished(lane, (hypothesis,))
 
 
 SORTED = 4  # batches that are sorted by length together
@@ -71,7 +57,11 @@ class ScoreJob(Job[ScoreOptions]):
 
     def prepare(self) -> int | None:
         """Settings without those of the checkpoint."""
-        check_encoding(self.options)
+        for name in ("context", "target"):
+            try:
+                (getattr(self.options, name) or "").encode()
+            except UnicodeEncodeError as error:
+                raise UsageError(f"--{name}: not UTF-8 at character {error.start + 1}") from None
         return super().prepare()
 
     def check_early(self, resolved: Resolved) -> None:
@@ -90,7 +80,7 @@ class ScoreJob(Job[ScoreOptions]):
         writer: writers.Writer = writers.Unclosed()
         if not self.shown:
             sink = self.sink(stack, options.output)
-            writer = scored.open_writer(options.format, sink, on_error=self.say_failed)
+            writer = writers.open_writer(options.format, sink, on_error=self.say_failed, formats=scored.FORMATS)
         self.output: RecordOutput = RecordOutput(writer)
 
     def load(self) -> None:
@@ -134,8 +124,8 @@ class ScoreJob(Job[ScoreOptions]):
             if trained is not None and any(one.length > trained for one in outcome):
                 self.messages.note_once(trained_length_note(trained), self.of(row))
             if self.page is not None:
-                self._tell(self.page, row, outcome)
-            self.output.put(row.index, [self._record(row, one, self.name) for one in outcome])
+                self._feed_page(self.page, row, outcome)
+            self.output.put(row.index, [self._record(row, one) for one in outcome])
         self.messages.detail(*self.engine.done.findings)
         self.output.close(cut_short=bool(self.interrupt.status))
 
@@ -167,9 +157,16 @@ class ScoreJob(Job[ScoreOptions]):
     # -- before scoring ------------------------------------------------------------------------------------------------
 
     def _wanted(self) -> Iterator[tuple[InputRow, TextToScore]]:
-        one_row = self.options.rank and not self.options.has_rows
         rows = self._read(self.input)
-        yield from self.usable(self._gathered(rows) if one_row else rows, self._texts_of)
+        if self.options.rank and not self.options.has_rows:  # all texts are candidates of one row
+            candidates: list[str] = []
+            for row in rows:
+                if isinstance(row, BadRow):
+                    raise InputError(row.message)
+                candidates.append(row.prompt or "")
+            one = InputRow("0", 0, extra={"candidates": tuple(candidates)}, where="the candidates")
+            rows = iter([one] if candidates else [])
+        yield from self.usable(rows, self._texts_of)
 
     def _read(self, rows: Rows) -> Rows:
         """The rows, until a signal comes: what waits for input is ended at once, and what was read is scored."""
@@ -196,19 +193,10 @@ class ScoreJob(Job[ScoreOptions]):
             raise InputError(f"{row.where}: the row has candidates, and --target is something else to score")
         return TextToScore(row.prompt or "", context, target, tuple(candidates))
 
-    def _gathered(self, rows: Rows) -> Iterator[InputRow]:
-        """All texts of the input as candidates of one row. Raises InputError for the first that cannot be read."""
-        candidates: list[str] = []
-        for row in rows:
-            if isinstance(row, BadRow):
-                raise InputError(row.message)
-            candidates.append(row.prompt or "")
-        if candidates:
-            yield InputRow("0", 0, extra={"candidates": tuple(candidates)}, where="the candidates")
-
     # -- afterwards ----------------------------------------------------------------------------------------------------
 
-    def _record(self, row: InputRow, result: Scored, model: str) -> dict[str, Any]:
+    def _record(self, row: InputRow, result: Scored) -> dict[str, Any]:
+        """The record of a text. `nll` is in nats, summed over the last `tokens` of `token_ids`: the scored ones."""
         named = {name: row.extra.get(name, getattr(self.options, name)) for name in ("context", "target")}
         extra: dict[str, Any] = {name: text for name, text in named.items() if text is not None}
         if result.rank is not None:
@@ -217,59 +205,67 @@ class ScoreJob(Job[ScoreOptions]):
             extra |= {"backend": result.backend, "exact": False}
         if row.columns:
             extra["input"] = row.columns
-        return scored.score_record(
-            row.id,
-            row.prompt or "" if "target" in extra else result.text,
-            result.token_ids,
-            tokens=result.count,
-            model=model,
-            extra=extra,
-            scores=result.tokens if self.details else None,
-            **{name: getattr(result, name) for name in ("nll", "ppl", "bpb", "bits", "bytes")},
-        )
+        fields = {
+            "schema": SCHEMA,
+            "id": row.id,
+            "text": row.prompt or "" if "target" in extra else result.text,
+            "token_ids": list(result.token_ids),
+            "nll": result.nll,
+            "tokens": result.count,
+            "ppl": result.ppl,
+            "bpb": result.bpb,
+            "bits": result.bits,
+            "bytes": result.bytes,
+            "model": self.name,
+            **extra,
+        }
+        if self.details:
+            fields["scores"] = [token_entry(token) for token in result.tokens]
+        record: dict[str, Any] = finite(fields)
+        return record
 
-    def _tell(self, page: PageFile, row: InputRow, outcome: Sequence[Scored]) -> None:
-        """Tell the page of a row: its figures, and events as if its text had been generated."""
+    def _feed_page(self, page: PageFile, row: InputRow, outcome: Sequence[Scored]) -> None:
+        """Give the page the figures of a row, and events as if its text had been generated at once."""
         for one in outcome:
             lane = row.id if one.rank is None else f"{row.id} rank {one.rank}"
             before = row.extra.get("context", self.options.context) or (row.prompt if one.text != row.prompt else "")
+            ids, text = tuple(token.id for token in one.tokens), "".join(token.text for token in one.tokens)
+            hypothesis = Hypothesis(ids, -one.nll, -one.nll, "scored", score=one.mean, text=text)
             page.figures(lane, {"": figures(one)})
-            for event in scored_events(lane, f"{before or ''}{one.lead}", self.name, one, row.columns):
-                page.feed(event)
+            page.feed(Began(lane, f"{before or ''}{one.lead}", "score", self.name, input=row.columns or None))
+            page.feed(Stepped(lane, 0, (), (Ended(lane, 0, one.tokens, hypothesis),)))
+            page.feed(Finished(lane, (hypothesis,)))
 
     def _show(self, row: InputRow, outcome: Sequence[Scored]) -> None:
-        """Count a row. Show it on a terminal, and with --scores on standard error beside results in a pipe."""
+        """Count a row, and show it: on a terminal, or with --scores on standard error beside results in a pipe."""
         for one in outcome:
             self.texts += 1
             self.nll += one.nll
             self.tokens += one.count
             self.bytes += one.bytes
-        if self.shown or (self.details and self.options.format == "text"):
-            self._print(row, outcome, self.out if self.shown else self.err, shown=self.shown)
-
-    def _print(self, row: InputRow, outcome: Sequence[Scored], console: Console, *, shown: bool) -> None:
-        """Print a row: `shown` with its heat map, else its tokens alone."""
+        if not self.shown and not (self.details and self.options.format == "text"):
+            return
         from rich.text import Text
 
-        width = console.width
+        console = self.out if self.shown else self.err
+        width, ranked = console.width, outcome[0].rank is not None
         lines = []
         if not (self.lone or self.options.rank):
             lines.append(widgets.header(width, f"text {row.name}", row.prompt or ""))
-        ranked = outcome[0].rank is not None
-        if ranked and shown:
+        if ranked and self.shown:
             lines += token_heat.ranking(outcome, BY[self.options.by or "mean"], width)
         for one in outcome:
             if ranked and self.details:
                 lines.append(widgets.header(width, f"rank {one.rank}", one.text))
-            if not ranked and shown:
+            if self.shown and not ranked:
                 context = row.prompt if one.text != row.prompt else row.extra.get("context", self.options.context)
                 lines += token_heat.heat(context or "", one.lead, one.tokens, width)
-                self.mapped = self.mapped or console is self.out
+                self.mapped = True
             if self.details:
                 lines += token_heat.token_table(one.tokens, width, self.top)
         for line in lines:
             console.print(line)
-        if shown and not ranked:
+        if self.shown and not ranked:
             put(console, Text(token_heat.figures(outcome[0])))
 
     def _sum_up(self) -> None:

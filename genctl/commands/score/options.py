@@ -9,7 +9,6 @@ from genctl import params
 from genctl.commands.engine_choice import ADDRESS, WORKERS, refused
 from genctl.commands.options import FORMAT, IN_OUT, PAGE, SHOWN, ModelOptions
 from genctl.commands.table import Command, Conflict, OptionGroup, argument, flag_of, given, needless_force
-from genctl.errors import UsageError
 from genctl.io.writers import Format
 
 SCORED = OptionGroup("What is scored")
@@ -59,15 +58,6 @@ CONFLICTS: tuple[Conflict, ...] = (
     (given(target=[""]), "--target is empty"),
     *refused(),
 )
-
-
-def check_encoding(options: ScoreOptions) -> None:
-    """Raises UsageError where a text is no UTF-8."""
-    for name, text in (("context", options.context), ("target", options.target)):
-        try:
-            (text or "").encode()
-        except UnicodeEncodeError as error:
-            raise UsageError(f"--{name}: not UTF-8 at character {error.start + 1}") from None
 
 
 SCORE = Command(

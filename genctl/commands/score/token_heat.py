@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -69,15 +69,15 @@ def token_table(tokens: Sequence[Token], width: int, top: int) -> list[Text]:
 def ranking(entries: Sequence[Scored], by: str, width: int) -> list[Text]:
     """Candidates, best first, in lines of at most `width` cells. `by` names the sort key in words."""
     columns = {"mean": 9, "total": 10, "perplexity": 10, "bits/byte": 9, "tokens": 6}
-    left_out = []
-    for name in LEAST_FIRST:
-        if width - _taken(columns) >= TEXT:
-            break
-        left_out.append(name)
-        del columns[name]
+    left_out: list[str] = []
+    while (room := width - sum(1 + cells for cells in columns.values()) - 6) < TEXT and len(left_out) < len(
+        LEAST_FIRST
+    ):
+        left_out.append(LEAST_FIRST[len(left_out)])
+        del columns[left_out[-1]]
     lines = [Text(f"{'rank':>4}" + "".join(f" {name:>{cells}}" for name, cells in columns.items()) + "  text")]
     lines[0].stylize(theme.DIM)
-    room = max(width - _taken(columns), 8)
+    room = max(room, 8)
     texts = [entry.text for entry in entries]
     shown, shared = [Text(first_cells(text, room)) for text in texts], [""] * len(texts)
     cut = any(cell_len(one_line(text)) > room for text in texts)
@@ -103,23 +103,19 @@ def ranking(entries: Sequence[Scored], by: str, width: int) -> list[Text]:
     return lines + hanging("", words + (f"; no room for {', '.join(left_out)}" if left_out else ""), width, theme.DIM)
 
 
-def _taken(columns: Mapping[str, int]) -> int:
-    """The cells before the text."""
-    return 4 + sum(1 + cells for cells in columns.values()) + 2
-
-
 def _groups(tokens: Iterable[Token]) -> Iterable[MarkedPiece]:
-    open_logprob, open_ids = 0.0, list[int]()
+    """The pieces of a text; tokens that share a character are one."""
+
+    def piece(text: str, logprob: float) -> MarkedPiece:
+        probability = math.exp(min(logprob, 0.0))
+        return MarkedPiece(text, theme.colour(probability), str(min(int(probability * 10), 9)))
+
+    logprob, ids = 0.0, list[int]()  # of the tokens whose character is not whole yet
     for token in tokens:
-        open_logprob += token.logprob
-        open_ids.append(token.id)
+        logprob += token.logprob
+        ids.append(token.id)
         if token.text:
-            yield _group(token.text, open_logprob)
-            open_logprob, open_ids = 0.0, []
-    if open_ids:
-        yield _group("".join(widgets.token_text(id, "") for id in open_ids), open_logprob)
-
-
-def _group(text: str, logprob: float) -> MarkedPiece:
-    probability = math.exp(min(logprob, 0.0))
-    return MarkedPiece(text, theme.colour(probability), str(min(int(probability * 10), 9)))
+            yield piece(token.text, logprob)
+            logprob, ids = 0.0, []
+    if ids:
+        yield piece("".join(widgets.token_text(id, "") for id in ids), logprob)

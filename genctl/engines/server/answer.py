@@ -194,7 +194,10 @@ def _piece(choice: Mapping[str, Any], top: int, doubts: set[str]) -> AnswerPiece
     ids = next((ids for name in ("token_ids", "tokens") if isinstance(ids := choice.get(name), list)), [])
     known = [_number(id, 2**31, NO_ID, doubts) for id in ids]
     if None not in known and len(known) == len(tokens):
-        tokens = [_with_id(token, id) for token, id in zip(tokens, known, strict=True) if id is not None]
+        for place, (token, id) in enumerate(zip(tokens, known, strict=True)):
+            assert id is not None
+            best = tuple((id if other == UNKNOWN_ID else other, name, value) for other, name, value in token.top)
+            tokens[place] = replace(token, id=id, top=best)
     elif None not in known and not tokens:
         tokens = [Token(id, math.nan) for id in known if id is not None]
     stops = [key for key in ("stop_reason", "matched_stop") if key in choice]
@@ -270,8 +273,3 @@ def _token(id: Any, text: str, logprob: Any, best: Sequence[tuple[Any, str, Any]
     # an alternative beyond those that were requested is the token itself, wherever it ranks
     rank = next((place for place, is_own in enumerate(same[: max(top, 1)], 1) if is_own), None)
     return Token(UNKNOWN_ID if own is None else own, _logprob(logprob, doubts), text, rank, None, tuple(entries))
-
-
-def _with_id(token: Token, id: int) -> Token:
-    top = tuple((id if other == UNKNOWN_ID else other, text, value) for other, text, value in token.top)
-    return replace(token, id=id, top=top)

@@ -190,17 +190,16 @@ def messages_of(
     """
     sent = [dict(message) for message in messages] if messages is not None else []
     for message in sent:
+        calls = []
+        for call in message.get("tool_calls", ()):
+            function = dict(call.get("function", call))
+            if not isinstance(arguments := function.get("arguments") or {}, str):
+                function["arguments"] = json.dumps(arguments, ensure_ascii=False)
+            calls.append({"type": "function", **(call if "function" in call else {}), "function": function})
         if "tool_calls" in message:
-            message["tool_calls"] = [_sent_call(call) for call in message["tool_calls"]]
+            message["tool_calls"] = calls
     sent = sent or [{"role": "user", "content": prompt or ""}]
     return [{"role": "system", "content": system}, *sent] if system is not None else sent
-
-
-def _sent_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = dict(call.get("function", call))
-    if not isinstance(arguments := function.get("arguments") or {}, str):
-        function["arguments"] = json.dumps(arguments, ensure_ascii=False)
-    return {"type": "function", **(call if "function" in call else {}), "function": function}
 
 
 # -- structured output, as the different servers have it ---------------------------------------------------------------

@@ -117,7 +117,12 @@ def _lacks_echo(server: Server) -> bool:
     try:
         why = _why_no_echo(server, written)
         lists_ids = bool(written) and all(token.id >= 0 for token in written)
-        by_token = bool(why) and lists_ids and server.can("ids") and _has_tokenize(server)
+        by_token = bool(why) and lists_ids and server.can("ids")
+        if by_token:
+            try:
+                by_token = bool(_tokenized(server, PROMPT, time.monotonic() + PROBE_S))
+            except ServerError:
+                by_token = False
     except ServerError as error:
         raise server.error(error, plain=True) from None
     if why and not by_token:
@@ -153,13 +158,6 @@ def _why_no_echo(server: Server, written: list[Token]) -> str:
         return ""  # it is read as another token, so there is nothing to compare
     near = abs(token.logprob - written[0].logprob) < TOLERANCE
     return "" if near else "gives log-probabilities of a prompt that contradict those of its own text"
-
-
-def _has_tokenize(server: Server) -> bool:
-    try:
-        return bool(_tokenized(server, PROMPT, time.monotonic() + PROBE_S))
-    except ServerError:
-        return False
 
 
 def _tokenized(server: Server, text: str, deadline: float) -> list[tuple[int, bytes]]:
