@@ -41,7 +41,7 @@ class Batch:
         self.states, self.kv, self.ahead = [], BatchCache(self.model), None
         return unfinished
 
-    def welcomes(self, state: LaneState) -> bool:
+    def accepts(self, state: LaneState) -> bool:
         """Whether a lane may share this batch's passes without a change of its scores."""
         if not self.states:
             return True
@@ -72,7 +72,7 @@ class Batch:
         if not traits.drafts:
             return True
         one_each = traits.takes_back or state.mode.drafting is not None
-        return one_each and self.model.abilities.uneven and cache is not None and cache.takes_places
+        return one_each and self.model.abilities.ragged and cache is not None and cache.takes_places
 
     def join(self, state: LaneState) -> None:
         """Add a lane. It chooses first from the scores of its prefill."""
@@ -149,8 +149,8 @@ class Batch:
         cache = self.kv.cache or drafting[0].prefix.cache
         if not (self._checks(alive) if rows > 1 else cache is None or cache.is_croppable):
             return
-        asked = any(state.lane.strategy.traits.drafts for state in drafting)
-        if not asked and (self.watcher is not None or never_pays(price, rows)):
+        by_strategy = any(state.lane.strategy.traits.drafts for state in drafting)
+        if not by_strategy and (self.watcher is not None or never_pays(price, rows)):
             return
         plan = PassPlan(price, rows, cached=cache is not None)
         for state in drafting:
@@ -163,7 +163,7 @@ class Batch:
     def _checks(self, states: Sequence[LaneState]) -> bool:
         """Whether the next pass may feed these rows different numbers of tokens."""
         cache, held = self.kv.cache, {state for state, _ in self.kv.held}
-        if cache is None or not (self.model.abilities.uneven and cache.takes_places) or not held.issuperset(states):
+        if cache is None or not (self.model.abilities.ragged and cache.takes_places) or not held.issuperset(states):
             return False
         return self.watcher is None and not any(state.lane.strategy.traits.needs_hidden for state in states)
 
@@ -201,9 +201,9 @@ class Batch:
             lanes = [state.lane.name for state in self.states for _ in range(state.row_count)]
             yield self.watcher.read(lanes, max(state.step for state in self.states), self.kv.reordered)
         at = 0
-        uneven = self.kv.cache is not None and len(scores.logits) > self.kv.rows
+        ragged = self.kv.cache is not None and len(scores.logits) > self.kv.rows
         for state, count in self.kv.held:
-            fed = len(state.to_feed()[0]) if uneven else 1
+            fed = len(state.to_feed()[0]) if ragged else 1
             rows = slice(at, at := at + count * fed)
             if fed > 1:  # the tokens of its row are rows of the pass
                 state.receive(ModelScores(scores.logits[rows].transpose(0, 1)), slice(0, 1))
@@ -226,7 +226,7 @@ class Batch:
         hidden = any(state.lane.strategy.traits.needs_hidden for state in self.states)
         if self.kv.cache is not None and len(self.states) > 1 and (self.kv.gaps or self._drafted()):
             if self._checks(self.states):
-                return self._uneven(self.kv.cache)
+                return self._ragged(self.kv.cache)
             self.kv.align(self.states)
         if self.kv.cache is None:
             feed = self._everything()
@@ -264,7 +264,7 @@ class Batch:
     def _drafted(self) -> bool:
         return any(state.draft is not None for state in self.states)
 
-    def _uneven(self, cache: Cache) -> Output:
+    def _ragged(self, cache: Cache) -> Output:
         """A pass that feeds each row its newest token and its draft."""
         tokens, positions, mask, places = self.kv.places(self.states)
         return self.model(Pass(tokens, cache, mask, positions, keep=1, places=places))

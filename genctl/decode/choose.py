@@ -38,7 +38,7 @@ class Chosen:
     written: Tensor  # int64 [C, m]
     questions: list[Tensor]
     stages: Stages
-    judged: bool  # whether the first tensor is the best score of each scored row
+    checked: bool  # whether the first tensor is the best score of each scored row
 
     @property
     def next_tokens(self) -> Tensor | None:
@@ -51,7 +51,7 @@ class Chosen:
         """Commit the choice. `answers` are the numbers of the tensors."""
         answered = iter(answers)
         choice, pruning = self.choice, self.choice.pruning
-        best = next(answered) if self.judged else None
+        best = next(answered) if self.checked else None
         rows, tokens, logprobs = next(answered), next(answered), next(answered)
         totals = None if choice.totals is None else next(answered)
         may_finish = None if pruning is None or pruning.may_finish is None else next(answered)
@@ -64,14 +64,14 @@ class Chosen:
                 if not sound:
                     _check(state, logprobs[mine.start : mine.stop])
                     if best is not None and state.proposed is not None:
-                        told = [*state.commit(choice, facts, mine, interrupted)]
-                        count = sum(event.new_tokens for event in told if isinstance(event, events.Stepped))
-                        _judge(best[:count], state.lane.processors)  # what follows the end of a row is not read
-                        yield from told
+                        committed = [*state.commit(choice, facts, mine, interrupted)]
+                        count = sum(event.new_tokens for event in committed if isinstance(event, events.Stepped))
+                        _check_choosable(best[:count], state.lane.processors)  # not what follows the end of a row
+                        yield from committed
                         continue
                     if best is not None:
                         own = best if len(self.states) == 1 else [best[0][mine.start : mine.stop]]
-                        _judge(own, state.lane.processors)
+                        _check_choosable(own, state.lane.processors)
                 yield from state.commit(choice, facts, mine, interrupted)
             except GenctlError as error:
                 yield state.fail(error)
@@ -184,7 +184,7 @@ def _alone(state: LaneState) -> Chosen | Done:
         else:
             if traits.reads_scores and scored.best is not None:
                 [[best]] = fetch([[scored.best]])
-                _judge(best, lane.processors)
+                _check_choosable(best, lane.processors)
             ended, state.scored = tuple(state.ended), scored
             scores = Scores(state.live, model, scored.logits, state.survivors, ended)
             if state.search is None:
@@ -264,7 +264,7 @@ def _context(state: LaneState) -> Context:
         )
         state.stages = scored.stages
         if scored.best is not None and not lane.trace:
-            _judge(scored.best.tolist(), lane.processors)
+            _check_choosable(scored.best.tolist(), lane.processors)
         return scored.logits[:, 0]
 
     def rescore(place: int) -> bool:
@@ -375,11 +375,11 @@ def _damaged(state: LaneState) -> ModelError:
     return damaged(f"at step {state.step}")
 
 
-def _judge(best: Sequence[Sequence[float]], processors: Sequence[Processor]) -> None:
+def _check_choosable(best: Sequence[Sequence[float]], processors: Sequence[Processor]) -> None:
     """Check the best score of each row after the processors. Raises UsageError or ModelError."""
-    from genctl.decode.processors.build import judge
+    from genctl.decode.processors.build import check_choosable
 
-    judge(best, processors)
+    check_choosable(best, processors)
 
 
 def _check(state: LaneState, logprobs: list[list[float]]) -> None:

@@ -74,7 +74,7 @@ class LaneState:
         self.accepted = 0  # of these, tokens that stay
         self.proposed: Draft | None = None  # the same, if the strategy checks it (`types.Drafting`)
         self.drafts: LaneDrafts | None = None  # where they come from, from the first choice on
-        self.told = 0  # new tokens of which `drafts` knows
+        self.draft_known = 0  # new tokens of which `drafts` knows
         self.front: ModelScores | None = None  # F = 1, already known after the last accepted draft token
         self.failed_inside_choice = False  # whether its search was interrupted by a shortage of memory
         self.padded: PaddedLanes | None = None  # the tokens of the lanes that choose together, of which it is the first
@@ -133,8 +133,8 @@ class LaneState:
     def propose(self, plan: Any) -> None:
         """Let the lane draft. Raises ModelError and OutOfMemory."""
         assert self.drafts is not None
-        count = self.live.written - self.told
-        self.told = self.live.written
+        count = self.live.written - self.draft_known
+        self.draft_known = self.live.written
         draft = self.drafts.next(newest(self.live.row_tokens.nodes[0], count), plan)
         if draft is not None:
             self.proposed, self.draft = draft, to_device(draft.tokens, self.model.device)[None, None]
@@ -269,7 +269,7 @@ class LaneState:
         """End the search: its `finally` clauses run."""
         self.alive = False
         if self.drafts is not None and self.ended:
-            self.drafts.end(self.ended[0].tokens[self.told :])
+            self.drafts.end(self.ended[0].tokens[self.draft_known :])
         if self.search is not None:
             self.search.close()
 

@@ -19,7 +19,7 @@ from genctl.decode.memory import OutOfMemory
 from genctl.decode.prefix_cache import KeptTexts, PrefixCache, Prompt
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.scheduler import LaneQueue, Scheduler, Waiting
-from genctl.decode.transfer import Asked
+from genctl.decode.transfer import PendingCopy
 from genctl.decode.types import Prefix
 from genctl.errors import ContractError, GenctlError
 
@@ -75,9 +75,9 @@ def decode(
 def step(batch: Batch, interrupted: str, texts: KeptTexts | None = None) -> Iterator[events.Event]:
     """One token for every row of a batch, or several where a draft is accepted."""
     chosen = choose(batch.states)  # processors, then searches
-    asked = Asked([each.questions for each in chosen])
+    copy = PendingCopy([each.questions for each in chosen])
     batch.run_ahead(chosen)  # on a GPU: the next pass, while the host learns and tells what was chosen
-    facts = asked.wait()  # the one wait for the device
+    facts = copy.wait()  # the one wait for the device
     for each, answers in zip(chosen, facts, strict=True):
         yield from each.commit(answers, interrupted)  # Stepped; Finished when no row lives
     if texts is not None and texts.grows:

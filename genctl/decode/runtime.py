@@ -51,7 +51,7 @@ class Pass:
     keep: int = 0  # of how many last positions the logits are wanted; 0: of all
     hidden: bool = False  # whether the states of all layers are wanted
     history: Tensor | None = None  # int64 [N, T+F], the full texts, if `wants_history`
-    places: TokenPlaces | None = None  # where a runtime takes rows of different numbers of tokens (`Abilities.uneven`)
+    places: TokenPlaces | None = None  # where a runtime takes rows of different numbers of tokens (`Abilities.ragged`)
 
 
 @dataclass
@@ -89,7 +89,7 @@ class Abilities:
     reads_padded: bool = True  # padding leaves no trace in the cache of a prompt
     multi_token_exact: bool = True  # several tokens in one pass get the numbers that each gets in a pass of its own
     multi_token_exact_uncached: bool = True  # the same without a cache
-    uneven: bool = False  # rows of one pass may be fed different numbers of tokens (`TokenPlaces`)
+    ragged: bool = False  # rows of one pass may be fed different numbers of tokens (`TokenPlaces`)
     shares_prompt: bool = False  # rows that continue a prompt may share its keys and values
     shares_source: bool = False  # several rows may attend to one row of encoder states
 
@@ -187,7 +187,7 @@ class ModelRuntime(ABC):
     def drafts_unasked(self) -> bool:
         """Whether drafts change no bit of the results, and so may be checked without being asked for.
 
-        Where rows of one pass cannot be fed different numbers of tokens (`Abilities.uneven`), a row drafts alone.
+        Where rows of one pass cannot be fed different numbers of tokens (`Abilities.ragged`), a row drafts alone.
         """
         return False
 

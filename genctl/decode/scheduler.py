@@ -49,7 +49,7 @@ class Scheduler:
             from genctl.decode import memory
 
             self.estimate = memory.estimate_of(model)
-        self.told = width  # the last number of lanes that the caller knows
+        self.reported_width = width  # the last number of lanes that the caller knows
         self.full: int | None = None  # so many lanes were all that fit: one has to end before another begins
 
     @property
@@ -195,8 +195,8 @@ class Scheduler:
         if count < len(lanes):
             self.queue.postponed.extendleft(reversed(lanes[count:]))
             self.full = self.live + count
-            if self.full < self.told:
-                self.told = self.full
+            if self.full < self.reported_width:
+                self.reported_width = self.full
                 self.on_shortage(self.full)
         return lanes[:count]
 
@@ -242,7 +242,7 @@ class Scheduler:
         self._join(state)
 
     def _join(self, state: LaneState) -> None:
-        batch = next((batch for batch in self.batches if batch.welcomes(state)), None)
+        batch = next((batch for batch in self.batches if batch.accepts(state)), None)
         if batch is None:
             batch = Batch(self.model, self.watcher)
             self.batches.append(batch)
@@ -266,7 +266,7 @@ class Scheduler:
 
     def _narrow(self, width: int) -> None:
         if width < self.width:
-            self.width = self.told = width
+            self.width = self.reported_width = width
             self.on_shortage(width)
 
 

@@ -98,7 +98,7 @@ class ProcessedScores(NamedTuple):
     logits: Tensor  # f32 [N, D+1, V], after the processors
     stages: Stages  # if the lane is traced
     left: list[RowCandidates] | None = None  # of each row, if filters came last and nothing is drafted
-    best: Tensor | None = None  # f32 [D+1, N], the largest score of each row, for `build.judge`
+    best: Tensor | None = None  # f32 [D+1, N], the largest score of each row, for `build.check_choosable`
 
 
 def score(

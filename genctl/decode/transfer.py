@@ -22,7 +22,7 @@ def to_device(numbers: Sequence[int], device: torch.device) -> Tensor:
     return torch.tensor(numbers, dtype=torch.long, pin_memory=True).to(device, non_blocking=True)
 
 
-class Asked:
+class PendingCopy:
     """Numbers on their way to the host, asked for when this is made: what is launched later does not hold them up.
 
     Integers stay integers, all others pass as float32. From another device each of the two kinds is copied as one
@@ -44,7 +44,7 @@ class Asked:
 
 def fetch(groups: Sequence[Sequence[Tensor]]) -> list[list[Any]]:
     """The numbers of tensors, at once."""
-    return Asked(groups).wait()
+    return PendingCopy(groups).wait()
 
 
 class _Move:

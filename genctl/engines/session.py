@@ -440,7 +440,7 @@ def load_session(kind: type[SomeSession], setup: EngineSetup) -> SomeSession:
     if session.loaded.bound:
         setup.note(session.loaded.bound)
     if session.forward.compiled is not None:
-        session.forward.compiled.say = setup.note
+        session.forward.compiled.report = setup.note
     return session
 
 

@@ -27,7 +27,7 @@ from genctl.events import (
     advance,
 )
 
-LOOKED = 2**20  # tokens of live rows that are compared with a sequence: rows that share a beginning have it each
+MOST_COMPARED = 2**20  # tokens of live rows that are compared with a sequence: rows that share a beginning have it each
 _PROMPT = Row("", 0, (), 0.0, 0.0)  # what the root of a path has written
 
 
@@ -272,10 +272,10 @@ class LaneHistory:
             ended.setdefault((own.tokens, own.slot), []).append(path)
             same[own.tokens] = path
         if any(one.tokens not in same for one in hypotheses):  # an interrupted row has no `Ended` event
-            looked = 0
+            compared = 0
             for row in self.rows:
-                looked += row.length
-                if looked > LOOKED:
+                compared += row.length
+                if compared > MOST_COMPARED:
                     break
                 same.setdefault(row.ids, row)
         found: list[Path | None] = []

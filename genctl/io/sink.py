@@ -58,7 +58,7 @@ class Sink:
         self._whole = whole  # bytes of all records before `_pending`
         self._closed = False
         self._lost = False  # another program has changed or replaced our file
-        self._looked = time.monotonic()
+        self._checked_at = time.monotonic()
 
     @property
     def is_terminal(self) -> bool:
@@ -93,7 +93,7 @@ class Sink:
         if self._closed:
             raise ValueError("the sink is closed")
         self._finish_interrupted()
-        if time.monotonic() - self._looked >= LOOK_S:
+        if time.monotonic() - self._checked_at >= LOOK_S:
             self._check_place()
         self._pending, self._sent = memoryview(data), 0
         self._drain()
@@ -209,7 +209,7 @@ class Sink:
 
     def _check_place(self) -> None:
         """Raises OutputError if our file is not in its place any more, or has another size than what we wrote."""
-        self._looked = time.monotonic()
+        self._checked_at = time.monotonic()
         if self._owned is None or self._path is None:
             return
         try:

@@ -124,21 +124,21 @@ class GenctlLM(TemplateLM):  # type: ignore[misc]
         if str(given.get("device")).startswith("cuda") and not _has_cuda():
             given["device"] = None  # cuda:0 is what lm_eval says where nothing is said
         place, self.arguments = read(pretrained, given)
-        asked = self.arguments
+        arguments = self.arguments
         self.generator: Model = load(
             place,
-            allow_pickle=asked.allow_pickle,
-            trust_remote_code=asked.trust_remote_code,
-            **asked.settings,
+            allow_pickle=arguments.allow_pickle,
+            trust_remote_code=arguments.trust_remote_code,
+            **arguments.settings,
         )
         self.tokenizer = self.generator.tokenizer
         if self.tokenizer is None:
             raise ModelError(f"{place} has no tokenizer, and the tasks of lm_eval are texts")
         self.planner = self.generator.session.planner
-        self.passes = Passes(self.planner.forward, batch_size=asked.batch_size, detail=Detail(top=1))
+        self.passes = Passes(self.planner.forward, batch_size=arguments.batch_size, detail=Detail(top=1))
         self.backend = "seq2seq" if self.planner.forward.is_encoder_decoder else "causal"
-        self.batch_size = asked.batch_size
-        self.max_length = asked.max_length or self._context()
+        self.batch_size = arguments.batch_size
+        self.max_length = arguments.max_length or self._context()
         context = self.planner.context
         if context is not None and self.max_length > context:
             raise UsageError(f"max_length = {self.max_length}: the context of {place} is {context} tokens")
@@ -302,15 +302,15 @@ class GenctlLM(TemplateLM):  # type: ignore[misc]
                 settings, stops = plans[key]
                 prompts = [self._prompt(requests[place].args[0], settings["max_new_tokens"]) for place in places]
                 for place, result in self._generated(prompts, places, settings):
-                    context, asked = requests[place].args
+                    context, options = requests[place].args
                     answers[place] = self._answer(result, stops)
-                    self.cache_hook.add_partial("generate_until", (context, asked), answers[place])
+                    self.cache_hook.add_partial("generate_until", (context, options), answers[place])
                     bar.update()
         return answers
 
-    def _settings(self, asked: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    def _settings(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         """genctl's knobs for the settings of a task, and its stop strings. Raises UsageError for an unknown setting."""
-        wanted: dict[str, Any] = dict(normalize_gen_kwargs(dict(asked), self.arguments.max_gen_toks))
+        wanted: dict[str, Any] = dict(normalize_gen_kwargs(dict(options), self.arguments.max_gen_toks))
         eos = self.tokenizer.decode([self.eot_token_id], skip_special_tokens=False)
         stops = [text for text in handle_stop_sequences(wanted.pop("until", None), eos=eos) if text]
         length = wanted.pop("max_gen_toks")

@@ -124,8 +124,8 @@ def read(path: Path, *, vocabulary: bool = False) -> Header:
             raise ModelError(f"{shown(file.name)} holds {shown(twice[0])}, which an earlier part holds too")
         tensors |= part.tensors
     if header.metadata.get("split.tensors.count", len(tensors)) != len(tensors):
-        said = header.metadata["split.tensors.count"]
-        raise ModelError(f"{name} says that its parts hold {said!r:.20} tensors, and they hold {len(tensors):,}")
+        stated = header.metadata["split.tensors.count"]
+        raise ModelError(f"{name} says that its parts hold {stated!r:.20} tensors, and they hold {len(tensors):,}")
     return replace(header, tensors=tensors, files=tuple(files))
 
 

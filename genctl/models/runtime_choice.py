@@ -252,10 +252,10 @@ def load(
 
     chosen, notes = dtype_of(runtime, checkpoint), list[str]()
     if device.type == "cuda" and runtime.dtype == "auto":
-        on_gpu, said = prepare.dtype_on_gpu(chosen, bfloat16=torch.cuda.is_bf16_supported())
+        on_gpu, more = prepare.dtype_on_gpu(chosen, bfloat16=torch.cuda.is_bf16_supported())
         # see `_check_dtype` and `prepare.check_options`
         if on_gpu != "float16" or (plan_.spec.encoder is None and runtime.quantize is None):
-            chosen, notes = on_gpu, said
+            chosen, notes = on_gpu, more
     dtype = getattr(torch, chosen)
     kernels = False
     if device.type == "cuda" and runtime.pack:

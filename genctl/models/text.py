@@ -108,7 +108,7 @@ class Detokenizer:
         self._context: list[int] = []  # for the way "pieces": the id before `_pending`
         self._pending: list[int] = []
         self._held = ""  # decoded, but the clean-up of spaces may still change it
-        self._looked = 0  # characters of `_held` that were searched for a place to cut
+        self._searched = 0  # characters of `_held` that were searched for a place to cut
         self._lead: list[int] = []  # the end of the prompt, as much of it as changes what follows
         self._lead_text = ""
         self._shown = ""  # the end of `_lead_text` that new tokens may change: the first text may repeat it
@@ -208,12 +208,12 @@ class Detokenizer:
         if not self.vocabulary.clean:
             return text
         self._held += text
-        cut = len(self._held) if final else safe_cut(self._held, self._looked)
+        cut = len(self._held) if final else safe_cut(self._held, self._searched)
         if not cut:
-            self._looked = len(self._held)
+            self._searched = len(self._held)
             return ""
         ready, self._held = self._held[:cut], self._held[cut:]
-        self._looked = len(self._held)
+        self._searched = len(self._held)
         return str(self.tokenizer.clean_up_tokenization(ready))
 
 

@@ -270,10 +270,10 @@ def _too_few(path: str, numbers: list[int], count: int, config: dict[str, Any]) 
         return bool(side) and side not in item[0], part not in ("", "text", "thinker") and part not in path
 
     fields.sort(key=far)
-    config_says = (
+    in_config = (
         f"config.json says {fields[0][0]} = {count}" if fields else f"by config.json the model has {count} of them"
     )
-    return f"the weight files hold {held}, but {config_says}"
+    return f"the weight files hold {held}, but {in_config}"
 
 
 def load(

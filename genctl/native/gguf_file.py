@@ -29,7 +29,7 @@ class GgufFile:
         check_tensor: Callable[[str, Tensor], object] | None = None,
     ) -> None:
         self.tensors, self.check_tensor = tensors, check_tensor
-        self.looked: set[str] = set()
+        self.checked: set[str] = set()
         self.memory: list[mmap.mmap] = []
         for path in files:
             with path.open("rb") as file:
@@ -92,6 +92,6 @@ class GgufFile:
         return in_halves
 
     def _look(self, name: str, numbers: Callable[[], Tensor]) -> None:
-        if self.check_tensor is not None and name not in self.looked:
-            self.looked.add(name)
+        if self.check_tensor is not None and name not in self.checked:
+            self.checked.add(name)
             self.check_tensor(name, numbers())

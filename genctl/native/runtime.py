@@ -181,19 +181,19 @@ class NativeRuntime(ModelRuntime):
             from genctl.native.kernel_decoder import decoder_by_kernels
 
             reason = obstacle(model.spec)
-            kernels, said = decoder_by_kernels(self.decoder)
+            kernels, note = decoder_by_kernels(self.decoder)
             self.graphs = None if reason else Graphs(self.decoder, kernels)
             if kernels is not None:
-                self.remark = said
-            elif said:
-                self.findings.append(said)
+                self.remark = note
+            elif note:
+                self.findings.append(note)
             if reason:
                 self.findings.append(f"steps run without a CUDA graph: {reason}")
         by_hand = model.spec.softcap is not None or model.spec.alibi or model.spec.sinks  # how scores are changed
         self.abilities = Abilities(
             # texts of an encoder-decoder begin with a token or two: nothing is gained. Its rows share the source.
             reads_padded=model.encoder is None,
-            uneven=self._takes_uneven(),
+            ragged=self._takes_ragged(),
             shares_prompt=model.encoder is None and self.device.type == "cpu" and not by_hand,
             shares_source=model.encoder is not None,
         )
@@ -275,7 +275,7 @@ class NativeRuntime(ModelRuntime):
         alone = self.encoder is None and self.graphs is None and self.device.type == "cpu"
         return alone and self.bound == math.inf
 
-    def _takes_uneven(self) -> bool:
+    def _takes_ragged(self) -> bool:
         spec = self.model.spec
         return self._takes_drafts() and not (any(spec.windows) or spec.alibi or spec.relative or spec.sinks)
 
@@ -291,7 +291,7 @@ class NativeRuntime(ModelRuntime):
         if self.reads_again and (grown := self._grown(given, past)) is not None:
             return grown
         if given.places is not None:
-            return self._uneven(given, past)
+            return self._ragged(given, past)
         if positions is None:
             positions = torch.arange(past, past + feed.shape[1], device=feed.device)[None]
         states: list[Tensor] | None = [] if hidden else None
@@ -334,7 +334,7 @@ class NativeRuntime(ModelRuntime):
             return Output(logits.float(), cache)
         return Output(logits.float(), cache, states[-1], tuple(states))
 
-    def _uneven(self, given: Pass, past: int) -> Output:
+    def _ragged(self, given: Pass, past: int) -> Output:
         """A pass whose tokens go to places of their own, each a row."""
         feed, cache, places, positions = given.feed, given.cache, given.places, given.positions
         assert cache is not None

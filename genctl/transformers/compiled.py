@@ -35,7 +35,7 @@ class Compiled:
         if why := _unfit(model, accepted, cache_name):
             raise ModelError(f"--compile: {type(model).__name__} {why}", hint=_LEAVE_OUT)
         self.device = device
-        self.say: Callable[[str], None] = logging.getLogger("genctl").warning  # receives a line for each compilation
+        self.report: Callable[[str], None] = logging.getLogger("genctl").warning  # receives a line for each compilation
         self.steps = 0  # compiled steps so far
         self._compared: set[bool] = set()  # one row, several rows
         mode = "reduce-overhead" if device.type == "cuda" else None  # "reduce-overhead" records CUDA graphs
@@ -71,7 +71,7 @@ class Compiled:
         """
         rows, several, reference = len(feed), len(feed) > 1, None
         if several not in self._compared:
-            self.say(f"compiling the step for {'several rows' if several else '1 row'} …")
+            self.report(f"compiling the step for {'several rows' if several else '1 row'} …")
             reference = eager(cache.select(torch.arange(rows, device=self.device), room=1))
         try:
             with warnings.catch_warnings(action="ignore"), process.ProtectedChildren():

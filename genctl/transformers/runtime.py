@@ -225,9 +225,9 @@ class TransformersRuntime(ModelRuntime):
                     positions = torch.arange(past, past + feed.shape[1], device=feed.device)[None]
                 inputs["position_ids"] = positions
         inputs["use_cache"] = cache is not None
-        lent = None if cache is None else cache.for_model
+        model_cache = None if cache is None else cache.for_model
         if cache is not None:
-            inputs[self.cache_name] = lent
+            inputs[self.cache_name] = model_cache
         if self.prepares:
             inputs = self._prepare(feed if history is None or not self.reads_history else history, inputs, first)
             inputs.pop("logits_to_keep", None)  # Bamba and its variants keep only the last
@@ -252,7 +252,7 @@ class TransformersRuntime(ModelRuntime):
                 if isinstance(cache, model_states.ReturnedStatesCache):
                     cache.store(getattr(output, self.returns))
                 if cache is not None and before is not None:
-                    contract.check_pass(self.model, cache, lent, output, before, feed.shape[1])
+                    contract.check_pass(self.model, cache, model_cache, output, before, feed.shape[1])
         self.forwards += 1
         if self.watch is not None:
             self.watch(Passed(inputs, cache, past, first))

@@ -46,7 +46,7 @@ class Compiling(Case):
         self.fast = TransformersRuntime(self.model, compile=True)
         assert self.fast.compiled is not None
         self.compiled: Compiled = self.fast.compiled
-        self.compiled.say = self.said.append
+        self.compiled.report = self.said.append
 
     def both(self, lanes: list[Any], width: int = 1) -> tuple[dict[str, list[list[int]]], dict[str, list[list[int]]]]:
         """What lanes write compiled, and what they write otherwise."""

@@ -124,18 +124,18 @@ def ends_at(count: int) -> Any:
 
 def test_a_pass_begins_before_the_host_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     case, order = Case("llama"), []
-    plain, wait = type(case.forward).__call__, transfer.Asked.wait
+    plain, wait = type(case.forward).__call__, transfer.PendingCopy.wait
 
     def passed(self: Any, given: Pass) -> Output:
         order.append("pass")
         return plain(self, given)
 
-    def waited(self: transfer.Asked) -> Any:
+    def waited(self: transfer.PendingCopy) -> Any:
         order.append("wait")
         return wait(self)
 
     monkeypatch.setattr(type(case.forward), "__call__", passed)
-    monkeypatch.setattr(transfer.Asked, "wait", waited)
+    monkeypatch.setattr(transfer.PendingCopy, "wait", waited)
     told(case, [case.lane((5, 6, 7), Sample(), max_new_tokens=6)], 1, ahead=True, monkeypatch=monkeypatch)
     # the prompt; the first choice, whose row joins the batch; then a pass before each wait, and none after the last
     assert order == ["pass", "wait", "pass", *["pass", "wait"] * 4, "wait"]

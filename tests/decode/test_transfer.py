@@ -89,17 +89,17 @@ def counted(
 
         return call
 
-    wait = transfer.Asked.wait
+    wait = transfer.PendingCopy.wait
 
-    def waited(asked: transfer.Asked) -> Any:
-        if any(asked.groups):
+    def waited(pending: transfer.PendingCopy) -> Any:
+        if any(pending.groups):
             waits.append("fetch")
-        return excused(wait)(asked)
+        return excused(wait)(pending)
 
     with monkeypatch.context() as patch:
         for name in READS:
             patch.setattr(torch.Tensor, name, noted(name))
-        patch.setattr(transfer.Asked, "wait", waited)
+        patch.setattr(transfer.PendingCopy, "wait", waited)
         for name in excuse:
             patch.setattr(TransformersRuntime, name, excused(getattr(TransformersRuntime, name)))
         yield waits

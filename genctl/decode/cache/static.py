@@ -19,23 +19,23 @@ class StaticLayer(GrowingLayer):
     kind = "static"
     is_fixed = is_chosen = True
     is_convertible = False
-    lent = False  # whether another layer writes behind the columns of this one
+    borrowed = False  # whether another layer writes behind the columns of this one
 
-    def lend(self, room: int) -> StaticLayer | None:
+    def borrow(self, room: int) -> StaticLayer | None:
         """A layer that continues in these buffers, after the columns of this one; None if they do not fit exactly.
 
-        This one's columns are unchanged. Buffers can be lent only once: two layers would write to the same columns.
+        This one's columns are unchanged. Buffers can be borrowed only once: two layers would write to the same columns.
         """
-        if self.lent or self.begin or self.capacity != self.length + room:
+        if self.borrowed or self.begin or self.capacity != self.length + room:
             return None
         new = copy.copy(self)
-        self.lent = new.lent = True
+        self.borrowed = new.borrowed = True
         return new
 
     def continued(self, rows: Tensor, room: int) -> CacheLayer:
-        """Like `select` of all rows, but in the same buffers if they can be lent."""
-        lent = self.lend(room) if self.is_initialized else None
-        return lent or self.select(rows, room=room)
+        """Like `select` of all rows, but in the same buffers if they can be borrowed."""
+        borrowed = self.borrow(room) if self.is_initialized else None
+        return borrowed or self.select(rows, room=room)
 
     def describe(self, number: int) -> list[dict[str, Any]]:
         """See `Cache.describe`: free columns count."""
@@ -62,8 +62,8 @@ class SlottedLayer(StaticLayer):
     is_plain = is_chosen = is_fixed = False
     is_slotted = is_convertible = True
 
-    def lend(self, room: int) -> None:
-        """Buffers are not lent: their width is a multiple of `STEP`."""
+    def borrow(self, room: int) -> None:
+        """Buffers are not borrowed: their width is a multiple of `STEP`."""
 
     def select(self, rows: Tensor, *, room: int = 0, drop: int = 0) -> GrowingLayer:
         """A new layer with `rows` (int64 [N]) of this one, without its first `drop` columns. This one is unchanged."""

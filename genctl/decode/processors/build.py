@@ -134,11 +134,11 @@ def _phrases(processor: Processor) -> str:
 
 
 def check(scores: Tensor, processors: Sequence[Processor]) -> None:
-    """One pass over scores f32 [R, V]: every row must have a token that can be chosen. Raises what `judge` raises."""
-    judge([scores.amax(-1).tolist()], processors)
+    """One pass over scores f32 [R, V]: each row must have a token that can be chosen. Raises as `check_choosable`."""
+    check_choosable([scores.amax(-1).tolist()], processors)
 
 
-def judge(best: Sequence[Sequence[float]], processors: Sequence[Processor]) -> None:
+def check_choosable(best: Sequence[Sequence[float]], processors: Sequence[Processor]) -> None:
     """Check the largest score of each row, NaN if any score of the row is, after `processors`.
 
     Raises UsageError naming the processors if a row has no token left, ModelError if a score is NaN or +inf.

@@ -24,7 +24,7 @@ from genctl.errors import UsageError
 
 _GROWTH = 8  # tokens by which a way out is taken to grow with each token while the end is far
 _NEAR = 8  # tokens to spare from which on a token is barred unless a way out after it is known
-_PROBABLE = 256  # ids that are judged before that, the most probable ones
+_PROBABLE = 256  # ids that are examined before that, the most probable ones
 _SEARCHES = 8  # searches of a step near the end, or among few ids; else there is one
 _CLASSES = 64  # classes of positions that are remembered
 _CERTAIN = 4_000  # positions after which it stays uncertain whether a text fits
@@ -104,15 +104,15 @@ class Finishing:
             return position.bits
         probable = scores[torch.from_numpy(ids).to(scores.device)].topk(min(_PROBABLE, len(ids))).indices
         likely = ids[probable.cpu().numpy()]
-        judged = ids if near else likely
-        lengths = self._lengths(known, position, tokens, judged)
+        examined = ids if near else likely
+        lengths = self._lengths(known, position, tokens, examined)
         searches = _SEARCHES if near or len(ids) <= _SEARCHES else 1
         for token in likely[known.lengths[likely] > most][:searches].tolist():
             way_after = self._search(known, position, token, most)
             if way_after is not None:
                 same = self._after(known, position, way_after) if near else token
-                lengths[np.isin(judged, same) & (lengths > len(way_after))] = len(way_after)
-        barred = judged[(lengths > most) & (near | (lengths < _UNKNOWN))]
+                lengths[np.isin(examined, same) & (lengths > len(way_after))] = len(way_after)
+        barred = examined[(lengths > most) & (near | (lengths < _UNKNOWN))]
         if not len(barred):
             return position.bits
         allowed = unpacked(position.bits).copy()

@@ -105,7 +105,7 @@ def check_memory(workers: int, runtime: Runtime, trust: dict[str, bool]) -> None
 # -- the engine --------------------------------------------------------------------------------------------------------
 
 
-def _asked(name: str) -> Any:
+def _by_first_worker(name: str) -> Any:
     """A method of `Engine` that the session of the first worker performs."""
 
     def method(engine: PoolEngine, *arguments: Any) -> Any:
@@ -144,11 +144,11 @@ class PoolEngine:
 
     # -- the checkpoint and its settings -------------------------------------------------------------------------------
 
-    resolve = _asked("resolve")
-    plan = _asked("plan")  # the others have the same products (`worker.identity_of`)
-    watched = _asked("watched")
-    width = _asked("width")
-    fingerprints = _asked("fingerprints")
+    resolve = _by_first_worker("resolve")
+    plan = _by_first_worker("plan")  # the others have the same products (`worker.identity_of`)
+    watched = _by_first_worker("watched")
+    width = _by_first_worker("width")
+    fingerprints = _by_first_worker("fingerprints")
 
     def notes(self) -> list[str]:
         """Notes for --verbose on the workers, on the checkpoint, and how the first of them runs it."""

@@ -57,7 +57,7 @@ class WorkerHandle:
     actor: Any
     node: str = ""
     ready: bool = False  # it has loaded the checkpoint, and did not die since
-    gone: bool = False  # it died and cannot be started again
+    dead: bool = False  # it died and cannot be started again
     groups: list[WorkGroup] = field(default_factory=list)  # that it has
     done: int = 0  # groups
     rows: int = 0
@@ -143,8 +143,8 @@ class WorkerPool:
                 ) from death
             if not worker.node:
                 raise ModelError(f"{worker.name} {died}{death.why}", hint=few) from death
-            worker.gone = True
-            if all(other.gone for other in self.workers):
+            worker.dead = True
+            if all(other.dead for other in self.workers):
                 raise ModelError(
                     f"all workers are gone: each {died} again{death.why}",
                     hint=f"{few}, and --resume goes on with what is written",

@@ -128,7 +128,7 @@ def test_groups_of_a_worker_that_is_gone_go_to_the_others(
 
     pool = started(behave, seed=seed)
     assert summary(pool.results(groups(60), lambda: False, **load)) == expected(60)
-    assert [worker.gone for worker in pool.workers] == [False, True, False]
+    assert [worker.dead for worker in pool.workers] == [False, True, False]
 
 
 def test_when_all_workers_are_gone_the_run_ends(started: Callable[..., WorkerPool]) -> None:

@@ -95,7 +95,7 @@ def test_with_windows_and_slopes_a_row_drafts_while_it_is_alone(arch: str) -> No
     one = Case(arch)
     one.forward.pass_price = PassPrice("float32", 500e6)  # type: ignore[misc]
     assert one.forward.drafts_unasked
-    assert not one.forward.abilities.uneven
+    assert not one.forward.abilities.ragged
     prompt = (*range(5, 17), *range(5, 9))
     found = []
     for way in (Sample(), Assisted(SuffixDrafter(), unasked=True)):
