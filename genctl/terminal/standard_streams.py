@@ -12,7 +12,7 @@ import os
 import sys
 from contextlib import contextmanager, suppress
 
-from genctl.terminal import first_sign
+from genctl.terminal import loading_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import IO, TextIO
 
 
-def mend() -> None:
+def repair_fds() -> None:
     """Fill closed standard descriptors, and make standard error a stream on which no write fails."""
     # modes are swapped on purpose: reading 0 and writing 1 must fail, as on a closed descriptor
     for descriptor, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)):
@@ -38,13 +38,13 @@ def is_terminal(stream: IO[str] | None) -> bool:
         return False
 
 
-def say_interrupted() -> None:
+def print_interrupted() -> None:
     """Say on standard error that Ctrl-C ended the command, past what another thread may hold of the stream."""
     with suppress(OSError):
         os.write(2, b"\rinterrupted\n" if os.isatty(2) else b"interrupted\n")
 
 
-def let_go() -> None:
+def drop_stdout() -> None:
     """Drop what is still buffered for a broken stream, so that the interpreter does not complain at its end."""
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -86,7 +86,7 @@ class _Diagnostics(io.TextIOWrapper):
 
     def write(self, text: str, /) -> int:
         """Write; ignore a failure."""
-        first_sign.clear()
+        loading_line.clear()
         with _unheard():
             super().write(text)
         return len(text)

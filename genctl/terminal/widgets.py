@@ -6,9 +6,11 @@ that nothing in it is parsed as markup.
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
@@ -16,6 +18,9 @@ from rich.text import Text
 from genctl import errors
 from genctl.events import Token
 from genctl.terminal import theme
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 # C0 but tab and newline, DEL, C1, line and paragraph separators, marks and overrides of direction, lone surrogates.
 _HOSTILE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -194,7 +199,33 @@ def fit(line: Text, width: int | None) -> Text:
     return line
 
 
-# -- a table of numbers with a name before each row --------------------------------------------------------------------
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def lines_of(renderable: RenderableType, width: int) -> list[Text]:
+    """What Rich makes of a table or another renderable in `width` cells, line by line."""
+    from rich.console import Console  # which takes long to import
+
+    renderer = Console(file=io.StringIO(), width=width, markup=False, highlight=False, emoji=False)
+    lines = []
+    for segments in renderer.render_lines(renderable, pad=False):
+        line = Text.assemble(*((segment.text, segment.style or "") for segment in segments), no_wrap=True)
+        line.rstrip()
+        lines.append(line)
+    return lines
+
+
+def drop_columns(columns: dict[str, list[Text]], width: int, least_first: Sequence[str], *, space: int) -> list[str]:
+    """Take away the least important columns until the others fit `width` cells, `space` cells apart; returns them."""
+    dropped = []
+    for name in least_first:
+        sizes = [max(map(cell_len, (*name.split("\n"), *(cell.plain for cell in columns[name])))) for name in columns]
+        if sum(sizes) + space * len(sizes) <= width:
+            break
+        if name in columns:
+            dropped.append(name)
+            del columns[name]
+    return dropped
 
 
 def table_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[Text]:
