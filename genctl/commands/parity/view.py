@@ -245,7 +245,7 @@ def _curve(one: Parity, width: int | None) -> list[Text]:
     found = table_lines(CURVE_HEADS, [curve_row(point) for point in shown], width)
     left = len(one.curve) - len(shown)
     if left:
-        words = f"{left} parts within layers are not shown; --format jsonl and --report have all {len(one.curve)}"
+        words = f"{left} parts within layers are not shown; --format jsonl has all {len(one.curve)}"
         found += hanging("  ", words, width, theme.DIM)
     return found
 
