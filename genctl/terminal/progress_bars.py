@@ -157,8 +157,7 @@ class RowsBar:
         since, tokens = self._window[0]
         now = self._clock()
         if now > since and self._tokens > tokens:
-            rate = (self._tokens - tokens) / (now - since)
-            words.append(f"{rate:,.0f} tok/s" if rate >= 10 else f"{rate:.1f} tok/s")
+            words.append(widgets.token_rate((self._tokens - tokens) / (now - since)))
         done = finished - self._before
         if self._total is not None and done:
             left = max(self._total - finished, 0) * (now - self._began) / done

@@ -112,7 +112,9 @@ def score_line(step: int, token: Token, width: int | None = None) -> Text:
     style = theme.colour(probability)
     cells_of_token, bar_width = _columns(width)
     line = Text(no_wrap=True).append(f"{step:>5}  ", style=theme.DIM)
-    line.append(cells(token_text(token.id, token.text or _own_name(token)), cells_of_token), style=theme.CHOSEN)
+    name = next((text for token_id, text, _ in token.top if token_id == token.id), "")  # such as </s>
+    shown = token_text(token.id, token.text or ("" if "\ufffd" in name else name))
+    line.append(cells(shown, cells_of_token), style=theme.CHOSEN)
     line.append("  ")
     if bar_width:
         line.append_text(bar(probability, bar_width)).append(" ")
@@ -141,15 +143,14 @@ def rounded(value: float) -> str:
     return "0.000" if text == "-0.000" else text
 
 
+def token_rate(rate: float) -> str:
+    """Tokens per second."""
+    return f"{rate:,.0f} tok/s" if rate >= 10 else f"{rate:.1f} tok/s"
+
+
 def perplexity(value: float) -> str:
     """A perplexity in a few characters."""
     return f"{value:.4f}" if value < 1000 else f"{value:,.0f}" if value < 1e8 else f"{value:.2e}"
-
-
-def _own_name(token: Token) -> str:
-    """The name of a token without text, such as EOS, from its alternatives; "" for half a character."""
-    text = next((text for token_id, text, _ in token.top if token_id == token.id), "")
-    return "" if "\ufffd" in text else text
 
 
 def alternative_lines(token: Token, width: int, top: int) -> list[Text]:

@@ -45,7 +45,7 @@ class TextStream:
         self.begin(None)
 
     def begin(self, lane: str | None) -> None:
-        """The text of a lane begins; None: that of no lane."""
+        """Begin the text of a lane; None ends the one before."""
         self.lane = lane
         self.path = ROOT  # up to where the text is shown
         self._pieces: list[str] = []
