@@ -168,7 +168,7 @@ def test_where_nothing_may_move_what_is_certain_streams() -> None:
         seen.append(written(out))
     view.close()
     assert seen[2:8] == ["", "", "", "", "", ""]
-    assert written(out).startswith(" the old badger sang under the hill.\n\n rank")
+    assert written(out).startswith(" the old badger sang under the hill.\n\n  rank")
     assert "\x1b" not in written(out)
 
 

@@ -222,7 +222,7 @@ def table(lane: LaneHistory, beams: int, width: int) -> list[Text]:
     shown = entries[: max(beams, sum(entry.mark == RETURNED for entry in entries)) + ROWS]
     rows = [entry.hypothesis for entry in shown]
     chosen = lane.finished is not None and bool(lane.finished.others)
-    columns = {"rank": [Text(f"{entry.mark} {place:>3}") for place, entry in enumerate(shown, 1)]}
+    columns = {"rank": [Text(f"{entry.mark} {place:>4}") for place, entry in enumerate(shown, 1)]}
     for name in ("score", "logprob") if chosen else ("score", "total", "logprob"):
         columns[name] = [Text(number(getattr(row, name))) for row in rows]
     columns["tokens"] = [Text(str(row.length)) for row in rows]
