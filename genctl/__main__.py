@@ -23,7 +23,7 @@ ENDING = ("SIGINT", "SIGTERM", "SIGHUP")
 def _end(number: int, frame: FrameType | None) -> None:
     """End at once: nothing is written yet. A command that writes has its own handler (see `cli.interrupt`)."""
     try:  # noqa: SIM105 (`contextlib` is not imported yet)
-        sys.modules["genctl.terminal.first_sign"].clear()
+        sys.modules["genctl.terminal.loading_line"].clear()
     except Exception:  # it is not imported, or half
         pass
     if number == signal.SIGINT:
@@ -46,12 +46,12 @@ def main() -> None:
     """Run the command line and exit with its status."""
     _handle(_end)  # before anything else is imported
     process.protect_children()
-    from genctl.terminal import first_sign
-    from genctl.terminal.standard_streams import mend, say_interrupted
+    from genctl.terminal import loading_line
+    from genctl.terminal.standard_streams import print_interrupted, repair_fds
 
     process.pause_collector()  # until torch is imported (`models.hub`)
-    mend()
-    first_sign.show(sys.argv[1:])
+    repair_fds()
+    loading_line.show(sys.argv[1:])
     try:
         if sys.argv[1:] in (["--version"], ["-V"]):  # answered before anything is imported
             from genctl.identity import __version__
@@ -72,7 +72,7 @@ def main() -> None:
         if not isinstance(ending.code, int):
             raise
         status = ending.code
-    first_sign.clear()
+    loading_line.clear()
     _handle(signal.SIG_IGN)  # everything is done; a signal must not change the status
     if status > 128:  # everything is written; unloading torch would take a second
         for stream in (sys.stdout, sys.stderr):
@@ -81,7 +81,7 @@ def main() -> None:
             except (OSError, ValueError, AttributeError):
                 continue
         if status == 130:
-            say_interrupted()
+            print_interrupted()
         os._exit(status)
     gc.freeze()  # the memory is freed with the process: do not search it for cycles
     sys.exit(status)

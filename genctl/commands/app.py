@@ -20,7 +20,7 @@ from genctl.commands.help import SETTINGS, CommandGroup, option_hint, removed_fl
 from genctl.config import removed
 from genctl.errors import Exit, GenctlError, nearest, without_secrets
 from genctl.identity import __version__
-from genctl.terminal.standard_streams import let_go
+from genctl.terminal.standard_streams import drop_stdout
 
 # -- mistakes on a command line in plain words: what was expected, what was typed, and what was meant ------------------
 
@@ -233,7 +233,7 @@ def _run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return int(Exit.INTERRUPTED)  # the program says so as it ends
     except (BrokenPipeError, ClosedPipe):  # nobody reads: end quietly
-        let_go()
+        drop_stdout()
         return int(Exit.DONE)
     except typer.TyperException as error:
         return _usage(error, arguments)
@@ -298,7 +298,7 @@ def _explained(error: BaseException) -> tuple[str, str, Exit | int]:
 
 def unwritten(error: OSError) -> int:
     """Report that standard output cannot be written: a full disk, a closed descriptor, a pipe without a reader."""
-    let_go()
+    drop_stdout()
     if isinstance(error, BrokenPipeError):
         return int(Exit.DONE)
     return _say(f"the output could not be written: {error.strerror} (stdout)", "", int(Exit.USAGE))

@@ -7,7 +7,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.text import Text
@@ -20,9 +20,6 @@ from genctl.identity import versions
 from genctl.io import writers
 from genctl.pages.page import PageData, digest, facts_of, file_text, filled, page
 from genctl.terminal.widgets import visible
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 SHORT = 200  # letters of prompts that a command quotes
 FILES = ("--report", "--output", "-o", "--events")  # where a run also writes
@@ -73,22 +70,19 @@ class FileAtEnd(ABC):
             self._sink.abandon()  # does nothing to what is closed
 
 
-class ReportPage(FileAtEnd):
-    """A page without a script."""
-
-    def filled(self, template: str, title: str, facts: Sequence[tuple[str, str]], **values: Any) -> bytes:
-        """A template with what every such page has: its command, its facts and its style."""
-        style = file_text("page.css") + file_text("parity.css")
-        text = filled(
-            template,
-            title=title,
-            command=visible(without_secrets(repeating())),
-            facts=[*((label, visible(value)) for label, value in facts), ("versions", versions_used())],
-            style=style,
-            style_digest=digest(style),
-            **values,
-        )
-        return text.encode("utf-8", "backslashreplace")
+def plain_page(template: str, title: str, facts: Sequence[tuple[str, str]], **values: Any) -> bytes:
+    """A page without a script: a template with its values, the command, facts and style."""
+    style = file_text("page.css") + file_text("parity.css")
+    text = filled(
+        template,
+        title=title,
+        command=visible(without_secrets(repeating())),
+        facts=[*((label, visible(value)) for label, value in facts), ("versions", versions_used())],
+        style=style,
+        style_digest=digest(style),
+        **values,
+    )
+    return text.encode("utf-8", "backslashreplace")
 
 
 class ReportOutput(ABC):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich import box
-from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.style import Style
 from rich.table import Table
@@ -14,6 +11,7 @@ from rich.text import Text
 from genctl.events import Token, Trace
 from genctl.terminal import theme, widgets
 from genctl.terminal.run_history import ProcessorTally, RunHistory, touched
+from genctl.terminal.text_width import hanging
 
 _INDENT = 7
 _MOVED = 4  # cells of the bar
@@ -28,7 +26,7 @@ def explain_lines(token: Token, width: int = 80) -> list[Text]:
     lines = [_line(trace, width) for trace in token.trace if touched(trace)]
     idle = [widgets.visible(trace.processor) for trace in token.trace if not touched(trace)]
     if idle:
-        lines += _wrapped("unmoved by ", idle, width)
+        lines += hanging(f"{'':{_INDENT}}unmoved by ", ", ".join(idle), width, theme.DIM)
     return lines
 
 
@@ -59,13 +57,8 @@ def explain_summary(history: RunHistory, width: int | None = None) -> Renderable
         ],
         "time": [Text(_time(tally.seconds)) for tally in tallies],
     }
-    least = max(len("processor"), *(name.cell_len for name in names))
-    left_out = []
-    for column in _LEAST_FIRST:
-        if width is None or min(least, _LONGEST) + sum(map(_cells, columns, columns.values())) <= width:
-            break
-        left_out.append(column.replace("\n", " "))
-        del columns[column]
+    names_fit = min(max(len("processor"), *(name.cell_len for name in names)), _LONGEST)
+    left_out = [] if width is None else widgets.drop_columns(columns, width - names_fit, _LEAST_FIRST, space=3)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style=theme.DIM)
     table.add_column("\nprocessor", no_wrap=True, overflow="ellipsis")
     for column in columns:
@@ -73,7 +66,7 @@ def explain_summary(history: RunHistory, width: int | None = None) -> Renderable
     for tally, name, *cells in zip(tallies, names, *columns.values(), strict=True):
         table.add_row(name, *cells, style=theme.PLAIN if tally.touched else theme.DIM)
     legend = "means over the steps touched · mass moved: probability that changed hands"
-    legend += f" · no room for {', '.join(left_out)}" if left_out else ""
+    legend += f" · no room for {', '.join(left_out).replace(chr(10), ' ')}" if left_out else ""
     return Group(Text("What the processors did", style=theme.HEADING), table, Text(legend, style=theme.DIM))
 
 
@@ -86,11 +79,6 @@ def _moved(tally: ProcessorTally) -> tuple[str, Style]:
     return widgets.percent(moved).strip(), theme.colour(1.0 - moved)
 
 
-def _cells(head: str, cells: Sequence[Text]) -> int:
-    """The cells of a column, with those between it and the one before."""
-    return 3 + max([*map(len, head.split("\n")), *(cell.cell_len for cell in cells)])
-
-
 def _line(trace: Trace, width: int) -> Text:
     name, bar, removed = _columns(width)
     line = Text(" " * _indent(bar), no_wrap=True)
@@ -101,7 +89,9 @@ def _line(trace: Trace, width: int) -> Text:
     if bar:
         line.append_text(widgets.bar(trace.moved, bar)).append(" ")
     line.append(widgets.percent(trace.moved))
-    line.append(f"  {widgets.percent(trace.before)} → {widgets.percent(trace.after)}", style=_direction(trace))
+    before, after = widgets.percent(trace.before), widgets.percent(trace.after)
+    direction = "" if before == after else "green" if trace.after > trace.before else "red"
+    line.append(f"  {before} → {after}", style=direction)
     if trace.changed:
         line.append("  new winner", style=theme.WINNER)
     return line
@@ -118,22 +108,6 @@ def _columns(width: int) -> tuple[int, int, bool]:
         if room >= _SHORTEST:
             break
     return min(max(room, 12), _LONGEST), bar, removed
-
-
-def _direction(trace: Trace) -> str:
-    if widgets.percent(trace.after) == widgets.percent(trace.before):
-        return ""
-    return "green" if trace.after > trace.before else "red"
-
-
-def _wrapped(before: str, names: Sequence[str], width: int) -> list[Text]:
-    lines = [Text(" " * _INDENT + before, style=theme.DIM, no_wrap=True)]
-    for place, name in enumerate(names):
-        piece = name + (", " if place + 1 < len(names) else "")
-        if lines[-1].cell_len + cell_len(piece.rstrip()) > width and place:
-            lines.append(Text(" " * (_INDENT + len(before)), style=theme.DIM, no_wrap=True))
-        lines[-1].append(piece)
-    return lines
 
 
 def _time(seconds: float) -> str:

@@ -20,8 +20,8 @@ from types import FrameType
 from typing import Any
 
 from genctl.process import stays_ignored
-from genctl.terminal import first_sign
-from genctl.terminal.standard_streams import say_interrupted
+from genctl.terminal import loading_line
+from genctl.terminal.standard_streams import print_interrupted
 
 GRACE_S = 0.25  # how long the main thread may take to end by itself
 TURN_S = 0.1  # and then to finish a write
@@ -211,12 +211,12 @@ def _imports_torch(frame: FrameType | None) -> bool:
 
 def _leave(status: int) -> None:
     """End the process now, with the terminal's cursor shown."""
-    first_sign.clear()
+    loading_line.clear()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             if os.isatty(stream.fileno()):
                 os.write(stream.fileno(), SHOW_CURSOR)
                 break
     if status == 128 + signal.SIGINT:
-        say_interrupted()
+        print_interrupted()
     os._exit(status)

@@ -61,13 +61,16 @@ def tail(lanes: Sequence[LaneHistory], look: Look, console: Console) -> list[Tex
     shown = sections[: max((height - 1) // least if len(sections) * least > height else len(sections), 1)]
     hidden = len(sections) - len(shown)
     room = height - (hidden > 0)
-    drawn: list[list[Text]] = []
+    lines: list[Text] = []
     for place, section in enumerate(shown):
-        share = max(room // (len(shown) - place), 1)
-        lines = section_lines(section, look, console, share, width, headed=len(sections) > 1 or look.labels)
-        drawn.append(lines)
-        room -= len(lines)
-    lines = [line for part in drawn for line in part]
+        share = max(room // (len(shown) - place), 1)  # its heading, the end of its text, its newest steps
+        part = [widgets.header(width, *section.heading)] if share > 1 and (len(sections) > 1 or look.labels) else []
+        left = share - len(part)
+        part += text_lines(section, look, console, min(max(left // 3, 1), left) if look.steps else left, width)
+        left = share - len(part)
+        part += step_lines(section.path, look, width, last=left)[-left:] if look.steps and left else []
+        lines += part
+        room -= len(part)
     if hidden:
         lines.append(Text(f"… and {hidden} more", style=theme.DIM, no_wrap=True))
     return lines[:height]
@@ -136,20 +139,6 @@ def returned(lane: LaneHistory) -> int:
     wanted = lane.began.settings.get("num_return_sequences") if lane.began else None
     count = len(lane.finished.hypotheses) if lane.finished else 1
     return max(wanted, count) if isinstance(wanted, int) else count
-
-
-def section_lines(
-    section: Section, look: Look, console: Console, height: int, width: int, *, headed: bool
-) -> list[Text]:
-    """A section in at most `height` lines: heading, the end of its text, its newest steps."""
-    lines = [widgets.header(width, *section.heading)] if headed and height > 1 else []
-    room = height - len(lines)
-    most = min(max(room // 3, 1), room) if look.steps else room
-    text = text_lines(section, look, console, most, width)
-    steps: list[Text] = []
-    if look.steps and room > len(text):
-        steps = step_lines(section.path, look, width, last=room - len(text))[-(room - len(text)) :]
-    return lines + text + steps
 
 
 def text_lines(section: Section, look: Look, console: Console, height: int, width: int) -> list[Text]:

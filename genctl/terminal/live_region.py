@@ -10,11 +10,10 @@ from typing import TypeVar
 from rich.console import Console, Group
 from rich.control import Control
 from rich.live import Live
-from rich.progress import Progress, ProgressColumn
 from rich.segment import ControlType
 from rich.text import Text
 
-from genctl.terminal import first_sign
+from genctl.terminal import loading_line
 from genctl.terminal.rewrapping import rows, wraps
 
 # -- erase drawn lines correctly after the window became narrower, where the terminal wraps them (`rewrapping`) --------
@@ -90,7 +89,7 @@ class LiveRegion:
         if self._lines.outdated:
             self.hide()
         if self._live is None:
-            first_sign.end()  # it stands where the region begins
+            loading_line.end()  # it stands where the region begins
             for line in settled:
                 self._console.print(line)
             settled = ()
@@ -134,16 +133,3 @@ class RareLines:
         due = spent >= self._pause
         self._pause = 2 * spent if due else self._pause
         return due
-
-
-def transient_progress(console: Console, *columns: ProgressColumn) -> Progress:
-    """A progress bar that is redrawn only by `refresh` and erased when it stops."""
-    first_sign.clear()  # it stands where the bar begins
-    return Progress(
-        *columns,
-        console=console,
-        transient=True,
-        auto_refresh=False,
-        redirect_stdout=False,
-        redirect_stderr=False,
-    )

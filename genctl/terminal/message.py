@@ -8,8 +8,6 @@ import sys
 from genctl.errors import without_secrets
 from genctl.terminal.widgets import visible
 
-_ERROR = ("\x1b[1;31m", "\x1b[0m")
-
 
 def print_message(line: str, *, color: str = "auto", whole: str = "") -> None:
     """Print one line without secrets, control characters made visible.
@@ -17,20 +15,13 @@ def print_message(line: str, *, color: str = "auto", whole: str = "") -> None:
     Words and numbers stay whole, and so does the text `whole` in it; `error:` has its colour.
     """
     shown, columns = visible(without_secrets(line)), _columns()
-    first, rest = ("error:", shown[6:]) if shown.startswith("error:") and _coloured(color, columns) else ("", shown)
-    if not columns or len(shown) * 2 <= columns:
-        print(f"{first and first.join(_ERROR)}{rest}", file=sys.stderr, flush=True)
-        return
-    from genctl.terminal.text_width import WordWrap
+    coloured = shown.startswith("error:") and _coloured(color, columns)
+    if columns and len(shown) * 2 > columns:  # a character takes at most two cells
+        from genctl.terminal.text_width import unbroken
 
-    def send(text: str) -> None:
-        sys.stderr.write(text.replace("\0", " "))  # no other NUL is left in what is visible
-
-    wrap = WordWrap(send, lambda: columns, erases=False, dim=_ERROR)
-    wrap.write(first, dim=True)
-    kept = visible(without_secrets(whole))
-    wrap.write(f"{rest.replace(kept, kept.replace(' ', chr(0))) if kept else rest}\n")
-    sys.stderr.flush()
+        kept = visible(without_secrets(whole))
+        shown = "\n".join(unbroken(shown, columns, [kept] if kept else []))
+    print(f"\x1b[1;31merror:\x1b[0m{shown[6:]}" if coloured else shown, file=sys.stderr, flush=True)
 
 
 def _coloured(color: str, columns: int) -> bool:

@@ -13,24 +13,84 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.progress_bar import ProgressBar
 from rich.segment import Segment
+from rich.table import Column
 from rich.text import Text
 
 from genctl.errors import size
 from genctl.events import Event, Loading, Stepped
-from genctl.terminal import theme, widgets
+from genctl.terminal import loading_line, theme, widgets
 from genctl.terminal.console import takes_lines
-from genctl.terminal.live_region import FRAME_S, DrawnLines, RareLines, transient_progress
+from genctl.terminal.live_region import FRAME_S, DrawnLines, RareLines
 
 ROWS_FRAME_S = 0.1  # seconds between two drawings of rows
 BAR = 20  # columns
 SPEED_S = 20.0  # the speed shown is that of the last so many seconds
 
 
+class TransientBars:
+    """Bars that are drawn by `draw` alone, without a thread, and erased in full even if the window became narrower.
+
+    A terminal that cannot redraw gets a line now and then instead. `clock` gives seconds.
+    """
+
+    def __init__(self, console: Console, clock: Callable[[], float], *columns: ProgressColumn) -> None:
+        self._console, self._clock, self._columns = console, clock, columns
+        self._progress: Progress | None = None
+        self._tasks: dict[object, TaskID] = {}
+        self._lines = DrawnLines(console)
+        self._drawn = float("-inf")
+        self._rare = RareLines(clock) if takes_lines(console) else None
+
+    def is_due(self, frame_s: float, key: object, *, complete: bool = False) -> bool:
+        """Whether to draw the bar `key`: if it is new or complete, or the last frame is so many seconds old.
+
+        For a terminal that gets lines, whether one is due.
+        """
+        if self._rare is not None:
+            return self._rare.is_due()
+        old = self._clock() - self._drawn >= frame_s
+        return self._console.is_interactive and (old or complete or key not in self._tasks)
+
+    def draw(self, key: object, words: str, done: float, total: float | None, amount: str = "") -> None:
+        """Draw the bar `key` with `words` and an `amount` beside it, or print these."""
+        if self._rare is not None:
+            self._console.print(Text(f"{words}: {amount}" if amount else words))
+            return
+        if self._lines.outdated:
+            self.erase()
+        if self._progress is None:
+            loading_line.clear()  # it stands where the bars begin
+            self._progress = Progress(
+                *self._columns,
+                console=self._console,
+                transient=True,
+                auto_refresh=False,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._progress.start()
+        if key not in self._tasks:
+            self._tasks[key] = self._progress.add_task(words, total=total, amount=amount)
+        self._progress.update(self._tasks[key], description=words, completed=done, total=total, amount=amount)
+        self._progress.refresh()
+        lines = self._console.render_lines(self._progress.get_renderable(), pad=False)
+        self._lines.note([Segment.get_line_length(line) for line in lines])
+        self._drawn = self._clock()
+
+    def erase(self) -> None:
+        """Erase the bars; `draw` starts them again."""
+        if self._progress is not None:
+            self._lines.clear()
+            self._progress.stop()
+            self._progress, self._tasks = None, {}
+            self._drawn = float("-inf")
+
+
 class RowsBar:
     """Draws how many of `total` rows are done (None: unknown); `what` they are called.
 
     `done` rows were finished before this run. Nothing is drawn in a pipe. Redrawn on events, at most ten times a
-    second; there is no thread.
+    second.
     """
 
     def __init__(
@@ -42,9 +102,14 @@ class RowsBar:
         what: str = "rows",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._console = console
+        words = TextColumn(
+            "{task.description}",
+            style=theme.DIM,
+            markup=False,
+            table_column=Column(no_wrap=True, overflow="ellipsis"),
+        )
+        self._bars = TransientBars(console, clock, *([] if total is None else [BarColumn(bar_width=BAR)]), words)
         self._total, self._what = total, what
-        self._rare = RareLines(clock) if takes_lines(console) else None
         self._done = self._before = done
         self._failed = 0
         self._ahead = 0  # rows that are finished and not written yet
@@ -53,9 +118,6 @@ class RowsBar:
         self._clock = clock
         self._began = clock()
         self._window: list[tuple[float, int]] = [(self._began, 0)]  # when so many tokens were written
-        self._drawn = float("-inf")
-        self._progress: Progress | None = None
-        self._row = DrawnLines(console)
         self._closed = False
 
     def feed(self, event: Event) -> None:
@@ -78,11 +140,7 @@ class RowsBar:
 
     def hide(self) -> None:
         """Erase the bar; the next event draws it again."""
-        if self._progress is not None:
-            progress, self._progress = self._progress, None
-            self._row.clear()
-            progress.stop()
-            self._drawn = float("-inf")
+        self._bars.erase()
 
     def close(self) -> None:
         """Erase the bar for good."""
@@ -99,8 +157,7 @@ class RowsBar:
         since, tokens = self._window[0]
         now = self._clock()
         if now > since and self._tokens > tokens:
-            rate = (self._tokens - tokens) / (now - since)
-            words.append(f"{rate:,.0f} tok/s" if rate >= 10 else f"{rate:.1f} tok/s")
+            words.append(widgets.token_rate((self._tokens - tokens) / (now - since)))
         done = finished - self._before
         if self._total is not None and done:
             left = max(self._total - finished, 0) * (now - self._began) / done
@@ -110,38 +167,14 @@ class RowsBar:
         return " · ".join(words)
 
     def _draw(self) -> None:
-        now = self._clock()
-        if self._rare is not None and not self._closed and self._rare.is_due():
-            self._console.print(Text(self.line()))
-        if self._closed or not self._console.is_interactive or now - self._drawn < ROWS_FRAME_S:
+        if self._closed or not self._bars.is_due(ROWS_FRAME_S, "rows"):
             return
-        if self._tokens != self._window[-1][1]:  # workers tell of their rows once in a while
+        now = self._clock()
+        if self._tokens != self._window[-1][1]:  # workers report their rows once in a while
             self._window.append((now, self._tokens))
         while len(self._window) > 2 and now - self._window[1][0] > SPEED_S:
             del self._window[0]
-        if self._row.outdated:
-            self.hide()
-        if self._progress is None:
-            bar = [] if self._total is None else [BarColumn(bar_width=BAR)]
-            self._progress = transient_progress(self._console, *bar, _Line(self.line))
-            self._progress.add_task("", total=self._total)
-            self._progress.start()
-        self._progress.update(self._progress.task_ids[0], completed=self._done + self._ahead)
-        self._progress.refresh()
-        room = 0 if self._total is None else BAR + 1
-        self._row.note([min(room + len(self.line()), self._console.width)])
-        self._drawn = self._clock()
-
-
-class _Line(ProgressColumn):
-    max_refresh = None
-
-    def __init__(self, line: Callable[[], str]) -> None:
-        super().__init__()
-        self._line = line
-
-    def render(self, task: Task) -> Text:
-        return Text(self._line(), style=theme.DIM, no_wrap=True, overflow="ellipsis")
+        self._bars.draw("rows", self.line(), self._done + self._ahead, self._total)
 
 
 def _duration(seconds: float) -> str:
@@ -157,21 +190,15 @@ def _duration(seconds: float) -> str:
 
 
 class LoadingBar:
-    """Draws `Loading` events. Nothing is drawn if the console is not interactive."""
+    """Draws `Loading` events: at most every 50 ms, and whenever a part is complete. Nothing is drawn in a pipe."""
 
     def __init__(self, console: Console, clock: Callable[[], float]) -> None:
-        self._console = console
-        self._clock = clock
-        self._progress: Progress | None = None
-        self._tasks: dict[tuple[str, str], TaskID] = {}
-        self._drawn = float("-inf")
-        self._lines = DrawnLines(console)
-        self._takes_lines = takes_lines(console)
-        self._rare: RareLines | None = None  # made with the first event
+        self._console, self._clock = console, clock
+        self._bars: TransientBars | None = None  # made with the first event
         self._lock = threading.Lock()  # files are downloaded by several threads
 
     def takes(self, event: Event, *, quiet: bool) -> bool:
-        """Whether an event tells of loading: it is drawn unless `quiet`. Any other event ends the bar."""
+        """Whether an event is one of loading: it is drawn unless `quiet`. Any other event ends the bar."""
         if not isinstance(event, Loading):
             self.close()
             return False
@@ -180,45 +207,30 @@ class LoadingBar:
         return True
 
     def show(self, event: Loading) -> None:
-        """Update the bar; redraws at most every 50 ms, and whenever a part is complete."""
-        if self._console.is_interactive or self._takes_lines:
-            with self._lock:
-                (self._print if self._takes_lines else self._show)(event)
-
-    def _print(self, event: Loading) -> None:
-        self._rare = self._rare or RareLines(self._clock)
-        if self._rare.is_due():
-            self._console.print(Text(f"{_words(event)}: {_amount(event.done, event.total, event.unit)}"))
-
-    def _show(self, event: Loading) -> None:
-        if self._lines.outdated:
-            self.close()
-        if self._progress is None:
-            self._progress = transient_progress(
-                self._console, TextColumn("{task.description}", markup=False), _KnownBar(bar_width=24), _Amount()
-            )
-            self._progress.start()
-        part = (event.what, event.unit)
-        if part not in self._tasks:
-            description = widgets.first_words(_words(event), max(self._console.width - 44, 16))
-            self._tasks[part] = self._progress.add_task(
-                description, total=event.total or None, completed=event.done, unit=event.unit
-            )
-        self._progress.update(self._tasks[part], completed=event.done, total=event.total or None)
-        if self._clock() - self._drawn >= FRAME_S or event.done >= event.total:
-            self._progress.refresh()
-            drawn = self._console.render_lines(self._progress.get_renderable(), pad=False)
-            self._lines.note([Segment.get_line_length(line) for line in drawn])
-            self._drawn = self._clock()
+        """Update the bar."""
+        part = event.what, event.unit
+        with self._lock:
+            if self._bars is None:
+                words_column = TextColumn("{task.description}", markup=False)
+                amount_column = TextColumn("{task.fields[amount]}", markup=False, style=theme.DIM)
+                self._bars = TransientBars(
+                    self._console, self._clock, words_column, _KnownBar(bar_width=24), amount_column
+                )
+            if self._bars.is_due(FRAME_S, part, complete=event.done >= event.total):
+                verb = "downloading" if event.unit == "B" else "reading"
+                words = f"{verb} {widgets.visible(event.what)}"
+                if self._console.is_interactive:
+                    words = widgets.first_words(words, max(self._console.width - 44, 16))
+                if event.unit == "B":
+                    amount = size(event.done, of=event.total)
+                else:
+                    amount = f"{event.done:,}{f'/{event.total:,}' if event.total else ''} {event.unit}"
+                self._bars.draw(part, words, event.done, event.total or None, amount)
 
     def close(self) -> None:
         """Erase the bar."""
-        if self._progress is not None:
-            self._lines.clear()
-            self._progress.stop()
-            self._progress = None
-            self._tasks = {}
-            self._drawn = float("-inf")
+        if self._bars is not None:
+            self._bars.erase()
 
 
 class _KnownBar(BarColumn):
@@ -228,21 +240,3 @@ class _KnownBar(BarColumn):
         bar = super().render(task)
         bar.width = 0 if task.total is None else self.bar_width
         return bar
-
-
-class _Amount(ProgressColumn):
-    """How much of how much, in the event's own unit."""
-
-    def render(self, task: Task) -> Text:
-        return Text(_amount(task.completed, task.total, task.fields["unit"]), style=theme.DIM)
-
-
-def _words(event: Loading) -> str:
-    return f"{'downloading' if event.unit == 'B' else 'reading'} {widgets.visible(event.what)}"
-
-
-def _amount(done: float, total: float | None, unit: str) -> str:
-    """How much of how much."""
-    if unit == "B":
-        return size(done, of=total or 0)
-    return f"{done:,.0f}{f'/{total:,.0f}' if total else ''} {unit}"

@@ -12,22 +12,28 @@ import os
 import sys
 from contextlib import contextmanager, suppress
 
-from genctl.terminal import first_sign
+from genctl.terminal import loading_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import IO, TextIO
+    from typing import IO
 
 
-def mend() -> None:
+def repair_fds() -> None:
     """Fill closed standard descriptors, and make standard error a stream on which no write fails."""
     # modes are swapped on purpose: reading 0 and writing 1 must fail, as on a closed descriptor
     for descriptor, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)):
-        _fill(descriptor, mode)
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            _stand_in(descriptor, mode)
+            os.set_inheritable(descriptor, True)
     if sys.stdout is None:
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 (open to the end)
-    sys.stderr = _diagnostics(sys.stderr)
+    encoding = "utf-8" if sys.stderr is None else sys.stderr.encoding
+    raw = io.FileIO(2, "w", closefd=False)
+    sys.stderr = _Diagnostics(io.BufferedWriter(raw), encoding, "backslashreplace", line_buffering=True)
 
 
 def is_terminal(stream: IO[str] | None) -> bool:
@@ -38,13 +44,13 @@ def is_terminal(stream: IO[str] | None) -> bool:
         return False
 
 
-def say_interrupted() -> None:
-    """Say on standard error that Ctrl-C ended the command, past what another thread may hold of the stream."""
+def print_interrupted() -> None:
+    """Print on standard error that Ctrl-C ended the command, past what another thread may hold of the stream."""
     with suppress(OSError):
         os.write(2, b"\rinterrupted\n" if os.isatty(2) else b"interrupted\n")
 
 
-def let_go() -> None:
+def drop_stdout() -> None:
     """Drop what is still buffered for a broken stream, so that the interpreter does not complain at its end."""
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -52,14 +58,6 @@ def let_go() -> None:
         except (OSError, ValueError):
             with suppress(OSError, ValueError):
                 _stand_in(stream.fileno(), os.O_WRONLY)
-
-
-def _fill(descriptor: int, mode: int) -> None:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        _stand_in(descriptor, mode)
-        os.set_inheritable(descriptor, True)
 
 
 def _stand_in(descriptor: int, mode: int) -> None:
@@ -70,15 +68,8 @@ def _stand_in(descriptor: int, mode: int) -> None:
         os.close(devnull)
 
 
-def _diagnostics(before: TextIO | None) -> TextIO:
-    """Standard error on which no write fails: results matter even where it is closed or full."""
-    encoding = "utf-8" if before is None else before.encoding
-    raw = io.FileIO(2, "w", closefd=False)
-    return _Diagnostics(io.BufferedWriter(raw), encoding, "backslashreplace", line_buffering=True)
-
-
 class _Diagnostics(io.TextIOWrapper):
-    """After a write that fails, this one and all later ones are dropped.
+    """Standard error, where results matter even if it is closed or full: after a write that fails, all are dropped.
 
     Failures are caught here and not in the raw stream: a signal handled between its write and its return would make
     the buffer write the same bytes again.
@@ -86,19 +77,19 @@ class _Diagnostics(io.TextIOWrapper):
 
     def write(self, text: str, /) -> int:
         """Write; ignore a failure."""
-        first_sign.clear()
-        with _unheard():
+        loading_line.clear()
+        with _ignore_failure():
             super().write(text)
         return len(text)
 
     def flush(self) -> None:
         """Flush; ignore a failure."""
-        with _unheard():
+        with _ignore_failure():
             super().flush()
 
 
 @contextmanager
-def _unheard() -> Iterator[None]:
+def _ignore_failure() -> Iterator[None]:
     try:
         yield
     except BlockingIOError:  # a full pipe that does not block: what fits into the buffer is written later

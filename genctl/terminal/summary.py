@@ -44,12 +44,13 @@ def summary(
         words.append(count(totals.sequences, "sequence"))
     words.append(count(tokens, "token"))
     if decode_s > 0 and tokens:
-        words.append(f"{_rate(tokens / decode_s)} tok/s")
+        words.append(widgets.token_rate(tokens / decode_s))
     times = [] if load_s is None else [f"loaded in {load_s:.1f} s"]
     times += [] if first_s is None else [f"first token after {first_s:.2f} s"]
     if times:
         words.append(", ".join(times))
-    words += _stops(totals)
+    alone = len(totals.stops) == 1 and totals.sequences == 1
+    words += [("" if alone else f"{number} ") + stop_words(*stop, number) for stop, number in totals.stops.items()]
     if unfinished:
         words.append("not finished" if totals.lanes == 1 else f"{unfinished} not finished")
     if totals.failed:
@@ -125,13 +126,3 @@ def stop_words(reason: str, stop: str, number: int = 1) -> str:
         return "cut at row_timeout"
     words = _ENDED.get(reason, (reason, reason))[number > 1]
     return f"{words} by “{widgets.first_words(stop, 24)}”" if stop and reason == "stop" else words
-
-
-def _stops(totals: Totals) -> list[str]:
-    if len(totals.stops) == 1 and totals.sequences == 1:
-        return [stop_words(*stop) for stop in totals.stops]
-    return [f"{number} {stop_words(*stop, number)}" for stop, number in totals.stops.items()]
-
-
-def _rate(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from rich.cells import cell_len, chop_cells
 from rich.console import Console
@@ -12,7 +13,6 @@ from rich.style import Style
 from rich.text import Text
 
 from genctl.terminal import theme, widgets
-from genctl.terminal.rewrapping import wraps
 from genctl.terminal.standard_streams import is_terminal
 
 _WORD = re.compile(r"\S+\s*|\s+")
@@ -120,126 +120,54 @@ def first_cells(text: str, width: int) -> str:
 
 TAB = 8  # cells between tab stops
 _PART = re.compile(r"\n|[^\S\n]+|\S+")
-_CLOSING = ("Pe", "Pf", "Po", "Sk", "Mn", "Me", "Mc", "Cf")  # categories that stay with the character before them
-_OPENING = ("Ps", "Pi")
 
 
 class WordWrap:
     """Writes text at once, and moves a word to the next line when it grows beyond the right edge.
 
     A line break replaces the white space at which it is made, and white space at the end of a line is not written, so
-    that copied lines have no padding. Lines also break before and after wide characters. A word longer than a line is
-    left to the terminal, which breaks it anywhere. `write` sends a string to the terminal; `width` gives its columns,
-    and is read again for every piece.
-
-    Without `erases` (a terminal that knows no control sequences) a word is held back until it is complete.
+    that copied lines have no padding. Words that are longer than a line or have wide characters, as in Japanese, are
+    left to the terminal, which breaks them anywhere. `send` writes to the terminal; `width` gives its columns, and is
+    read for every piece; `dim` are the codes that turn the style of prompts on and off.
     """
 
     def __init__(
-        self,
-        write: Callable[[str], object],
-        width: Callable[[], int],
-        *,
-        erases: bool = True,
-        dim: tuple[str, str] = ("", ""),
+        self, send: Callable[[str], object], width: Callable[[], int], *, dim: tuple[str, str] = ("", "")
     ) -> None:
-        self._send = write
-        self._width = width
-        self._erases = erases
-        self._dim = dim  # what turns the style of prompts on and off
-        self._used = 0  # cells of the last row before the gap
+        self._send, self._width, self._dim = send, width, dim
+        self._used = 0  # cells of the row before the gap
         self._gap = ""  # white space that is written only if something follows it on its line
-        self._word: list[tuple[str, bool]] = []  # the pieces of the last word, and which of them are dim
-        self._columns = 0  # of the window at the last write
+        self._word = ""  # the last word
+        self._styled = ""  # the same as it was written
 
     def write(self, text: str, *, dim: bool = False) -> None:
         """Write the next piece of text, without control characters. Sends everything in one string."""
+        columns = max(self._width(), 2)
         sent: list[str] = []
-        self._resize()
         for part in _PART.findall(text):
-            if part == "\n":
-                self._finish(sent)
-                sent.append("\n")
-                self._used, self._gap = 0, ""
-            elif part.isspace():
-                self._finish(sent)
+            if part.isspace():
+                if self._word:
+                    self._used, self._gap = _last_row(self._start() + cell_len(self._word), columns), ""
+                    self._word = self._styled = ""
                 self._gap += part
+                if part == "\n":
+                    sent.append("\n")
+                    self._used, self._gap = 0, ""
+                continue
+            begun, piece = self._word, part.join(self._dim) if dim else part
+            self._word, self._styled = begun + part, self._styled + piece
+            self._used = _last_row(self._used, columns)  # the window may have become narrower
+            cells = cell_len(self._word)
+            if self._used and self._start() + cells > columns and cells <= len(self._word):
+                sent += [f"\x1b[{self._used + 1}G\x1b[K\n" if begun else "\n", self._styled]
+                self._used, self._gap = 0, ""
             else:
-                for place, unit in enumerate(self._units(part)):
-                    if place:
-                        self._finish(sent)
-                    self._grow(sent, unit, dim)
+                sent += [piece] if begun else [self._gap, piece]
         if sent:
             self._send("".join(sent))
 
     def flush(self) -> None:
-        """Write a word that is held back."""
-        sent: list[str] = []
-        self._finish(sent)
-        if sent:
-            self._send("".join(sent))
-
-    def _units(self, part: str) -> Iterator[str]:
-        """The pieces of a part that must not be broken. The first continues the last word, if that is allowed."""
-        before = self._word[-1][0][-1] if self._word else ""
-        unit = ""
-        for character in part:
-            if before and _may_break(before, character):
-                yield unit
-                unit = ""
-            unit += character
-            before = character
-        yield unit
-
-    def _grow(self, sent: list[str], piece: str, dim: bool) -> None:
-        """Add a piece to the last word, which moves to the next line if it no longer fits."""
-        if not piece:
-            return
-        old = cell_len(self._letters())
-        self._word.append((piece, dim))
-        if not self._erases:
-            return
-        if self._used and self._start() + cell_len(self._letters()) > self._columns:
-            sent.append(f"\x1b[{self._used + 1}G\x1b[K\n" if old else "\n")
-            self._used, self._gap = 0, ""
-            self._send_word(sent)
-        else:
-            sent.append(("" if old else self._gap) + self._styled(piece, dim))
-
-    def _finish(self, sent: list[str]) -> None:
-        """The last word is complete."""
-        if not self._word:
-            return
-        cells = cell_len(self._letters())
-        if not self._erases:
-            if self._used and self._start() + cells > self._columns:
-                sent.append("\n")
-                self._used, self._gap = 0, ""
-            sent.append(self._gap)
-            self._send_word(sent)
-        self._used = self._last_row(self._start() + cells)
-        self._word, self._gap = [], ""
-
-    def _resize(self) -> None:
-        columns, before = max(self._width(), 2), self._columns
-        self._columns = columns
-        if not before or columns >= before:
-            return
-        used = self._start() + cell_len(self._letters()) if self._word and self._erases else self._used
-        if used <= columns:
-            return
-        if self._word and self._erases:  # the window has cut it or wrapped it: it stays where it is
-            self._word, self._gap = [], ""
-        self._used = self._last_row(used) if wraps() else columns
-
-    def _last_row(self, cells: int) -> int:
-        return (cells - 1) % self._columns + 1 if cells else 0
-
-    def _letters(self) -> str:
-        return "".join(text for text, _ in self._word)
-
-    def _send_word(self, sent: list[str]) -> None:
-        sent += (self._styled(text, dim) for text, dim in self._word)
+        """Do nothing: no text is held back."""
 
     def _start(self) -> int:
         """The cell at which the last word begins."""
@@ -248,24 +176,26 @@ class WordWrap:
             start += TAB - start % TAB if character == "\t" else cell_len(character)
         return start
 
-    def _styled(self, text: str, dim: bool) -> str:
-        return f"{self._dim[0]}{text}{self._dim[1]}" if dim else text
+
+def _last_row(cells: int, columns: int) -> int:
+    """Cells of the last row of a line that a terminal of so many columns wraps."""
+    return (cells - 1) % columns + 1 if cells else 0
 
 
 def terminal_wrap(console: Console) -> WordWrap | None:
-    """Word wrap for the terminal of a console; None for a pipe or a file, also where colours are forced."""
+    """Word wrap for the terminal of a console; None for a pipe or a file, also where colours are forced.
+
+    A terminal that knows no control sequences breaks its lines itself.
+    """
     if not (console.is_interactive or is_terminal(console.file)):
         return None
+    columns = (lambda: console.width) if console.is_interactive else (lambda: sys.maxsize)
+    return WordWrap(console.file.write, columns, dim=dim_codes(console))
+
+
+def dim_codes(console: Console) -> tuple[str, str]:
+    """What turns the style of prompts on and off on a console."""
     with console.capture() as capture:
         console.print(Text("x", style=theme.PROMPT), end="")
     on, _, off = capture.get().partition("x")
-    return WordWrap(console.file.write, lambda: console.width, erases=console.is_interactive, dim=(on, off))
-
-
-def _may_break(before: str, after: str) -> bool:
-    """Whether a line may end between two characters that are not white space: beside wide ones, as in Japanese."""
-    if cell_len(before) < 2 and cell_len(after) < 2:
-        return False
-    if before == "\u200d" or unicodedata.category(after) in _CLOSING:  # the joiner of emoji; 。 and 」
-        return False
-    return unicodedata.category(before) not in _OPENING
+    return on, off

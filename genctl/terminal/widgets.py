@@ -6,9 +6,11 @@ that nothing in it is parsed as markup.
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
@@ -16,6 +18,9 @@ from rich.text import Text
 from genctl import errors
 from genctl.events import Token
 from genctl.terminal import theme
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 # C0 but tab and newline, DEL, C1, line and paragraph separators, marks and overrides of direction, lone surrogates.
 _HOSTILE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -107,7 +112,9 @@ def score_line(step: int, token: Token, width: int | None = None) -> Text:
     style = theme.colour(probability)
     cells_of_token, bar_width = _columns(width)
     line = Text(no_wrap=True).append(f"{step:>5}  ", style=theme.DIM)
-    line.append(cells(token_text(token.id, token.text or _own_name(token)), cells_of_token), style=theme.CHOSEN)
+    name = next((text for token_id, text, _ in token.top if token_id == token.id), "")  # such as </s>
+    shown = token_text(token.id, token.text or ("" if "\ufffd" in name else name))
+    line.append(cells(shown, cells_of_token), style=theme.CHOSEN)
     line.append("  ")
     if bar_width:
         line.append_text(bar(probability, bar_width)).append(" ")
@@ -136,15 +143,14 @@ def rounded(value: float) -> str:
     return "0.000" if text == "-0.000" else text
 
 
+def token_rate(rate: float) -> str:
+    """Tokens per second."""
+    return f"{rate:,.0f} tok/s" if rate >= 10 else f"{rate:.1f} tok/s"
+
+
 def perplexity(value: float) -> str:
     """A perplexity in a few characters."""
     return f"{value:.4f}" if value < 1000 else f"{value:,.0f}" if value < 1e8 else f"{value:.2e}"
-
-
-def _own_name(token: Token) -> str:
-    """The name of a token without text, such as EOS, from its alternatives; "" for half a character."""
-    text = next((text for token_id, text, _ in token.top if token_id == token.id), "")
-    return "" if "\ufffd" in text else text
 
 
 def alternative_lines(token: Token, width: int, top: int) -> list[Text]:
@@ -194,7 +200,33 @@ def fit(line: Text, width: int | None) -> Text:
     return line
 
 
-# -- a table of numbers with a name before each row --------------------------------------------------------------------
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def lines_of(renderable: RenderableType, width: int) -> list[Text]:
+    """What Rich makes of a table or another renderable in `width` cells, line by line."""
+    from rich.console import Console  # which takes long to import
+
+    renderer = Console(file=io.StringIO(), width=width, markup=False, highlight=False, emoji=False)
+    lines = []
+    for segments in renderer.render_lines(renderable, pad=False):
+        line = Text.assemble(*((segment.text, segment.style or "") for segment in segments), no_wrap=True)
+        line.rstrip()
+        lines.append(line)
+    return lines
+
+
+def drop_columns(columns: dict[str, list[Text]], width: int, least_first: Sequence[str], *, space: int) -> list[str]:
+    """Take away the least important columns until the others fit `width` cells, `space` cells apart; returns them."""
+    dropped = []
+    for name in least_first:
+        sizes = [max(map(cell_len, (*name.split("\n"), *(cell.plain for cell in columns[name])))) for name in columns]
+        if sum(sizes) + space * len(sizes) <= width:
+            break
+        if name in columns:
+            dropped.append(name)
+            del columns[name]
+    return dropped
 
 
 def table_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[Text]:

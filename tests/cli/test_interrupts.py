@@ -92,7 +92,7 @@ def test_with_resume_running_rows_are_left_to_the_next_run(tmp_path: Path, envir
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, err
-    assert b"the same command goes on after them" in err
+    assert b"rerun the same command to continue" in err
     assert b"interrupted" not in out.read_bytes()
     for extra in (["-o", str(out), "--resume"], ["-o", str(whole)]):
         subprocess.run([sys.executable, *GENCTL, "run", *settings, *extra], env=environment, cwd=tmp_path, check=True)

@@ -8,20 +8,21 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from genctl.commands.run.search_output import StreamView
+from genctl.commands.run.text_stream import StableTexts, recorded_prompt
 from genctl.events import Began, Ended, Event, Failed, Finished, Hypothesis, Row, Stepped, Token
 from tests.terminal.beams import STEPS, random_searches, search
 from tests.terminal.streams import lane, woven
 
 
-def streamed(events: list[Event], **asked: Any) -> list[str]:
+def streamed(events: list[Event], **options: Any) -> list[str]:
     """What is out after each event, and after the end."""
     pieces: list[str] = []
     out = []
-    with StreamView(pieces.append, **asked) as view:
-        for event in events:
-            view.feed(event)
-            out.append("".join(pieces))
+    texts = StableTexts(lambda piece, dim: pieces.append(piece), **options)
+    for event in events:
+        texts.feed(event)
+        out.append("".join(pieces))
+    texts.close()
     return [*out, "".join(pieces)]
 
 
@@ -95,7 +96,7 @@ def test_the_prompt_comes_once_before_each_of_its_texts() -> None:
     texts = [" the old badger sang under the hill.", " the old badger slept under the hill."]
     for answers, between in ((False, ""), (True, "\t")):
         events = [dataclasses.replace(began, encoder_decoder=answers), *rest]
-        assert streamed(events, echo=True)[-1] == "".join(f"P{between}{text}\n" for text in texts)
+        assert streamed(events, prompt=recorded_prompt)[-1] == "".join(f"P{between}{text}\n" for text in texts)
 
 
 def test_a_lane_that_fails_on_the_way_ends_its_line() -> None:

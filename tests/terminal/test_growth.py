@@ -15,13 +15,13 @@ from genctl.commands.event_log import read_recording
 from genctl.commands.run.beam_picture import table
 from genctl.commands.run.beam_view import BeamView
 from genctl.commands.run.run_view import RunView
-from genctl.commands.run.search_output import StreamView
+from genctl.commands.run.text_stream import StableTexts
 from genctl.events import Began, Ended, Event, Finished, Hypothesis, Row, Stepped, Token, to_json
 from genctl.events.history import LaneHistory
 from genctl.events.history import Path as Way
 from genctl.pages.page import PageData
 from genctl.pages.search_tree import SearchTrees
-from genctl.terminal.departures import Certain, meet
+from genctl.terminal.stable_prefix import StablePrefix, common_ancestor
 from tests.work import growth, lines
 
 SIZE = 60
@@ -80,7 +80,7 @@ def fed(view: Any, events: list[Event]) -> None:
 
 
 USES: dict[str, Callable[[list[Event]], object]] = {
-    "streamed": lambda events: fed(StreamView(lambda text: None), events),
+    "streamed": lambda events: fed(StableTexts(lambda text, dim: None), events),
     "shown": lambda events: fed(RunView(console(), console(), live=True, quiet=True), events),
     "shown as a search": lambda events: fed(BeamView(console(), console(), tree=True, quiet=True), events),
     "for a page": lambda events: fed(PageData(), events),
@@ -136,7 +136,7 @@ def test_paths_meet_where_a_walk_says() -> None:
         a, b = draw.choice(ways), draw.choice(ways)
         ups = set(map(id, [*a.back(), ways[0]]))
         assert a.meet(b) is next(way for way in [*b.back(), ways[0]] if id(way) in ups)
-    assert meet([]) is not None
+    assert common_ancestor([]) is not None
     long, other = Way(), Way(Way(), row, 0)
     for step in range(10_000):
         long = Way(long, row, step)
@@ -146,10 +146,10 @@ def test_paths_meet_where_a_walk_says() -> None:
 
 @pytest.mark.parametrize("name", ["beam", "diverse", "sample", "unknown"])
 def test_what_is_certain_is_the_same_at_once_and_step_by_step(name: str) -> None:
-    lane, step_by_step = LaneHistory("0"), Certain()
+    lane, step_by_step = LaneHistory("0"), StablePrefix()
     for event in RECORDINGS[name](30):
         lane = lane.after(event)
-        assert step_by_step(lane) is Certain()(lane)
+        assert step_by_step(lane) is StablePrefix()(lane)
 
 
 def test_a_sequence_without_tokens_has_one_path() -> None:

@@ -8,7 +8,7 @@ from rich.text import Text
 from genctl.commands.compare.view import Column, CompareView
 from genctl.commands.run.beam_view import BeamView
 from genctl.events import Loading
-from genctl.terminal import first_sign
+from genctl.terminal import loading_line
 from genctl.terminal.live_region import LiveRegion
 from genctl.terminal.progress_bars import LoadingBar, RowsBar
 from tests.terminal.beams import search
@@ -118,12 +118,12 @@ def test_beams_are_redrawn_without_a_trace(widths: tuple[int, ...]) -> None:
 def test_the_line_before_loading_is_redrawn_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     window = ReflowingTerminal(80)
     window.feed("above\n")
-    monkeypatch.setattr(first_sign.os, "dup", lambda number: number)
-    monkeypatch.setattr(first_sign.os, "write", lambda number, text: window.feed(text.decode()))
+    monkeypatch.setattr(loading_line.os, "dup", lambda number: number)
+    monkeypatch.setattr(loading_line.os, "write", lambda number, text: window.feed(text.decode()))
     monkeypatch.setattr(
-        first_sign.os, "get_terminal_size", lambda number: first_sign.os.terminal_size((window.width, 24))
+        loading_line.os, "get_terminal_size", lambda number: loading_line.os.terminal_size((window.width, 24))
     )
-    sign = first_sign._Sign("loading " + "a" * 90, plain=False)
+    sign = loading_line._Line("loading " + "a" * 90, plain=False)
     for width in (80, 30, 110):
         window.resize(width)
         sign.draw()

@@ -9,7 +9,6 @@ import pyte
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.cells import cell_len
 
 from genctl.terminal.text_width import WordWrap
 
@@ -22,11 +21,11 @@ STORY = (
 class Page:
     """A terminal that shows what a `WordWrap` sends."""
 
-    def __init__(self, width: int, *, erases: bool = True) -> None:
+    def __init__(self, width: int) -> None:
         self.width, self.sent = width, io.StringIO()
         self.screen = pyte.Screen(width, 40)
         self.stream = pyte.Stream(self.screen)
-        self.wrap = WordWrap(self._write, lambda: self.width, erases=erases, dim=("\x1b[2m", "\x1b[0m"))
+        self.wrap = WordWrap(self._write, lambda: self.width, dim=("\x1b[2m", "\x1b[0m"))
 
     def _write(self, text: str) -> None:
         self.sent.write(text)
@@ -36,17 +35,15 @@ class Page:
         return [line.rstrip() for line in "\n".join(self.screen.display).rstrip().split("\n")]
 
 
-@pytest.mark.parametrize("erases", [True, False])
 @pytest.mark.parametrize("width", [20, 33, 60])
-def test_no_word_is_cut_however_the_text_is_divided_into_tokens(width: int, erases: bool) -> None:
+def test_no_word_is_cut_however_the_text_is_divided_into_tokens(width: int) -> None:
     draw = random.Random(width)
     for _ in range(20):
-        page, left = Page(width, erases=erases), STORY
+        page, left = Page(width), STORY
         while left:
             length = draw.randint(1, 7)
             page.wrap.write(left[:length], dim=draw.random() < 0.2)
             left = left[length:]
-        page.wrap.flush()
         words = " ".join(page.lines()).split()
         assert words == STORY.split() if width > 20 else "".join(words) == "".join(STORY.split())
         whole = Page(width)
@@ -63,20 +60,16 @@ def test_a_word_that_grows_beyond_the_edge_moves_in_one_write() -> None:
 
 
 def test_no_line_ends_with_spaces_and_a_break_replaces_its_space() -> None:
-    page = Page(10, erases=False)
+    page = Page(10)
     page.wrap.write("aaaa bbbb cccc  \n  dd   eeeeeee f ")
-    page.wrap.flush()
     assert page.sent.getvalue() == "aaaa bbbb\ncccc\n  dd\neeeeeee f"
 
 
-def test_lines_break_between_wide_characters_but_not_before_their_punctuation() -> None:
-    page = Page(10, erases=False)
-    page.wrap.write("むかしむかし。おじい「さん」👍🏽 ok")
-    page.wrap.flush()
-    lines = page.sent.getvalue().split("\n")
-    assert "".join(lines).replace(" ", "") == "むかしむかし。おじい「さん」👍🏽ok"
-    assert all(cell_len(line) <= 10 for line in lines)
-    assert not any(line.startswith(("。", "」", "🏽")) or line.endswith("「") for line in lines)
+def test_wide_characters_are_left_to_the_terminal() -> None:
+    page = Page(10)
+    for piece in ["むか", "しむかし。おじい", "さん", " ok"]:
+        page.wrap.write(piece)
+    assert page.sent.getvalue() == "むかしむかし。おじいさん ok"
 
 
 def test_a_filled_line_is_not_followed_by_an_empty_one() -> None:
@@ -99,14 +92,7 @@ def test_after_a_resize_words_wrap_at_the_new_width() -> None:
     assert page.lines() == ["one two three four", "five six seven eight nine ten eleven twelve"]
 
 
-def test_a_word_that_a_narrower_window_cut_stays_and_the_next_begins_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genctl.terminal.text_width.wraps", lambda: False)
-    page = Page(30)
-    page.wrap.write("one two three four")
-    page.width = 10
-    page.wrap.write(" five")
-    assert page.sent.getvalue() == "one two three four\nfive"
-    monkeypatch.setattr("genctl.terminal.text_width.wraps", lambda: True)
+def test_in_a_window_that_became_narrower_the_row_of_the_last_word_counts() -> None:
     page = Page(30)
     page.wrap.write("one two three four")  # two rows of 10, the second with 8 cells
     page.width = 10
@@ -116,15 +102,14 @@ def test_a_word_that_a_narrower_window_cut_stays_and_the_next_begins_a_line(monk
 
 @given(st.text("ab 字。「\t\n", max_size=60), st.integers(2, 12), st.data())
 def test_the_pieces_make_no_difference_and_nothing_is_lost(text: str, width: int, data: st.DataObject) -> None:
-    one, several = Page(width, erases=False), Page(width, erases=False)
+    one, several = Page(width), Page(width)
     one.wrap.write(text)
-    one.wrap.flush()
     at = data.draw(st.integers(0, len(text)))
     several.wrap.write(text[:at])
     several.wrap.write(text[at:])
-    several.wrap.flush()
-    assert one.sent.getvalue() == several.sent.getvalue()
     assert "".join(one.sent.getvalue().split()) == "".join(text.split())
+    if text.isascii() and "\t" not in text:  # what a terminal does with these at its edge differs
+        assert one.lines() == several.lines()
 
 
 def test_a_prompt_is_dimmed_and_moves_with_the_rest_of_its_word() -> None:

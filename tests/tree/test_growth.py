@@ -14,7 +14,7 @@ from rich.console import Console
 
 from genctl.commands.event_log import read_recording
 from genctl.commands.run.run_view import RunView
-from genctl.commands.run.search_output import StreamView
+from genctl.commands.run.text_stream import StableTexts
 from genctl.commands.tree_formats import DEEPEST, tree_json, tree_lines
 from genctl.events import Event, Finished
 from genctl.pages.page import PageData, page
@@ -59,7 +59,7 @@ def built(events: list[Event]) -> SearchTree:
 
 
 USES: dict[str, Callable[[list[Event]], object]] = {
-    "streamed": lambda events: fed(StreamView(lambda text: None), events),
+    "streamed": lambda events: fed(StableTexts(lambda text, dim: None), events),
     "shown": lambda events: fed(RunView(console(), console(), live=True, quiet=True), events),
     "a page": paged,
     "drawn": lambda events: tree_lines(built(events)),

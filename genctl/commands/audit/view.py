@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from genctl.commands.page_file import ReportOutput, ReportPage
+from genctl.commands.page_file import FileAtEnd, ReportOutput, plain_page
 from genctl.errors import count, percent
 from genctl.io import writers
 from genctl.io.records import finding
@@ -176,7 +176,7 @@ MOST = 60  # hypotheses
 LONGEST = 2000  # tokens of a row
 
 
-class AuditPage(ReportPage):
+class AuditPage(FileAtEnd):
     """The page in the making."""
 
     def take(self, one: Audit, piece: Piece, facts: Sequence[tuple[str, str]]) -> None:
@@ -190,7 +190,7 @@ class AuditPage(ReportPage):
             ("trace", one.trace), ("reference", one.reference), ("rows", f"{len(one.texts):,}"),
             ("tokens", f"{len(one.positions):,}"), *self._facts,
         ]  # fmt: skip
-        return self.filled(
+        return plain_page(
             "audit.html.jinja",
             f"Audit of {widgets.visible(one.trace)}",
             facts,

@@ -15,7 +15,7 @@ from genctl.commands.parity import by_text, golden_file
 from genctl.commands.parity.loading import WIDTH, GivenTexts, LoadedSides, check_models, check_same
 from genctl.commands.parity.options import LIMITS, ParityCommandOptions, sides_of
 from genctl.commands.parity.output import ParityOutput, failed_checks
-from genctl.commands.parity.report import ParityPage, Tops, recorded_tops, tops_of, worst_positions
+from genctl.commands.parity.report import Tops, add_pair, recorded_tops, tops_of, worst_tops
 from genctl.commands.parity.sides import own_length, refused_settings, unused
 from genctl.commands.parity.view import LivePairs, Naming
 from genctl.config.layers import Resolved
@@ -40,9 +40,9 @@ class ParityJob(Job[ParityCommandOptions]):
 
     def __init__(self, options: ParityCommandOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
         super().__init__(options, interrupt, choice)
-        self.report: ParityPage | None = None
         self.golden: Golden | None = None  # the reference of --expect
         self.saved_to: writers.Sink | None = None  # the golden file that is written
+        self.pairs = 0  # that are on the page of --report
         self.checks: list[str] = []  # sentences of checks that failed
         self.lengths: dict[str, int | None] = {}  # most new tokens of a row, where it says so, by id
 
@@ -99,10 +99,6 @@ class ParityJob(Job[ParityCommandOptions]):
             return False
         return True
 
-    def open_page(self, stack: ExitStack, path: str) -> None:
-        """Begin the page of the comparison."""
-        self.report = stack.enter_context(ParityPage(path, force=self.options.force))
-
     def open(self, stack: ExitStack) -> None:
         """Open the outputs and the view."""
         options = self.options
@@ -145,7 +141,7 @@ class ParityJob(Job[ParityCommandOptions]):
 
     def _compare_tokens(self, loaded: LoadedSides, stack: ExitStack) -> None:
         prompts = [(row.name, row.prompt) for row in self.rows if row.prompt]
-        again = len(self.sides) > 2 or self.report is not None or self.saved_to is not None
+        again = len(self.sides) > 2 or self.page is not None or self.saved_to is not None
         reference = stack.enter_context(ReadOnce(self._load(loaded, self.sides[0]), keep=again))
         self._name(reference)
         requests, texts = self._work(reference)
@@ -184,11 +180,10 @@ class ParityJob(Job[ParityCommandOptions]):
         """Take what tokens and rows are called, and what is known of the reference."""
         golden = "" if self.golden is None else self.options.expect or ""
         piece = detokenizer(side.session.loaded.tokenizer).piece
-        naming = self.results.naming = Naming(piece, {row.id: row.name for row in self.rows}, golden)
-        if self.report is not None:
+        self.results.naming = Naming(piece, {row.id: row.name for row in self.rows}, golden)
+        if self.page is not None:
             session = side.session
-            self.report.naming = naming
-            self.report.facts = [("digest", session.loaded.fingerprint()), *session.about.facts]
+            self.page.facts = [("digest", session.loaded.fingerprint()), *session.about.facts]
 
     def _save(self, side: LocalSide, requests: Sequence[Request], texts: Sequence[Text]) -> None:
         """Write the golden file, all of it or nothing."""
@@ -293,10 +288,11 @@ class ParityJob(Job[ParityCommandOptions]):
 
     def _take(self, one: Parity, *tops: Tops) -> None:
         """A pair is compared: check and write it. `tops` give the best tokens of both sides."""
-        if self.report is not None:
-            worst = worst_positions(one, *tops)
+        if self.page is not None:
+            worst = worst_tops(one, *tops)
             self._end_if_interrupted()
-            self.report.pair(one, worst)
+            self.pairs += 1
+            add_pair(self.page, one, self.results.naming, self.pairs, worst)
         self.view.end(one)
         if one.verdict == "drift" and all(getattr(self.options, name) is None for name in LIMITS):
             self.hide()

@@ -129,7 +129,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     ),
     (given("positions", format=["text", "tsv"]),
      "--positions adds records of each position, which --format {format} has no place for; --format jsonl has"),
-    (given("show_layers", format=["tsv"], without=["report"]),
+    (given("show_layers", format=["tsv"]),
      "--layers adds records of each part of the model, which --format tsv has no place for; --format jsonl has"),
 )  # fmt: skip
 

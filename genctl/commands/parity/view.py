@@ -178,7 +178,7 @@ def pair_lines(one: Parity, naming: Naming, width: int | None) -> list[Text]:
         shown = [*one.curve] if width is None else _shortened(one)
         found += table_lines(CURVE_HEADS, [curve_row(point) for point in shown], width)
         if left := len(one.curve) - len(shown):
-            words = f"{left} parts within layers are not shown; --format jsonl and --report have all {len(one.curve)}"
+            words = f"{left} parts within layers are not shown; --format jsonl has all {len(one.curve)}"
             found += hanging("  ", words, width, theme.DIM)
     return found + worst_text(one, naming, width)
 

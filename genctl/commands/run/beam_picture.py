@@ -7,17 +7,19 @@ The picture is never taller than the terminal: the oldest lines of the prefix an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rich.cells import cell_len
+from rich.table import Table
 from rich.text import Text
 
 from genctl.events import Hypothesis, Stepped
 from genctl.events.history import LaneHistory, Path
-from genctl.terminal import departures, theme, widgets
-from genctl.terminal.departures import meet, told_apart
+from genctl.terminal import divergences, theme, widgets
+from genctl.terminal.divergences import disambiguate
 from genctl.terminal.score_formula import number, penalty_of, score
+from genctl.terminal.stable_prefix import common_ancestor
 from genctl.terminal.summary import DOT
 from genctl.terminal.summary import lines as lines_of_items
 from genctl.terminal.text_width import first_cells, last_cells, wrap
@@ -67,69 +69,63 @@ def picture(
 ) -> list[Text]:
     """The state of a lane in at most `height` lines of at most `width` cells.
 
-    `opening` is the last, incomplete line of the certain text, of which the first `prompt` characters belong to the
+    `opening` is the last, incomplete line of the stable text, of which the first `prompt` characters belong to the
     prompt, and `shown` the path at which it ends; `beams` is how many finished hypotheses the search keeps; `hidden`
     counts the other prompts in progress.
     """
-    stem = meet(lane.rows) if lane.rows else shown
+    stem = common_ancestor(lane.rows) if lane.rows else shown
     start = max(shown.chars, stem.chars)
-    rows = _rows(lane, turn, start, width, height)
-    died = _died(turn, start, width)
-    foot = [Text(f"… and {hidden} more under way", style=theme.DIM, no_wrap=True)] if hidden else []
+    foot = [Text(f"… and {hidden} more under way", style=theme.DIM)] if hidden else []
+    died = _died(turn, start)
     ended = _finished(lane, stem, width, beams)
     room = max(height - 1 - len(foot), 1)  # a line of stem
-    rows = _cut(rows, max(room - min(len(ended), FINISHED) - len(died), min(room, 2)), "beams")
+    rows = _cut(
+        _rows(lane, turn, start, width, height), max(room - min(len(ended), FINISHED) - len(died), min(room, 2))
+    )
     room -= len(rows)
-    ended = _cut(ended, max(room - len(died), 0), "finished")
+    ended = _cut(ended, max(room - len(died), 0))
     room -= len(ended)
     died = died[: max(room, 0)]
-    more = stem.text(shown.chars) if stem.length > shown.length else ""
-    above = _stem(opening, more, width, room - len(died) + 1, prompt)
-    return [*above, *rows, *died, *ended, *foot][-height:]
-
-
-def _stem(opening: str, more: str, width: int, height: int, prompt: int) -> list[Text]:
-    certain = len(opening)
-    lines = []
-    for line in wrap(opening + more.replace("\n", "↵").replace("\t", "⇥"), width):
-        text = Text(line.rstrip(), no_wrap=True)
-        text.stylize(theme.DIM, min(max(certain, 0), len(text)))
-        text.stylize(theme.PROMPT, 0, min(max(prompt, 0), len(text)))
-        certain -= len(line)
-        prompt -= len(line)
-        lines.append(text)
-    return lines[-max(height, 1) :]
+    above = opening + (stem.text(shown.chars) if stem.length > shown.length else "").replace("\n", "↵").replace(
+        "\t", "⇥"
+    )
+    lines, stable = [], len(opening)
+    for part in wrap(above, width):
+        line = Text(part.rstrip(), no_wrap=True)
+        line.stylize(theme.DIM, min(max(stable, 0), len(line)))
+        line.stylize(theme.PROMPT, 0, min(max(prompt, 0), len(line)))
+        stable, prompt = stable - len(part), prompt - len(part)
+        lines.append(line)
+    lines = lines[-max(room - len(died) + 1, 1) :]
+    return [*lines, *(widgets.fit(line, width) for line in (*rows, *died, *ended, *foot))][-height:]
 
 
 def _rows(lane: LaneHistory, turn: Turn | None, start: int, width: int, height: int) -> list[Text]:
+    """A line for each live row, best first, under the heads of the columns."""
     if not lane.rows:
         return []
-    penalty = penalty_of(lane)
-    marks = turn.forks() if turn else []
+    penalty, marks = penalty_of(lane), turn.forks() if turn else []
     lines = [Text(f"{'rank':>4} {'from':>5} {'total':>9} {'score':>9}  text after what all share", style=theme.DIM)]
     seen = lane.rows[:height]  # there is no room for more
     noted = max((cell_len(f"[{row.live.note}] ") for row in seen if row.live.note), default=0)
-    texts = told_apart([row.text(start) for row in seen], max(width - BEFORE - noted, 1), growing=True)
+    texts = disambiguate([row.text(start) for row in seen], max(width - BEFORE - noted, 1), growing=True)
     for place, row in enumerate(lane.rows):
-        line = Text(f"{place + 1:>4} ", style=theme.CHOSEN if place == 0 else theme.PLAIN)
         came = f"{turn.event.rows[place].parent + 1} {marks[place]}" if turn and len(marks) > place else ""
-        line.append(f"{came:>5}", style=theme.DIM)
-        line.append(f" {number(row.live.total):>9} {number(score(row.live.total, row.length, penalty)):>9}  ")
-        if row.live.note:
-            line.append(f"[{row.live.note}] ", style=theme.DIM)
-        line.append(texts[place] if place < len(texts) else "")
+        sums = f" {number(row.live.total):>9} {number(score(row.live.total, row.length, penalty)):>9}  "
+        note = f"[{row.live.note}] " if row.live.note else ""
+        text = texts[place] if place < len(texts) else ""
+        style = theme.CHOSEN if place == 0 else theme.PLAIN
+        line = Text.assemble(f"{place + 1:>4} ", (f"{came:>5}", theme.DIM), sums, (note, theme.DIM), text, style=style)
         lines.append(line)
-    return [widgets.fit(line, width) for line in lines]
+    return lines
 
 
-def _died(turn: Turn | None, start: int, width: int) -> list[Text]:
-    gone = turn.died() if turn else []
-    if not gone or turn is None:
+def _died(turn: Turn | None, start: int) -> list[Text]:
+    """A line with the ends of the rows that nothing continues; [] if there are none."""
+    if turn is None or not (places := turn.died()):
         return []
-    line = Text(f"{'✗':>4} {'died':>5} ", style=theme.DIM)
-    for place in gone:
-        line.append(f" {place + 1} “{last_cells(from_word(turn.before[place], start), 16)}”")
-    return [widgets.fit(line, width)]
+    ends = [f" {place + 1} “{last_cells(from_word(turn.before[place], start), 16)}”" for place in places]
+    return [Text.assemble((f"{'✗':>4} {'died':>5} ", theme.DIM), *ends)]
 
 
 def from_word(path: Path, start: int) -> str:
@@ -142,19 +138,19 @@ def from_word(path: Path, start: int) -> str:
 
 
 def _finished(lane: LaneHistory, stem: Path, width: int, beams: int) -> list[Text]:
+    """A line for each finished row that the search keeps, best first."""
     ended = by_score(lane.endings or ())
     lines = []
     for place, path in enumerate(ended[:beams], start=1):
-        hypothesis = path.hypothesis
-        line = Text(f"{'✓':>4} {place:>5} {number(hypothesis.total):>9} {number(hypothesis.score):>9}  ")
-        line.append(f"{hypothesis.reason} after {len(hypothesis.tokens)}  ", style=theme.DIM)
-        left = meet((path, stem)).chars  # where it left what the rows share
-        text = first_cells((hypothesis.text or path.text())[left:], width - line.cell_len - 1)
-        line.append(f"{'…' if left else ''}{text}")
-        lines.append(line)
+        one = path.hypothesis
+        line = Text(f"{'✓':>4} {place:>5} {number(one.total):>9} {number(one.score):>9}  ")
+        line.append(f"{one.reason} after {len(one.tokens)}  ", style=theme.DIM)
+        left = common_ancestor((path, stem)).chars  # where it diverges from what the rows share
+        text = first_cells((one.text or path.text())[left:], width - line.cell_len - 1)
+        lines.append(line.append(f"{'…' if left else ''}{text}"))
     if len(ended) > beams:
         lines.append(Text(f"{'':>10} … and {len(ended) - beams} pushed out", style=theme.DIM))
-    return [widgets.fit(line, width) for line in lines]
+    return lines
 
 
 def by_score(ended: Iterable[Path]) -> list[Path]:
@@ -162,13 +158,12 @@ def by_score(ended: Iterable[Path]) -> list[Path]:
     return sorted(list(ended)[::-1], key=lambda path: -path.hypothesis.score)
 
 
-def _cut(lines: list[Text], height: int, what: str) -> list[Text]:
-    if len(lines) <= height:
-        return lines
-    if height < 1:
-        return []
-    left = Text(f"{'':>4} … and {len(lines) - height + 1} more {what}", style=theme.DIM, no_wrap=True)
-    return [*lines[: height - 1], left]
+def _cut(lines: list[Text], height: int) -> list[Text]:
+    """The first lines, and how many more there are."""
+    if len(lines) <= height or height < 1:
+        return lines[: max(height, 0)]
+    more = Text(f"{'':>4} … and {len(lines) - height + 1} more", style=theme.DIM)
+    return [*lines[: height - 1], more]
 
 
 # -- the n-best table: what a search finished or a choice had, best first, and whether it was returned -----------------
@@ -219,45 +214,44 @@ def ranking(lane: LaneHistory, beams: int) -> list[RankedSequence]:
 def table(lane: LaneHistory, beams: int, width: int) -> list[Text]:
     """The n-best table in lines of at most `width` cells; [] if nothing finished.
 
-    Each text begins where it leaves the one that it is nearest to.
+    Each text begins where it diverges from the one that it is nearest to.
     """
     entries = ranking(lane, beams)
     if not entries:
         return []
     shown = entries[: max(beams, sum(entry.mark == RETURNED for entry in entries)) + ROWS]
+    rows = [entry.hypothesis for entry in shown]
     chosen = lane.finished is not None and bool(lane.finished.others)
-    columns = _columns(shown, without=("total",) if chosen else ())
-    ids = [entry.hypothesis.tokens for entry in shown]
-    texts = [entry.text for entry in shown]
-    found = departures.departures(texts, ids)
-    shared = departures.column(found)
-    taken = 3 + (len(shared[0]) if shared else 0)  # the mark, and what is shared
-    least = max(part.cell_len for part in departures.parts(texts, found, TEXT))
-    left_out = []
-    for name in LEAST_FIRST:
-        if width - taken - _cells(columns) >= least:
-            break
-        if name in columns:
-            left_out.append(name)
-            del columns[name]
-    room = max(width - taken - _cells(columns), 8)
-    indent = f"{'│ ':>{len(shared[0])}}" if shared else ""
-    lines = [Text("  " + "".join(column[0] for column in columns.values()) + f" {indent}text", style=theme.DIM)]
-    parts = departures.parts(texts, found, room)
-    if len({part.plain for part in parts}) < len(set(texts)):  # some look the same where they leave their nearest
-        parts = [Text(part) for part in departures.told_apart(texts, room)]
+    columns = {"rank": [Text(f"{entry.mark} {place:>4}") for place, entry in enumerate(shown, 1)]}
+    for name in ("score", "logprob") if chosen else ("score", "total", "logprob"):
+        columns[name] = [Text(number(getattr(row, name))) for row in rows]
+    columns["tokens"] = [Text(str(row.length)) for row in rows]
+    columns["ended"] = [
+        Text(f"{row.reason} “{first_cells(row.cause, 12)}”" if row.cause else row.reason) for row in rows
+    ]
+    ids, texts = [row.tokens for row in rows], [entry.text for entry in shown]
+    found = divergences.divergences(texts, ids)
+    shared = divergences.column(found) or [""] * len(texts)
+    room = width - len(shared[0])
+    least = max(part.cell_len for part in divergences.parts(texts, found, TEXT))
+    left_out = widgets.drop_columns(columns, room - least, LEAST_FIRST, space=2)
+    used = sum(2 + max(len(name), *(cell.cell_len for cell in cells)) for name, cells in columns.items())
+    parts = divergences.parts(texts, found, max(room - used, 8))
+    if len({part.plain for part in parts}) < len(set(texts)):  # some look the same where they diverge
+        parts = [Text(part) for part in disambiguate(texts, max(room - used, 8))]
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=theme.DIM)
+    for name in columns:
+        grid.add_column(name, justify="left" if name == "ended" else "right", no_wrap=True)
+    grid.add_column(f"{'│ ' if any(shared) else '':>{len(shared[0])}}text", no_wrap=True, overflow="ellipsis")
     for place, (entry, part) in enumerate(zip(shown, parts, strict=True)):
-        line = Text(f"{entry.mark} " + "".join(column[place + 1] for column in columns.values()) + " ")
-        line.append(shared[place] if shared else "")
-        line.stylize(theme.CHOSEN if entry.mark == RETURNED else theme.PLAIN)
-        line.append_text(part)
-        line.stylize(theme.DIM if entry.mark == PUSHED_OUT else theme.PLAIN)
-        lines.append(line)
+        style = {RETURNED: theme.CHOSEN, PUSHED_OUT: theme.DIM}.get(entry.mark, theme.PLAIN)
+        cells = [column[place] for column in columns.values()]
+        grid.add_row(*cells, Text(shared[place]).append_text(part), style=style)
+    lines = widgets.lines_of(grid, width)
     if len(entries) > len(shown):
         lines.append(Text(f"  … and {len(entries) - len(shown)} more", style=theme.DIM))
-    words = [departures.legend(ids)] if shared else []
+    words = [divergences.legend(ids)] if any(shared) else []
     words += [f"no room for {', '.join(left_out)}"] if left_out else []
-    lines = [widgets.fit(line, width) for line in lines]
     legend = DOT.join([*_marks(entries, criterion(lane) if chosen else ""), *words])
     return lines + lines_of_items(Text(legend, style=theme.DIM), width)
 
@@ -267,27 +261,6 @@ def criterion(lane: LaneHistory) -> str:
     if lane.began is not None and lane.began.strategy == "mbr":
         return "the mean chrF with all samples"
     return f"log-probability / tokens ** {penalty_of(lane)!r}"
-
-
-def _columns(entries: list[RankedSequence], *, without: Sequence[str] = ()) -> dict[str, list[str]]:
-    """The columns before the text by name: head, then a cell for each entry."""
-    rows = [entry.hypothesis for entry in entries]
-    ends = list(map(_why, rows))
-    column = max(len(why) for why in [*ends, "ended"])
-    columns = {"rank": [f"{'rank':>4} ", *(f"{place:>4} " for place in range(1, len(rows) + 1))]}
-    for name in [name for name in ("score", "total", "logprob") if name not in without]:
-        columns[name] = [f"{name:>9} ", *(f"{number(getattr(row, name)):>9} " for row in rows)]
-    columns["tokens"] = [f"{'tokens':>6} ", *(f"{row.length:>6} " for row in rows)]
-    columns["ended"] = [f" {'ended':<{column}} ", *(f" {why:<{column}} " for why in ends)]
-    return columns
-
-
-def _cells(columns: dict[str, list[str]]) -> int:
-    return sum(len(column[0]) for column in columns.values())
-
-
-def _why(hypothesis: Hypothesis) -> str:
-    return f"{hypothesis.reason} “{first_cells(hypothesis.cause, 12)}”" if hypothesis.cause else hypothesis.reason
 
 
 def _marks(entries: list[RankedSequence], score: str) -> list[str]:

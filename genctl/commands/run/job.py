@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from genctl import events
 from genctl.commands import job
@@ -16,7 +16,8 @@ from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice, engine_o
 from genctl.commands.options import shown_top
 from genctl.commands.run.options import RunOptions, check_backend, check_search
 from genctl.commands.run.output import FirstFailure, Results
-from genctl.commands.run.row_source import Grouping, RowSource, looked_over
+from genctl.commands.run.resume import Grouping, identity
+from genctl.commands.run.row_source import RowSource
 from genctl.commands.run.screen import Screen
 from genctl.config.chat_settings import check_is_chat
 from genctl.config.layers import Resolved
@@ -27,9 +28,12 @@ from genctl.io.record_output import RecordOutput
 from genctl.io.records import error_record
 from genctl.io.rows import BadRow, InputRow
 from genctl.io.writers import FORMATS
-from genctl.terminal import first_sign
+from genctl.terminal import loading_line
 from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.standard_streams import is_terminal
+
+if TYPE_CHECKING:
+    from genctl.io.readers import InputScan
 
 # Formats whose records say which row each token of a beam continued.
 PARENTS = tuple(name for name, format in FORMATS.items() if format.nested)
@@ -45,7 +49,7 @@ class RunJob(job.Job[RunOptions]):
 
     def prepare(self) -> int | None:
         """Settings without those of the checkpoint; with --dry, print the whole job."""
-        _ = self.options.prompt_template  # a mistake in it is said at once, with --dry as well
+        _ = self.options.prompt_template  # a mistake in it is an error now, with --dry as well
         super().prepare()
         if self.options.view == "beam":
             check_search(self.early)
@@ -65,15 +69,25 @@ class RunJob(job.Job[RunOptions]):
         self.live = not plain and self.choice.live and options.format == "text" and is_terminal(sys.stdout)
         several = self.early.generation.num_return_sequences > 1
         self.source = RowSource(self.input)
-        self.view = self.screen = Screen(options, self.interrupt, live=self.live, lone=self.lone, several=several)
+        self.view = self.screen = Screen(
+            options,
+            self.interrupt,
+            live=self.live,
+            single_prompt=self.lone,
+            several=several,
+            counts=self.choice.live,
+        )
         self.shown = self.live or options.stream
         self.results = Results(options, self.messages, self.say_failed, live=self.live, shown=self.shown)
         self.output: RecordOutput = self.results.output
         stack.push(lambda kind, *_: self.output.abandon() if kind else self.output.close(cut_short=self._cut_short))
         self.open_event_log(stack, options.events)
         self.screen.open(stack)
-        wanted = options.resume or self.screen.wants_bar
-        self.looked = looked_over(options.input, options.input_kind) if wanted else None
+        self.scan: InputScan | None = None  # of an input file, where its content or the number of its rows is needed
+        if options.input not in (None, "-") and (options.resume or self.screen.wants_bar):
+            from genctl.io.readers import scan
+
+            self.scan = scan(str(options.input), options.input_kind)
         if self.live and self.lone and options.echo is not False:
             self.show_prompt(self.source.first())
 
@@ -93,13 +107,13 @@ class RunJob(job.Job[RunOptions]):
         self.watched = engine.watched(options.watch)
         width = engine.width(self.base, 1 if self.live else job.WIDTH)
         shared = self.choice.batches
-        self.grouping = Grouping.of(engine, plan, self.output, width=width, lone=self.lone, shared=shared)
+        self.grouping = Grouping.of(engine, plan, self.output, width=width, single_prompt=self.lone, shared=shared)
         if options.verbose:
             self.messages.detail(*engine.notes())
         self.describe(self.base, plan)
         self._begin()
         if self.live and self.lone:
-            first_sign.status("reading the prompt")
+            loading_line.status("reading the prompt")
 
     def deliver(self, stack: ExitStack) -> None:
         """Decode the rows that are not done."""
@@ -108,11 +122,11 @@ class RunJob(job.Job[RunOptions]):
         if output.finished:
             self.messages.say(f"{options.output} is complete: {count(output.done, 'row')}, nothing to do")
             return
-        total = len(options.arguments) or (None if self.looked is None else self.looked.rows)
+        total = len(options.arguments) or (None if self.scan is None else self.scan.rows)
         self.screen.open_bar(stack, total, done=output.done)
         self.collector = Collector()
         self.listeners += [*self.sign_listeners(), self.screen.feed, self.note_prompt]
-        self.listeners += [*self.screen.beside(counts=self.choice.live), *self.reuse.listeners, self._collect]
+        self.listeners += [*self.reuse.listeners, self._collect]
         with self.interrupt.rescued_by(lambda: self._rescue(stack)):
             self._decode()
 
@@ -120,7 +134,6 @@ class RunJob(job.Job[RunOptions]):
 
     def _begin(self) -> None:
         """Choose the seed, and with --resume compare the job with the one that began the output."""
-        looked = self.looked
         self.seed = job.start_seed(self.base)
         if self.page is not None:
             from genctl.config.dry import to_toml
@@ -130,15 +143,13 @@ class RunJob(job.Job[RunOptions]):
             return
         if changed := self.grouping.changed(self.options.output):
             self.messages.remark(changed)
-        from genctl.commands.run.resume import identity
-
         header = identity(
             self.options,
             self.base,
             seed=self.seed,
             checkpoints=self.engine.fingerprints(),
             grouping=self.grouping,
-            input=None if looked is None else {**looked.identity(), "format": self.options.input_kind},
+            input=None if self.scan is None else {**self.scan.identity(), "format": self.options.input_kind},
             top=self._report().top,
             watch=self.watched,
         )
@@ -167,7 +178,7 @@ class RunJob(job.Job[RunOptions]):
             ahead=grouping.ahead(at_hand=options.unordered and not self.waits),
             ordered=not options.unordered or options.strict,
             interrupted=self.interrupt,
-            enough=lambda last: results.stopped is not None and last >= results.stopped.index,
+            enough=lambda last: results.stopped is not None and last >= results.stopped.row,
             on_shortage=partial(self.messages.shortage, "prompts"),
             on_progress=self.screen.progress,
         )
@@ -212,19 +223,18 @@ class RunJob(job.Job[RunOptions]):
         return self.rows[lane], self.base
 
     def _collect(self, event: events.Event) -> None:
-        result = self.collector.feed(event)
-        if result is not None:
+        if (result := self.collector.feed(event)) is not None:
             self._take(result)
 
     def _take(self, result: Result) -> None:
+        """Write a result."""
         row = self.rows.pop(result.lane)
         if self.interrupt.status and self.options.resume:
             return  # incomplete: the next run decodes it again
         if result.error is not None:
             self.fail(row, result.error.code, result.error.message, said=self.live, hint=result.error.hint)
             return
-        trees = [] if self.screen.search is None else self.screen.search.records(row.id)
-        if self.results.take(row, self.of(row), result, trees):
+        if self.results.take(row, self.of(row), result, self.screen.tree_records(row.id)):
             self._count(row)
 
     def fail(self, row: InputRow | BadRow, code: str, message: str, *, said: bool = False, hint: str = "") -> None:
@@ -255,8 +265,8 @@ class RunJob(job.Job[RunOptions]):
         self.messages.detail(*self.engine.done.shares)
         if self._cut_short and self.options.resume:
             written = self.results.tally.rows
-            done, them = count(written, "row is", "rows are"), "it" if written == 1 else "them"
-            self.messages.say(f"{done} in {self.options.output}; the same command goes on after {them}")
+            done = count(written, "row is", "rows are")
+            self.messages.say(f"{done} in {self.options.output}; rerun the same command to continue")
         return self.interrupt.status or self.results.status()
 
     def say_failed(self, record: Mapping[str, Any]) -> None:

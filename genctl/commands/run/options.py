@@ -85,7 +85,7 @@ class BeamOptions(RunOptions):
 
 
 def check_search(early: Resolved) -> None:
-    """Raises UsageError where `genctl beam` is asked for something that keeps no rows in competition."""
+    """Raises UsageError where the settings of `genctl beam` keep no rows in competition."""
     if not early.generation.is_beam_search and not early.generation.penalty_alpha:
         raise UsageError(
             f"genctl beam shows a search, but num_beams = 1 ({early.origins['num_beams']})",
@@ -93,17 +93,17 @@ def check_search(early: Resolved) -> None:
         )
 
 
-# what a server does not tell, or only a checkpoint here can do -> why
+# what servers do not report, or only a checkpoint here can do -> why
 NOT_REMOTE = {
     "explain": "--explain shows each logits processor at work",
-    "watch": "--watch tells of tokens that were not chosen",
+    "watch": "--watch shows tokens that were not chosen",
     "tree": "--tree draws a search",
     "tree_format": "--tree-format writes a search",
 }
 
 
 def check_backend(options: RunOptions, early: Resolved) -> None:
-    """Raises UsageError where a server is asked for what it cannot show."""
+    """Raises UsageError where the options need what servers do not report."""
     if early.runtime.backend is None:
         return
     wanted = [NOT_REMOTE[name] for name in NOT_REMOTE if getattr(options, name)]
@@ -111,7 +111,7 @@ def check_backend(options: RunOptions, early: Resolved) -> None:
         wanted.insert(0, "genctl beam shows the beams of a search")
     if wanted:
         place = early.origins["backend"]
-        raise UsageError("\n".join(f"{words}, which a server does not tell (backend, {place})" for words in wanted))
+        raise UsageError("\n".join(f"{words}; servers do not report this (backend, {place})" for words in wanted))
 
 
 WHOLE = tuple(name for name in FORMATS if name != "text")  # what is written at the end of each result

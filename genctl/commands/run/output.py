@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from genctl.commands.messages import Messages
 from genctl.commands.run.options import RunOptions
@@ -19,20 +18,12 @@ from genctl.io.records import other_entry, result_record
 from genctl.io.rows import InputRow
 
 
-@dataclass
-class FirstFailure:
+class FirstFailure(NamedTuple):
     """With --strict, the first row that failed: nothing is written after its record."""
 
     subject: str  # what messages call the row
-    index: int
+    row: int  # its index
     record: dict[str, Any]
-
-    def sentence(self) -> str:
-        """The error that ends the run."""
-        before = {0: "no row is before it", 1: "the row before it is written"}.get(
-            self.index, f"the {self.index:,} rows before it are written"
-        )
-        return f"error: {self.subject}{self.record['error']['message']}; --strict stops here, {before}"
 
 
 def open_records(
@@ -76,32 +67,32 @@ class Results:
         self.tally = RowTally()
         self.output = open_records(options, self.tally, on_error, shown=shown)
         self.stopped: FirstFailure | None = None
-        self._said_full = False  # that a text ended because the context was full
+        self._reported_full = False  # that a text ended because the context was full
 
     def take(self, row: InputRow, subject: str, result: Result, trees: Sequence[Mapping[str, Any]] = ()) -> bool:
         """Write a result, or its `trees` in place of texts. `subject` is what messages call the row.
 
         Returns whether it is written: not after the failure that ends the run.
         """
-        if self.stopped is not None and row.index > self.stopped.index:
+        if self.stopped is not None and row.index > self.stopped.row:
             return False
         if row.index >= self.output.done:
             for note in result.shortfalls(subject):
                 self.messages.say(f"warning: {note}")
-            self._say_full(subject, result)
+            self._report_full(subject, result)
         self.tally.look(row.index, subject, result, self.options.fail_on, texts=self.about.has_texts)
         self.output.put(row.index, trees or self._records(row, result))
         return True
 
     def stop(self, failure: FirstFailure) -> None:
         """The first failure, in the order of the input, is the last record."""
-        if self.stopped is None or failure.index < self.stopped.index:
+        if self.stopped is None or failure.row < self.stopped.row:
             self.stopped = failure
 
     def end(self, rows: int) -> None:
         """All is decoded that is to be; the input had so many rows."""
         if self.stopped is not None:
-            self.output.stop(self.stopped.index, [self.stopped.record])
+            self.output.stop(self.stopped.row, [self.stopped.record])
         else:
             self.output.end_of_input(rows)
 
@@ -113,15 +104,18 @@ class Results:
                 "number of threads, or a time limit); what was written stays"
             )
         if self.stopped is not None:
-            self.messages.say(self.stopped.sentence())
+            subject, index, record = self.stopped
+            before = f"the {index:,} rows before it are written"
+            before = {0: "no row is before it", 1: "the row before it is written"}.get(index, before)
+            self.messages.say(f"error: {subject}{record['error']['message']}; --strict stops here, {before}")
             return int(Exit.ROWS_FAILED)
         return self.tally.status()
 
-    def _say_full(self, subject: str, result: Result) -> None:
-        """Say once that a text ended because the context was full, where no view shows the ends of texts."""
+    def _report_full(self, subject: str, result: Result) -> None:
+        """Note once that a text ended because the context was full, where no view shows the ends of texts."""
         full = next((one.hypothesis.cause for one in result.sequences if one.finish_reason == "context"), None)
-        if full is not None and not self._said_full and not self.live:
-            self._said_full = True
+        if full is not None and not self._reported_full and not self.live:
+            self._reported_full = True
             self.messages.note(f"{subject}the text ends at the {full}, before max_new_tokens (finish_reason: context)")
 
     def _records(self, row: InputRow, result: Result) -> list[dict[str, Any]]:

@@ -1,24 +1,81 @@
-"""The job as the journal of its output keeps it, for --resume."""
+"""How the rows of a run share passes, and the job as the journal of its output has it, for --resume."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from genctl.commands import job
 from genctl.commands.run.options import RunOptions
-from genctl.commands.run.row_source import Grouping
-from genctl.config.dry import settings_of
 from genctl.config.layers import Resolved
 from genctl.documents import reader
 from genctl.documents.reader import Unreadable
+from genctl.engines.protocol import Engine, JobPlan
+from genctl.errors import count
 from genctl.identity import versions
+from genctl.io.record_output import RecordOutput
 from genctl.io.records import SCHEMA
 
 APART = ("seed", "offline", "threads", "draft", "draft_corpus")  # settings that are kept elsewhere, or change no result
 IN_FILES = ("json_schema", "grammar", "prompt_cache")  # settings that may name a file
+
+
+AHEAD = 2  # times as many rows are read ahead where they are at hand, so that the longest begins first
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """How rows share passes. Where the numbers of a row depend on the rows beside it, groups are always the same."""
+
+    width: int  # rows decoded at once
+    span: int  # rows of a group, which is decoded to its end before the next begins
+    threads: int | None  # that compute a step
+    begun_with: int | None  # threads of the run that began the output
+    invariant_by: str  # how a row gets the same numbers in any batch; "" if it does not
+    shared: bool  # whether this process decides which rows are decoded together
+
+    @classmethod
+    def of(
+        cls, engine: Engine, plan: JobPlan, output: RecordOutput, *, width: int, single_prompt: bool, shared: bool
+    ) -> Grouping:
+        """That of a run of so many rows at once, for which the engine chooses its threads."""
+        invariant_by = plan.batch_invariant_by if shared and not output.in_groups else ""
+        recorded = None if invariant_by else output.threads
+        threads = engine.use_threads(plan.rows * (1 if single_prompt else width), recorded)
+        span = job.SPAN * width if width > 1 and shared else 1
+        return cls(width, span, threads, output.threads, invariant_by, shared)
+
+    @property
+    def numbers(self) -> dict[str, int | str]:
+        """What the numbers of a row depend on, beside itself: how they are computed, or the rows of its group."""
+        if self.invariant_by:
+            return {"numbers": self.invariant_by}
+        return {"width": self.width} if self.shared else {}
+
+    @property
+    def again(self) -> int:
+        """Rows of a group, of which all are decoded again beside the first that is missing."""
+        return 1 if self.invariant_by else self.span
+
+    def ahead(self, *, at_hand: bool) -> int:
+        """How many rows are read ahead: only where they are `at_hand` with --unordered, so that an interrupt leaves the
+        beginning of the input, and never from a pipe or a keyboard, which would keep other rows waiting.
+        """
+        return AHEAD * self.width if at_hand and self.width > 1 else 0
+
+    def changed(self, output: str | None) -> str:
+        """A note if this run uses another number of threads than the run that began the output, else ""."""
+        if self.invariant_by or None in (self.threads, self.begun_with) or self.threads == self.begun_with:
+            return ""
+        begun = count(self.begun_with or 0, "thread")
+        return (
+            f"{output} was begun with {begun}, and goes on with {self.threads}: the last digits of log-probabilities "
+            "may differ from those of an uninterrupted run"
+        )
 
 
 def identity(
@@ -36,6 +93,8 @@ def identity(
 
     `checkpoints`: fingerprints by name. `input`: what the input file holds.
     """
+    from genctl.config.dry import settings_of
+
     ignored = (*APART, "batch_size") if grouping.invariant_by else APART  # a row has its bytes in any batch
     settings = {key: value for key, value in settings_of(resolved).items() if key not in ignored}
     for key in ("processors", "stopping"):

@@ -1,4 +1,4 @@
-"""The rows of a run: how they share passes, and how they are taken: counted, beside decoding where they are slow."""
+"""The rows of a run, as they are taken: counted, and read beside decoding where they come slowly."""
 
 from __future__ import annotations
 
@@ -6,92 +6,25 @@ import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
-from genctl.commands import job
-from genctl.engines.protocol import Engine, JobPlan
-from genctl.errors import count
 from genctl.io.record_output import RecordOutput
 from genctl.io.rows import BadRow, InputRow
 
-if TYPE_CHECKING:
-    from genctl.io.readers import InputScan
-
 ROOM = 4096  # rows that are read ahead
-AHEAD = 2  # times as many rows are read ahead where they are at hand, so that the longest begins first
 MOMENT_S = 0.1  # that is waited for a row where there is nothing else to do
-END = object()
 
-
-@dataclass(frozen=True)
-class Grouping:
-    """How rows share passes. Where the numbers of a row depend on the rows beside it, groups are always the same."""
-
-    width: int  # rows decoded at once
-    span: int  # rows of a group, which is decoded to its end before the next begins
-    threads: int | None  # that compute a step
-    begun_with: int | None  # threads of the run that began the output
-    invariant_by: str  # how a row gets the same numbers in any batch; "" if it does not
-    shared: bool  # whether this process decides which rows are decoded together
-
-    @classmethod
-    def of(
-        cls, engine: Engine, plan: JobPlan, output: RecordOutput, *, width: int, lone: bool, shared: bool
-    ) -> Grouping:
-        """That of a run of so many rows at once, for which the engine chooses its threads."""
-        invariant_by = plan.batch_invariant_by if shared and not output.in_groups else ""
-        recorded = None if invariant_by else output.threads
-        threads = engine.use_threads(plan.rows * (1 if lone else width), recorded)
-        span = job.SPAN * width if width > 1 and shared else 1
-        return cls(width, span, threads, output.threads, invariant_by, shared)
-
-    @property
-    def numbers(self) -> dict[str, int | str]:
-        """What the numbers of a row depend on, beside itself: how they are computed, or the rows of its group."""
-        if self.invariant_by:
-            return {"numbers": self.invariant_by}
-        return {"width": self.width} if self.shared else {}
-
-    @property
-    def again(self) -> int:
-        """Rows of a group, of which all are decoded again beside the first that is missing."""
-        return 1 if self.invariant_by else self.span
-
-    def ahead(self, *, at_hand: bool) -> int:
-        """How many rows are read ahead: only where they are `at_hand` with --unordered, so that an interrupt leaves the
-        beginning of the input, and never from a pipe or a keyboard, which would keep other rows waiting.
-        """
-        return AHEAD * self.width if at_hand and self.width > 1 else 0
-
-    def changed(self, output: str | None) -> str:
-        """A note if this run uses another number of threads than the run that began the output, else ""."""
-        if self.invariant_by or None in (self.threads, self.begun_with) or self.threads == self.begun_with:
-            return ""
-        return (
-            f"{output} was begun with {count(self.begun_with or 0, 'thread')}, and goes on with {self.threads}: the "
-            "last digits of log-probabilities may differ from those of an uninterrupted run"
-        )
-
-
-def looked_over(path: str | None, format: str) -> InputScan | None:
-    """What an input file has, where the number of its rows or its content is needed; None for another input."""
-    if path in (None, "-"):
-        return None
-    from genctl.io.readers import scan
-
-    assert path is not None
-    return scan(path, format)
+Row: TypeAlias = InputRow | BadRow
 
 
 class RowSource:
     """The rows of the input, in their order. `taken` counts those that the run has read."""
 
-    def __init__(self, rows: Iterator[InputRow | BadRow]) -> None:
+    def __init__(self, rows: Iterator[Row]) -> None:
         self._rows = rows
         self.taken = 0
 
-    def first(self) -> InputRow | BadRow | None:
+    def first(self) -> Row | None:
         """The first row, which is not taken yet; None if there is none."""
         row = next(self._rows, None)
         if row is not None:
@@ -113,59 +46,48 @@ class RowSource:
 
     def take(
         self, output: RecordOutput, ending: Callable[[], bool], idle: Callable[[], bool] | None = None
-    ) -> Iterator[InputRow | BadRow | None]:
+    ) -> Iterator[Row | None]:
         """The rows, until the run is `ending`. With `idle` they are read by a thread, and None stands for one that is
-        not there yet (see `RowQueue`).
+        not there yet (see `read_beside`).
         """
-        rows: Iterator[InputRow | BadRow | None] = self._rows if idle is None else RowQueue(self._rows, idle)
+        rows: Iterator[Row | None] = self._rows if idle is None else read_beside(self._rows, idle)
         while not ending():
             try:
                 row = next(rows)
             except StopIteration:
                 return
-            if row is not None and not ending():
+            if row is None:
+                yield None
+            elif not ending():
                 self.taken += 1
                 output.consume(row)
-            if not ending() or row is None:
                 yield row
 
 
-class RowQueue:
-    """Rows read by a thread, so that nothing has to wait for a slow pipe.
+def read_beside(rows: Iterator[Row], idle: Callable[[], bool] = lambda: False) -> Iterator[Row | None]:
+    """Rows read by a thread, so that nothing has to wait for a slow pipe; None where the next one is not there yet.
 
-    Iterates over rows; None where the next one is not there yet. Raises what reading raises.
-
-    While `idle` returns true, a moment is waited for the next one.
+    While `idle` returns true, a moment is waited for the next one. Raises what reading raises.
     """
+    read: queue.Queue[Row | BaseException | None] = queue.Queue(ROOM)
 
-    def __init__(self, rows: Iterator[InputRow | BadRow], idle: Callable[[], bool] = lambda: False) -> None:
-        self._idle = idle
-        self._read: queue.Queue[object] = queue.Queue(ROOM)
-        self._ended = False
-        threading.Thread(target=self._fill, args=(rows,), name="rows", daemon=True).start()
-
-    def _fill(self, rows: Iterator[InputRow | BadRow]) -> None:
+    def fill() -> None:
         try:
             for row in rows:
-                self._read.put(row)
+                read.put(row)
+            read.put(None)
         except BaseException as error:
-            self._read.put(error)
-        else:
-            self._read.put(END)
+            read.put(error)
 
-    def __iter__(self) -> RowQueue:
-        return self
-
-    def __next__(self) -> InputRow | BadRow | None:
-        if self._ended:
-            raise StopIteration
+    threading.Thread(target=fill, name="rows", daemon=True).start()
+    while True:
         try:
-            row = self._read.get(timeout=MOMENT_S) if self._idle() else self._read.get_nowait()
+            row = read.get(timeout=MOMENT_S) if idle() else read.get_nowait()
         except queue.Empty:
-            return None
-        if isinstance(row, (InputRow, BadRow)):
-            return row
-        self._ended = True
+            yield None
+            continue
+        if row is None:
+            return
         if isinstance(row, BaseException):
             raise row
-        raise StopIteration
+        yield row

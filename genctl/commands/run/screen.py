@@ -1,9 +1,8 @@
-"""What a person sees of `genctl run`: live text or beams, a bar of rows, the search of beams."""
+"""What a person sees of `genctl run`: live text or beams, a bar of rows, search trees."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +10,9 @@ from genctl.commands.options import shown_top
 from genctl.commands.run.options import RunOptions
 from genctl.engines.protocol import StreamProgress
 from genctl.events import Event, Failed, Loading
+from genctl.io import writers
 from genctl.io.writers import TEXTS
-from genctl.terminal import first_sign
+from genctl.terminal import loading_line
 from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.standard_streams import is_terminal, never_fail_to_encode
 
@@ -20,43 +20,60 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from genctl.commands.run.run_view import RunView
-    from genctl.commands.run.search_output import Search
+    from genctl.commands.run.text_stream import StableTexts
+    from genctl.pages.search_tree import SearchTrees
     from genctl.terminal.progress_bars import RowsBar
 
 
 class Screen:
-    """The view of a run, with what moves beside it.
+    """The view of a run, the text of --stream, the trees of --tree and --tree-format, and a bar of rows.
 
-    `live`: results are shown while they are made, and not written. `lone`: there is one prompt. `several`: it may have
-    several texts.
+    `live`: results are shown while they are made, and not written. `single_prompt`: there is only one. `several`: it
+    may have several texts. `counts`: events come while tokens are decoded, so that the bar can count them.
     """
 
-    def __init__(self, options: RunOptions, interrupt: Interrupt, *, live: bool, lone: bool, several: bool) -> None:
-        self.options, self.interrupt = options, interrupt
-        self.live, self.lone, self.several = live, lone, several
+    def __init__(
+        self, options: RunOptions, interrupt: Interrupt, *, live: bool, single_prompt: bool, several: bool, counts: bool
+    ) -> None:
+        self.options, self.interrupt, self.live, self.counts = options, interrupt, live, counts
+        self.single_prompt = single_prompt
         self.err: Console | None = None
         self.bar: RowsBar | None = None
         self.view: RunView | None = None  # made where anything is shown: the import of Rich takes time
-        if shows(options, live=live):
+        self.trees: SearchTrees | None = None  # those that the view does not draw
+        self.stream: StableTexts | None = None
+        if live or _has_details(options) or options.tree or not _is_quiet(options, live=live):
             from genctl.terminal.console import make_consoles
 
             out, self.err = make_consoles(options.color)
-            self.view = make_view(options, out, self.err, live=live, lone=lone, several=several)
+            self.view = make_view(options, out, self.err, live=live, single_prompt=single_prompt, several=several)
         else:
             for stream in (sys.stdout, sys.stderr):
                 never_fail_to_encode(stream)
-        self.search: Search | None = None
-        if options.stream or options.tree or options.tree_format:
-            from genctl.commands.run.search_output import Search
+        if (options.tree and not live) or options.tree_format:
+            from genctl.pages.search_tree import SearchTrees
 
-            self.search = Search(options, self.err, stream=options.stream, live=live)
+            self.trees = SearchTrees()
+        if options.stream:
+            self.stream = open_stream(options)
 
     def open(self, stack: ExitStack) -> None:
         """Begin to draw, until `stack` closes."""
         if self.view is not None:
             stack.enter_context(self.view)
-        if self.search is not None:
-            stack.enter_context(self.search)
+        # an OSError means that a stream is gone
+        stack.push(lambda kind, error, trace: None if isinstance(error, OSError) else self._finish())
+
+    def _finish(self) -> None:
+        """End the text of --stream, and draw the trees of --tree."""
+        if self.stream is not None:
+            self.stream.close()
+        if self.trees is not None and self.err is not None and self.options.tree_format is None:
+            from genctl.commands.tree_formats import tree_lines
+
+            for tree in self.trees.take_all():
+                for line in tree_lines(tree, self.err.width if self.err.is_terminal else None):
+                    self.err.print(line)
 
     @property
     def wants_bar(self) -> bool:
@@ -75,16 +92,26 @@ class Screen:
         """Draw an event. A failed row is reported with its record, unless the view shows it."""
         if self.view is not None and (self.live or not isinstance(event, Failed)):
             self.view.feed(event)
+        if self.trees is not None:
+            self.trees.feed(event)
+        if self.stream is not None:
+            self.stream.feed(event)
+        if self.bar is not None and self.counts:
+            self.bar.feed(event)
 
-    def beside(self, *, counts: bool) -> list[Callable[[Event], object]]:
-        """What else listens. `counts`: the bar counts the tokens of events."""
-        search = [] if self.search is None else [self.search.feed]
-        return [*search, *([self.bar.feed] if counts and self.bar is not None else [])]
+    def tree_records(self, lane: str) -> list[dict[str, Any]]:
+        """The records of a finished lane's tree, which replace its texts; none without --tree-format."""
+        if self.trees is None or self.options.tree_format is None:
+            return []
+        from genctl.commands.tree_formats import tree_record
+
+        tree = self.trees.take(lane)
+        return [] if tree is None else [tree_record(tree, self.options.tree_format)]
 
     def loading(self, event: Loading) -> None:
         """Show how much of a checkpoint is read."""
         words = f"reading {event.done}/{event.total} {event.unit}"
-        if event.unit != "B" and self.live and self.lone and first_sign.status(words, restart=False):
+        if event.unit != "B" and self.live and self.single_prompt and loading_line.status(words, restart=False):
             return
         with self.interrupt.busy():
             if self.bar is not None:
@@ -94,10 +121,9 @@ class Screen:
 
     def progress(self, progress: StreamProgress) -> None:
         """Show what the engine is at work on."""
-        if self.bar is None:
-            return
-        with self.interrupt.busy():
-            self.bar.work(progress.rows, progress.tokens, progress.speeds if self.options.verbose else ())
+        if self.bar is not None:
+            with self.interrupt.busy():
+                self.bar.work(progress.rows, progress.tokens, progress.speeds if self.options.verbose else ())
 
     def row_done(self, *, failed: bool) -> None:
         """Count a row, even if its record waits for that of an earlier row."""
@@ -112,11 +138,6 @@ class Screen:
             self.view.pause()
 
 
-def shows(options: RunOptions, *, live: bool) -> bool:
-    """Whether anything is shown beside the output: live text, bars, details, trees, a summary."""
-    return live or _has_details(options) or options.tree or not _is_quiet(options, live=live)
-
-
 def _is_quiet(options: RunOptions, *, live: bool) -> bool:
     return options.quiet or not (live or is_terminal(sys.stderr) or options.verbose)
 
@@ -125,11 +146,10 @@ def _has_details(options: RunOptions) -> bool:
     return options.scores or options.explain or bool(options.watch)
 
 
-def make_view(options: RunOptions, out: Console, err: Console, *, live: bool, lone: bool, several: bool) -> RunView:
-    """The view of a run. Where records are written, it shows only the summary and what --scores asks for.
-
-    `lone`: there is one prompt. `several`: it may have several texts.
-    """
+def make_view(
+    options: RunOptions, out: Console, err: Console, *, live: bool, single_prompt: bool, several: bool
+) -> RunView:
+    """The view of a run. Where records are written, it shows only the summary and what --scores asks for."""
     from genctl.commands.run.run_view import RunView
     from genctl.terminal.console import discard
 
@@ -139,18 +159,18 @@ def make_view(options: RunOptions, out: Console, err: Console, *, live: bool, lo
         "verbose": options.verbose,
         "echo": options.echo is not False if live else bool(options.echo),
         "messages": options.echo is True or options.view == "beam",  # a person knows what was just typed
-        "candidates": not options.quiet,
         "scores": options.scores or bool(options.watch) or (options.top_logprobs or 0) > 0,
         "top": shown_top(options),
-        "labels": several or not lone,
-        "numbered": not lone,
+        "labels": several or not single_prompt,
+        "numbered": not single_prompt,
     }
     if live and options.view == "beam":
         from genctl.commands.run.beam_view import BeamView
 
         return BeamView(out, err, quiet=options.quiet, tree=options.tree, formula=not options.quiet, **shared)
     shown = out if live else err if details and options.format in TEXTS else discard()
-    return RunView(shown, err, live=live, quiet=_is_quiet(options, live=live), **shared)
+    quiet = _is_quiet(options, live=live)
+    return RunView(shown, err, live=live, quiet=quiet, candidates=not options.quiet, **shared)
 
 
 def wants_bar(options: RunOptions, err: Console | None, *, live: bool) -> bool:
@@ -162,3 +182,21 @@ def wants_bar(options: RunOptions, err: Console | None, *, live: bool) -> bool:
     from genctl.terminal.console import takes_lines
 
     return err.is_interactive or takes_lines(err)
+
+
+def open_stream(options: RunOptions) -> StableTexts:
+    """Where --stream writes. On a terminal prompts come first, dimmed; those of conversations with --echo alone."""
+    from genctl.commands.run.text_stream import StableTexts, console_writer, recorded_prompt, shown_prompt
+    from genctl.terminal.console import make_consoles
+
+    if is_terminal(sys.stdout):
+        write_shown = console_writer(make_consoles(options.color)[0])
+        if options.echo is False:
+            return StableTexts(write_shown)
+        return StableTexts(write_shown, lambda lane: "" if lane.is_chat and not options.echo else shown_prompt(lane))
+    sink = writers.open_output(None, sys.stdout)
+
+    def write(text: str, dim: bool) -> None:
+        sink.write(text.encode("utf-8", "backslashreplace"))
+
+    return StableTexts(write, recorded_prompt) if options.echo else StableTexts(write)

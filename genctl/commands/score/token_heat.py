@@ -12,8 +12,8 @@ from genctl.engines.protocol import Scored
 from genctl.errors import count
 from genctl.events import Token
 from genctl.terminal import departures, theme, widgets
-from genctl.terminal.marked_text import MarkedPiece, MarkedText
-from genctl.terminal.text_width import first_cells, hanging, last_cells, one_line
+from genctl.terminal.marked_text import MarkedPiece, marked
+from genctl.terminal.text_width import first_cells, hanging, one_line
 
 CONTEXT = 3  # lines of context shown before the text
 TEXT = 20  # cells that a candidate has at least, where less important columns can make room
@@ -26,13 +26,7 @@ def heat(context: str, lead: str, tokens: Sequence[Token], width: int) -> list[T
     A digit stands under the first letter of its token. Tokens that share a character count as one, with the product of
     their probabilities. `context` and `lead` have no score; they come first, dimmed and without digits.
     """
-    page = MarkedText(width)
-    if context:
-        page.put([MarkedPiece(last_cells(context, CONTEXT * width), theme.PROMPT, " ")])
-    if lead:
-        page.put([MarkedPiece(lead, theme.PROMPT, " ")])
-    page.fill(_groups(tokens))
-    return page.finish()
+    return marked(width, context + lead, _groups(tokens), lines=CONTEXT)
 
 
 def legend() -> Text:

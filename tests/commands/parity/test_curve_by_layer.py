@@ -1,18 +1,15 @@
-"""The curve by layer of a deep model: what a terminal, a file and the page show of it."""
+"""The curve by layer of a deep model: what a terminal and a file show of it."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from genctl.commands.parity import view
-from genctl.commands.parity.report import ParityPage
 from genctl.commands.parity.view import Naming
 from genctl.parity.measure import measure
-from genctl.parity.values import Fault, LayerDifference, Parity, TextParting
+from genctl.parity.values import Fault, LayerDifference, Parity
 from tests.parity.sides import requests, side
 
 PARTS = ("attn_norm", "o", "mlp_norm", "mlp")
@@ -65,7 +62,7 @@ def test_what_is_left_out_is_said_with_where_it_is(pair: Parity) -> None:
     *names, below = shown(one, 100)
     assert len(names) < len(one.curve) == 2 * LAYERS * 5 + 1
     left = len(one.curve) - len(names)
-    assert below == f"{left} parts within layers are not shown; --format jsonl and --report have all {len(one.curve)}"
+    assert below == f"{left} parts within layers are not shown; --format jsonl has all {len(one.curve)}"
 
 
 def test_without_a_fault_the_part_furthest_from_what_is_explained_is_shown(pair: Parity) -> None:
@@ -76,24 +73,3 @@ def test_without_a_fault_the_part_furthest_from_what_is_explained_is_shown(pair:
 def test_a_file_has_every_part(pair: Parity) -> None:
     one = deep(pair, "layers.22.mlp_norm")
     assert shown(one, None) == [point.name or point.sublayer for point in one.curve]
-
-
-def page_of(one: Parity, folder: Path) -> str:
-    path = folder / "page.html"
-    with ParityPage(str(path), force=False) as page:
-        page.pair(one, [])
-    return path.read_text()
-
-
-def test_the_page_has_every_part_and_marks_the_fault(pair: Parity, tmp_path: Path) -> None:
-    one = deep(pair, "layers.22.mlp_norm")
-    html = page_of(one, tmp_path)
-    assert "All 241 parts of the model" in html
-    assert all(f">{point.name}" in html for point in one.curve)
-    assert re.findall(r">([\w.]+) <span class=\"verdict defect\">first that parts", html) == ["layers.22.mlp_norm"]
-
-
-def test_the_page_says_how_many_partings_it_does_not_have(pair: Parity, tmp_path: Path) -> None:
-    parting = TextParting("0", 0, 5, 6, (-1.0, -1.0), (-1.0, -1.0), 0.0, "tie", "equal")
-    html = page_of(replace(pair, partings=(parting,) * 203), tmp_path)
-    assert "3 more: --format jsonl has them" in html

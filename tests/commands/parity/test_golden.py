@@ -136,7 +136,7 @@ def test_changed_weights_are_a_defect_and_are_not_written(copied: Path, llama: P
     assert f"the recording was made with {llama} (" in done.out
     assert f"), and {other} is another checkpoint (" in done.out
     assert f"{other} against {golden} ({llama})" in done.out
-    assert f"Parity with {golden} ({llama})" in before.read_text()
+    assert f"{other} against {golden} ({llama})" in before.read_text()
     assert before.exists()
     done = expect(golden, str(other), "--update")
     assert done.status == 4

@@ -107,7 +107,7 @@ def test_a_killed_worker_and_ctrl_c_cost_nothing(tmp_path: Path) -> None:
     assert process.returncode == 130, err
     assert seconds < 3
     assert out == b""
-    assert err.endswith(b"; the same command goes on after them\ninterrupted\n"), err
+    assert err.endswith(b"; rerun the same command to continue\ninterrupted\n"), err
     assert err.count(b"\n") == 2, err
     assert job.expected.startswith(written)
     assert 0 < len(written) < len(job.expected)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from genctl.commands.run.row_source import RowQueue
+from genctl.commands.run.row_source import read_beside
 from genctl.errors import InputError
 from genctl.io.rows import BadRow, InputRow
 
@@ -15,7 +15,7 @@ FIRST, SECOND = InputRow("0", 0, "one"), BadRow("1", 1, "line 2", "input", "line
 PATIENCE = 10.0  # seconds
 
 
-def until_there(rows: RowQueue) -> InputRow | BadRow | None:
+def until_there(rows: Iterator[InputRow | BadRow | None]) -> InputRow | BadRow | None:
     """The next row, asked for again and again."""
     pause = threading.Event()
     for _ in range(1000):
@@ -34,7 +34,7 @@ def test_a_slow_row_is_not_waited_for() -> None:
         come.wait(PATIENCE)
         yield SECOND
 
-    rows = RowQueue(slow())
+    rows = read_beside(slow())
     assert until_there(rows) == FIRST
     assert [next(rows) for _ in range(3)] == [None] * 3
     come.set()
@@ -49,7 +49,7 @@ def test_an_error_of_reading_is_raised_after_the_rows_before_it() -> None:
         yield FIRST
         raise InputError("the input cannot be read")
 
-    rows = RowQueue(broken())
+    rows = read_beside(broken())
     assert until_there(rows) == FIRST
     with pytest.raises(InputError, match="the input cannot be read"):
         until_there(rows)

@@ -125,8 +125,8 @@ def test_what_the_server_cannot_do_is_refused_before_the_first_request(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("run", "--explain"), "--explain shows each logits processor at work, which a server does not tell"),
-        (("run", "--watch", "a"), "--watch tells of tokens that were not chosen, which a server does not tell"),
+        (("run", "--explain"), "--explain shows each logits processor at work; servers do not report this"),
+        (("run", "--watch", "a"), "--watch shows tokens that were not chosen; servers do not report this"),
     ],
 )
 def test_views_that_need_a_checkpoint_here_are_refused(server: StandIn, arguments: tuple[str, ...], words: str) -> None:

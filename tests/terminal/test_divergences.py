@@ -1,4 +1,4 @@
-"""Texts of an n-best list, each from where it leaves the one that it is nearest to."""
+"""Texts of an n-best list, each from where it diverges from the one that it is nearest to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from genctl.commands.run.beam_view import BeamView
 from genctl.commands.run.run_view import RunView
 from genctl.events import Ended, Event, Finished, Hypothesis, Row, Stepped, Token
 from genctl.events.history import LaneHistory, Path
-from genctl.terminal.departures import ENDS, SAME, column, departures, leaves, parts, told_apart
+from genctl.terminal.divergences import ENDS, SAME, column, disambiguate, divergences, parts, word_boundary
 from tests.terminal.beams import search
 from tests.terminal.streams import Clock, console, written
 
@@ -44,14 +44,14 @@ def test_rows_of_the_table_that_begin_alike_show_where_they_differ_at_every_widt
 def test_each_text_leaves_the_one_that_it_is_nearest_to() -> None:
     texts = ["a b c d", "x y", "a b c e", "a b f"]
     ids = [[1, 2, 3, 4], [7, 8], [1, 2, 3, 5], [1, 2, 6]]
-    found = departures(texts, ids)
+    found = divergences(texts, ids)
     assert column(found) == ["+3 │ ", "   │ ", "+3 │ ", "+2 │ "]
     assert [part.plain for part in parts(texts, found, 5)] == ["…d", "x y", "…e", "…f"]
 
 
 def test_short_texts_are_shown_in_full_where_there_is_room() -> None:
     texts = ["a b c", "a b d"]
-    shown = parts(texts, departures(texts, [()] * 2), 20)
+    shown = parts(texts, divergences(texts, [()] * 2), 20)
     assert [part.plain for part in shown] == texts
     assert [part.plain[span.start : span.end] for part in shown for span in part.spans if str(span.style) == "dim"] == [
         "a b "
@@ -60,18 +60,18 @@ def test_short_texts_are_shown_in_full_where_there_is_room() -> None:
 
 def test_texts_that_end_or_are_equal_are_called_so() -> None:
     texts = [f"{OPENING} a", f"{OPENING} a c", "q", "q"]
-    shown = [part.plain for part in parts(texts, departures(texts, [()] * 4), 20)]
+    shown = [part.plain for part in parts(texts, divergences(texts, [()] * 4), 20)]
     assert shown == [ENDS, "… c", "q", SAME]
 
 
 def test_a_word_that_both_have_begun_is_shown_from_its_beginning() -> None:
-    assert leaves("the badger", "the badge of honour") == 4
-    assert leaves("the old.", "the old") == 7
+    assert word_boundary("the badger", "the badge of honour") == 4
+    assert word_boundary("the old.", "the old") == 7
 
 
 @given(st.lists(st.text("ab .", max_size=12), min_size=2, max_size=6))
 def test_what_is_left_out_is_shared_with_another_text(texts: list[str]) -> None:
-    found = departures(texts, [()] * len(texts))
+    found = divergences(texts, [()] * len(texts))
     for place, (text, each) in enumerate(zip(texts, found, strict=True)):
         others = texts[:place] + texts[place + 1 :]
         assert any(other.startswith(text[: each.character]) for other in others)
@@ -107,15 +107,15 @@ LATE = [
 ]
 
 
-def test_texts_that_differ_late_have_the_words_at_which_they_part_below_one_another() -> None:
-    assert told_apart(LATE, 38, growing=True) == [
+def test_texts_that_differ_late_have_the_words_at_which_they_part() -> None:
+    assert disambiguate(LATE, 38, growing=True) == [
         'Rowan…fiddle…"That…ovely," said Poppy.',
         'Toby,…. "That was lovely," said Poppy.',
         'Rowan…fiddle…"Why…u play alone?" asked',
-        'Rowan…flute …"That…ovely," said Poppy.',
-        'Rowan…flute …"Why…u play alone?" asked',
+        'Rowan…flute…"That…lovely," said Poppy.',
+        'Rowan…flute…"Why…ou play alone?" asked',
     ]
-    assert told_apart(LATE, 200, growing=True) == LATE
+    assert disambiguate(LATE, 200, growing=True) == LATE
 
 
 def test_rows_that_differ_late_look_different_in_the_live_view_and_in_the_table_at_every_width() -> None:
@@ -143,8 +143,8 @@ def test_rows_that_differ_late_look_different_in_the_live_view_and_in_the_table_
 
 
 @given(st.lists(st.text("ab .\n", max_size=30), min_size=1, max_size=6), st.integers(1, 30), st.booleans())
-def test_told_apart_fits(texts: list[str], width: int, growing: bool) -> None:
-    shown = told_apart(texts, width, growing=growing)
+def test_disambiguate_fits(texts: list[str], width: int, growing: bool) -> None:
+    shown = disambiguate(texts, width, growing=growing)
     assert len(shown) == len(texts)
     assert all(len(line) <= width and "\n" not in line for line in shown)
     if width > 40:

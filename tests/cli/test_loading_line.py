@@ -12,7 +12,7 @@ import pexpect
 import pyte
 import pytest
 
-from genctl.terminal import first_sign
+from genctl.terminal import loading_line
 from tests.warm import python
 
 ROOT = Path(__file__).parents[2]
@@ -94,9 +94,9 @@ def test_an_error_takes_its_place(tmp_path: Path, environment: dict[str, str]) -
 
 
 def test_a_name_that_cannot_be_printed_is_left_out() -> None:
-    assert first_sign._model(["run", "-m", "a\x1b[2J"]) == ""
-    assert first_sign._model(["run", "--model=gpt2", "x"]) == "gpt2"
-    assert first_sign._model(["run", "x"]) == ""
+    assert loading_line._model(["run", "-m", "a\x1b[2J"]) == ""
+    assert loading_line._model(["run", "--model=gpt2", "x"]) == "gpt2"
+    assert loading_line._model(["run", "x"]) == ""
 
 
 def frames(child: pexpect.spawn, width: int) -> list[str]:

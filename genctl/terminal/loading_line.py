@@ -1,0 +1,173 @@
+"""A line on standard error while a checkpoint is loaded, before anything slow is imported; it is taken away again.
+
+It says what is done and counts the seconds, so that something moves while torch is imported and a long prompt is read.
+A single prompt is shown in it, dimmed, until its text begins.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+TYPE_CHECKING = False  # `typing` takes as long as all of this
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from threading import RLock
+
+LOADERS = ("run", "beam", "compare", "score", "inspect-cache", "chat")
+SILENT = {"-h", "--help", "--help-all", "-q", "--quiet", "--dry", "--plan", "--list", "--version", "-V"}
+TICK_S = 0.25
+_PROMPT = 24  # columns that a prompt has at least; the words beside it are cut before
+
+
+class _Line:
+    """The line. `lock` is there once a thread redraws it."""
+
+    def __init__(self, words: str, *, plain: bool) -> None:
+        self.words, self.plain = words, plain
+        self.terminal = os.dup(2)  # libraries are hushed by a descriptor 2 that leads elsewhere for a while
+        self.prompt: Callable[[int], str] | None = None
+        self.began = time.monotonic()
+        self.drawn = ""  # what stands there; "" while it is hidden
+        self.visible = True
+        self.lock: RLock | None = None
+
+    def text(self) -> str:
+        """What is shown now, in a line that does not wrap."""
+        width = max((os.get_terminal_size(self.terminal).columns or 80) - 2, 7)
+        seconds = int(time.monotonic() - self.began)
+        words = f"{self.words[: width - (4 if seconds else 0)]}…" + (f" {seconds} s" if seconds else "")
+        if self.prompt is None or width < 2 * _PROMPT:
+            return words[:width]
+        words = words[: width - _PROMPT - 3]
+        return f"{self.prompt(width - len(words) - 3)} · {words}"
+
+    def draw(self) -> None:
+        """Draw what has changed."""
+        line = self.text()
+        if line != self.drawn:
+            start = self.erasing()
+            os.write(self.terminal, (start + (line if self.plain else f"\x1b[2m{line}\x1b[0m")).encode())
+            self.drawn = line
+
+    def erasing(self) -> str:
+        """What erases the line, in a window that may have become narrower: it takes several rows then."""
+        if not self.drawn:
+            return ""
+        from genctl.terminal.rewrapping import rows, wraps
+
+        width = os.get_terminal_size(self.terminal).columns or 80
+        more = rows(_cells(self.drawn), width) - 1 if wraps() else 0
+        return "\r" + "\x1b[K\x1b[A" * more + "\x1b[K"
+
+    def hide(self) -> None:
+        """Take the line away."""
+        self.visible = False
+        erasing, self.drawn = self.erasing(), ""
+        if erasing:
+            os.write(self.terminal, erasing.encode())
+
+
+_line: _Line | None = None
+
+
+def show(arguments: Sequence[str]) -> None:
+    """Begin the line for a command that loads a checkpoint, if standard error is a terminal that can erase it."""
+    global _line
+    command = next((word for word in arguments if not word.startswith("-")), "")
+    dumb = os.environ.get("TERM", "dumb") in ("dumb", "unknown")
+    if command not in LOADERS or SILENT.intersection(arguments) or dumb:
+        return
+    plain = os.environ.get("NO_COLOR") or "never" in arguments or "--color=never" in arguments
+    try:
+        if not os.isatty(2):
+            return
+        line = _Line(f"loading {_model(arguments)}".rstrip(), plain=bool(plain))
+        line.draw()
+    except (OSError, ValueError):
+        return
+    import threading  # after the first frame
+
+    line.lock, _line = threading.RLock(), line
+    threading.Thread(target=_count_seconds, args=(line,), name="loading-line", daemon=True).start()
+
+
+def show_prompt(fitted: Callable[[int], str]) -> None:
+    """Show the prompt in the line: `fitted` makes one line of at most so many columns of it."""
+    if _line is not None:
+        _line.prompt = fitted
+        if _line.visible:
+            _update(_line)
+
+
+def status(words: str, *, restart: bool = True) -> bool:
+    """Show what is done now, and count its seconds from zero. Returns whether there is such a line."""
+    if _line is None:
+        return False
+    _line.words, _line.visible = words, True
+    if restart:
+        _line.began = time.monotonic()
+    _update(_line)
+    return _line is not None
+
+
+def exists() -> bool:
+    """Whether there is such a line, even if it is hidden now. Once there is none, none comes any more."""
+    return _line is not None
+
+
+def clear() -> None:
+    """Take the line away, if it is there. `status` brings it back."""
+    if _line is not None and _line.visible:
+        _update(_line, hide=True)
+
+
+def end() -> None:
+    """Take the line away for good: the results begin."""
+    global _line
+    clear()
+    _line = None
+
+
+def _update(line: _Line, *, hide: bool = False) -> None:
+    """Draw or hide the line, not at once with the thread. A terminal that is gone has none."""
+    global _line
+    assert line.lock is not None
+    with line.lock:
+        try:
+            if hide:
+                line.hide()
+            else:
+                line.draw()
+        except (OSError, ValueError):
+            _line = None
+
+
+def _count_seconds(line: _Line) -> None:
+    """In a thread: redraw the line until `end`."""
+    assert line.lock is not None
+    while _line is line:
+        time.sleep(TICK_S)
+        with line.lock:
+            if _line is line and line.visible:
+                _update(line)
+
+
+def _cells(line: str) -> int:
+    """The columns of a line."""
+    if line.isascii():
+        return len(line)
+    from unicodedata import combining, east_asian_width
+
+    return sum(0 if combining(letter) else 1 + (east_asian_width(letter) in "WF") for letter in line)
+
+
+def _model(arguments: Sequence[str]) -> str:
+    """The checkpoint that the command line names; "" where a preset may name it, or where it cannot be printed."""
+    name = ""
+    for place, word in enumerate(arguments):
+        if word in ("-m", "--model") and place + 1 < len(arguments):
+            name = arguments[place + 1]
+        elif word.startswith("--model="):
+            name = word.partition("=")[2]
+    return name if name.isascii() and name.isprintable() else ""
