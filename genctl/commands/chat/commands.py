@@ -1,66 +1,25 @@
-"""The commands of a chat that are not answered: the tree, what was said, settings, files."""
+"""The commands of a chat that are not answered: branches, what was said, settings, files."""
 
 from __future__ import annotations
 
 import base64
-import json
-import os
 import shlex
-import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 from genctl.commands.chat import slash, thinking
-from genctl.commands.chat.chat import Chat, news, setting
+from genctl.commands.chat.chat import Chat, new_notices, setting
 from genctl.commands.chat.line_input import SIGN
-from genctl.commands.chat.turns import Message, drawn
+from genctl.commands.chat.log import ChatLog, Entry, Message
+from genctl.commands.chat.saved import remember
 from genctl.config.check import shown
-from genctl.engines.session import Session
 from genctl.errors import UsageError, count
 from genctl.terminal import theme, widgets
-from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.text_width import unbroken
-from genctl.tree.journal import remember
-
-# `/why`: the last answer of a chat on the screen of `genctl explore`, in a copy of its tree.
-
-
-def look_into(session: Session, copy: Path, answer: Message, *, memory: int | None, coloured: bool) -> bool:
-    """Show the tree in `copy`, with the cursor before the first token of `answer`, until the person leaves.
-
-    `memory` are bytes for its caches. Returns whether the person changed the tree; a copy without a change is removed.
-    Raises GenctlError, with the terminal restored; SystemExit after a signal.
-    """
-    from genctl.commands.explore.screen_app import run_screen
-    from genctl.commands.explore.screen_source import TreeSource
-    from genctl.tree.explorer import Explorer
-    from genctl.tree.language import MEMORY
-
-    explorer = Explorer.reopen(session, copy, memory=memory or MEMORY)
-    changed = False
-    try:
-        tree = explorer.tree
-        last = tree.nodes[answer.node]
-        start = last.start if last.by == "generate" else answer.node  # an answer may have no tokens
-        explorer.space.settle(cursor=start, tip=answer.node, settings=last.settings)
-        begun = len(tree), list(tree.steps)
-        with Interrupt() as interrupt:
-            interrupt.gentle = True  # a signal ends the screen, not the process
-            explorer.interrupted = interrupt
-            run_screen(TreeSource(explorer), coloured=coloured, signalled=lambda: interrupt.status)
-        changed = begun != (len(tree), tree.steps)
-    finally:
-        explorer.close()
-        if not changed:
-            copy.unlink(missing_ok=True)
-    if interrupt.status not in (0, 128 + signal.SIGINT):
-        raise SystemExit(interrupt.status)
-    return changed
-
 
 KEYS = (
     ("Enter", "say it"),
@@ -77,11 +36,11 @@ class Leave(Exception):
     """The person leaves."""
 
 
-class SlashWork:
-    """Does commands and prints what they come to. `open_chat` gives the chat in a file."""
+class ChatCommands:
+    """Does commands and prints their results. A command `/name` is the method `_name`."""
 
-    def __init__(self, chat: Chat, out: Console, *, scores: bool, open_chat: Callable[[Path], Chat]) -> None:
-        self.chat, self.out, self.scores, self._open_chat = chat, out, scores, open_chat
+    def __init__(self, chat: Chat, out: Console, *, scores: bool) -> None:
+        self.chat, self.out, self.scores = chat, out, scores
 
     def do(self, typed: slash.Typed) -> None:
         """Do a command. Raises GenctlError if it cannot be done, Leave if the person leaves."""
@@ -102,97 +61,74 @@ class SlashWork:
 
     def show_end(self) -> None:
         """The last turn of the branch and its answer, as they were printed."""
-        conversation = self.chat.story.conversation
-        turns = conversation.turns_to(conversation.at)
-        if turns > 1:
+        log = self.chat.log
+        if (turns := log.turns_to(log.end)) > 1:
             self.note(f"({count(turns - 1, 'turn')} before)")
-        for message in conversation.here[-2:]:
+        for message in log.here[-2:]:
             text = thinking.split(message.content)[1] if message.role == "assistant" else message.content
             sign = SIGN if message.role == "user" else ""
             self.out.print(Text(f"{sign}{widgets.visible(text)}"), soft_wrap=False)
 
-    # -- the tree ------------------------------------------------------------------------------------------------------
+    # -- branches ------------------------------------------------------------------------------------------------------
 
     def _undo(self, typed: slash.Typed) -> None:
-        self._undone("undone", self.chat.story.undo())
+        self._undone("undone", self.chat.log.undo())
 
     def _redo(self, typed: slash.Typed) -> None:
-        self._undone("done again", self.chat.story.redo())
+        self._undone("done again", self.chat.log.redo())
 
-    def _undone(self, words: str, line: str) -> None:
-        self.chat.refold()
-        conversation = self.chat.story.conversation
-        turns = count(conversation.turns_to(conversation.at), "turn")
-        self.note(f"{words}: {_step(line)}; the chat has {turns}")
+    def _undone(self, words: str, entries: Sequence[Entry]) -> None:
+        self.chat.refresh()
+        log = self.chat.log
+        self.note(f"{words}: {_in_words(log, entries[0])}; the chat has {count(log.turns_to(log.end), 'turn')}")
 
     def _branch(self, typed: slash.Typed) -> None:
-        number = slash.number(typed, "branch")
-        conversation = self.chat.story.conversation
+        number, log = slash.number(typed, "branch"), self.chat.log
         if number is not None:
-            last = conversation.branch(number)
-            self.chat.story.do("branch", str(number), node=last.node)
+            log.change("go", log.branch(number).id)
             self.show_end()
             return
-        if not conversation.branches:
+        if not log.branches:
             self.note("nothing has been said yet")
-        here = {message.number for message in conversation.here}
-        for place, leaf in enumerate(conversation.branches, 1):
-            sign = "*" if leaf.number in here else " "
-            start = f"{sign} {place}  {count(leaf.turns, 'turn'):<9} "
+        here = {message.id for message in log.here}
+        for place, leaf in enumerate(log.branches, 1):
+            start = f"{'*' if leaf.id in here else ' '} {place}  {count(leaf.turns, 'turn'):<9} "
             self.out.print(Text(start + widgets.first_words(leaf.content, max(self.out.width - len(start), 8))))
 
     def _tree(self, typed: slash.Typed) -> None:
-        for before, words, here in drawn(self.chat.story.conversation, self.out.width):
+        for before, words, here in drawn(self.chat.log, self.out.width):
             line = Text(before, style=theme.DIM).append(widgets.visible(words), theme.PLAIN if here else theme.DIM)
             self.out.print(widgets.fit(line, self.out.width))
-
-    def _why(self, typed: slash.Typed) -> None:
-        from genctl.commands.explore.options import no_screen
-
-        answer, session = self.chat.story.conversation.last_answer, self.chat.partner.session
-        if answer is None or self.chat.story.path is None:
-            raise UsageError("nothing has been answered yet")
-        assert session is not None
-        copy = self.chat.story.copy()
-        quoted = shlex.quote(str(copy))
-        command = f"genctl explore --open {quoted}"
-        if no_screen() or not os.environ.get("TERM"):
-            self.note(f"the tree of tokens so far is in {quoted}; look into it in another terminal:", quoted)
-            print(widgets.visible(command))
-            return
-        if look_into(session, copy, answer, memory=self.chat.partner.memory, coloured=not self.out.no_color):
-            self.note(f"what you changed is in {quoted}, and not in this chat:", quoted)
-            print(widgets.visible(command))
 
     # -- what was said -------------------------------------------------------------------------------------------------
 
     def _think(self, typed: slash.Typed) -> None:
         last = self._last()
-        thought = self.chat.thoughts.get(last.number) or thinking.split(last.content)[0]
+        thought = self.chat.thoughts.get(last.id) or thinking.split(last.content)[0]
         if not thought:
             raise UsageError("the last answer has no thought before it")
         self.out.print(Text(widgets.visible(thought), style=theme.DIM), soft_wrap=False)
 
     def _prompt(self, typed: slash.Typed) -> None:
-        prompt = self.chat.partner.read(self.chat.plan_again().request)
-        self.note(f"{count(len(prompt.ids), 'token')}:")
-        self.out.print(Text(" ".join(map(str, prompt.ids))), soft_wrap=False)
-        self.out.print(Text(widgets.visible(prompt.text), style=theme.DIM), soft_wrap=False)
+        turn = self.chat.plan_again()
+        self.note(f"{count(len(turn.ids), 'token')}:")
+        self.out.print(Text(" ".join(map(str, turn.ids))), soft_wrap=False)
+        self.out.print(Text(widgets.visible(turn.opening), style=theme.DIM), soft_wrap=False)
 
     def _tokens(self, typed: slash.Typed) -> None:
-        story, context = self.chat.story, self.chat.partner.context
-        used = story.tree.length(story.tree.tip)
-        words = (
-            f"{count(used, 'token')} of the context is used" if used == 1 else f"{used} tokens of the context are used"
-        )
+        log, context, used = self.chat.log, self.chat.partner.context, 0
+        if log.turns_to(log.end):
+            last = log.last_answer
+            used = len(self.chat.plan_again().ids) + (0 if last is None else len(last.token_ids))
+        words = f"{used} tokens of the context are used"
         if self.chat.partner.kind == "alone":
             words = "each turn is read on its own, so no context fills up"
         elif context is None:
             words += "; the model has no limit"
         else:
             words += f", {max(context - used, 0)} of {context} are left"
-        if story.left_out:
-            words += f"; the first {count(story.left_out, 'message is', 'messages are')} left out of the prompt"
+        if log.left_out:
+            words += f"; the first {count(log.left_out, 'message is', 'messages are')} left out of the prompt"
         self.note(words)
 
     def _copy(self, typed: slash.Typed) -> None:
@@ -207,7 +143,7 @@ class SlashWork:
         self.note(f"{count(len(answer), 'character')} sent to the clipboard (by OSC 52, if the terminal takes it)")
 
     def _last(self) -> Message:
-        answer = self.chat.story.conversation.last_answer
+        answer = self.chat.log.last_answer
         if answer is None:
             raise UsageError("nothing has been answered yet")
         return answer
@@ -228,14 +164,12 @@ class SlashWork:
             return
         before = chat.base
         chat.change(name, argument)
-        for line in news(before, chat.base):
+        for line in new_notices(before, chat.base):
             self.note(line)
         if name == "system":
             self.note("the system message is set" if argument else "there is no system message")
-        elif name == "set":
-            self.note(f"set {setting(argument)}")
         else:
-            self.note(f"{name} {argument}")
+            self.note(f"set {setting(argument)}" if name == "set" else f"{name} {argument}")
 
     def _scores(self, typed: slash.Typed) -> None:
         if not self.scores:
@@ -246,10 +180,9 @@ class SlashWork:
     def _save(self, typed: slash.Typed) -> None:
         if typed.text:
             new = Path(typed.text).expanduser()
-            self.chat.story.save(new)
+            self.chat.log.save(new)
             remember(new)
-        path = self.chat.story.path
-        if path is None:
+        if (path := self.chat.log.path) is None:
             self.note("nothing has been said yet, so nothing is saved")
         else:
             quoted = shlex.quote(str(path))
@@ -268,19 +201,52 @@ class SlashWork:
         raise Leave
 
 
-def _step(line: str) -> str:
-    """What a step of the tree was, in words."""
-    name, _, rest = line.partition(" ")
-    if name in ("say", "edit"):
-        number, text = ("", rest) if name == "say" else rest.split(" ", 1)
-        shown = widgets.first_words(json.loads(text), 40)
-        return f"turn {number}, {shown}" if number else f"the turn {shown}"
-    words = {
-        "explore": f"{widgets.first_words(rest, 40)}, in genctl explore",
-        "read": "another answer",
-        "answer": "the answer",
-        "message": "a message",
-        "branch": f"going to branch {rest}",
-    }
-    words["leave-out"] = f"leaving out {count(int(rest), 'message')}" if name == "leave-out" else ""
-    return words.get(name, f"/{widgets.first_words(line, 40)}")
+def _in_words(log: ChatLog, entry: Entry) -> str:
+    """What was undone or done again, by its first entry."""
+    if isinstance(entry, Message):
+        if entry.role == "assistant":
+            return "another answer"
+        words = widgets.first_words(entry.content, 40)
+        edited = any(each.parent == entry.parent and each.id < entry.id for each in log.messages.values())
+        return f"turn {entry.turns}, {words}" if edited else f"the turn {words}"
+    if entry.name == "leave_out":
+        return f"leaving out {count(entry.value, 'message')}"
+    if entry.name == "go":
+        places = {leaf.id: place for place, leaf in enumerate(log.branches, 1)}
+        return f"going to branch {places.get(entry.value, '')}"
+    return f"/{widgets.first_words(f'{entry.name} {entry.value}', 40)}"
+
+
+def drawn(log: ChatLog, width: int) -> Iterator[tuple[str, str, bool]]:
+    """All branches in lines: what stands before a message, the message, and whether the chat continues its branch.
+
+    Messages that follow one another stand below one another; a fork indents what follows it.
+    """
+    here = {message.id for message in log.here}
+    leaves = {message.id: place for place, message in enumerate(log.branches, 1)}
+    children: dict[int | None, list[Message]] = {}
+    for message in log.messages.values():
+        children.setdefault(message.parent, []).append(message)
+    waiting: list[tuple[Message, str, str]] = []  # message, before its line, before the lines that follow it
+
+    def follow(id: int | None, indent: str) -> None:
+        below = children.get(id, [])
+        if len(below) == 1:
+            waiting.append((below[0], indent, indent))
+            return
+        for child in reversed(below):
+            last = child is below[-1]
+            # forks within forks are indented while a line has room for words
+            deeper = indent + ("  " if last else "│ ") if 2 * len(indent) < width else indent
+            waiting.append((child, indent + ("└ " if last else "├ "), deeper))
+
+    follow(None, "")
+    while waiting:
+        message, before, after = waiting.pop()
+        sign = {"user": "›", "assistant": "·"}.get(message.role, "#")
+        leaf = f" [{leaves[message.id]}]" if message.id in leaves else ""
+        words = " ".join(message.content.split())
+        room = max(width - len(before) - len(leaf) - 2, 8)
+        cut = words if len(words) <= room else f"{words[: room - 1]}…"
+        yield before, f"{sign} {cut}{leaf}", message.id in here
+        follow(message.id, after)
