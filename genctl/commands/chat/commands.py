@@ -1,11 +1,12 @@
-"""The commands of a chat that are not answered: branches, what was said, settings, files."""
+"""The commands of a chat that are not answered: branches, earlier turns, settings, files. `DO` lists them."""
 
 from __future__ import annotations
 
 import base64
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -36,22 +37,13 @@ class Leave(Exception):
     """The person leaves."""
 
 
-class ChatCommands:
-    """Does commands and prints their results. A command `/name` is the method `_name`."""
+@dataclass
+class ChatScreen:
+    """A chat and the terminal on which it is shown."""
 
-    def __init__(self, chat: Chat, out: Console, *, scores: bool) -> None:
-        self.chat, self.out, self.scores = chat, out, scores
-
-    def do(self, typed: slash.Typed) -> None:
-        """Do a command. Raises GenctlError if it cannot be done, Leave if the person leaves."""
-        assert typed.command is not None
-        name = typed.command.name
-        if typed.command.local and self.chat.partner.session is None:
-            raise UsageError(f"/{name} needs the token ids of a checkpoint, which a server does not tell")
-        if name in ("set", "unset", "preset", "system"):
-            self._change(name, typed.text)
-        else:
-            getattr(self, f"_{name}")(typed)
+    chat: Chat
+    out: Console
+    scores: bool  # whether token probabilities are shown under each answer
 
     def note(self, words: str, *whole: str) -> None:
         """Print a remark of the program, dimmed. No line is broken inside of a word, nor of the texts in `whole`."""
@@ -69,136 +61,165 @@ class ChatCommands:
             sign = SIGN if message.role == "user" else ""
             self.out.print(Text(f"{sign}{widgets.visible(text)}"), soft_wrap=False)
 
-    # -- branches ------------------------------------------------------------------------------------------------------
 
-    def _undo(self, typed: slash.Typed) -> None:
-        self._undone("undone", self.chat.log.undo())
+# -- branches ------------------------------------------------------------------------------------------------------
 
-    def _redo(self, typed: slash.Typed) -> None:
-        self._undone("done again", self.chat.log.redo())
 
-    def _undone(self, words: str, entries: Sequence[Entry]) -> None:
-        self.chat.refresh()
-        log = self.chat.log
-        self.note(f"{words}: {_in_words(log, entries[0])}; the chat has {count(log.turns_to(log.end), 'turn')}")
+def _undone(screen: ChatScreen, words: str, entries: Sequence[Entry]) -> None:
+    screen.chat.refresh()
+    log = screen.chat.log
+    screen.note(f"{words}: {_in_words(log, entries[0])}; the chat has {count(log.turns_to(log.end), 'turn')}")
 
-    def _branch(self, typed: slash.Typed) -> None:
-        number, log = slash.number(typed, "branch"), self.chat.log
-        if number is not None:
-            log.change("go", log.branch(number).id)
-            self.show_end()
-            return
-        if not log.branches:
-            self.note("nothing has been said yet")
-        here = {message.id for message in log.here}
-        for place, leaf in enumerate(log.branches, 1):
-            start = f"{'*' if leaf.id in here else ' '} {place}  {count(leaf.turns, 'turn'):<9} "
-            self.out.print(Text(start + widgets.first_words(leaf.content, max(self.out.width - len(start), 8))))
 
-    def _tree(self, typed: slash.Typed) -> None:
-        for before, words, here in drawn(self.chat.log, self.out.width):
-            line = Text(before, style=theme.DIM).append(widgets.visible(words), theme.PLAIN if here else theme.DIM)
-            self.out.print(widgets.fit(line, self.out.width))
+def _branch(screen: ChatScreen, typed: slash.Typed) -> None:
+    number, log = slash.number(typed, "branch"), screen.chat.log
+    if number is not None:
+        log.change("go", log.branch(number).id)
+        screen.show_end()
+        return
+    if not log.branches:
+        screen.note("nothing has been said yet")
+    here = {message.id for message in log.here}
+    for place, leaf in enumerate(log.branches, 1):
+        start = f"{'*' if leaf.id in here else ' '} {place}  {count(leaf.turns, 'turn'):<9} "
+        screen.out.print(Text(start + widgets.first_words(leaf.content, max(screen.out.width - len(start), 8))))
 
-    # -- what was said -------------------------------------------------------------------------------------------------
 
-    def _think(self, typed: slash.Typed) -> None:
-        last = self._last()
-        thought = self.chat.thoughts.get(last.id) or thinking.split(last.content)[0]
-        if not thought:
-            raise UsageError("the last answer has no thought before it")
-        self.out.print(Text(widgets.visible(thought), style=theme.DIM), soft_wrap=False)
+def _tree(screen: ChatScreen, typed: slash.Typed) -> None:
+    for before, words, here in drawn(screen.chat.log, screen.out.width):
+        line = Text(before, style=theme.DIM).append(widgets.visible(words), theme.PLAIN if here else theme.DIM)
+        screen.out.print(widgets.fit(line, screen.out.width))
 
-    def _prompt(self, typed: slash.Typed) -> None:
-        turn = self.chat.plan_again()
-        self.note(f"{count(len(turn.ids), 'token')}:")
-        self.out.print(Text(" ".join(map(str, turn.ids))), soft_wrap=False)
-        self.out.print(Text(widgets.visible(turn.opening), style=theme.DIM), soft_wrap=False)
 
-    def _tokens(self, typed: slash.Typed) -> None:
-        log, context, used = self.chat.log, self.chat.partner.context, 0
-        if log.turns_to(log.end):
-            last = log.last_answer
-            used = len(self.chat.plan_again().ids) + (0 if last is None else len(last.token_ids))
-        words = f"{used} tokens of the context are used"
-        if self.chat.partner.kind == "alone":
-            words = "each turn is read on its own, so no context fills up"
-        elif context is None:
-            words += "; the model has no limit"
-        else:
-            words += f", {max(context - used, 0)} of {context} are left"
-        if log.left_out:
-            words += f"; the first {count(log.left_out, 'message is', 'messages are')} left out of the prompt"
-        self.note(words)
+# -- what was said -------------------------------------------------------------------------------------------------
 
-    def _copy(self, typed: slash.Typed) -> None:
-        answer = thinking.split(self._last().content)[1]
-        data = answer.encode("utf-8", "replace")
-        if not self.out.is_interactive:
-            raise UsageError("/copy: this terminal takes no text for the clipboard")
-        if len(data) > MOST_COPIED:
-            raise UsageError(f"/copy: the answer has {len(data)} bytes, and terminals take {MOST_COPIED} at once")
-        sys.stdout.write(f"\x1b]52;c;{base64.b64encode(data).decode()}\a")
-        sys.stdout.flush()
-        self.note(f"{count(len(answer), 'character')} sent to the clipboard (by OSC 52, if the terminal takes it)")
 
-    def _last(self) -> Message:
-        answer = self.chat.log.last_answer
-        if answer is None:
-            raise UsageError("nothing has been answered yet")
-        return answer
+def _think(screen: ChatScreen, typed: slash.Typed) -> None:
+    last = _last(screen.chat)
+    thought = screen.chat.thoughts.get(last.id) or thinking.split(last.content)[0]
+    if not thought:
+        raise UsageError("the last answer has no thought before it")
+    screen.out.print(Text(widgets.visible(thought), style=theme.DIM), soft_wrap=False)
 
-    # -- settings and files --------------------------------------------------------------------------------------------
 
-    def _change(self, name: str, argument: str) -> None:
-        chat = self.chat
-        if name == "set" and not argument:
-            values = chat.own_values
-            self.note("; ".join(f"{key} = {shown(value)}" for key, value in values.items()) or "nothing is set here")
-            return
-        key = argument.replace("-", "_")
-        if name == "set" and key in chat.base.origins:
-            value = {**vars(chat.base.generation), **vars(chat.base.runtime)}.get(key)
-            held = "is not set" if value is None else f"= {shown(value)}"
-            self.note(f"{key} {held} ({chat.base.origins[key]}); /set {key}=VALUE sets it")
-            return
-        before = chat.base
-        chat.change(name, argument)
-        for line in new_notices(before, chat.base):
-            self.note(line)
-        if name == "system":
-            self.note("the system message is set" if argument else "there is no system message")
-        else:
-            self.note(f"set {setting(argument)}" if name == "set" else f"{name} {argument}")
+def _prompt(screen: ChatScreen, typed: slash.Typed) -> None:
+    turn = screen.chat.plan_again()
+    screen.note(f"{count(len(turn.ids), 'token')}:")
+    screen.out.print(Text(" ".join(map(str, turn.ids))), soft_wrap=False)
+    screen.out.print(Text(widgets.visible(turn.opening), style=theme.DIM), soft_wrap=False)
 
-    def _scores(self, typed: slash.Typed) -> None:
-        if not self.scores:
-            self.chat.base_plan.require_logprobs("/scores")
-        self.scores = not self.scores
-        self.note(f"token probabilities are {'shown under each answer' if self.scores else 'no longer shown'}")
 
-    def _save(self, typed: slash.Typed) -> None:
-        if typed.text:
-            new = Path(typed.text).expanduser()
-            self.chat.log.save(new)
-            remember(new)
-        if (path := self.chat.log.path) is None:
-            self.note("nothing has been said yet, so nothing is saved")
-        else:
-            quoted = shlex.quote(str(path))
-            self.note(f"saved in {quoted}", quoted)
+def _tokens(screen: ChatScreen, typed: slash.Typed) -> None:
+    log, context, used = screen.chat.log, screen.chat.partner.context, 0
+    if log.turns_to(log.end):
+        last = log.last_answer
+        used = len(screen.chat.plan_again().ids) + (0 if last is None else len(last.token_ids))
+    words = f"{used} tokens of the context are used"
+    if screen.chat.partner.kind == "alone":
+        words = "each turn is read on its own, so no context fills up"
+    elif context is None:
+        words += "; the model has no limit"
+    else:
+        words += f", {max(context - used, 0)} of {context} are left"
+    if log.left_out:
+        words += f"; the first {count(log.left_out, 'message is', 'messages are')} left out of the prompt"
+    screen.note(words)
 
-    def _help(self, typed: slash.Typed) -> None:
-        width = max(len(command.usage) for command in slash.COMMANDS)
-        rows = [(command.usage, command.about) for command in slash.COMMANDS]
-        for first, about in (*rows, *KEYS):
-            text = Text(about).wrap(self.out, max(self.out.width - width - 4, 20))
-            for place, line in enumerate(text):
-                line.rstrip()
-                self.out.print(Text(f"  {first if not place else '':<{width}}  ").append_text(line))
 
-    def _quit(self, typed: slash.Typed) -> None:
-        raise Leave
+def _copy(screen: ChatScreen, typed: slash.Typed) -> None:
+    answer = thinking.split(_last(screen.chat).content)[1]
+    data = answer.encode("utf-8", "replace")
+    if not screen.out.is_interactive:
+        raise UsageError("/copy: this terminal takes no text for the clipboard")
+    if len(data) > MOST_COPIED:
+        raise UsageError(f"/copy: the answer has {len(data)} bytes, and terminals take {MOST_COPIED} at once")
+    sys.stdout.write(f"\x1b]52;c;{base64.b64encode(data).decode()}\a")
+    sys.stdout.flush()
+    screen.note(f"{count(len(answer), 'character')} sent to the clipboard (by OSC 52, if the terminal takes it)")
+
+
+def _last(chat: Chat) -> Message:
+    answer = chat.log.last_answer
+    if answer is None:
+        raise UsageError("nothing has been answered yet")
+    return answer
+
+
+# -- settings and files --------------------------------------------------------------------------------------------
+
+
+def _change(screen: ChatScreen, typed: slash.Typed) -> None:
+    """A setting: /set, /unset, /preset or /system."""
+    assert typed.command is not None
+    chat, name, argument = screen.chat, typed.command.name, typed.text
+    if name == "set" and not argument:
+        values = chat.own_values
+        screen.note("; ".join(f"{key} = {shown(value)}" for key, value in values.items()) or "nothing is set here")
+        return
+    key = argument.replace("-", "_")
+    if name == "set" and key in chat.base.origins:
+        value = {**vars(chat.base.generation), **vars(chat.base.runtime)}.get(key)
+        held = "is not set" if value is None else f"= {shown(value)}"
+        screen.note(f"{key} {held} ({chat.base.origins[key]}); /set {key}=VALUE sets it")
+        return
+    before = chat.base
+    chat.change(name, argument)
+    for line in new_notices(before, chat.base):
+        screen.note(line)
+    if name == "system":
+        screen.note("the system message is set" if argument else "there is no system message")
+    else:
+        screen.note(f"set {setting(argument)}" if name == "set" else f"{name} {argument}")
+
+
+def _scores(screen: ChatScreen, typed: slash.Typed) -> None:
+    if not screen.scores:
+        screen.chat.base_plan.require_logprobs("/scores")
+    screen.scores = not screen.scores
+    screen.note(f"token probabilities are {'shown under each answer' if screen.scores else 'no longer shown'}")
+
+
+def _save(screen: ChatScreen, typed: slash.Typed) -> None:
+    if typed.text:
+        new = Path(typed.text).expanduser()
+        screen.chat.log.save(new)
+        remember(new)
+    if (path := screen.chat.log.path) is None:
+        screen.note("nothing has been said yet, so nothing is saved")
+    else:
+        quoted = shlex.quote(str(path))
+        screen.note(f"saved in {quoted}", quoted)
+
+
+def _help(screen: ChatScreen, typed: slash.Typed) -> None:
+    width = max(len(command.usage) for command in slash.COMMANDS)
+    rows = [(command.usage, command.about) for command in slash.COMMANDS]
+    for first, about in (*rows, *KEYS):
+        text = Text(about).wrap(screen.out, max(screen.out.width - width - 4, 20))
+        for place, line in enumerate(text):
+            line.rstrip()
+            screen.out.print(Text(f"  {first if not place else '':<{width}}  ").append_text(line))
+
+
+def _leave(screen: ChatScreen, typed: slash.Typed) -> None:
+    raise Leave
+
+
+DO: dict[str, Callable[[ChatScreen, slash.Typed], None]] = {
+    "undo": lambda screen, typed: _undone(screen, "undone", screen.chat.log.undo()),
+    "redo": lambda screen, typed: _undone(screen, "done again", screen.chat.log.redo()),
+    "branch": _branch,
+    "tree": _tree,
+    "think": _think,
+    "prompt": _prompt,
+    "tokens": _tokens,
+    "copy": _copy,
+    **dict.fromkeys(("set", "unset", "preset", "system"), _change),
+    "scores": _scores,
+    "save": _save,
+    "help": _help,
+    "quit": _leave,
+}
 
 
 def _in_words(log: ChatLog, entry: Entry) -> str:

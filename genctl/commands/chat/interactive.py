@@ -17,12 +17,12 @@ from rich.text import Text
 from genctl.commands.chat import saved, slash, thinking
 from genctl.commands.chat.answer_view import AnswerView
 from genctl.commands.chat.chat import Chat, PlannedTurn
-from genctl.commands.chat.commands import ChatCommands, Leave
+from genctl.commands.chat.commands import DO, ChatScreen, Leave
 from genctl.commands.chat.line_input import SIGN, history_file, line_input
 from genctl.commands.chat.options import ChatOptions
 from genctl.commands.options import SHOWN_TOP
 from genctl.engines.protocol import Flow, Report
-from genctl.errors import Exit, GenctlError, count
+from genctl.errors import Exit, GenctlError, UsageError, count
 from genctl.events.results import Result
 from genctl.terminal import theme, widgets
 from genctl.terminal.interrupt import Interrupt
@@ -33,7 +33,7 @@ from genctl.terminal.summary import stop_words
 EMPTY = "the answer is empty: the model ends it at once (EOS)"
 
 
-class Interactive(ChatCommands):
+class Interactive:
     """The loop of prompt, command or turn, and answer. `advise` prints a hint; `open_chat` gives the chat in a file."""
 
     def __init__(
@@ -45,14 +45,21 @@ class Interactive(ChatCommands):
         advise: Callable[[str], object],
         open_chat: Callable[[Path], Chat],
     ) -> None:
-        super().__init__(chat, consoles[0], scores=options.scores)
-        self.options, self.err, self._advise, self._open_chat = options, consoles[1], advise, open_chat
+        self.screen = ChatScreen(chat, consoles[0], options.scores)
+        self.out, self.err, self.note = *consoles, self.screen.note
+        self.options, self._advise, self._open_chat = options, advise, open_chat
+        self._own = {"retry": self._retry, "edit": self._edit, "load": self._load}
         self.top = SHOWN_TOP if options.top_logprobs is None else options.top_logprobs
         colored = self.out.is_interactive and not self.out.no_color
         self.lines = line_input(color=colored, history=history_file(saved.sessions_folder().parent))
         self._stopped = False  # Ctrl-C was the last thing that happened
         self._draft = ""  # what the next prompt begins with
         self._full = ""  # what was chosen when the context was full: d or g
+
+    @property
+    def chat(self) -> Chat:
+        """The chat that is open."""
+        return self.screen.chat
 
     def run(self, initial_turns: Iterable[str]) -> int:
         """Talk until the person leaves. Returns the exit status."""
@@ -90,8 +97,14 @@ class Interactive(ChatCommands):
         typed = slash.read(line)
         if typed.command is None:
             self._send(typed.text)
+            return
+        name = typed.command.name
+        if typed.command.local and self.chat.partner.session is None:
+            raise UsageError(f"/{name} needs the token ids of a checkpoint, which servers do not report")
+        if name in self._own:
+            self._own[name](typed)
         else:
-            self.do(typed)
+            DO[name](self.screen, typed)
 
     def _guarded(self, do: Callable[..., object], *arguments: Any) -> None:
         """Do it; an error is printed."""
@@ -180,7 +193,7 @@ class Interactive(ChatCommands):
         if turn.note:
             self.note(turn.note)
         view: Any
-        if self.scores:
+        if self.screen.scores:
             from genctl.commands.run.run_view import RunView
 
             view = RunView(self.out, self.err, scores=True, top=self.top, quiet=True)
@@ -192,7 +205,7 @@ class Interactive(ChatCommands):
             interrupt.gentle = True  # a signal ends the answer, not the process
             interrupt.hide = lambda: restore() or hide()
             interrupt.at_once = lambda: restore() or self._report_saved()
-            report = Report(self.top if self.scores else 0, self.scores)
+            report = Report(self.top if self.screen.scores else 0, self.screen.scores)
             try:
                 result = self.chat.answer(turn, [view.feed], report, Flow(interrupted=interrupt))
             finally:
@@ -229,7 +242,7 @@ class Interactive(ChatCommands):
     def _resume(self) -> None:
         """Show where a saved chat is; answer its last turn, if a kill has left it without an answer."""
         if self.chat.log.end is not None:
-            self.show_end()
+            self.screen.show_end()
         if self.chat.log.unanswered:
             self._answer(self.chat.plan_again())
 
@@ -239,7 +252,7 @@ class Interactive(ChatCommands):
             if here is not None and path.samefile(here):
                 self.note("this chat is open already")
                 return
-        self.chat = self._open_chat(path)
+        self.screen.chat = self._open_chat(path)
         self._full = ""
         self._resume()
 

@@ -19,7 +19,7 @@ from genctl.commands.chat.log import ChatHeader, ChatLog
 from genctl.commands.chat.log_file import SCHEMA
 from genctl.commands.chat.options import ChatOptions, check_backend, check_settings
 from genctl.commands.chat.partner import Partner
-from genctl.commands.chat.saved_settings import SAVED, saved_layers, to_save, usable
+from genctl.commands.chat.saved_settings import continued, to_save
 from genctl.commands.chat.thinking import opened_by
 from genctl.commands.engine_choice import SERVERS, engine_of
 from genctl.commands.options import memory_bytes, shown_top
@@ -244,7 +244,7 @@ class ChatJob(job.Job[ChatOptions]):
         """Go on with the chat in another file, and with its settings."""
         log, before = self._reopened(path), self.chat
         assert before is not None
-        layers = [*self.options.beneath, *_saved_layers(log.header, self.messages.remark, ())]
+        layers = continued(self.layers, log.header.settings, self.messages.remark)
         chat = self._use(log, layers, before.prefill)
         try:
             before.log.close()
@@ -329,14 +329,9 @@ def _with_saved(options: ChatOptions, path: Path) -> ChatOptions:
     now = [*presets.load(options.presets), *options.flags]
     named = {key for layer in now for key in layer.values}
     remarks: list[str] = []
-    layers = _saved_layers(header, remarks.append, named)
-    # of the user's standing settings those that no chat saves: the device, the cache, the server
-    standing = [
-        replace(layer, values={key: value for key, value in layer.values.items() if key not in SAVED})
-        for layer in settings.standing_layers()
-    ]
-    options = replace(options, saved=[*standing, *layers], remarks=remarks)
-    served = any(layer.values.get("backend") for layer in [*standing, *now])
+    layers = continued(settings.standing_layers(), header.settings, remarks.append, named)
+    layers.append(Layer("the chat", {"model": header.model}, said="user"))
+    served = any(layer.values.get("backend") for layer in [*layers, *now])
     if not header.checkpoint and not served:
         raise UsageError(
             f"{path} is a chat with a server, and a checkpoint here cannot continue it",
@@ -344,7 +339,7 @@ def _with_saved(options: ChatOptions, path: Path) -> ChatOptions:
         )
     if "model" not in named and not served:
         _check_named(options, header.model, path)
-    return options
+    return replace(options, saved=layers, remarks=remarks)
 
 
 def _check_named(options: ChatOptions, model: str, path: Path) -> None:
@@ -362,9 +357,3 @@ def _check_named(options: ChatOptions, model: str, path: Path) -> None:
             f"{path}: model = {model!r:.60} is not on this machine, and is not downloaded because of a file",
             hint=f"--model {model} downloads it",
         )
-
-
-def _saved_layers(header: ChatHeader, note: Any, overriding: Iterable[str]) -> list[Layer]:
-    """The settings that a chat began with, of those that its file may choose."""
-    model = Layer("the chat", {"model": header.model}, said="user")
-    return [model, *(usable(layer, note, overriding) for layer in saved_layers(header.settings))]

@@ -39,18 +39,27 @@ def _text(key: str, value: Any) -> Any:
     return value
 
 
-def saved_layers(saved: Iterable[ChatLayer]) -> list[Layer]:
-    """The layers of a header. Flags of that time are below those of now."""
-    layers = []
+def continued(
+    layers: Iterable[Layer], saved: Iterable[ChatLayer], note: Callable[[str], object], overriding: Iterable[str] = ()
+) -> list[Layer]:
+    """The settings of a saved chat above those of `layers` that no chat saves: the device, the cache, the server.
+
+    `note` gets a sentence for each setting that is not used, unless it is one of `overriding`.
+    """
+    found = [
+        replace(layer, values={key: value for key, value in layer.values.items() if key not in SAVED})
+        for layer in layers
+    ]
     for each in saved:
-        flag = each["kind"] == "command"
+        flag = each["kind"] == "command"  # of that time, so below the flags of now
         origin, kind = f"{each['origin']}, when the chat began", "user" if flag else each["kind"]
-        layers.append(Layer(origin, each["values"], said=kind, typed=each["typed"] or flag))
-    return layers
+        layer = Layer(origin, each["values"], said=kind, typed=each["typed"] or flag)
+        found.append(usable(layer, note, overriding))
+    return found
 
 
 def usable(layer: Layer, note: Callable[[str], object], overriding: Iterable[str] = ()) -> Layer:
-    """A layer of a file without what a file may not choose; `note` gets a sentence for each that nothing overrides."""
+    """A layer of a file without what a file may not choose."""
     refused = {key: why for key, value in layer.values.items() if (why := _objection(key, value))}
     for key in refused.keys() - set(overriding):
         value = shown(layer.values[key])
