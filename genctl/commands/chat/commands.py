@@ -68,7 +68,7 @@ class ChatScreen:
 def _undone(screen: ChatScreen, words: str, entries: Sequence[Entry]) -> None:
     screen.chat.refresh()
     log = screen.chat.log
-    screen.note(f"{words}: {_in_words(log, entries[0])}; the chat has {count(log.turns_to(log.end), 'turn')}")
+    screen.note(f"{words}: {in_words(log, entries[0])}; the chat has {count(log.turns_to(log.end), 'turn')}")
 
 
 def _branch(screen: ChatScreen, typed: slash.Typed) -> None:
@@ -222,14 +222,14 @@ DO: dict[str, Callable[[ChatScreen, slash.Typed], None]] = {
 }
 
 
-def _in_words(log: ChatLog, entry: Entry) -> str:
+def in_words(log: ChatLog, entry: Entry) -> str:
     """What was undone or done again, by its first entry."""
     if isinstance(entry, Message):
         if entry.role == "assistant":
             return "another answer"
         words = widgets.first_words(entry.content, 40)
         edited = any(each.parent == entry.parent and each.id < entry.id for each in log.messages.values())
-        return f"turn {entry.turns}, {words}" if edited else f"the turn {words}"
+        return f"turn {log.turns_to(entry.parent) + 1}, {words}" if edited else f"the turn {words}"
     if entry.name == "leave_out":
         return f"leaving out {count(entry.value, 'message')}"
     if entry.name == "go":

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genctl.commands.chat.commands import drawn
+from genctl.commands.chat.commands import drawn, in_words
 from genctl.commands.chat.log import ChatHeader, ChatLog, Message
 from genctl.commands.chat.log_file import SCHEMA
 from genctl.errors import InputError, UsageError
@@ -108,6 +108,18 @@ def test_undo_takes_a_turn_with_its_answer_and_a_retry_alone() -> None:
     turn(one, "More", "No")
     with pytest.raises(UsageError, match="there is nothing to redo"):
         one.redo()
+
+
+def test_what_was_undone_is_named() -> None:
+    one = log()
+    turn(one, "Hello", "Hi")
+    turn(one, "Bye", "No", parent=None)
+    assert in_words(one, one.undo()[0]) == "turn 1, Bye"
+    one.change("go", 1)
+    one.change("set", "top_k=3")
+    one.add_message("assistant", "Yes?", 0)
+    words = ["another answer", "/set top_k=3", "going to branch 1", "the turn Hello"]
+    assert [in_words(one, one.undo()[0]) for _ in words] == words
 
 
 ACTION = st.one_of(
