@@ -200,7 +200,7 @@ class ChatJob(job.Job[ChatOptions]):
         except InputError:
             log.leave()
             raise
-        if log.file is not None and log.file.torn:
+        if log.torn:
             self.messages.remark(f"{printable(str(path))} ends in half a line, which is dropped: a write was cut off")
         return log
 

@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 from annotated_types import Ge, Le
 
-from genctl.commands.chat.log_file import Line, LogFile, damaged, read
+from genctl.commands.chat.log_file import Line, damaged, encoded, open_log, read
 from genctl.documents.shapes import Natural, value_of
 from genctl.errors import InputError, OutputError, UsageError, count, printable
 from genctl.events import Id, Seed
@@ -100,7 +101,8 @@ class ChatLog:
 
     def __init__(self, header: ChatHeader, new_file: Callable[[str], Sink] | None = None) -> None:
         self.header, self.new_file = header, new_file
-        self.file: LogFile | None = None
+        self.sink: Sink | None = None
+        self.torn = False  # whether its file ended in half a line, which was dropped
         self.entries: list[Entry] = []  # those that count
         self.undone: list[Entry] = []  # the newest comes last
         self._next_id = 0
@@ -108,14 +110,14 @@ class ChatLog:
 
     @classmethod
     def open(cls, path: Path) -> ChatLog:
-        """The chat in a file, to be continued. Raises as `LogFile.open` does."""
-        file, lines = LogFile.open(path)
+        """The chat in a file, to be continued. Raises as `open_log` does."""
+        sink, lines, torn = open_log(path)
         try:
             log = cls._of(lines, printable(str(path)))
         except InputError:
-            file.leave(keep=True)
+            sink.leave()
             raise
-        log.file = file
+        log.sink, log.torn = sink, torn
         return log
 
     @classmethod
@@ -159,32 +161,73 @@ class ChatLog:
     @property
     def path(self) -> Path | None:
         """The file; None while there is none."""
-        return None if self.file is None else self.file.path
+        return None if self.sink is None else self.sink.path
 
     def save(self, path: Path) -> None:
         """Continue in a new file, which has everything so far. Raises OutputError; then the old one is continued."""
         try:
-            if self.file is None:
-                sink = open_beside(path)
-                self.new_file = lambda words: sink
-                return
-            copy = self.file.copy_to(path)
+            copy = open_beside(path)
         except OutputError as error:
             if os.path.lexists(path):
                 error.hint = f"/load {path} continues the chat in it"
             raise
-        self.file.leave(keep=True)
-        self.file = copy
+        if self.sink is None:
+            self.new_file = lambda words: copy
+            return
+        try:
+            copy.write(b"".join(self.sink.read(0, self.sink.whole)))
+            copy.put_in_place()
+        except BaseException:
+            copy.abandon(keep=False)
+            raise
+        self.sink.leave()
+        self.sink = copy
 
     def close(self) -> None:
         """Close the file. Raises OutputError if another program has taken it away."""
-        if self.file is not None:
-            self.file.close(keep=bool(self.messages))
+        try:
+            if self.sink is not None and not self.sink.replaces:
+                self.sink.sync()
+        finally:
+            self.leave()
 
     def leave(self) -> None:
-        """Close the file as it is: an error is being reported."""
-        if self.file is not None:
-            self.file.leave(keep=bool(self.messages))
+        """Close the file as it is: an error is being reported. One without a message does not replace another."""
+        if self.sink is not None and self.sink.replaces:
+            self.sink.abandon(keep=bool(self.messages))
+        elif self.sink is not None:
+            self.sink.leave()
+
+    def _write(self, line: Line, *, lasting: bool = False) -> None:
+        """Append a line; a lasting one is on the disk when this returns. Raises OutputError; it may be tried again.
+
+        A file that is to replace another one does so with the first lasting line.
+        """
+        if self.sink is None and self.new_file is not None:
+            self.sink = self._create(self.new_file(str(line.get("content", ""))))
+        if self.sink is None:
+            return
+        try:
+            self.sink.write(encoded(line))
+            if lasting and self.sink.replaces:
+                self.sink.put_in_place()
+            elif lasting:
+                self.sink.sync()
+        except OutputError:
+            with suppress(OutputError):
+                self.sink.retry()
+            raise
+
+    def _create(self, sink: Sink) -> Sink:
+        """A new file with its first line. Raises OutputError; then nothing is left of it."""
+        try:
+            sink.write(encoded(asdict(self.header)))
+            if not sink.replaces:
+                sink.put_in_place()
+        except BaseException:
+            sink.abandon(keep=False)
+            raise
+        return sink
 
     # -- changes -------------------------------------------------------------------------------------------------------
 
@@ -230,12 +273,6 @@ class ChatLog:
         for _ in range(number if enough else 0):
             target.append(source.pop())
         return enough
-
-    def _write(self, line: Line, *, lasting: bool = False) -> None:
-        if self.file is None and self.new_file is not None:
-            self.file = LogFile.create(self.new_file(str(line.get("content", ""))), asdict(self.header))
-        if self.file is not None:
-            self.file.append(line, lasting=lasting)
 
     def _add(self, entry: Entry) -> None:
         self.entries.append(entry)

@@ -1,7 +1,7 @@
-"""The file of a chat: JSON objects, one a line, appended as things happen.
+"""The file of a chat: JSON objects, one a line.
 
-A line is written whole, by one unbuffered write; half a line at the end, left by a kill, is dropped when the file is
-opened again. The file is readable by its owner only, is never a link, and is locked while it is open.
+Half a line at the end, left by a kill, is no part of the chat. The file is readable by its owner only, is never a link,
+and is locked while it is open.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import os
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from genctl.documents import reader
 from genctl.errors import InputError, OutputError, printable, reason_of
 from genctl.io.file_lock import NotOurs, lock, open_regular
-from genctl.io.output import open_beside, unbuffered
+from genctl.io.output import unbuffered
 from genctl.io.sink import Sink
 
 SCHEMA = "genctl-chat/1"
@@ -27,102 +27,38 @@ class NotAChat(InputError):
     """The file of another command."""
 
 
-class LogFile:
-    """An open file. `torn`: it ended in half a line, which was dropped."""
+class LogFile(NamedTuple):
+    """An open file."""
 
-    def __init__(self, sink: Sink, *, torn: bool = False) -> None:
-        self.sink, self.torn = sink, torn
+    sink: Sink
+    lines: list[Line]
+    torn: bool  # whether it ended in half a line, which was dropped
 
-    @classmethod
-    def create(cls, sink: Sink, first: Line) -> LogFile:
-        """A new file with its first line, in what `open_beside` has opened.
 
-        It is in its place when this returns, unless it replaces another file: that one stays until the first lasting
-        line. Raises OutputError; then nothing is left of the new file.
-        """
-        file = cls(sink)
-        try:
-            sink.write(_encoded(first))
-            if not sink.replaces:
-                sink.put_in_place()
-        except BaseException:
-            sink.abandon(keep=False)
-            raise
-        return file
+def open_log(path: Path) -> LogFile:
+    """A file, to be continued.
 
-    @classmethod
-    def open(cls, path: Path) -> tuple[LogFile, list[Line]]:
-        """A file, to be continued, and its lines.
-
-        Raises InputError for a file that is no chat or is damaged, OutputError if it cannot be written, UsageError if
-        another process has it open.
-        """
-        descriptor = _open(path, os.O_RDWR)
-        lock(descriptor, path)
-        name = printable(str(path))
-        try:
-            with open(descriptor, "rb", closefd=False) as file:
-                lines, whole = _read(file, name)
-            torn = os.fstat(descriptor).st_size > whole
-            sink = Sink(unbuffered(descriptor), name, owned=descriptor, path=path, whole=whole)
-        except BaseException:
-            with suppress(OSError):
-                os.close(descriptor)
-            raise
-        try:
-            sink.cut_back()
-        except OutputError:
-            sink.leave()
-            raise
-        return cls(sink, torn=torn), lines
-
-    @property
-    def path(self) -> Path:
-        """Where the file is, or will be."""
-        assert self.sink.path is not None
-        return self.sink.path
-
-    def append(self, line: Line, *, lasting: bool) -> None:
-        """Write a line; a lasting one is on the disk when this returns. Raises OutputError; it may be tried again."""
-        try:
-            self.sink.write(_encoded(line))
-            if lasting and self.sink.replaces:
-                self.sink.put_in_place()
-            elif lasting:
-                self.sink.sync()
-        except OutputError:
-            with suppress(OutputError):
-                self.sink.retry()
-            raise
-
-    def copy_to(self, path: Path) -> LogFile:
-        """A new file with the same lines; also if another program has taken this one away. Raises OutputError."""
-        copy = open_beside(path)
-        try:
-            copy.write(b"".join(self.sink.read(0, self.sink.whole)))
-            copy.put_in_place()
-        except BaseException:
-            copy.abandon(keep=False)
-            raise
-        return LogFile(copy)
-
-    def close(self, *, keep: bool) -> None:
-        """Close the file; without `keep` one that was to replace another is removed.
-
-        Raises OutputError if another program has taken it away.
-        """
-        try:
-            if not self.sink.replaces:
-                self.sink.sync()
-        finally:
-            self.leave(keep=keep)
-
-    def leave(self, *, keep: bool) -> None:
-        """Close the file as it is: an error is being reported."""
-        if self.sink.replaces:
-            self.sink.abandon(keep=keep)
-        else:
-            self.sink.leave()
+    Raises InputError for a file that is no chat or is damaged, OutputError if it cannot be written, UsageError if
+    another process has it open.
+    """
+    descriptor = _open(path, os.O_RDWR)
+    lock(descriptor, path)
+    name = printable(str(path))
+    try:
+        with open(descriptor, "rb", closefd=False) as file:
+            lines, whole = _read(file, name)
+        torn = os.fstat(descriptor).st_size > whole
+        sink = Sink(unbuffered(descriptor), name, owned=descriptor, path=path, whole=whole)
+    except BaseException:
+        with suppress(OSError):
+            os.close(descriptor)
+        raise
+    try:
+        sink.cut_back()
+    except OutputError:
+        sink.leave()
+        raise
+    return LogFile(sink, lines, torn)
 
 
 def read(path: Path) -> list[Line]:
@@ -131,14 +67,15 @@ def read(path: Path) -> list[Line]:
         return _read(file, printable(str(path)))[0]
 
 
+def encoded(line: Line) -> bytes:
+    """A line as the file has it."""
+    return json.dumps(line, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+
+
 def damaged(name: str, number: int, error: ValueError) -> InputError:
     """The error for a line that is not one of a chat."""
     hint = "the lines before it are whole: a copy that ends there can be opened"
     return InputError(f"{name} is damaged at line {number}: {error}", hint=hint)
-
-
-def _encoded(line: Line) -> bytes:
-    return json.dumps(line, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
 
 
 def _open(path: Path, flags: int) -> int:

@@ -178,7 +178,7 @@ def test_any_chat_that_is_opened_again_is_the_same(
     assert seen(again) == seen(one)
     assert not any(change.typed for change in again.settings)
     for each in (one, again):
-        each.file = each.new_file = None
+        each.sink = each.new_file = None
         turn(each, "the next one", "has")
     assert seen(again) == seen(one), "ids go on"
 
@@ -279,8 +279,7 @@ def test_half_a_line_is_dropped(tmp_path: Path) -> None:
     path.write_bytes(whole + b'{"id": 2, "pare')
     assert contents(ChatLog.look(path)) == ["Hello", "Hi"]
     again = ChatLog.open(path)
-    assert again.file is not None
-    assert again.file.torn
+    assert again.torn
     again.close()
     assert path.read_bytes() == whole
 
