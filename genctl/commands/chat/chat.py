@@ -133,7 +133,7 @@ class Chat:
 
     # -- turns ---------------------------------------------------------------------------------------------------------
 
-    def sent(self, end: int | None) -> list[dict[str, str]]:
+    def prompt_messages(self, end: int | None) -> list[dict[str, str]]:
         """The messages of a branch that go into the prompt."""
         path = [message.plain for message in self.log.path_to(end)]
         left_out = self.log.left_out
@@ -146,7 +146,7 @@ class Chat:
 
         `lane` names it in events; `own_id` is an id that the input gives it, of which its seed is made.
         """
-        messages = [*self.sent(parent), {"role": "user", "content": text}]
+        messages = [*self.prompt_messages(parent), {"role": "user", "content": text}]
         base, turns = base or self.base, self.log.turns_to(parent)
         seed = row_seed(self._start(base), own_id or str(turns), turns)
         return PlannedTurn(*self._request(messages, turns, lane, base, seed), text, parent)
@@ -159,7 +159,7 @@ class Chat:
         if attempts or seed is None:
             key, index = (f"{turns} again {attempts}", 1) if attempts else (str(turns), turns)
             seed = row_seed(self._start(self.base), key, index)
-        request = self._request(self.sent(question.id), turns, "", self.base, seed)
+        request = self._request(self.prompt_messages(question.id), turns, "", self.base, seed)
         return PlannedTurn(*request, parent=question.parent, question=question)
 
     def _start(self, base: Resolved) -> int:
