@@ -49,7 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     "commands": {*_SLICE, "comparing", "engines.pool", "engines.server", "pages", "tree"},
     "commands.explore": {*_SLICE, "commands.run", "decode", "tree"},
     "commands.run": {*_SLICE, "decode", "pages", "parity", "process"},
-    "commands.chat": {*_SLICE, "commands.explore", "commands.run", "tree"},
+    "commands.chat": {*_SLICE, "commands.run"},
     "commands.compare": {*_SLICE, "comparing"},
     "commands.score": _SLICE,
     "commands.audit": {*_SLICE, "engines.server", "pages", "parity"},

@@ -17,7 +17,6 @@ import pytest
 
 from genctl.config.found_files import DOWNLOADED, TABLE
 from genctl.config.toml import write_value
-from genctl.tree.journal import sessions_folder
 from tests.cli.tool import Done, genctl
 from tests.engines.server.stand_in import StandIn, running
 
@@ -214,7 +213,10 @@ def change(path: Path, edit: Callable[[list[dict[str, Any]]], object]) -> Path:
 
 def layered(values: dict[str, Any]) -> Callable[[list[dict[str, Any]]], object]:
     def edit(lines: list[dict[str, Any]]) -> None:
-        lines[0].setdefault("layers", []).append({**FREE_LAYER, "values": values})
+        if "settings" in lines[0]:  # a chat
+            lines[0]["settings"].append({"origin": "flag", "kind": "command", "typed": True, "values": values})
+        else:
+            lines[0].setdefault("layers", []).append({**FREE_LAYER, "values": values})
 
     return edit
 
@@ -235,9 +237,8 @@ def test_a_chat_leaves_out_what_it_may_not_set_and_says_so(traps: Traps, saved: 
     traps.check(done)
     for key in values:
         assert f"note: the chat's {key} = " in done.err, key
-    flag = f"--backend {traps.server.url} sets it"
-    words = "is not used: it decides who gets the prompts and the key"
-    assert f'note: the chat\'s backend = "{traps.server.url}" {words}; {flag}\n' in done.err
+    words = "is not used: it is no setting that a saved chat has; --backend sets it"
+    assert f'note: the chat\'s backend = "{traps.server.url}" {words}\n' in done.err
 
 
 @pytest.mark.parametrize("key", ["processors", "assistant_model"])
@@ -245,28 +246,27 @@ def test_flags_of_trust_do_not_hold_for_what_a_chat_names(traps: Traps, saved: P
     value: Any = [{"use": "evil:Processor"}] if key == "processors" else str(traps.folder)
     change(saved, layered({key: value}))
     done = chat("--open", str(saved), "--allow-plugins", "--allow-pickle", "-m", "builtin:stories")
-    assert (done.status, key in done.err) == (2 if key == "assistant_model" else 0, True), done.err
+    assert (done.status, f"the chat's {key} = " in done.err) == (0, True), done.err
+    traps.check(done)
+    change(saved, lambda lines: lines[0].update(model=str(traps.folder)))
+    done = chat("--open", str(saved), "--trust-remote-code")
+    assert (done.status, "--trust-remote-code would run code of" in done.err) == (2, True)
     traps.check(done)
 
 
 def test_a_chat_names_no_checkpoint_to_download(traps: Traps, saved: Path) -> None:
     change(saved, lambda lines: lines[0].update(model="stranger/model"))
     done = chat("--open", str(saved))
-    assert (done.status, "hint: --model stranger/model downloads it, and" in done.err) == (3, True), done.err
+    assert (done.status, "hint: --model stranger/model downloads it" in done.err) == (3, True), done.err
     traps.check(done)
 
 
 @pytest.mark.parametrize("key", ["json_schema", "assistant_model", "backend", "compile", "adapter"])
-def test_the_steps_of_a_chat_are_the_files_too(traps: Traps, saved: Path, key: str) -> None:
+def test_the_changes_of_a_chat_are_the_files_too(traps: Traps, saved: Path, key: str) -> None:
     text = write_value(traps.values()[key])
 
     def edit(lines: list[dict[str, Any]]) -> None:
-        lines += [
-            {"event": "begun", "line": f"set {key}={text}", "step": True},
-            {"event": "settled"},
-            {"event": "begun", "line": f"preset {traps.secret}.toml", "step": True},
-            {"event": "settled"},
-        ]
+        lines += [{"set": f"{key}={text}"}, {"preset": f"{traps.secret}.toml"}]
 
     done = chat("--open", str(change(saved, edit)))
     assert (done.status, f"note: the chat's {key} = " in done.err) == (0, True), done.err
@@ -274,53 +274,24 @@ def test_the_steps_of_a_chat_are_the_files_too(traps: Traps, saved: Path, key: s
     traps.check(done)
 
 
-def test_what_the_user_sets_too_holds(traps: Traps, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_user_sets_too_holds(traps: Traps, saved: Path) -> None:
     schema = Path("schema.json")
     schema.write_text('{"const": "x"}')
     change(saved, layered({"json_schema": str(schema)}))
     assert "the chat's json_schema" in chat("--open", str(saved)).err
     done = genctl("chat", "--open", str(saved), "-n", "8", "--json-schema", str(schema), stdin="Hi\n")
     assert (done.status, done.out.strip(), "json_schema" in done.err) == (0, '"x"', False), done.err
-    monkeypatch.setenv("GENCTL_JSON_SCHEMA", str(schema))
-    done = genctl("chat", "--open", str(saved), "-n", "8", stdin="Hi\n")
-    assert (done.status, done.out.strip()) == (0, '"x"'), done.err
-
-
-def served(traps: Traps, path: Path) -> Path:
-    assert chat("--backend", traps.server.url, "--save", str(path)).status == 0
-    traps.server.asked.clear()
-    return path
 
 
 def test_a_chat_with_a_server_goes_on_where_the_user_says(traps: Traps) -> None:
-    path = served(traps, Path("chat.jsonl"))
+    path = Path("chat.jsonl")
+    assert chat("--backend", traps.server.url, "--save", str(path)).status == 0
+    traps.server.asked.clear()
     done = chat("--open", str(path))
     assert (done.status, done.out) == (2, "")
-    assert "is a chat with a server, and a checkpoint here cannot continue it: the chat's backend = " in done.err
-    assert f"--backend {traps.server.url} sets it" in done.err
+    assert "is a chat with a server, and a checkpoint here cannot continue it\nhint: --backend URL" in done.err
     traps.check(done)
     assert chat("--open", str(path), "--backend", traps.server.url).status == 0
-
-
-@pytest.mark.parametrize("spoil", ["", "file", "folder", "link"])
-def test_a_chat_that_genctl_keeps_goes_on_with_its_server(traps: Traps, spoil: str) -> None:
-    folder = sessions_folder()
-    folder.mkdir(parents=True, mode=0o700)
-    path = served(traps, folder / "chat.jsonl")
-    if spoil == "file":
-        path.chmod(0o666)
-    elif spoil == "folder":
-        folder.chmod(0o777)
-    elif spoil == "link":
-        path = path.rename(traps.folder / "chat.jsonl")
-        (folder / "chat.jsonl").symlink_to(path)
-        path = folder / "chat.jsonl"
-    done = chat("--open", str(path))
-    if spoil:
-        assert done.status == 2
-        traps.check(done)
-    else:
-        assert (done.status, len(traps.server.rows)) == (0, 1), done.err
 
 
 # -- trees -------------------------------------------------------------------------------------------------------------

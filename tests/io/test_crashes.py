@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from genctl.commands.chat.story import Story, said
+from genctl.commands.chat.log import ChatLog
 from genctl.commands.event_log import event_writer
 from genctl.commands.page_file import FileAtEnd
 from genctl.errors import GenctlError
-from genctl.events import Began, Token
+from genctl.events import Began
 from genctl.io import resumable
 from genctl.io.output import open_beside
 from genctl.io.record_output import RecordOutput
@@ -22,6 +22,7 @@ from genctl.tree.changes import SCHEMA, Opened
 from genctl.tree.explorer import Explorer
 from genctl.tree.journal import TreeFile, read_tree
 from genctl.tree.nodes import Tree
+from tests.commands.chat.test_log import contents, log, turn
 from tests.io.disk import Disk, Files, restore
 from tests.io.test_batch_resumable import LINES, WHOLE, run
 from tests.tree.trees import explorer, stories
@@ -75,17 +76,9 @@ def tree(path: Path) -> None:
     journal.close()
 
 
-def chat_turn(one: Story, text: str, ids: list[int], written: list[int]) -> None:
-    end = one.give(said(text), ids, [f"<{id}>" for id in ids])
-    one.begin_answer(end, "", {})
-    for id in written:
-        one.token(Token(id, -1.0, f"[{id}]"), None)
-    one.end_answer()
-
-
 def chat(path: Path) -> None:
-    one = Story(Tree(OPENED), new_file=lambda words: open_beside(path, force=True))
-    chat_turn(one, "Hello", [1, 2], [7, 8])
+    one = log(path, force=True)
+    turn(one, "Hello", "Hi")
     one.close()
 
 
@@ -168,20 +161,20 @@ def test_an_answer_that_is_over_lasts(folder: Path, tmp_path: Path) -> None:
     """Cut anywhere, a chat can be opened, and has all turns whose answers were over."""
     path = folder / NAME
     disk = Disk(folder)
-    one = Story(Tree(OPENED), new_file=lambda words: open_beside(path))
+    one = log(path)
     turns: list[tuple[int, list[str]]] = []
     with disk.recording():
-        for number, (text, ids) in enumerate((("Hello", [1, 2]), ("More", [1, 2, 7, 3]))):
-            chat_turn(one, text, ids, [7 + number, 8])
-            turns.append((len(disk.crashes), [message.content for message in one.conversation.here]))
+        for text, answer in (("Hello", "Hi"), ("More", "No")):
+            turn(one, text, answer)
+            turns.append((len(disk.crashes), contents(one)))
             assert {files.get(NAME) for files in disk.left} == {path.read_bytes()}
         one.close()
     for number, files in enumerate(disk.crashes):
         done = max((said for place, said in turns if place <= number), key=len, default=[])
         if NAME in files:
-            again = Story.open(restore(files, tmp_path / "after") / NAME)
+            again = ChatLog.open(restore(files, tmp_path / "after") / NAME)
             again.close()
-            assert [message.content for message in again.conversation.here][: len(done)] == done
+            assert contents(again)[: len(done)] == done
         else:
             assert not done
 
@@ -194,8 +187,8 @@ def test_force_keeps_the_old_chat_until_there_is_an_answer(folder: Path, tmp_pat
         chat(path)
     for files in disk.crashes:
         if files[NAME] != OLD:
-            again = Story.open(restore(files, tmp_path / "after") / NAME)
-            assert [message.content for message in again.conversation.here] == ["Hello", "[7][8]"]
+            again = ChatLog.open(restore(files, tmp_path / "after") / NAME)
+            assert contents(again) == ["Hello", "Hi"]
             again.close()
     (renamed,) = (place for place, call in enumerate(disk.calls) if call.startswith("rename"))
     assert disk.calls[renamed - 1].startswith("fsync file.jsonl.")

@@ -1,34 +1,36 @@
-"""The chat itself, without a terminal: turns become requests, and answers become nodes of its tree."""
+"""The chat itself, without a terminal: turns become requests, answers become messages of its log."""
 
 from __future__ import annotations
 
-import json
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from genctl.commands.chat.log import Change, ChatLog, Message, Role
 from genctl.commands.chat.options import check_settings
 from genctl.commands.chat.partner import Partner
-from genctl.commands.chat.story import Story, text_id
+from genctl.commands.chat.saved_settings import usable
 from genctl.config import presets
 from genctl.config.check import known
 from genctl.config.conflicts import sampling_notice
-from genctl.config.found_files import check_trust
 from genctl.config.layers import Layer, Resolved
-from genctl.engines.protocol import Engine, Flow, JobPlan, Report, Request
+from genctl.engines.protocol import Flow, JobPlan, Report, Request
 from genctl.errors import GenctlError, UsageError
-from genctl.events import Began, Event, Failed, Finished, Stepped, Token
+from genctl.events import Event, Failed
 from genctl.events.results import Collector, Result
 from genctl.io.rows import row_seed
 from genctl.params import DEFAULT_NEW_TOKENS, Runtime, knobs
 
-if TYPE_CHECKING:
-    from genctl.engines.planner import Prompt
-
 CHANGEABLE = frozenset({"system", "seed", "truncate", "row_timeout"})  # of the settings of a run, those of a turn
+NOT_A_TURN = {
+    name: "it belongs to the whole chat: start genctl chat with it"
+    for name in knobs(Runtime)
+    if name not in CHANGEABLE and name in known()
+}
+_NO_TEMPLATE = Layer("genctl chat", {"chat": False}, said="user")
 
 Listener = Callable[[Event], object]
 
@@ -43,21 +45,18 @@ class Refused(GenctlError):
 
 @dataclass(frozen=True)
 class PlannedTurn:
-    """A request that is about to be sent, with what it reads."""
+    """A request that is about to be sent, with its prompt.
+
+    It answers `question`, or a new message `text` of the user after message `parent`.
+    """
 
     request: Request
-    prompt: Prompt | None  # None: a server makes it
-    prefill: str
-
-    @property
-    def note(self) -> str:
-        """What the writer of the prompt should know; "" where there is nothing."""
-        return "" if self.prompt is None else self.prompt.note
-
-    @property
-    def opening(self) -> str:
-        """The text of the prompt; "" where a server makes it."""
-        return "" if self.prompt is None else self.prompt.text
+    ids: tuple[int, ...]  # of the prompt; () where a server makes it
+    opening: str  # its text
+    note: str  # what its writer should know
+    text: str = ""
+    parent: int | None = None
+    question: Message | None = None
 
 
 class Chat:
@@ -67,79 +66,77 @@ class Chat:
     """
 
     def __init__(
-        self, engine: Engine, partner: Partner, layers: Sequence[Layer], story: Story, *, seed: int, prefill: str = ""
+        self,
+        partner: Partner,
+        layers: Sequence[Layer],
+        log: ChatLog,
+        *,
+        prefill: str = "",
+        note: Callable[[str], object],
     ) -> None:
-        self.engine, self.partner, self.story = engine, partner, story
-        self.seed, self.prefill = seed, prefill
-        self.thoughts: dict[int, str] = {}  # of a server, before the answer with this number
+        """`note` gets a sentence about a setting of the log that is not used."""
+        self.engine, self.partner, self.log, self.prefill, self._note = partner.engine, partner, log, prefill, note
+        self.thoughts: dict[int, str] = {}  # of a server, by the id of the answer
         if prefill and partner.kind == "alone":
             raise UsageError(
-                f"--prefill begins the answer in the prompt, and {engine.about.name} is an encoder-decoder, "
+                f"--prefill begins the answer in the prompt, and {partner.name} is an encoder-decoder, "
                 "whose answers are apart from their prompts",
                 hint="--set prefix=TEXT begins them",
             )
         self.layers = [*layers] if partner.template or partner.session is None else [*layers, _NO_TEMPLATE]
-        # how the next turn is decoded, and the knobs that the chat's commands have set
-        self.base, self.base_plan, self.own_values = self._settled(story.settings)
+        # how the next turn is decoded, and the settings that the chat's commands have made
+        self.base, self.base_plan, self.own_values = self._settled(log.settings)
 
     # -- settings ------------------------------------------------------------------------------------------------------
 
     def change(self, name: str, argument: str) -> None:
-        """A step `set`, `unset`, `preset` or `system`. Raises what flags raise for a value that cannot be used."""
+        """A setting `set`, `unset`, `preset` or `system`. Raises what flags raise for a value that cannot be used."""
         if name == "set":
             argument = setting(argument)
-        elif name == "unset" and _knob(argument) not in self.own_values:
+        elif name == "unset" and (argument := _knob(argument)) not in self.own_values:
             raise UsageError(f"/unset {argument}: no /set or /preset of this chat has set it")
         elif name == "system":
             self.partner.check_system(argument or None, "/system")
-        self.story.file.typed.add((name, argument))
-        settled = self._settled([*self.story.settings, (name, argument)])
-        self.story.do(name, argument)
+        settled = self._settled([*self.log.settings, Change(name, argument)])
+        self.log.change(name, argument)
         self.base, self.base_plan, self.own_values = settled
 
-    def refold(self) -> None:
-        """The settings after an undo or a redo."""
-        self.base, self.base_plan, self.own_values = self._settled(self.story.settings)
+    def refresh(self) -> None:
+        """Take the settings from the log again, after an undo or a redo."""
+        self.base, self.base_plan, self.own_values = self._settled(self.log.settings)
 
-    def _settled(self, settings: Iterable[tuple[str, str]]) -> tuple[Resolved, JobPlan, dict[str, Any]]:
-        """The settings of the next turn, its plan, and the settings that the chat's commands have made."""
-        layers = self._own(settings)
-        resolved = self.engine.resolve([*self.layers, *layers])
-        check_settings(resolved)
-        if self.partner.session is not None:
-            check_trust(resolved.settings, self.partner.session.planner.trust)
-        plan = self.engine.plan(resolved)
-        values = {key: value for layer in layers for key, value in layer.values.items()}
-        return resolved, plan, {key: value for key, value in values.items() if value is not None and key != "about"}
-
-    def _own(self, settings: Iterable[tuple[str, str]]) -> list[Layer]:
-        """The layers of the chat's own settings, lowest first."""
+    def _settled(self, changes: Iterable[Change]) -> tuple[Resolved, JobPlan, dict[str, Any]]:
         layers: list[Layer] = []
-        file = self.story.file
-        for name, argument in _in_force(settings):
-            typed = not file.found or (name, argument) in file.typed
-            if name == "preset":
-                layers += presets.load([argument]) if typed else file.preset(argument)
-            elif name == "system":
-                layers.append(Layer("/system", {"system": argument or None}, said="row", typed=True))
-            elif name == "set":
-                layer = presets.parse_set(argument)
-                where = {key: f"/set {key}" for key in layer.values}
-                layer = Layer("/set", layer.values, where, "row", typed=True)
-                layers += [layer] if typed else file.layers(layer)
-            elif name == "unset":
+        for name, argument, typed in changes:
+            if name == "unset":
                 layers = [
                     replace(layer, values={key: value for key, value in layer.values.items() if key != argument})
                     for layer in layers
                 ]
-        return layers
+            elif name == "preset":
+                if typed or not presets.is_path(argument):
+                    layers += presets.load([argument])
+                else:
+                    self._note(f"the chat's preset = {argument!r:.60} is not used: it names a file; --preset names it")
+            elif name == "system":
+                layers.append(Layer("/system", {"system": argument or None}, said="row", typed=True))
+            else:
+                layer = presets.parse_set(argument)
+                where = {key: f"/set {key}" for key in layer.values}
+                layer = Layer("/set", layer.values, where, "row", typed=True)
+                layers.append(layer if typed else usable(layer, self._note))
+        resolved = self.engine.resolve([*self.layers, *layers])
+        check_settings(resolved)
+        values = {key: value for layer in layers for key, value in layer.values.items()}
+        own = {key: value for key, value in values.items() if value is not None and key != "about"}
+        return resolved, self.engine.plan(resolved), own
 
     # -- turns ---------------------------------------------------------------------------------------------------------
 
-    def sent(self, end: int | None) -> list[dict[str, str]]:
+    def prompt_messages(self, end: int | None) -> list[dict[str, str]]:
         """The messages of a branch that go into the prompt."""
-        path = [message.plain for message in self.story.conversation.path(end)]
-        left_out = self.story.left_out
+        path = [message.plain for message in self.log.path_to(end)]
+        left_out = self.log.left_out
         return path[:1] + path[left_out + 1 :] if path[:1] and path[0]["role"] == "system" else path[left_out:]
 
     def plan(
@@ -149,211 +146,112 @@ class Chat:
 
         `lane` names it in events; `own_id` is an id that the input gives it, of which its seed is made.
         """
-        messages = [*self.sent(parent), {"role": "user", "content": text}]
-        return self._plan(messages, parent, lane, own_id, base or self.base)
-
-    def plan_cut_off(self) -> PlannedTurn:
-        """The turn whose answer was cut off, as it was sent: with its seed, and its place among the attempts."""
-        _, prefill, nodes = self.story.written()
-        question = self.story.conversation.turn(None)
-        attempts, before = self.story.conversation.attempts(question.number) - 1, self.prefill
-        self.prefill = prefill
-        try:
-            turn = self._plan(self.sent(question.number), question.parent, "", "", self.base, attempts)
-        finally:
-            self.prefill = before
-        seed = self.story.tree.nodes[nodes[-1]].seed if nodes else None
-        return turn if seed is None else replace(turn, request=replace(turn.request, seed=seed))
+        messages = [*self.prompt_messages(parent), {"role": "user", "content": text}]
+        base, turns = base or self.base, self.log.turns_to(parent)
+        seed = row_seed(self._start(base), own_id or str(turns), turns)
+        return PlannedTurn(*self._request(messages, turns, lane, base, seed), text, parent)
 
     def plan_again(self) -> PlannedTurn:
-        """Another answer to the last turn. Raises UsageError without one."""
-        question = self.story.conversation.turn(None)
-        attempts = self.story.conversation.attempts(question.number)
-        return self._plan(self.sent(question.number), question.parent, "", "", self.base, attempts)
+        """Another answer to the last turn, or its first one. Raises UsageError without a turn."""
+        question = self.log.turn()
+        turns, attempts = question.turns - 1, len(self.log.answers(question.id))
+        seed = question.seed
+        if attempts or seed is None:
+            key, index = (f"{turns} again {attempts}", 1) if attempts else (str(turns), turns)
+            seed = row_seed(self._start(self.base), key, index)
+        request = self._request(self.prompt_messages(question.id), turns, "", self.base, seed)
+        return PlannedTurn(*request, parent=question.parent, question=question)
 
-    def _plan(
-        self,
-        messages: Sequence[dict[str, str]],
-        parent: int | None,
-        lane: str,
-        own_id: str,
-        base: Resolved,
-        attempts: int = 0,
-    ) -> PlannedTurn:
-        turns = self.story.conversation.turns_to(parent)
-        start = self.seed if base.runtime.seed is None else base.runtime.seed
-        key, index = (own_id or str(turns), turns) if not attempts else (f"{turns} again {attempts}", 1)
-        seed = row_seed(start, key, index)
+    def _start(self, base: Resolved) -> int:
+        """The seed of which those of the turns are made."""
+        return self.log.header.seed if base.runtime.seed is None else base.runtime.seed
+
+    def _request(
+        self, messages: Sequence[Mapping[str, str]], turns: int, lane: str, base: Resolved, seed: int
+    ) -> tuple[Request, tuple[int, ...], str, str]:
+        """The first fields of a `PlannedTurn`."""
         request = self.partner.request(
             lane or str(turns), base, seed, messages, self.prefill, place=turns + 1, index=turns
         )
-        return PlannedTurn(request, None if self.partner.session is None else self.partner.read(request), self.prefill)
-
-    def room(self, turn: PlannedTurn) -> tuple[int, int] | None:
-        """The tokens of a prompt, and those that fit behind it; None where nothing limits them, or a server knows."""
-        context = self.partner.context
-        if context is None or turn.prompt is None:
-            return None
-        return len(turn.prompt.ids), context - len(turn.prompt.ids)
+        if self.partner.session is None:
+            return request, (), "", ""
+        prompt = self.partner.session.planner.read(request)
+        return request, prompt.ids, prompt.text, prompt.note
 
     def too_long(self, turn: PlannedTurn) -> bool:
         """Whether the context has no room for an answer of the usual length: max_new_tokens, or an eighth of it."""
-        room, context = self.room(turn), self.partner.context
-        if room is None or context is None or turn.request.resolved.runtime.truncate is not None:
+        context = self.partner.context
+        if context is None or turn.request.resolved.runtime.truncate is not None:
             return False
-        return room[1] < min(
-            turn.request.resolved.generation.max_new_tokens or DEFAULT_NEW_TOKENS, max(context // 8, 1)
-        )
+        usual = turn.request.resolved.generation.max_new_tokens or DEFAULT_NEW_TOKENS
+        return context - len(turn.ids) < min(usual, max(context // 8, 1))
 
     def leave_out_for(self, plan: Callable[[], PlannedTurn], end: int | None) -> int | None:
         """How many of the oldest messages have to be left out of a prompt, exchange by exchange; None: all but one do
         not suffice."""
-        path, before = self.story.conversation.path(end), self.story.left_out
+        path, before = self.log.path_to(end), self.log.left_out
         first = 1 if path and path[0].role == "system" else 0
         last = len(path) - first
         places = [place for place in range(before + 1, last) if path[place + first].role == "user"]
         places += [last] if last > before else []
 
         def fits(place: int) -> bool:
-            self.story.left_out = place
+            self.log.left_out = place
             return not self.too_long(plan())
 
         try:
             found = bisect_left(places, True, key=fits)  # fewer messages are shorter
         finally:
-            self.story.left_out = before
+            self.log.left_out = before
         return places[found] if found < len(places) else None
 
-    def hear(self, role: str, content: str) -> None:
+    # -- messages ------------------------------------------------------------------------------------------------------
+
+    def append_message(self, role: Role, content: str) -> None:
         """A message that is not answered: of the system, or an answer that somebody else wrote."""
-        message = {"role": role, "content": content}
-        self.story.do("message", json.dumps(message, ensure_ascii=False))
+        self.log.add_message(role, content, self.log.end)
 
-    def finish_cut_off(self, turn: PlannedTurn, listeners: Sequence[Listener], report: Report, flow: Flow) -> Result:
-        """Go on with the answer that was cut off when the process was killed.
+    def answer(self, turn: PlannedTurn, listeners: Sequence[Listener], report: Report, flow: Flow) -> Result:
+        """Write the user's message, unless it is there, and its answer.
 
-        What was written stays, whatever limit holds now. Raises Differs if other ones come, and Refused: then
-        the answer is as it was.
+        Raises Refused where there is none. Then, and where it was interrupted before it had a token (a result without
+        sequences), the chat is as it was.
         """
-        resolved, tree = turn.request.resolved, self.story.tree
-        start, prefill, nodes = self.story.written()
-        limit = resolved.generation.max_new_tokens
-        if limit is not None and limit < len(nodes):
-            resolved = replace(resolved, generation=replace(resolved.generation, max_new_tokens=len(nodes)))
-            turn = replace(turn, request=replace(turn.request, resolved=resolved))
-        entry = tree.nodes[nodes[-1]].settings if nodes else tree.entry_of(self.own_values)
-        knobs = tree.settings[-1 if entry is None else entry]
-        with self.story.again():
-            self.story.begin_answer(start, prefill, knobs)
-            return self._streamed(turn, listeners, report, flow)
-
-    def answer_last(self, turn: PlannedTurn, listeners: Sequence[Listener], report: Report, flow: Flow) -> Result:
-        """Answer the last turn, which the process was killed before. Raises Refused; then it was not said."""
-        try:
-            return self.answer("read", turn, listeners, report, flow, complete=True)
-        except Refused:
-            if self.story.unanswered:
-                self.story.undo()
-            raise
-
-    # -- answers -------------------------------------------------------------------------------------------------------
-
-    def answer(
-        self,
-        line: str,
-        turn: PlannedTurn,
-        listeners: Sequence[Listener],
-        report: Report,
-        flow: Flow,
-        *,
-        complete: bool = False,
-    ) -> Result:
-        """Do the step `line` (`said`, `edited`, or `read` for another answer), and read the answer.
-
-        Raises Refused where there is none; then nothing was said. `complete`: the step is there, maybe in part.
-        """
-        if turn.prompt is None:
-            ids: Sequence[int] = [text_id(json.dumps(turn.request.messages, ensure_ascii=False))]
-            texts = [""]
-        else:
-            ids, texts = turn.prompt.ids, self._texts(turn.prompt.ids)
-        end = self.story.complete(ids, texts) if complete else None
-        if end is None:
-            end = self.story.give(line, ids, texts)
-        self.story.begin_answer(end, turn.prefill, self.own_values)
-        return self._streamed(turn, listeners, report, flow)
-
-    def _texts(self, ids: Sequence[int]) -> list[str]:
-        """What each token of a prompt adds to its text."""
-        from genctl.models.text import detokenizer
-
-        assert self.partner.session is not None
-        words = detokenizer(self.partner.session.loaded.tokenizer)
-        return [words.push(id) for id in ids]
-
-    def _streamed(self, turn: PlannedTurn, listeners: Sequence[Listener], report: Report, flow: Flow) -> Result:
-        writer, collector = _AnswerWriter(self.story), Collector()
+        question, collector = turn.question, Collector()
+        if question is None:
+            seed = turn.request.seed
+            question = self.log.add_message("user", turn.text, turn.parent, lasting=False, seed=seed)
         result: Result | None = None
-        with closing(self.engine.stream(iter([turn.request]), report, flow)) as stream:
-            for event in stream:
-                writer.feed(event)
-                for listener in listeners:
-                    listener(event)
-                found = collector.feed(event)
-                result = found or result
-        hypotheses = [] if result is None else [sequence.hypothesis for sequence in result.sequences]
-        if result is None or (result.error is None and not any(one.length or one.thought_text for one in hypotheses)):
-            self.story.abandon()  # interrupted before anything was written
+        try:
+            with closing(self.engine.stream(iter([turn.request]), report, flow)) as stream:
+                for event in stream:
+                    for listener in listeners:
+                        listener(event)
+                    result = collector.feed(event) or result
+            if result is not None and result.error is not None:
+                raise Refused(result.error)
+        except GenctlError:
+            # a server may be there again when the chat is opened next
+            if self.log.unanswered and (turn.question is None or self.partner.session is not None):
+                self.log.undo()
+            raise
+        sequences = () if result is None else result.sequences
+        if result is None or not any(one.hypothesis.length or one.hypothesis.thought_text for one in sequences):
+            if turn.question is None:
+                self.log.undo()
             return Result(turn.request.id, turn.opening, "", None, self.engine.about.name, ())
-        if result.error is not None:
-            self.story.abandon()
-            raise Refused(result.error)
-        self.thoughts[self.story.end_answer().number] = hypotheses[0].thought_text
+        best = sequences[0].hypothesis
+        message = self.log.add_message(
+            "assistant",
+            self.prefill + best.text,
+            question.id,
+            seed=result.seed,
+            finish_reason=best.reason,
+            prefill=self.prefill,
+            token_ids=() if self.partner.session is None else best.tokens,
+        )
+        self.thoughts[message.id] = best.thought_text
         return result
-
-
-class _AnswerWriter:
-    """Writes the tokens of an answer to the tree: at once, and those of a search when it is done."""
-
-    def __init__(self, story: Story) -> None:
-        self.story = story
-        self.seed: int | None = None
-        self.waits = False  # rows compete, or a token of the answer was not certain
-        self.written = 0
-
-    def feed(self, event: Event) -> None:
-        if isinstance(event, Began):
-            self.seed = event.seed
-            self.waits = event.strategy not in ("greedy", "sample")
-        elif isinstance(event, Stepped):
-            self.waits = self.waits or len(event.children) != 1
-            if not self.waits:
-                for token in event.children[0].written:
-                    self._write(token)
-        elif isinstance(event, Finished) and event.hypotheses and self.waits:
-            best = event.hypotheses[0]
-            for place, id in enumerate(best.tokens):
-                # the whole text is that of the last token: a search has told the pieces of other rows, too
-                self._write(Token(id, 0.0, best.text if place + 1 == len(best.tokens) else ""))
-
-    def _write(self, token: Token) -> None:
-        self.story.token(token, self.seed)
-        self.written += 1
-
-
-def _in_force(settings: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The settings of a chat without those that a later one replaces: no more than there are knobs and presets."""
-    kept: dict[tuple[str, str], str] = {}
-    for name, argument in settings:
-        what = "" if name == "system" else argument.partition("=")[0] if name == "set" else argument
-        if name == "unset":
-            kept.pop(("set", what), None)
-        kept.pop((name, what), None)
-        kept[name, what] = argument
-    return [(name, argument) for (name, _), argument in kept.items()]
-
-
-_NO_TEMPLATE = Layer("genctl chat", {"chat": False}, said="user")
 
 
 def setting(argument: str) -> str:
@@ -363,11 +261,11 @@ def setting(argument: str) -> str:
     return f"{_knob(key)}={value}"
 
 
-def news(before: Resolved, now: Resolved) -> list[str]:
-    """Effects of settings that may surprise and were not said before; that tokens are drawn is said once."""
+def new_notices(before: Resolved, now: Resolved) -> list[str]:
+    """Effects of settings that may surprise and were not there before; that tokens are drawn is said once."""
     drawn = before.generation.do_sample and now.generation.do_sample
-    said = {*before.notices, *([sampling_notice(now.settings)] if drawn else [])}
-    return [line for line in now.notices if line not in said]
+    known = {*before.notices, *([sampling_notice(now.settings)] if drawn else [])}
+    return [line for line in now.notices if line not in known]
 
 
 def _knob(text: str) -> str:
@@ -376,10 +274,3 @@ def _knob(text: str) -> str:
     if name in NOT_A_TURN:
         raise UsageError(f"/set {name}: {NOT_A_TURN[name]}")
     return name
-
-
-NOT_A_TURN = {
-    name: "it belongs to the whole chat: start genctl chat with it"
-    for name in knobs(Runtime)
-    if name not in CHANGEABLE and name in known()
-}

@@ -4,42 +4,38 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from genctl.commands import job
+from genctl.commands.chat import saved
 from genctl.commands.chat.answer_view import AnswerView
-from genctl.commands.chat.chat import Chat, Listener
+from genctl.commands.chat.chat import Chat
 from genctl.commands.chat.line_input import SIGN
+from genctl.commands.chat.log import ChatHeader, ChatLog
+from genctl.commands.chat.log_file import SCHEMA
 from genctl.commands.chat.options import ChatOptions, check_backend, check_settings
-from genctl.commands.chat.partner import Partner, local_session
-from genctl.commands.chat.story import Story, said
+from genctl.commands.chat.partner import Partner
+from genctl.commands.chat.saved_settings import continued, to_save
 from genctl.commands.chat.thinking import opened_by
-from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice, engine_of
+from genctl.commands.engine_choice import SERVERS, engine_of
 from genctl.commands.options import memory_bytes, shown_top
 from genctl.config import presets, settings
-from genctl.config.layers import Layer, Resolved, values_of
+from genctl.config.layers import Layer, Resolved
 from genctl.documents.reader import kind_of
 from genctl.engines.protocol import Flow, Report
-from genctl.errors import ContractError, Exit, GenctlError, InputError, OutputError, UsageError
-from genctl.events.results import Result
+from genctl.errors import ContractError, Exit, GenctlError, InputError, ModelError, OutputError, UsageError, printable
 from genctl.io import jsonl, writers
 from genctl.io.output import open_beside
 from genctl.io.record_output import RecordOutput, RowTally
 from genctl.io.records import result_record
 from genctl.io.rows import BadRow, InputRow, RefusedRow
 from genctl.io.sink import Sink
-from genctl.models.text import detokenizer
 from genctl.terminal import first_sign
-from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.standard_streams import is_terminal
-from genctl.tree.changes import SCHEMA, Opened
-from genctl.tree.file_settings import FileSettings, found_of, saved_layers, to_save
-from genctl.tree.journal import Differs, new_file, read_tree, remember
-from genctl.tree.nodes import Tree
 
 TEE_S = 0.05  # until what reads the pipe has shown the answer, so that the sign stands below it
 ROLES = ("system", "user", "assistant")
@@ -70,18 +66,16 @@ class ChatJob(job.Job[ChatOptions]):
 
     what = "turn"
     reading: ClassVar[Mapping[str, Any]] = {"shape": ROW}
-
-    def __init__(self, options: ChatOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
-        super().__init__(options, interrupt, choice)
-        self.story: Story | None = None
-        self.answered = 0  # rows, and those that failed
-        self.ended = int(Exit.DONE)  # how a person left
-        self.interactive = options.interactive
+    chat: Chat | None = None
+    ended = int(Exit.DONE)  # how a person left
+    answered = 0  # rows, and those that failed
 
     def prepare(self) -> int | None:
         """Settings without those of the checkpoint."""
         _ = self.options.prompt_template  # a mistake in it is reported at once
-        self._tell(self.options.file)
+        self.interactive = self.options.interactive
+        for line in self.options.remarks:
+            self.messages.remark(line)
         status = super().prepare()
         check_settings(self.early)
         self.memory = None if self.options.memory is None else memory_bytes(self.options.memory)
@@ -99,69 +93,76 @@ class ChatJob(job.Job[ChatOptions]):
     def open(self, stack: ExitStack) -> None:
         """Open the output, the terminal and the file of a new chat."""
         self.open_consoles()
-        self.new_file: Callable[[str], Sink] | None = None
+        self.new_file = None
         if self.options.save is not None:
-            saved = open_beside(Path(self.options.save), force=self.options.force)
-            stack.callback(saved.abandon, keep=False)
+            path = Path(self.options.save)
+            file = open_beside(path, force=self.options.force)
+            stack.callback(file.abandon, keep=False)
 
-            def new_file_of(words: str) -> Sink:
-                remember(Path(self.options.save or ""))
-                return saved
+            def begin(words: str) -> Sink:
+                saved.remember(path)
+                return file
 
-            self.new_file = new_file_of
+            self.new_file = begin
         elif self.interactive:
-            self.new_file = lambda words: open_beside(new_file("chat", words))
+            self.new_file = lambda words: open_beside(saved.new_path(words))
         self.tally = RowTally()
         self.live = self.interactive or self.options.on_screen
         if not self.live:
             sink = writers.open_output(self.options.output, sys.stdout, force=self.options.force)
             writer = writers.open_writer(self.options.format, sink, on_error=self.say_failed)
-            self.output: RecordOutput | None = RecordOutput(writer, sink, self.tally)
-            output = self.output
+            output = self.output = RecordOutput(writer, sink, self.tally)
             stack.push(
                 lambda kind, *_: output.abandon() if kind else output.close(cut_short=bool(self.interrupt.status))
             )
-        stack.push(lambda kind, *_: self._close_story(failed=kind is not None))
+
+        def close(kind: object, *_: object) -> None:
+            if self.chat is not None:
+                self.chat.log.close() if kind is None else self.chat.log.leave()
+
+        stack.push(close)
 
     def load(self) -> None:
         """Load the checkpoint; begin or continue the chat."""
-        early = self.early
-        self.engine = engine = self.load_engine(
-            early,
-            self.layers,
-            need_tokenizer=True,
-            # what a server streams is written as it comes, too
-            live=self.live or (early.runtime.backend is not None and self.is_saved),
-            waits=True,
-        )
-        self.partner = Partner(engine, local_session(engine), self.memory)
+        early, options = self.early, self.options
+        # a server streams where its text is saved, so that an answer that a signal ends has what came
+        streams = early.runtime.backend is not None and (options.open is not None or self.new_file is not None)
+        engine = self.load_engine(early, self.layers, need_tokenizer=True, live=self.live or streams, waits=True)
+        self.partner = Partner(engine, self.memory)
         self.partner.check_system(early.runtime.system, early.origins.get("system", "--system"))
-        self.story = self._story()
-        seed = self.story.tree.opened.seed
-        self.chat = Chat(engine, self.partner, self.layers, self.story, seed=seed, prefill=self.options.prefill or "")
-        self._tell(self.story.file)
-        if self.options.with_tokens:
-            self.chat.base_plan.require_logprobs("--scores" if self.options.scores else "--top-logprobs")
-        engine.use_threads(self.chat.base_plan.rows)
+        if options.open is not None:
+            log = self._reopened(Path(options.open))
+        else:
+            layers = to_save(layer for layer in self.layers if layer.origin != "genctl chat")
+            seed = job.start_seed(early)
+            header = ChatHeader(SCHEMA, engine.about.name, self.partner.fingerprint(), seed, layers)
+            log = ChatLog(header, self.new_file)
+        chat = self._use(log, self.layers, options.prefill or "")
+        if options.with_tokens:
+            chat.base_plan.require_logprobs("--scores" if options.scores else "--top-logprobs")
+        engine.use_threads(chat.base_plan.rows)
         self.messages.detail(*engine.notes())
-        self.describe(self.chat.base, self.chat.base_plan)
+        self.describe(chat.base, chat.base_plan)
         self.messages.note(*filter(None, [self.partner.note]))
 
     def deliver(self, stack: ExitStack) -> None:
         """Hold the conversation."""
         first_sign.end()
+        assert self.chat is not None
         if self.interactive:
             from genctl.commands.chat.interactive import Interactive
 
             screen = Interactive(
-                self.chat, self.options, (self.out, self.err), advise=self.messages.advise, open_chat=self.change_story
+                self.chat, self.options, (self.out, self.err), advise=self.messages.advise, open_chat=self.change_chat
             )
-            self.ended = screen.hold(self._first_turns())
+            self.ended = screen.run(self._initial_turns())
             return
-        self._take_up()
+        if self.chat.log.unanswered:
+            self.messages.remark("the last turn has no answer yet; it is answered first")
+            self.chat.answer(self.chat.plan_again(), [], Report(), Flow(interrupted=self.interrupt))
         with self.interrupt.rescued_by(lambda: self._rescue(stack)):
             for row in self._typed_rows() if self._is_typed else self.input:
-                self._take(row)
+                self._take(row, self.chat)
                 if self.interrupt.status:
                     break
 
@@ -191,120 +192,69 @@ class ChatJob(job.Job[ChatOptions]):
 
     # -- the file ------------------------------------------------------------------------------------------------------
 
-    def _story(self) -> Story:
-        """The chat of --open, or a new one."""
-        if self.options.open is not None:
-            return self._reopened(Path(self.options.open), self.options.file)
-        root = self.partner.first_token(self.engine.resolve(self.layers))
-        seed = job.start_seed(self.early)
-        layers = to_save(layer for layer in self.layers if layer.origin != "genctl chat")
-        opened = Opened(SCHEMA, self.engine.about.name, self._checkpoint(), "", root, seed, layers)
-        return Story(Tree(opened), new_file=self.new_file)
-
-    def _reopened(self, path: Path, file: FileSettings) -> Story:
-        """The chat in a file. Raises InputError if it is another checkpoint's, and as `Story.open` does."""
-        story = Story.open(path, file)
+    def _reopened(self, path: Path) -> ChatLog:
+        """The chat in a file. Raises InputError if it is another checkpoint's, and as `ChatLog.open` does."""
+        log = ChatLog.open(path)
         try:
-            self._check_checkpoint(path, story.tree)
+            self._check_checkpoint(path, log)
         except InputError:
-            story.leave()
+            log.leave()
             raise
-        return story
+        if log.torn:
+            self.messages.remark(f"{printable(str(path))} ends in half a line, which is dropped: a write was cut off")
+        return log
 
-    def _check_checkpoint(self, path: Path, tree: Tree) -> None:
+    def _check_checkpoint(self, path: Path, log: ChatLog) -> None:
         """Raises InputError for a chat of another checkpoint, unless -m names this one and its tokens are the same."""
-        from genctl.tree.workspace import check_ids, has_texts
-
-        session, opened, name = self.partner.session, tree.opened, self.partner.name
-        if opened.checkpoint == self._checkpoint():
-            if session is not None:
-                check_ids(tree, session.forward.vocab_size, str(path))
+        header, name = log.header, self.partner.name
+        if header.checkpoint == self.partner.fingerprint():
             return
-        if session is None or not has_texts(
-            tree, session.forward.vocab_size, detokenizer(session.loaded.tokenizer).piece
+        answers = [message for message in log.messages.values() if message.token_ids]
+        if self.partner.session is None or not all(
+            self.partner.writes(answer.token_ids, answer.content.removeprefix(answer.prefill)) for answer in answers
         ):
             raise InputError(
-                f"{path} was begun with {opened.model}, whose tokens are not those of {name}",
-                hint=f"-m {opened.model}, if its files are still there",
+                f"{path} was begun with {header.model}, whose tokens are not those of {name}",
+                hint=f"-m {header.model}, if its files are still there",
             )
         named = self.early.settings.get("model")
         if named is None or named.kind != "command":
             raise InputError(
-                f"-m {name} continues {path} with this checkpoint: the chat was begun with {opened.model}, in another "
+                f"-m {name} continues {path} with this checkpoint: the chat was begun with {header.model}, in another "
                 "state or by an older genctl, so that earlier answers may not be what it would write now"
             )
-        self.messages.note(f"{path} was begun with {opened.model}; {name} continues it, as -m says")
+        self.messages.note(f"{path} was begun with {header.model}; {name} continues it, as -m says")
 
-    def change_story(self, path: Path) -> Chat:
-        """Go on with the chat in another file."""
-        file = replace(_file_settings(self.options, path), overriding=frozenset())  # its settings lie above the flags
-        story = self._reopened(path, file)
+    def _use(self, log: ChatLog, layers: list[Layer], prefill: str) -> Chat:
+        """Go on with a log. Raises what settings raise; then the log is closed."""
+
+        def note(line: str) -> None:
+            if self.messages.is_new(line):
+                self.messages.remark(line)
+
         try:
-            layers = [*self.options.beneath, *_saved_layers(story.tree.opened, file)]
-            chat = Chat(
-                self.engine, self.partner, layers, story, seed=story.tree.opened.seed, prefill=self.chat.prefill
-            )
+            chat = Chat(self.partner, layers, log, prefill=prefill, note=note)
         except BaseException:
-            story.leave()
+            log.leave()
             raise
-        try:
-            self._close_story()
-        except OutputError as error:
-            self.messages.say(f"error: {error.message}")
-        self.story, self.chat = story, chat
-        self._tell(file)
+        self.chat = chat
         return chat
 
-    def _tell(self, file: FileSettings | None) -> None:
-        """Say which settings of a file do not hold, once."""
-        for line in () if file is None else file.news():
-            self.messages.remark(line)
-
-    @property
-    def is_saved(self) -> bool:
-        """Whether the chat has a file, or gets one with its first turn."""
-        return self.options.open is not None or self.new_file is not None
-
-    def _checkpoint(self) -> str:
-        session = self.partner.session
-        return "" if session is None else session.loaded.fingerprint()
-
-    def _close_story(self, *, failed: bool = False) -> None:
-        if self.story is not None:
-            self.story.leave() if failed else self.story.close()
-
-    def _take_up(self) -> None:
-        """Finish what a kill has cut off. Raises what an answer that fails raises."""
-        chat = self.chat
-        how: tuple[list[Listener], Report, Flow] = [], self.report, self.flow
-        if chat.story.cut_off:
-            self.messages.remark("the last answer was cut off; it is finished first")
-            turn = chat.plan_cut_off()
-            try:
-                chat.finish_cut_off(turn, *how)
-            except Differs:
-                self.messages.remark(
-                    "the answer that was cut off comes out differently here, so its turn is answered anew"
-                )
-                chat.answer("read", turn, *how)
-        elif chat.story.unanswered:
-            self.messages.remark("the last turn has no answer yet; it is answered first")
-            chat.answer_last(chat.plan_again(), *how)
+    def change_chat(self, path: Path) -> Chat:
+        """Go on with the chat in another file, and with its settings."""
+        log, before = self._reopened(path), self.chat
+        assert before is not None
+        layers = continued(self.layers, log.header.settings, self.messages.remark)
+        chat = self._use(log, layers, before.prefill)
+        try:
+            before.log.close()
+        except OutputError as error:
+            self.messages.say(f"error: {error.message}")
+        return chat
 
     # -- turns of an input ---------------------------------------------------------------------------------------------
 
-    @property
-    def flow(self) -> Flow:
-        """How an answer is decoded."""
-        return Flow(interrupted=self.interrupt)
-
-    @property
-    def report(self) -> Report:
-        """What events report of each token."""
-        top = shown_top(self.options)
-        return Report(top, self.options.scores or top > 0)
-
-    def _first_turns(self) -> Iterator[str]:
+    def _initial_turns(self) -> Iterator[str]:
         """The turns of the command line."""
         for row in self.input:
             if isinstance(row, InputRow) and row.prompt:
@@ -312,101 +262,52 @@ class ChatJob(job.Job[ChatOptions]):
             elif isinstance(row, BadRow):
                 raise InputError(row.message)
 
-    def _take(self, row: InputRow | BadRow) -> None:
+    def _take(self, row: InputRow | BadRow, chat: Chat) -> None:
         """Say one row, and write the answer."""
         row = replace(row, index=self.answered)  # rows that are not answered have no record
-        for usable, resolved in self.usable(iter([row]), lambda row: self.settings_of(row, self.chat.base)):
+        for usable_row, resolved in self.usable(iter([row]), lambda row: self.settings_of(row, chat.base)):
             try:
                 check_settings(resolved)
-                self._answer(usable, resolved)
+                self._answer(usable_row, resolved, chat)
             except (ContractError, OutputError):  # what is wrong for one turn is wrong for all, as a full disk is
                 raise
             except GenctlError as error:
-                self.fail(usable, error.code, error.message, hint=error.hint)
+                self.fail(usable_row, error.code, error.message, hint=error.hint)
 
     def fail(self, row: InputRow | BadRow, code: str, message: str, *, said: bool = False, hint: str = "") -> None:
         """Write the record of a row that failed; nothing was said."""
         super().fail(row, code, message, said=said, hint=hint)
         self.answered += 1
 
-    def _answer(self, row: InputRow, base: Resolved) -> None:
-        chat = self.chat
+    def _answer(self, row: InputRow, base: Resolved, chat: Chat) -> None:
         if row.prompt_ids is not None:
             raise InputError("a chat is made of texts: prompt_ids has no place in it")
         *context, last = row.messages or ({"role": "user", "content": row.prompt or ""},)
         for message in (*context, *([last] if last["role"] != "user" else [])):
-            chat.hear(message["role"], message["content"])
+            chat.append_message(message["role"], message["content"])
         if last["role"] != "user":
             return
-        conversation = chat.story.conversation
-        turn = chat.plan(last["content"], conversation.at, lane=row.id, own_id=row.id if row.own_id else "", base=base)
+        own_id = row.id if row.own_id else ""
+        turn = chat.plan(last["content"], chat.log.end, lane=row.id, own_id=own_id, base=base)
         self.messages.note_once(turn.note)
-        view = None
-        if self.live:
-            view = AnswerView(self.out, begun=opened_by(turn.opening), prefill=turn.prefill)
+        view = AnswerView(self.out, begun=opened_by(turn.opening), prefill=chat.prefill) if self.live else None
         try:
-            result = chat.answer(
-                said(last["content"]), turn, [] if view is None else [view.feed], self.report, self.flow
-            )
+            top = shown_top(self.options)
+            report = Report(top, self.options.scores or top > 0)
+            result = chat.answer(turn, [] if view is None else [view.feed], report, Flow(interrupted=self.interrupt))
         finally:
             if view is not None:
                 view.close()
         self.tally.look(row.index, self.of(row), result, (), texts=True)
         if self.output is not None and result.sequences:
-            self.output.put(row.index, [self._record(row, result)])
+            reused = None if result.backend else result.reused
+            tokens = self.options.with_tokens
+            self.output.put(row.index, [result_record(row, result, 0, tokens=tokens, extra={}, reused_tokens=reused)])
         self.answered += 1
-
-    def _record(self, row: InputRow, result: Result) -> dict[str, Any]:
-        server = bool(result.backend)
-        return result_record(
-            row,
-            result,
-            0,
-            tokens=self.options.with_tokens,
-            extra={},
-            reused_tokens=None if server else result.reused,
-        )
-
-    def keep_partial(self) -> None:
-        """What was said is in the file already."""
-
-
-def _saved_layers(opened: Opened, file: FileSettings) -> list[Layer]:
-    """The settings that a chat began with, of those that hold. Raises InputError."""
-    layers = [Layer("the chat", {"model": opened.model}, said="user")]
-    for each in saved_layers(opened.layers, "chat"):
-        # flags of that time are below those of now
-        flag = each.kind == "command"
-        layers.append(
-            replace(
-                each,
-                origin=f"{each.origin}, when the chat began",
-                said="user" if flag else each.kind,
-                typed=each.typed or flag,
-            )
-        )
-    return [part for layer in layers for part in file.layers(layer)]
-
-
-def _file_settings(options: ChatOptions, path: Path) -> FileSettings:
-    """Which settings of the chat in a file hold, beside those of the command line."""
-    now = [*presets.load(options.presets), *options.flags]
-    yours = values_of([*settings.standing_layers(), *now])
-    return FileSettings("chat", found_of(path), yours, frozenset(key for layer in now for key in layer.values))
-
-
-def _check_served(path: Path, opened: Opened, file: FileSettings) -> None:
-    """Raises UsageError for a chat with a server where no server is named: no checkpoint here has its answers."""
-    if opened.checkpoint:
-        return
-    why = file.left_out.get("backend", "its server is not known")
-    raise UsageError(f"{path} is a chat with a server, and a checkpoint here cannot continue it: {why}")
 
 
 def chat(options: ChatOptions) -> int | None:
     """`genctl chat`."""
-    from genctl.commands.chat import saved
-
     if options.listed:
         return saved.write_list(options)
     if options.continued:
@@ -414,12 +315,45 @@ def chat(options: ChatOptions) -> int | None:
     elif options.open is not None:
         options = replace(options, open=str(saved.path_of(options.open)))
     if options.open is not None:
-        path = Path(options.open)
-        opened, file = read_tree(path).opened, _file_settings(options, path)
-        options = replace(options, saved=_saved_layers(opened, file), file=file)
+        options = _with_saved(options, Path(options.open))
     choice = engine_of(options)
-    if options.open is not None and choice is not SERVERS:
-        _check_served(path, opened, file)
-    if choice is SERVERS:
-        choice = replace(SERVERS, check=check_backend)
-    return ChatJob.perform(options, choice)
+    return ChatJob.perform(options, replace(choice, check=check_backend) if choice is SERVERS else choice)
+
+
+def _with_saved(options: ChatOptions, path: Path) -> ChatOptions:
+    """The options with the settings of a saved chat. Raises GenctlError for a file that cannot be continued with them.
+
+    The file of somebody else names a checkpoint: it is not downloaded for that, and no code of it runs.
+    """
+    header = ChatLog.look(path).header
+    now = [*presets.load(options.presets), *options.flags]
+    named = {key for layer in now for key in layer.values}
+    remarks: list[str] = []
+    layers = continued(settings.standing_layers(), header.settings, remarks.append, named)
+    layers.append(Layer("the chat", {"model": header.model}, said="user"))
+    served = any(layer.values.get("backend") for layer in [*layers, *now])
+    if not header.checkpoint and not served:
+        raise UsageError(
+            f"{path} is a chat with a server, and a checkpoint here cannot continue it",
+            hint="--backend URL names the server",
+        )
+    if "model" not in named and not served:
+        _check_named(options, header.model, path)
+    return replace(options, saved=layers, remarks=remarks)
+
+
+def _check_named(options: ChatOptions, model: str, path: Path) -> None:
+    """Raises GenctlError where only the file names the checkpoint, and it would be downloaded or its code run."""
+    from genctl.models.resolve import needs_download
+
+    for flag, given in options.trust.items():
+        if given:
+            raise UsageError(
+                f"--{flag.replace('_', '-')} would run code of {model!r:.60}, which only {path} names",
+                hint=f"-m {model} names it, too",
+            )
+    if needs_download(model, None):
+        raise ModelError(
+            f"{path}: model = {model!r:.60} is not on this machine, and is not downloaded because of a file",
+            hint=f"--model {model} downloads it",
+        )

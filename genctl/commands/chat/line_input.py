@@ -56,21 +56,14 @@ class PlainLines:
     def _line(self, sign: str) -> str:
         sys.stdout.write(sign)
         sys.stdout.flush()
-        with _interruptible():
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
             line = sys.stdin.readline()
+        finally:
+            signal.signal(signal.SIGINT, before)
         if not line:
             raise EOFError
         return line.rstrip("\r\n")
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 class LineEditor:
@@ -151,14 +144,11 @@ class LineEditor:
     def read(self, text: str = "") -> str:
         try:
             return self._editor.prompt(default=text, handle_sigint=False)
-        finally:
-            self._leave(self._editor.default_buffer.text)
-
-    def _leave(self, text: str) -> None:
-        """Write all that was typed: the editor leaves no more of it than fits the screen."""
-        sign, more = self._sign.format(SIGN), self._sign.format(MORE)
-        sys.stdout.write(f"{sign}{visible(text)}".replace("\n", f"\n{more}") + "\n")
-        sys.stdout.flush()
+        finally:  # write all that was typed: the editor leaves no more of it than fits the screen
+            typed = visible(self._editor.default_buffer.text)
+            sign, more = self._sign.format(SIGN), self._sign.format(MORE)
+            sys.stdout.write(f"{sign}{typed}".replace("\n", f"\n{more}") + "\n")
+            sys.stdout.flush()
 
     def ask(self, question: str) -> str:
         return self._asker.prompt(question, handle_sigint=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from genctl.commands.help import ALSO
 from genctl.commands.options import FORMAT, IN_OUT, SHOWN, PresetOptions
@@ -49,8 +49,8 @@ class ChatOptions(PresetOptions):
     address: str | None = None
     beneath: Sequence[Layer] = (Layer("genctl chat", {"chat": True}, said="user"),)
 
-    saved: Sequence[Layer] | None = None  # of the continued chat, with those of the files and variables then
-    file: Any = None  # which of them hold: a FileSettings
+    saved: Sequence[Layer] | None = None  # settings of the continued chat, above the standing ones that are no chat's
+    remarks: Sequence[str] = ()  # settings of its file that are not used, in sentences
 
     def layers(self) -> list[Layer]:
         """The settings of the chat, lowest first, without those of the checkpoint."""
@@ -129,7 +129,7 @@ CHAT_COMMAND = Command(
     ChatOptions,
     "genctl.commands.chat.job:chat",
     """On a terminal: type, press Enter, and the answer streams; /help lists the commands. The checkpoint's chat
-    template is used; a checkpoint without one continues the text. Everything that is said is saved, token by token.
+    template is used; a checkpoint without one continues the text. Everything that is said is saved.
 
     Without a terminal each line of standard input (or of --input) is a turn, and each answer is written as one text or,
     with --format jsonl, as a record. With --input-format jsonl a line is a message such as {"role": "user", "content":

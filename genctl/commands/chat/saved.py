@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shlex
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from rich.text import Text
 
+from genctl.commands.chat.log import ChatLog
+from genctl.commands.chat.log_file import NotAChat
 from genctl.commands.chat.options import ChatOptions
-from genctl.commands.chat.story import NotAChat, Story
 from genctl.commands.messages import Messages
-from genctl.errors import Exit, GenctlError, InputError, count, printable
+from genctl.errors import Exit, GenctlError, InputError, OutputError, count, printable
+from genctl.io.output import unwritable
 from genctl.io.writers import to_json, tsv_cell
 from genctl.terminal import theme, widgets
 from genctl.terminal.console import make_consoles
-from genctl.tree.journal import LINK, sessions_folder
 
-_COPY = re.compile(r"-copy\d*$")  # of `Story.copy`, for another program
+LINK = ".link"  # the suffix of a link to a chat elsewhere
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class SavedChat:
     changed: datetime
     model: str = ""
     turns: int = 0
-    words: str = ""  # what was said first
+    words: str = ""  # of the first turn
     error: str = ""  # why it cannot be read
 
     @property
@@ -42,30 +46,62 @@ class SavedChat:
         return self.path.stem if here else str(self.path)
 
 
+def sessions_folder() -> Path:
+    """Where chats are saved: `$XDG_STATE_HOME/genctl/sessions`, `~/.local/state/genctl/sessions` by default."""
+    home = Path(os.environ.get("XDG_STATE_HOME", ""))
+    # The XDG specification says to ignore a relative path.
+    base = home if home.is_absolute() else Path("~/.local/state").expanduser()
+    return base / "genctl" / "sessions"
+
+
+def new_path(words: str) -> Path:
+    """A new name in the folder of sessions, which is made: the time and the first words. Raises OutputError."""
+    folder = _made_folder()
+    first = "-".join(re.findall(r"[a-z0-9]+", words.lower()))[:32].strip("-")
+    name = "-".join(part for part in (time.strftime("%Y%m%d-%H%M%S"), "chat", first) if part)
+    path, number = folder / f"{name}.jsonl", 2
+    while os.path.lexists(path):
+        path = folder / f"{name}-{number}.jsonl"
+        number += 1
+    return path
+
+
+def remember(path: Path) -> None:
+    """Let the folder of sessions have a link to a chat that is saved elsewhere, by which it is found again."""
+    with suppress(OSError, OutputError):  # the chat is saved all the same; the link may be there
+        path, folder = path.resolve(), _made_folder()
+        if path.parent != folder.resolve():
+            digest = hashlib.blake2b(os.fsencode(path), digest_size=8).hexdigest()
+            (folder / f"{digest}{LINK}").symlink_to(path)
+
+
+def _made_folder() -> Path:
+    folder = sessions_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise unwritable(error, folder) from None
+    return folder
+
+
 def saved_chats() -> Iterator[SavedChat]:
     """Each chat in the folder of sessions, or elsewhere with a link in it; the newest change comes first."""
     found = {}
     for path in (path for suffix in (".jsonl", LINK) for path in sessions_folder().glob(f"*{suffix}")):
-        try:
+        with suppress(OSError, RuntimeError):  # a link to a file that is gone
             whole = path.resolve()
             found[whole] = whole.stat().st_mtime
-        except (OSError, RuntimeError):  # a link to a file that is gone
-            continue
     for path, changed in sorted(found.items(), key=lambda item: (item[1], item[0]), reverse=True):
-        original = path.with_stem(_COPY.sub("", path.stem))
-        if original != path and original in found:
-            continue
         when = datetime.fromtimestamp(changed).astimezone()
         try:
-            story = Story.look(path)
+            log = ChatLog.look(path)
         except NotAChat:
             continue
         except GenctlError as error:
             yield SavedChat(path, when, error=error.message)
             continue
-        conversation = story.conversation
-        words = next((message.content for message in conversation.here if message.role == "user"), "")
-        yield SavedChat(path, when, story.tree.opened.model, conversation.turns_to(conversation.at), words)
+        words = next((message.content for message in log.here if message.role == "user"), "")
+        yield SavedChat(path, when, log.header.model, log.turns_to(log.end), words)
 
 
 def last_chat() -> Path:

@@ -63,7 +63,7 @@ def test_a_long_paste_that_ends_with_a_newline_stays_in_view(own_state: Path) ->
         talk.press("\r")
         talk.at_prompt()
         assert sum("word word" in line for line in talk.lines) > 10  # all that was said is above, however long
-        assert "the turn was not said: it does not fit alone" in " ".join(talk.lines[-3:])
+        assert "not sent: this message alone exceeds the context" in " ".join(talk.lines[-3:])
 
 
 def test_a_full_context_asks_once(own_state: Path) -> None:

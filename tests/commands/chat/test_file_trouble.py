@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -14,16 +15,14 @@ from typing import Any
 
 import pytest
 
-from genctl.commands.chat.story import Story
+from genctl.commands.chat import log_file
+from genctl.commands.chat.log import ChatLog
 from genctl.errors import OutputError, UsageError
 from genctl.io import output, sink
 from genctl.io.output import open_beside
-from genctl.tree import journal
-from genctl.tree.changes import SCHEMA, Opened
-from genctl.tree.nodes import Tree
 from tests.cli.tool import genctl
-from tests.commands.chat.test_cut_off import words_in
-from tests.commands.chat.test_saved import answer, chat, contents, story
+from tests.commands.chat.test_log import contents, log, seen, turn
+from tests.commands.chat.test_saved import chat
 from tests.engines.server.stand_in import Failure, running
 
 OLD = b"the old file\n"
@@ -51,44 +50,34 @@ class Disk:
             def close(self) -> None:
                 self.raw.close()
 
-        for module in (output, journal):
+        for module in (output, log_file):
             patch.setattr(module, "unbuffered", Raw)
 
 
-def talk(one: Story) -> None:
-    answer(one, 'say "Hello"', [1, 2], [7, 8])
-    answer(one, 'say "More"', [1, 2, 7, 8, 3], [5])
-
-
-def whole_chat(folder: Path) -> tuple[int, list[str]]:
-    path = folder / "whole"
-    one = story(path)
-    talk(one)
-    one.close()
-    return path.stat().st_size, contents(one)
+def talk(one: ChatLog) -> None:
+    turn(one, "Hello", "Hi")
+    turn(one, "More", "No")
 
 
 @pytest.mark.parametrize("how", ["new", "force", "open"])
 def test_a_full_disk_loses_nothing_that_was_said(how: str, tmp_path: Path) -> None:
-    size, everything = whole_chat(tmp_path)
-    for room in range(0, size, 17):
+    one = log(tmp_path / "whole")
+    talk(one)
+    one.close()
+    for room in range(0, (tmp_path / "whole").stat().st_size, 17):
         folder = tmp_path / f"{how}{room}"
         folder.mkdir()
         path, before = folder / "chat.jsonl", list[str]()
         if how == "force":
             path.write_bytes(OLD)
         if how == "open":
-            one = story(path)
-            answer(one, 'say "Hello"', [1, 2], [7, 8])
+            one = log(path)
+            turn(one, "Hello", "Hi")
             one.close()
             before = contents(one)
         with pytest.MonkeyPatch.context() as patch:
             Disk(patch, room)
-            if how == "open":
-                one = Story.open(path)
-            else:
-                opened = Opened(SCHEMA, "tiny", "sha256:0", "", (), 3)
-                one = Story(Tree(opened), new_file=lambda words, path=path: open_beside(path, force=how == "force"))
+            one = ChatLog.open(path) if how == "open" else log(path, force=how == "force")
             try:
                 talk(one)
                 one.close()
@@ -98,61 +87,46 @@ def test_a_full_disk_loses_nothing_that_was_said(how: str, tmp_path: Path) -> No
             assert how == "new"
             assert list(folder.iterdir()) == []
         elif path.read_bytes() != OLD:
-            again = Story.open(path)
-            again.close()
-            found = contents(again)
-            assert found[: len(before)] == before
-            assert again.tree == one.tree, "the chat that went on is the one in the file"
+            again = ChatLog.look(path)
+            assert contents(again)[: len(before)] == before
+            assert seen(again) == seen(one), "the chat that went on is the one in the file"
         else:
             assert how == "force"
-            assert room < size
-    assert everything == ["Hello", "[7][8]", "More", "[5]"]
 
 
 def test_there_may_be_room_again_for_the_next_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "chat.jsonl"
     disk = Disk(monkeypatch, 10_000)
-    one = story(path)
-    answer(one, 'say "Hello"', [1, 2], [7, 8])
-    for room in (0, 60, 200, 300):
+    one = log(path)
+    turn(one, "Hello", "Hi")
+    for room in (0, 60, 100):
         disk.room = room
         with pytest.raises(OutputError):
-            answer(one, 'say "More"', [1, 2, 7, 8, 3, 9], [5, 6, 7, 8])
-        assert contents(one)[:2] == ["Hello", "[7][8]"]
+            turn(one, "More", "No")
+        assert contents(one)[:2] == ["Hello", "Hi"]
     disk.room = 10_000
-    answer(one, 'say "Again"', [1, 2, 7, 8, 3], [5])
+    turn(one, "Again", "Yes")
     one.close()
-    again = Story.open(path)
-    again.close()
-    assert again.tree == one.tree
-    assert contents(again)[:2] + contents(again)[-2:] == ["Hello", "[7][8]", "Again", "[5]"]
+    again = ChatLog.look(path)
+    assert seen(again) == seen(one)
+    assert contents(again)[:2] + contents(again)[-2:] == ["Hello", "Hi", "Again", "Yes"]
 
 
-@pytest.mark.parametrize("room", [0, 100, 900, 2500])
-@pytest.mark.parametrize("command", ["chat", "explore"])
-def test_a_full_disk_is_one_error(command: str, room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = tmp_path / "script"
-    script.write_text("generate 30\n")
+@pytest.mark.parametrize("room", [0, 100, 900])
+def test_a_full_disk_is_one_error(room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "disk"
     folder.mkdir()
     path = folder / "file.jsonl"
     with monkeypatch.context() as patch:
         Disk(patch, room)
-        if command == "chat":
-            done = chat("--save", str(path), "-n", "30", turns=("One day", "More", "More"))
-        else:
-            done = genctl("explore", "One day", "--save", str(path), "--script", str(script))
+        done = chat("--save", str(path), "-n", "30", turns=("One day", "More", "More"))
     assert done.status == 2
     assert done.err.count("error: ") == 1
     assert f"No space left on device ({path})" in done.err
     if room < 900:
         assert list(folder.iterdir()) == []
         return
-    if command == "chat":
-        done = chat("--open", str(path), "-n", "30", turns=("More",))
-    else:
-        script.write_text("generate 2\n")
-        done = genctl("explore", "--open", str(path), "--script", str(script))
+    done = chat("--open", str(path), "-n", "30", turns=("More",))
     assert done.status == 0, done.err
 
 
@@ -160,13 +134,13 @@ def test_a_full_disk_is_one_error(command: str, room: int, tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("what", ["removed", "replaced"])
-def test_a_file_that_is_taken_away_is_told_and_can_be_saved_elsewhere(
+def test_a_file_that_is_taken_away_is_reported_and_can_be_saved_elsewhere(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, elsewhere = tmp_path / "chat.jsonl", tmp_path / "elsewhere.jsonl"
     for at_once in (True, False):
-        one = story(path)
-        answer(one, 'say "Hello"', [1, 2], [7, 8])
+        one = log(path)
+        turn(one, "Hello", "Hi")
         path.unlink()
         if what == "replaced":
             path.write_bytes(OLD)
@@ -176,62 +150,59 @@ def test_a_file_that_is_taken_away_is_told_and_can_be_saved_elsewhere(
         else:
             monkeypatch.setattr(sink, "LOOK_S", 0.0)
             with pytest.raises(OutputError, match=f"was {what} by another program"):
-                answer(one, 'say "More"', [1, 2, 7, 8, 3], [5])
+                turn(one, "More", "No")
             one.save(elsewhere)
-            answer(one, 'say "Again"', [1, 2, 7, 8, 3], [5])
+            turn(one, "Again", "Yes")
             one.close()
-            again = Story.open(elsewhere)
-            again.close()
-            assert contents(again)[:2] + contents(again)[-2:] == ["Hello", "[7][8]", "Again", "[5]"]
+            assert contents(ChatLog.look(elsewhere)) == ["Hello", "Hi", "Again", "Yes"]
         assert (path.read_bytes() if path.exists() else b"") == (OLD if what == "replaced" else b"")
         path.unlink(missing_ok=True)
 
 
 def test_two_chats_do_not_write_one_file(tmp_path: Path) -> None:
     path = tmp_path / "chat.jsonl"
-    one = story(path)
-    answer(one, 'say "Hello"', [1, 2], [7])
-    for attempt in (lambda: Story.open(path), lambda: open_beside(path, force=True)):
-        with pytest.raises(UsageError, match="another run is at work on"):
+    one = log(path)
+    turn(one, "Hello", "Hi")
+    for attempt in (lambda: ChatLog.open(path), lambda: open_beside(path, force=True)):
+        with pytest.raises(UsageError, match=str(path)):
             attempt()
     with pytest.raises(OutputError, match="exists already"):
         open_beside(path)
     one.close()
-    Story.open(path).close()
+    ChatLog.open(path).close()
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_of_two_new_chats_of_one_name_the_first_has_it(tmp_path: Path) -> None:
     path = tmp_path / "chat.jsonl"
-    one, other = story(path), story(path)
+    one, other = log(path), log(path)
     beside = open_beside(path)
     other.new_file = lambda words: beside
-    answer(one, 'say "Hello"', [1, 2], [7])
+    turn(one, "Hello", "Hi")
     with pytest.raises(OutputError, match="was made by another program"):
-        answer(other, 'say "Bye"', [1, 5], [6])
+        turn(other, "Bye", "No")
     one.close()
     other.close()
-    again = Story.open(path)
-    again.close()
-    assert contents(again) == ["Hello", "[7]"]
+    assert contents(ChatLog.look(path)) == ["Hello", "Hi"]
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_copy_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`/save` and `/why`: the chat goes on in its own file where the copy does not fit."""
+    """`/save`: the chat goes on in its own file where the copy does not fit."""
     path = tmp_path / "chat.jsonl"
     disk = Disk(monkeypatch, 10_000)
-    one = story(path)
-    answer(one, 'say "Hello"', [1, 2], [7, 8])
+    one = log(path)
+    turn(one, "Hello", "Hi")
     disk.room = 50
-    for copy in (lambda: one.save(tmp_path / "copy"), one.copy):
-        with pytest.raises(OutputError, match="No space left"):
-            copy()
-        disk.room = 50
-        assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(OutputError, match="No space left"):
+        one.save(tmp_path / "copy")
+    assert list(tmp_path.iterdir()) == [path]
     disk.room = 10_000
-    answer(one, 'say "More"', [1, 2, 7, 8, 3], [5])
+    turn(one, "More", "No")
     one.save(tmp_path / "copy")
+    with pytest.raises(OutputError, match="exists already") as error:
+        one.save(tmp_path / "copy")
+    assert error.value.hint == f"/load {tmp_path / 'copy'} continues the chat in it"
     one.close()
     assert (tmp_path / "copy").read_bytes() == path.read_bytes()
     assert (tmp_path / "copy").stat().st_mode & 0o777 == 0o600
@@ -252,19 +223,25 @@ def test_a_file_or_a_folder_that_may_not_be_written_is_one_error(tmp_path: Path)
 # -- signals ---------------------------------------------------------------------------------------------------------
 
 
+def event(word: str) -> bytes:
+    """A word of a server that streams."""
+    return b"data: " + json.dumps({"choices": [{"index": 0, "delta": {"content": word}}]}).encode() + b"\n\n"
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_a_signal_in_the_middle_of_an_answer_loses_no_token(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_signal_in_the_middle_of_an_answer_loses_no_turn(number: signal.Signals, tmp_path: Path) -> None:
+    """What came of the answer is saved, but not by a process that is killed."""
     path = tmp_path / "chat.jsonl"
 
     def endless(write: Callable[[bytes], object]) -> None:
-        from tests.commands.chat.test_cut_off import event
-
         write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
         write(event(" one") + event(" two"))
+        sent.touch()
         deadline = time.monotonic() + 60
         while process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
 
+    sent = tmp_path / "sent"
     with running(fault=lambda server, body: Failure(raw=endless) if body.get("stream") else None) as server:
         command = [sys.executable, "-m", "genctl", "chat", "--backend", server.url, "--save", str(path)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(tmp_path)}
@@ -276,17 +253,15 @@ def test_a_signal_in_the_middle_of_an_answer_loses_no_token(number: signal.Signa
         process.stdin.write(b"Hello\n")
         process.stdin.flush()
         until = time.monotonic() + 60
-        while not (path.exists() and len(words_in(path)) == 2) and time.monotonic() < until:
+        while not sent.exists() and time.monotonic() < until:
             time.sleep(0.01)
+        time.sleep(0.5)  # until the words are read
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
         assert process.returncode == (-number if number == signal.SIGKILL else 128 + number), err
-        assert words_in(path) == [" one", " two"]
         server.fault = lambda stand_in, body: None
         done = genctl("chat", "--backend", server.url, "--open", str(path), stdin="More\n")
     assert done.status == 0, done.err
-    one = Story.open(path)
-    one.close()
     everything = " one two three four five six"
     first = everything if number == signal.SIGKILL else " one two"
-    assert contents(one) == ["Hello", first, "More", everything]
+    assert contents(ChatLog.look(path)) == ["Hello", first, "More", everything]

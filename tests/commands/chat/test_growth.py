@@ -1,140 +1,84 @@
-"""Twice the chat, twice the work: opening it, and each of its commands as often as it has steps."""
+"""Twice the chat, twice the work: opening it, drawing it, and each of its commands."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from genctl.commands.chat.chat import _in_force
-from genctl.commands.chat.story import Story
-from genctl.commands.chat.turns import drawn
-from genctl.errors import InputError
-from tests.tree.shapes import Line, grown, step, tree
+from genctl.commands.chat.commands import drawn
+from genctl.commands.chat.log import ChatLog
+from tests.commands.chat.test_log import log, turn
 from tests.work import growth
 
 SIZE = 60
 MOST = 2.6
 
 
-def said(line: str, at: int) -> Iterator[Line]:
-    return step(line=line, cursor=at, tip=at)
+def turns(one: ChatLog, size: int) -> None:
+    """A long conversation."""
+    for _ in range(size):
+        turn(one, "x", "y")
 
 
-def turns(size: int) -> Iterator[Line]:
-    """A long conversation of empty turns."""
-    for node in range(1, size + 1):
-        yield from said('say ""', node - 1)
-        yield from step(grown(node, node - 1, 1, start=node - 1), line=f"answer {node - 1}", cursor=node, tip=node)
-
-
-def retries(size: int) -> Iterator[Line]:
+def retries(one: ChatLog, size: int) -> None:
     """Many answers to one turn."""
-    yield from said('say "x"', 0)
-    for node in range(1, size + 1):
-        yield from said("read", 0)
-        yield from step(grown(node, 0, node), line="answer 0", cursor=node, tip=node)
-
-
-def edits(size: int) -> Iterator[Line]:
-    """Many first turns."""
-    yield from said('say "x"', 0)
+    turn(one, "x", "y")
     for _ in range(size):
-        yield from said('edit 1 "y"', 0)
+        one.add_message("assistant", "z", 0)
 
 
-def forks(size: int) -> Iterator[Line]:
+def forks(one: ChatLog, size: int) -> None:
     """A long conversation with two answers to each turn."""
-    for node in range(1, size + 1):
-        yield from said('say ""', max(2 * node - 3, 0))
-        for place in (2 * node - 1, 2 * node):
-            parent = max(2 * node - 3, 0)
-            inside = grown(place, parent, place, start=parent)
-            yield from step(inside, line=f"answer {parent}", cursor=place, tip=place)
-        yield from said(f"branch {node}", 2 * node - 1)
-
-
-def returns(size: int) -> Iterator[Line]:
-    """A long conversation, and many steps back to its first branch and its last turn."""
-    yield from turns(size)
     for _ in range(size):
-        yield from said("branch 1", size)
-        yield from said(f'edit {size} "z"', size)
+        turn(one, "x", "y")
+        assert one.end is not None
+        one.add_message("assistant", "z", one.messages[one.end].parent)
 
 
-def heard(size: int) -> Iterator[Line]:
-    """Messages that nobody answers."""
+def undone(one: ChatLog, size: int) -> None:
+    """Many turns that were taken back and done again."""
+    turns(one, size)
     for _ in range(size):
-        yield from said("message " + json.dumps({"role": "assistant", "content": "x"}), 0)
+        one.undo()
+        one.redo()
 
 
-def sets(size: int) -> Iterator[Line]:
+def sets(one: ChatLog, size: int) -> None:
     """Many settings."""
     for number in range(size):
-        yield from said(f"set top_k={number + 1}", 0)
-        yield from said("unset top_k", 0)
-        yield from said("preset greedy", 0)
+        one.change("set", f"top_k={number + 1}")
+        one.change("unset", "top_k")
 
 
-CHATS = {chat.__name__: chat for chat in (turns, retries, edits, forks, returns, heard, sets)}
+CHATS = {chat.__name__: chat for chat in (turns, retries, forks, undone, sets)}
+EVERY: dict[str, Callable[[ChatLog], object]] = {
+    "/undo": lambda one: one.undo(),
+    "/tree": lambda one: list(drawn(one, 80)),
+    "/branch": lambda one: one.branches,
+}
 
 
 @pytest.mark.parametrize("name", CHATS)
-def test_a_chat_is_opened(name: str) -> None:
-    assert growth(lambda size: lambda: Story(tree(CHATS[name](size))), SIZE) < MOST
+def test_a_chat_is_opened(name: str, tmp_path: Path) -> None:
+    def make(size: int) -> Callable[[], object]:
+        path = tmp_path / f"{size}.jsonl"
+        path.unlink(missing_ok=True)
+        one = log(path)
+        CHATS[name](one, size)
+        one.close()
+        return lambda: ChatLog.look(path)
 
-
-def undone(story: Story) -> None:
-    while story.tree.steps:
-        story.undo()
-
-
-def back(story: Story) -> None:
-    undone(story)
-    while story.tree.undone:
-        story.redo()
-
-
-EVERY: dict[str, Callable[[Story], Any]] = {
-    "undo": undone,
-    "redo": back,
-    "/tree": lambda story: drawn(story.conversation, 80),
-    "/branch": lambda story: story.conversation.branches,
-    "the settings": lambda story: _in_force(story.settings),
-}
+    assert growth(make, SIZE) < MOST
 
 
 @pytest.mark.parametrize("what", EVERY)
 @pytest.mark.parametrize("name", CHATS)
 def test_what_a_chat_does_with_all_it_has(name: str, what: str) -> None:
     def make(size: int) -> Callable[[], object]:
-        story = Story(tree(CHATS[name](size)))
-        return lambda: EVERY[what](story)
+        one = log()
+        CHATS[name](one, size)
+        return lambda: EVERY[what](one)
 
     assert growth(make, SIZE) < MOST
-
-
-def test_only_settings_that_are_in_force_are_resolved() -> None:
-    story = Story(tree(sets(50)))
-    assert _in_force(story.settings) == [("unset", "top_k"), ("preset", "greedy")]
-
-
-def test_forks_within_forks_are_indented_while_a_line_has_room() -> None:
-    lines = drawn(Story(tree(forks(300))).conversation, 80)
-    assert len(lines) == 900
-    assert max(len(before) for before, _, _ in lines) <= 44
-
-
-def test_answers_that_share_the_tokens_of_one_have_a_bound() -> None:
-    def shared(size: int) -> Iterator[Line]:
-        yield from said('say "x"', 0)
-        nodes = [grown(node, node - 1, node) for node in range(1, size + 1)]
-        yield from step(*nodes, line="answer 0", cursor=size, tip=size)
-        for _ in range(size):
-            yield from step({"event": "reached", "node": size}, line="answer 0")
-
-    Story(tree(shared(10)), most=1000)
-    with pytest.raises(InputError, match="its answers have more than 67,108,864 characters together"):
-        Story(tree(shared(40)), most=1000)

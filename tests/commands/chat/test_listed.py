@@ -34,11 +34,11 @@ def test_the_last_chat_continues(folder: Path) -> None:
     done = say("--continue", "--format", "jsonl")
     assert done.status == 0, done.err
     assert done.records[0]["usage"]["prompt_tokens"] > 8  # with all that was said before
-    assert (folder / "c.jsonl").read_text().count('"say ') == 2
+    assert (folder / "c.jsonl").read_text().count('"role": "user"') == 2
     later = (folder / "c.jsonl").stat().st_mtime + 1  # clocks of files are coarse
     os.utime(folder / "b.jsonl", (later, later))
     assert say("--continue").status == 0
-    assert (folder / "b.jsonl").read_text().count('"say ') == 3
+    assert (folder / "b.jsonl").read_text().count('"role": "user"') == 3
 
 
 def test_a_chat_that_is_saved_elsewhere_is_among_them(folder: Path, tmp_path: Path) -> None:
@@ -46,23 +46,24 @@ def test_a_chat_that_is_saved_elsewhere_is_among_them(folder: Path, tmp_path: Pa
     assert say("--save", str(elsewhere)).status == 0
     assert genctl("chat", "--list", "--format", "jsonl").records[0]["path"] == str(elsewhere)
     assert say("--continue").status == 0
-    assert elsewhere.read_text().count('"say ') == 2
+    assert elsewhere.read_text().count('"role": "user"') == 2
     elsewhere.unlink()
     assert len(genctl("chat", "--list", "--format", "jsonl").records) == 3
 
 
-def test_trees_and_copies_are_no_chats_and_a_damaged_one_is_reported(folder: Path) -> None:
-    script = folder.parent / "script"
-    script.write_text("generate 2\n")
-    tree = folder / "explored.jsonl"
-    assert genctl("explore", "The fox", "--script", str(script), "--save", str(tree)).status == 0
-    (folder / "c-copy.jsonl").write_bytes((folder / "c.jsonl").read_bytes())
+def test_trees_are_no_chats_and_a_damaged_or_older_one_is_reported(folder: Path) -> None:
+    opened = '{"event": "opened", "schema": "genctl-tree/1", "prompt": %s}\n'
+    (folder / "explored.jsonl").write_text(opened % '"The fox"')
     assert saved.last_chat() == folder / "c.jsonl"
+    (folder / "y.jsonl").write_text(opened % '""')
     (folder / "z.jsonl").write_text("{}\n")
-    first = genctl("chat", "--list", "--format", "jsonl").records[0]
-    assert "z.jsonl is not the file of a tree" in first["error"]
+    later = (folder / "y.jsonl").stat().st_mtime + 1
+    os.utime(folder / "z.jsonl", (later, later))
+    first, second = genctl("chat", "--list", "--format", "jsonl").records[:2]
+    assert "z.jsonl is not the file of a chat" in first["error"]
+    assert "y.jsonl was written by an older genctl, in the format genctl-tree/1" in second["error"]
     done = say("--continue")
-    assert (done.status, "z.jsonl is not the file of a tree" in done.err, "--list" in done.err) == (2, True, True)
+    assert (done.status, "z.jsonl is not the file of a chat" in done.err, "--list" in done.err) == (2, True, True)
 
 
 def test_the_list(folder: Path) -> None:
@@ -116,7 +117,7 @@ def test_names_and_paths_are_completed(folder: Path, tmp_path: Path, monkeypatch
     assert saved.path_of("c") == saved.path_of("c.jsonl") == folder / "c.jsonl"
     assert saved.path_of("~/x") == tmp_path / "x"
     assert say("--open", "c").status == 0
-    assert (folder / "c.jsonl").read_text().count('"say ') == 2
+    assert (folder / "c.jsonl").read_text().count('"role": "user"') == 2
 
 
 def test_tab_completes_the_chat_to_load(folder: Path) -> None:
@@ -128,4 +129,4 @@ def test_tab_completes_the_chat_to_load(folder: Path) -> None:
         talk.wait(lambda: "> Once upon a time" in talk.lines)
         talk.at_prompt()
         assert talk.say("/save")[-1].endswith("the-first-of-all.jsonl")
-    assert json.loads((folder / "the-first-of-all.jsonl").read_text().splitlines()[0])["event"] == "opened"
+    assert json.loads((folder / "the-first-of-all.jsonl").read_text().splitlines()[0])["model"] == "builtin:stories"

@@ -1,11 +1,10 @@
-"""Parts of a chat that need no model: commands, thoughts, the tree of messages."""
+"""Parts of a chat that need no model: commands and thoughts."""
 
 from __future__ import annotations
 
 import pytest
 
 from genctl.commands.chat import slash, thinking
-from genctl.commands.chat.turns import Conversation, drawn
 from genctl.errors import UsageError
 
 # -- commands ----------------------------------------------------------------------------------------------------------
@@ -104,55 +103,3 @@ def test_a_text_without_a_thought_is_all_answer(text: str) -> None:
 
 def test_a_thought_that_is_cut_has_no_answer() -> None:
     assert thinking.split("<think>hm </thi") == ("hm </thi", "")
-
-
-# -- the tree of messages ----------------------------------------------------------------------------------------------
-
-
-def conversation() -> Conversation:
-    """Two turns, the second one answered twice, the first one edited."""
-    made = Conversation()
-    made.add("user", "one", None, 1)
-    made.add("assistant", "1", 0, 2)
-    made.add("user", "two", 1, 3)
-    made.add("assistant", "2", 2, 4)
-    made.add("assistant", "2b", 2, 5)
-    made.add("user", "uno", None, 6)
-    made.add("assistant", "I", 5, 7)
-    return made
-
-
-def test_a_branch_is_its_messages_from_the_first() -> None:
-    made = conversation()
-    assert [message.content for message in made.here] == ["uno", "I"]
-    assert [message.content for message in made.branches] == ["2", "2b", "I"]
-    made.at = made.branch(2).number
-    assert [message.content for message in made.here] == ["one", "1", "two", "2b"]
-    assert made.turn(None).content == "two"
-    assert made.turn(1).content == "one"
-    assert made.attempts(2) == 2
-    with pytest.raises(UsageError, match="there is no turn 3: this branch has 2 turns"):
-        made.turn(3)
-    with pytest.raises(UsageError, match="there is no branch 4: there are 3 branches"):
-        made.branch(4)
-
-
-def test_the_tree_is_drawn_with_its_forks() -> None:
-    lines = [before + words for before, words, _ in drawn(conversation(), 40)]
-    assert lines == [
-        "├ › one",
-        "│ · 1",
-        "│ › two",
-        "│ ├ · 2 [1]",
-        "│ └ · 2b [2]",
-        "└ › uno",
-        "  · I [3]",
-    ]
-    here = [words for _, words, on in drawn(conversation(), 40) if on]
-    assert here == ["› uno", "· I [3]"]
-
-
-def test_a_long_message_is_cut_to_the_width() -> None:
-    made = Conversation()
-    made.add("user", "word " * 40, None, 1)
-    assert all(len(before + words) <= 40 for before, words, _ in drawn(made, 40))

@@ -1,0 +1,361 @@
+"""A chat as a log: its messages with their branches, its settings, and where it is.
+
+A line of the file is a message, or a change that is not a message:
+
+    {"schema": "genctl-chat/1", "model": "builtin:stories", "checkpoint": "sha256:…", "seed": 5, "settings": […]}
+    {"id": 0, "parent": null, "role": "user", "content": "Hello", "seed": 5}
+    {"id": 1, "parent": 0, "role": "assistant", "content": "Hi.", "seed": 5, "finish_reason": "eos", "token_ids": […]}
+    {"set": "temperature=0.7"}    a setting of what follows; also {"unset": KEY}, {"preset": NAME}, {"system": TEXT}
+    {"go": 1}                     the next message continues message 1
+    {"leave_out": 2}              the first two messages of a branch are no longer in the prompt
+    {"undo": 2}, {"redo": 2}      the last two lines do not count; they count again
+
+A message continues its `parent`, so an edit is a message with an earlier parent, and a retry is a second answer. The
+`seed` of a user's message is the seed of its answer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypedDict
+
+from annotated_types import Ge, Le
+
+from genctl.commands.chat.log_file import Line, damaged, encoded, open_log, read
+from genctl.documents.shapes import Natural, value_of
+from genctl.errors import InputError, OutputError, UsageError, count, printable
+from genctl.events import Id, Seed
+from genctl.io.output import open_beside
+from genctl.io.sink import Sink
+
+Role: TypeAlias = Literal["system", "user", "assistant"]
+# changes -> the shapes of their values
+CHANGES: dict[str, Any] = {
+    **dict.fromkeys(("set", "unset", "preset", "system"), str),
+    **dict.fromkeys(("go", "leave_out"), Natural),
+    **dict.fromkeys(("undo", "redo"), Annotated[int, Ge(1), Le(2)]),
+}
+
+
+class ChatLayer(TypedDict):
+    """Settings from one place, as `config.layers.Layer` has them."""
+
+    origin: str
+    kind: Literal["model", "user", "command", "row"]
+    typed: bool
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ChatHeader:
+    """What a chat begins with."""
+
+    schema: str
+    model: str  # as the user named it
+    checkpoint: str  # its fingerprint; "" for a server
+    seed: Seed  # each answer has one that is derived from it
+    settings: tuple[ChatLayer, ...] = ()  # lowest first
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message of a chat."""
+
+    id: Natural
+    parent: Natural | None
+    role: Role
+    content: str
+    seed: Seed | None = None
+    finish_reason: str = ""  # of an answer, as in records
+    prefill: str = ""  # how `content` begins, where its beginning was given
+    token_ids: tuple[Id, ...] = ()  # of what was generated; () for a server
+    turns: Natural = field(default=0, compare=False)  # the user's messages down to this one; not in the file
+
+    @property
+    def plain(self) -> dict[str, str]:
+        """The message as templates and servers take it."""
+        return {"role": self.role, "content": self.content}
+
+
+class Change(NamedTuple):
+    """A line that is not a message. `typed`: in this process, not found in a file."""
+
+    name: str
+    value: Any
+    typed: bool = True
+
+
+Entry: TypeAlias = Message | Change
+
+
+class ChatLog:
+    """The log, and its file if there is one.
+
+    `new_file` opens a file for the first line, whose words it gets. Every change is in the file before it is here, so
+    that the chat is what the file has, also where writing fails (OutputError).
+    """
+
+    def __init__(self, header: ChatHeader, new_file: Callable[[str], Sink] | None = None) -> None:
+        self.header, self.new_file = header, new_file
+        self.sink: Sink | None = None
+        self.torn = False  # whether its file ended in half a line, which was dropped
+        self.entries: list[Entry] = []  # those that count
+        self.undone: list[Entry] = []  # the newest comes last
+        self._next_id = 0
+        self._fold()
+
+    @classmethod
+    def open(cls, path: Path) -> ChatLog:
+        """The chat in a file, to be continued. Raises as `open_log` does."""
+        sink, lines, torn = open_log(path)
+        try:
+            log = cls._of(lines, printable(str(path)))
+        except InputError:
+            sink.leave()
+            raise
+        log.sink, log.torn = sink, torn
+        return log
+
+    @classmethod
+    def look(cls, path: Path) -> ChatLog:
+        """The chat in a file, to be shown: another process may be writing it. Raises InputError."""
+        return cls._of(read(path), printable(str(path)))
+
+    @classmethod
+    def _of(cls, lines: Sequence[Line], name: str) -> ChatLog:
+        number = 1
+        try:
+            log = cls(value_of(ChatHeader, lines[0]))
+            while number < len(lines):
+                number += 1
+                log._take(lines[number - 1])
+            log._fold()
+        except ValueError as error:
+            raise damaged(name, number, error) from None
+        return log
+
+    def _take(self, line: Line) -> None:
+        """A line of the file after the first. Raises ValueError."""
+        if "role" in line:
+            message: Message = value_of(Message, line)
+            if message.id < self._next_id:
+                raise ValueError(f"message {message.id} is there already")
+            self._next_id = message.id + 1
+            self.entries.append(message)
+            self.undone.clear()
+            return
+        name, value = next(iter(line.items()), ("", None))
+        if name not in CHANGES or len(line) != 1:
+            raise ValueError(f"{name!r:.40} is no line of a chat")
+        value = value_of(CHANGES[name], value)
+        if name not in ("undo", "redo"):
+            self.entries.append(Change(name, value, typed=False))
+            self.undone.clear()
+        elif not self._move(name, value):
+            raise ValueError(f"there is nothing to {name}")
+
+    @property
+    def path(self) -> Path | None:
+        """The file; None while there is none."""
+        return None if self.sink is None else self.sink.path
+
+    def save(self, path: Path) -> None:
+        """Continue in a new file, which has everything so far. Raises OutputError; then the old one is continued."""
+        try:
+            copy = open_beside(path)
+        except OutputError as error:
+            if os.path.lexists(path):
+                error.hint = f"/load {path} continues the chat in it"
+            raise
+        if self.sink is None:
+            self.new_file = lambda words: copy
+            return
+        try:
+            copy.write(b"".join(self.sink.read(0, self.sink.whole)))
+            copy.put_in_place()
+        except BaseException:
+            copy.abandon(keep=False)
+            raise
+        self.sink.leave()
+        self.sink = copy
+
+    def close(self) -> None:
+        """Close the file. Raises OutputError if another program has taken it away."""
+        try:
+            if self.sink is not None and not self.sink.replaces:
+                self.sink.sync()
+        finally:
+            self.leave()
+
+    def leave(self) -> None:
+        """Close the file as it is: an error is being reported. One without a message does not replace another."""
+        if self.sink is not None and self.sink.replaces:
+            self.sink.abandon(keep=bool(self.messages))
+        elif self.sink is not None:
+            self.sink.leave()
+
+    def _write(self, line: Line, *, lasting: bool = False) -> None:
+        """Append a line; a lasting one is on the disk when this returns. Raises OutputError; it may be tried again.
+
+        A file that is to replace another one does so with the first lasting line.
+        """
+        if self.sink is None and self.new_file is not None:
+            self.sink = self._create(self.new_file(str(line.get("content", ""))))
+        if self.sink is None:
+            return
+        try:
+            self.sink.write(encoded(line))
+            if lasting and self.sink.replaces:
+                self.sink.put_in_place()
+            elif lasting:
+                self.sink.sync()
+        except OutputError:
+            with suppress(OutputError):
+                self.sink.retry()
+            raise
+
+    def _create(self, sink: Sink) -> Sink:
+        """A new file with its first line. Raises OutputError; then nothing is left of it."""
+        try:
+            sink.write(encoded(asdict(self.header)))
+            if not sink.replaces:
+                sink.put_in_place()
+        except BaseException:
+            sink.abandon(keep=False)
+            raise
+        return sink
+
+    # -- changes -------------------------------------------------------------------------------------------------------
+
+    def add_message(
+        self, role: Role, content: str, parent: int | None, *, lasting: bool = True, **more: Any
+    ) -> Message:
+        """Add a message, after which the chat continues. `more`: further fields. `lasting`: a power cut keeps it."""
+        message = Message(self._next_id, parent, role, content, **more)
+        line = {key: value for key, value in asdict(message).items() if key != "turns" and value not in ("", ())}
+        self._write({**line, "content": content}, lasting=lasting)
+        self._next_id += 1
+        self._add(message)
+        return self.messages[message.id]
+
+    def change(self, name: str, value: Any) -> None:
+        """Add a change: a setting, `go` or `leave_out`."""
+        self._write({name: value})
+        self._add(Change(name, value))
+
+    def undo(self) -> list[Entry]:
+        """Take back the last entry, or a turn with its answer. Returns what was taken back. Raises UsageError."""
+        return self._changed("undo", self.entries[-2:])
+
+    def redo(self) -> list[Entry]:
+        """Do again what was undone last. Returns it. Raises UsageError."""
+        return self._changed("redo", self.undone[:-3:-1])
+
+    def _changed(self, name: Literal["undo", "redo"], entries: list[Entry]) -> list[Entry]:
+        if not entries:
+            raise UsageError(f"there is nothing to {name}")
+        is_turn = [isinstance(entry, Message) and entry.role for entry in entries] == ["user", "assistant"]
+        if not is_turn:
+            entries = entries[-1:] if name == "undo" else entries[:1]
+        self._write({name: len(entries)})
+        self._move(name, len(entries))
+        self._fold()
+        return entries
+
+    def _move(self, name: str, number: int) -> bool:
+        """Undo or redo entries, without the fold. Returns whether there were so many."""
+        source, target = (self.entries, self.undone) if name == "undo" else (self.undone, self.entries)
+        enough = len(source) >= number
+        for _ in range(number if enough else 0):
+            target.append(source.pop())
+        return enough
+
+    def _add(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        self.undone.clear()
+        self._apply(entry)
+
+    def _fold(self) -> None:
+        """Where the chat is after all entries. Raises ValueError for a message that is not there."""
+        self.messages: dict[int, Message] = {}
+        self.end: int | None = None  # the message that the next one continues; None begins the chat
+        self.left_out = 0  # messages at the beginning of a branch that are not in the prompt
+        self.settings: list[Change] = []
+        for entry in self.entries:
+            self._apply(entry)
+
+    def _apply(self, entry: Entry) -> None:
+        before = entry.parent if isinstance(entry, Message) else entry.value if entry.name == "go" else None
+        if before is not None and before not in self.messages:
+            raise ValueError(f"there is no message {before}")
+        if isinstance(entry, Message):
+            turns = self.turns_to(entry.parent) + (entry.role == "user")
+            self.messages[entry.id] = replace(entry, turns=turns)
+            self.end = entry.id
+        elif entry.name == "go":
+            self.end = entry.value
+        elif entry.name == "leave_out":
+            self.left_out = entry.value
+        else:
+            self.settings.append(entry)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def path_to(self, id: int | None) -> list[Message]:
+        """The messages from the first to `id`."""
+        found = []
+        while id is not None:
+            found.append(self.messages[id])
+            id = found[-1].parent
+        return found[::-1]
+
+    @property
+    def here(self) -> list[Message]:
+        """The messages of the branch that continues."""
+        return self.path_to(self.end)
+
+    def turns_to(self, id: int | None) -> int:
+        """How many messages of the user there are from the first message to `id`."""
+        return 0 if id is None else self.messages[id].turns
+
+    def turn(self, number: int | None = None) -> Message:
+        """The user's message `number` of this branch, from 1; None is the last. Raises UsageError."""
+        users = [message for message in self.here if message.role == "user"]
+        if not users:
+            raise UsageError("nothing has been said yet")
+        if number is not None and not 0 < number <= len(users):
+            raise UsageError(f"there is no turn {number}: this branch has {count(len(users), 'turn')}")
+        return users[-1 if number is None else number - 1]
+
+    @property
+    def last_answer(self) -> Message | None:
+        """The last answer of this branch."""
+        return next((message for message in reversed(self.here) if message.role == "assistant"), None)
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the last turn has no answer yet, because the process was killed."""
+        last = None if self.end is None else self.messages[self.end]
+        return last is not None and last.role == "user" and last.seed is not None and not self.answers(last.id)
+
+    def answers(self, question: int) -> list[Message]:
+        """The answers to a message, in the order in which they were given."""
+        return [each for each in self.messages.values() if each.parent == question and each.role == "assistant"]
+
+    @property
+    def branches(self) -> list[Message]:
+        """The last messages of all branches, in the order in which they were said."""
+        parents = {message.parent for message in self.messages.values()}
+        return [message for message in self.messages.values() if message.id not in parents]
+
+    def branch(self, number: int) -> Message:
+        """The last message of branch `number`, from 1. Raises UsageError."""
+        branches = self.branches
+        if not 0 < number <= len(branches):
+            has = "there is none" if not branches else f"there are {count(len(branches), 'branch', 'branches')}"
+            raise UsageError(f"there is no branch {number}: {has}")
+        return branches[number - 1]

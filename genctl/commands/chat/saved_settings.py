@@ -1,0 +1,85 @@
+"""The settings in the file of a chat: those of generation and of the prompt, nothing else.
+
+Anybody may have written the file, so it does not choose files, further checkpoints or code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from genctl.commands.chat.log import ChatLayer
+from genctl.config.chat_settings import KNOBS
+from genctl.config.check import names_file, shown
+from genctl.config.layers import Layer
+from genctl.config.listed_knobs import LISTS
+from genctl.params import Generation, knobs, spelled
+
+OF_PROMPTS = {"system", "seed", "truncate", "row_timeout", "src_lang", "tgt_lang", *KNOBS}
+SAVED = frozenset({*knobs(Generation), *LISTS, *OF_PROMPTS})
+CHECKPOINTS = ("assistant_model", "amateur_model")
+
+
+def to_save(layers: Iterable[Layer]) -> tuple[ChatLayer, ...]:
+    """Layers as the header has them. A schema or a grammar is saved as its text: no file is read for it later."""
+    saved: list[ChatLayer] = []
+    for layer in layers:
+        if values := {key: _text(key, value) for key, value in layer.values.items() if key in SAVED}:
+            saved.append({"origin": layer.origin, "kind": layer.kind, "typed": layer.typed, "values": values})
+    return tuple(saved)
+
+
+def _text(key: str, value: Any) -> Any:
+    if key in ("json_schema", "grammar") and names_file(key, value):
+        with suppress(OSError, ValueError, RuntimeError):
+            return Path(value).expanduser().read_text(encoding="utf-8")
+    return value
+
+
+def continued(
+    layers: Iterable[Layer], saved: Iterable[ChatLayer], note: Callable[[str], object], overriding: Iterable[str] = ()
+) -> list[Layer]:
+    """The settings of a saved chat above those of `layers` that no chat saves: the device, the cache, the server.
+
+    `note` gets a sentence for each setting that is not used, unless it is one of `overriding`.
+    """
+    found = [
+        replace(layer, values={key: value for key, value in layer.values.items() if key not in SAVED})
+        for layer in layers
+    ]
+    for each in saved:
+        flag = each["kind"] == "command"  # of that time, so below the flags of now
+        origin, kind = f"{each['origin']}, when the chat began", "user" if flag else each["kind"]
+        layer = Layer(origin, each["values"], said=kind, typed=each["typed"] or flag)
+        found.append(usable(layer, note, overriding))
+    return found
+
+
+def usable(layer: Layer, note: Callable[[str], object], overriding: Iterable[str] = ()) -> Layer:
+    """A layer of a file without what a file may not choose."""
+    refused = {key: why for key, value in layer.values.items() if (why := _objection(key, value))}
+    for key in refused.keys() - set(overriding):
+        value = shown(layer.values[key])
+        note(f"the chat's {key} = {value} is not used: it {refused[key]}; --{spelled(key)} sets it")
+    return replace(layer, values={key: value for key, value in layer.values.items() if key not in refused})
+
+
+def _objection(key: str, value: Any) -> str:
+    """Why a file may not choose this value; "" if it may."""
+    if key not in SAVED:
+        return "is no setting that a saved chat has"
+    if key in CHECKPOINTS and value is not None:
+        return "names another checkpoint"
+    if names_file(key, value):
+        return "names a file"
+    for table in value if key in LISTS and isinstance(value, list) else ():
+        own = isinstance(table, dict) and table.get("use") in LISTS[key]
+        if not own:
+            return "names code that is no part of genctl"
+        for name, inner in table.items():
+            if name != "use" and (why := _objection(name, inner)):
+                return why
+    return ""

@@ -1,0 +1,294 @@
+"""The log of a chat, without a model: branches, undo and redo, and a file that has the same chat."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from genctl.commands.chat.commands import drawn, in_words
+from genctl.commands.chat.log import ChatHeader, ChatLog, Message
+from genctl.commands.chat.log_file import SCHEMA
+from genctl.errors import InputError, UsageError
+from genctl.io.output import open_beside
+
+
+def log(path: Path | None = None, *, force: bool = False) -> ChatLog:
+    header = ChatHeader(SCHEMA, "tiny", "sha256:0", 3)
+    return ChatLog(header, None if path is None else lambda words: open_beside(path, force=force))
+
+
+def turn(one: ChatLog, text: str, answer: str, parent: int | None = -1) -> None:
+    """A turn after the last message, or after `parent`."""
+    question = one.add_message("user", text, one.end if parent == -1 else parent, seed=1, lasting=False)
+    one.add_message("assistant", answer, question.id, seed=1, token_ids=(7, 8))
+
+
+def contents(one: ChatLog) -> list[str]:
+    return [message.content for message in one.here]
+
+
+# -- branches ----------------------------------------------------------------------------------------------------------
+
+
+def forked() -> ChatLog:
+    """Two turns, the second one answered twice, the first one edited."""
+    one = log()
+    turn(one, "one", "1")
+    turn(one, "two", "2")
+    one.add_message("assistant", "2b", 2)
+    turn(one, "uno", "I", parent=None)
+    return one
+
+
+def test_a_branch_is_its_messages_from_the_first() -> None:
+    one = forked()
+    assert contents(one) == ["uno", "I"]
+    assert [message.content for message in one.branches] == ["2", "2b", "I"]
+    one.change("go", one.branch(2).id)
+    assert contents(one) == ["one", "1", "two", "2b"]
+    assert (one.turn().content, one.turn(1).content) == ("two", "one")
+    assert len(one.answers(2)) == 2
+    with pytest.raises(UsageError, match="there is no turn 3: this branch has 2 turns"):
+        one.turn(3)
+    with pytest.raises(UsageError, match="there is no branch 4: there are 3 branches"):
+        one.branch(4)
+
+
+def test_the_branches_are_drawn_with_their_forks() -> None:
+    lines = [before + words for before, words, _ in drawn(forked(), 40)]
+    assert lines == [
+        "├ › one",
+        "│ · 1",
+        "│ › two",
+        "│ ├ · 2 [1]",
+        "│ └ · 2b [2]",
+        "└ › uno",
+        "  · I [3]",
+    ]
+    here = [words for _, words, on in drawn(forked(), 40) if on]
+    assert here == ["› uno", "· I [3]"]
+
+
+def test_a_long_message_is_cut_and_forks_within_forks_leave_room_for_words() -> None:
+    one = log()
+    for _ in range(100):
+        end = one.end
+        turn(one, "word " * 40, "x", parent=end)
+        turn(one, "word " * 40, "x", parent=end)
+    lines = list(drawn(one, 40))
+    assert len(lines) == 400
+    assert all(len(before + words) <= 40 for before, words, _ in lines if len(before) <= 24)
+    assert max(len(before) for before, _, _ in lines) <= 24
+
+
+# -- undo --------------------------------------------------------------------------------------------------------------
+
+
+def test_undo_takes_a_turn_with_its_answer_and_a_retry_alone() -> None:
+    one = log()
+    turn(one, "Hello", "Hi")
+    one.add_message("assistant", "Yes?", 0)
+    assert contents(one) == ["Hello", "Yes?"]
+    one.undo()
+    assert contents(one) == ["Hello", "Hi"]
+    assert len(one.branches) == 1, "what was undone is no branch"
+    one.undo()
+    assert contents(one) == []
+    with pytest.raises(UsageError, match="there is nothing to undo"):
+        one.undo()
+    one.redo()
+    assert contents(one) == ["Hello", "Hi"]
+    one.redo()
+    assert contents(one) == ["Hello", "Yes?"]
+    one.undo()
+    turn(one, "More", "No")
+    with pytest.raises(UsageError, match="there is nothing to redo"):
+        one.redo()
+
+
+def test_what_was_undone_is_named() -> None:
+    one = log()
+    turn(one, "Hello", "Hi")
+    turn(one, "Bye", "No", parent=None)
+    assert in_words(one, one.undo()[0]) == "turn 1, Bye"
+    one.change("go", 1)
+    one.change("set", "top_k=3")
+    one.add_message("assistant", "Yes?", 0)
+    words = ["another answer", "/set top_k=3", "going to branch 1", "the turn Hello"]
+    assert [in_words(one, one.undo()[0]) for _ in words] == words
+
+
+ACTION = st.one_of(
+    st.tuples(st.sampled_from(["say", "edit", "retry", "hear", "undo", "redo"])),
+    st.tuples(st.just("go"), st.integers(1, 4)),
+    st.tuples(st.sampled_from(["set", "leave_out"]), st.integers(1, 4)),
+)
+
+
+def perform(one: ChatLog, action: tuple[str, ...]) -> None:
+    """Do an action as a chat does; what cannot be done now is left out."""
+    name, *rest = action
+    if name == "say":
+        turn(one, "a turn", "an answer")
+    elif name in ("edit", "retry") and one.turns_to(one.end):
+        question = one.turn()
+        if name == "edit":
+            turn(one, "other words", "an answer", parent=question.parent)
+        else:
+            one.add_message("assistant", "another", question.id)
+    elif name == "hear":
+        one.add_message("system", "Be kind.", one.end)
+    elif name == "go" and rest[0] <= len(one.branches):
+        one.change("go", one.branch(rest[0]).id)
+    elif name == "set":
+        one.change("set", f"top_k={rest[0]}")
+    elif name == "leave_out":
+        one.change("leave_out", rest[0])
+    elif name == "undo" and one.entries:
+        one.undo()
+    elif name == "redo" and one.undone:
+        one.redo()
+
+
+def seen(one: ChatLog) -> tuple[object, ...]:
+    """All that a chat knows of its conversation."""
+    settings = [(name, value) for name, value, _ in one.settings]
+    return list(one.messages.values()), one.end, one.left_out, settings, len(one.entries), len(one.undone)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(ACTION, max_size=12))
+def test_any_chat_that_is_opened_again_is_the_same(
+    tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, ...]]
+) -> None:
+    path = tmp_path_factory.mktemp("chat") / "chat.jsonl"
+    one = log(path)
+    for action in actions:
+        perform(one, action)
+    one.close()
+    if not path.exists():
+        assert not one.entries
+        return
+    again = ChatLog.open(path)
+    again.close()
+    assert seen(again) == seen(one)
+    assert not any(change.typed for change in again.settings)
+    for each in (one, again):
+        each.sink = each.new_file = None
+        turn(each, "the next one", "has")
+    assert seen(again) == seen(one), "ids go on"
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(ACTION, min_size=1, max_size=10))
+def test_everything_can_be_undone_and_done_again(actions: list[tuple[str, ...]]) -> None:
+    one = log()
+    for action in actions:
+        perform(one, action)
+    one.undone.clear()
+    before, moves = copy.deepcopy(seen(one)), 0
+    while one.entries:
+        one.undo()
+        moves += 1
+    assert contents(one) == []
+    for _ in range(moves):
+        one.redo()
+    assert seen(one) == before
+
+
+# -- a file that anybody may have written ------------------------------------------------------------------------------
+
+
+def test_a_file_has_one_line_a_message(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    one = log(path)
+    turn(one, "Hello", "Hi")
+    one.change("set", "top_k=3")
+    one.undo()
+    one.close()
+    assert path.read_text().splitlines()[1:] == [
+        '{"id": 0, "parent": null, "role": "user", "content": "Hello", "seed": 1}',
+        '{"id": 1, "parent": 0, "role": "assistant", "content": "Hi", "seed": 1, "token_ids": [7, 8]}',
+        '{"set": "top_k=3"}',
+        '{"undo": 1}',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("[]", "a line is a JSON object"),
+        ("{", "line 4"),
+        ("{}", "'' is no line of a chat"),
+        ('{"run": "rm"}', "'run' is no line of a chat"),
+        ('{"set": 3}', "line 4"),
+        ('{"undo": 2, "redo": 1}', "is no line of a chat"),
+        ('{"redo": 1}', "there is nothing to redo"),
+        ('{"go": 7}', "there is no message 7"),
+        ('{"id": 1, "parent": 0, "role": "user", "content": "x"}', "message 1 is there already"),
+        ('{"id": 2, "parent": 5, "role": "user", "content": "x"}', "there is no message 5"),
+        ('{"id": 2, "parent": 1, "role": "tool", "content": "x"}', "role"),
+        ('{"id": 2, "parent": 1, "role": "user", "content": 3}', "content"),
+        ('{"id": 2, "parent": 1, "role": "user", "content": "x", "code": "y"}', "code"),
+    ],
+)
+def test_a_damaged_line_is_named(line: str, wrong: str, tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    one = log(path)
+    turn(one, "Hello", "Hi")
+    one.close()
+    with path.open("a") as file:
+        file.write(f"{line}\n")
+    content = path.read_bytes()
+    for _ in range(2):  # and the lock is released
+        with pytest.raises(InputError) as error:
+            ChatLog.open(path)
+        assert "is damaged at line 4" in error.value.message
+        assert wrong in error.value.message
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        ('{"event": "opened", "schema": "genctl-tree/1", "prompt": ""}', "older genctl, in the format genctl-tree/1"),
+        ('{"event": "opened", "schema": "genctl-tree/1", "prompt": "Hi"}', "is a tree of genctl explore, not a chat"),
+        ('{"schema": "genctl-tree/2"}', "is a tree of genctl explore, not a chat"),
+        ('{"schema": "genctl-chat/9"}', "was written by another genctl, in the format genctl-chat/9"),
+        ('{"schema": "genctl-chat/1", "model": 3}', "is damaged at line 1"),
+        ("no chat", "is not the file of a chat"),
+    ],
+)
+def test_a_file_of_another_format_is_refused(first: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    path.write_text(f"{first}\n")
+    with pytest.raises(InputError, match=message):
+        ChatLog.open(path)
+
+
+def test_half_a_line_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    one = log(path)
+    turn(one, "Hello", "Hi")
+    one.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"id": 2, "pare')
+    assert contents(ChatLog.look(path)) == ["Hello", "Hi"]
+    again = ChatLog.open(path)
+    assert again.torn
+    again.close()
+    assert path.read_bytes() == whole
+
+
+def test_messages_keep_what_they_were_said_with(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    one = log(path)
+    fields = {"seed": 2**53 - 1, "finish_reason": "stop", "prefill": "Well", "token_ids": (1,)}
+    message = one.add_message("assistant", "Well, yes", None, **fields)
+    one.close()
+    (found,) = ChatLog.look(path).messages.values()
+    assert found == message == Message(0, None, "assistant", "Well, yes", 2**53 - 1, "stop", "Well", (1,))
