@@ -23,6 +23,12 @@ REMOVED = (
     Removed("command", "batch", "genctl run -i FILE reads the rows of OpenAI's batch files"),
     Removed("command", "replay", "genctl report EVENTS makes a page of a recording"),
     Removed("flag", "--svg", "use --report FILE, a page that a browser opens"),
+    Removed("flag", "inspect-cache --heatmap", "--inputs shows what each pass reads, --format json all figures"),
+    Removed(
+        "flag",
+        "inspect-cache --diff",
+        "use --save-cache FILE, then genctl run --prompt-cache FILE -v PROMPT, which says how much is reused",
+    ),
     Removed("setting", "stochastic_beams", "use num_beams with do_sample = true, or best_of"),
     Removed("setting", "num_assistant_tokens_schedule", "num_assistant_tokens fixes how many are drafted"),
     Removed(
