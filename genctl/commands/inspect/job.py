@@ -9,6 +9,7 @@ from typing import Any
 
 from genctl.commands.inspect import plan
 from genctl.commands.inspect import report as reports
+from genctl.commands.inspect.inputs import input_lines
 from genctl.commands.inspect.measurement import Measurement
 from genctl.commands.inspect.options import STEPS, InspectOptions, check_length
 from genctl.commands.job import Job, Listener, request_of, seed_of, start_seed
@@ -130,7 +131,8 @@ class InspectJob(Job[InspectOptions]):
         """Write the report in its --format."""
         options, on_terminal = self.options, self.out.is_terminal and self.options.output is None
         if options.format == "text":
-            lines = reports.report_lines(report, self.out.width if on_terminal else None, inputs=options.inputs)
+            width = self.out.width if on_terminal else None
+            lines = [*reports.report_lines(report, width), *(input_lines(report, width) if options.inputs else ())]
             if self.results is None or on_terminal:
                 for line in lines:
                     self.out.print(line)

@@ -17,6 +17,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from genctl.commands.inspect import report
+from genctl.commands.inspect.inputs import input_lines
 from genctl.commands.inspect.measurement import Measurement
 from genctl.errors import percent, size
 from genctl.events import Began, CacheRead, Event, Finished, Given, Hypothesis, Prefilled, Row, Stepped, Token
@@ -115,8 +116,8 @@ def test_layers_sums_and_passes(width: int) -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_what_each_pass_was_given(width: int) -> None:
-    causal = show(report.input_lines(report_of(hybrid, 6, 20, {3: (0, 0, 1, 2, 2, 5)}), width), width)
-    both = show(report.input_lines(report_of(seq2seq, 3, 1, MOVES), width), width)
+    causal = show(input_lines(report_of(hybrid, 6, 20, {3: (0, 0, 1, 2, 2, 5)}), width), width)
+    both = show(input_lines(report_of(seq2seq, 3, 1, MOVES), width), width)
     check_screen(f"given_{width}", causal + "\n" + both)
 
 
