@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from genctl.comparing.metrics import divergence, measure
-from genctl.comparing.statistics import COLUMNS, RunStatistics
+from genctl.comparing.statistics import COLUMNS, RunNumbers
 from genctl.events import Began, Event, Token
 from genctl.events.results import Collector, Result
 
@@ -53,13 +53,14 @@ class SideBySide:
         lanes: dict[str, dict[str, list[str]]] = {}  # by row and run
         for lane, (run, row) in self._lanes.items():
             lanes.setdefault(row, {name: [] for name in names})[run].append(lane)
-        statistics, prompts = RunStatistics(names), []
+        numbers, prompts = {name: RunNumbers() for name in names}, []
         for row, by_run in lanes.items():
             results = {
                 run: [found for name in by_run[run] if (found := self._results.get(name)) and found.sequences]
                 for run in names
             }
-            statistics.add({run: [measure(text) for one in results[run] for text in one.sequences] for run in names})
+            for run, of_run in results.items():
+                numbers[run].add([measure(text) for one in of_run for text in one.sequences])
             present = {run: listed for run, listed in by_run.items() if listed}
             prompts.append({"id": row, "lanes": present, "partings": _partings(results, base)})
         return {
@@ -69,7 +70,7 @@ class SideBySide:
                 lane: [run, row] for row, by_run in lanes.items() for run, listed in by_run.items() for lane in listed
             },
             "prompts": prompts,
-            "metrics": _metrics(statistics),
+            "metrics": _metrics(numbers),
         }
 
 
@@ -103,15 +104,15 @@ def _entry(token: Token | None) -> list[Any] | None:
     return [token.id, token.text, round(token.logprob, 4) if math.isfinite(token.logprob) else None]
 
 
-def _metrics(statistics: RunStatistics) -> list[dict[str, Any]]:
+def _metrics(numbers: Mapping[str, RunNumbers]) -> list[dict[str, Any]]:
     metrics = []
     for key, (label, digits, _) in COLUMNS.items():
         runs = {}
-        for run in statistics.runs:
-            interval = statistics.interval(run, key)
-            numbers = () if interval is None else (interval.mean, *interval.ends)
-            if interval is not None and all(map(math.isfinite, numbers)):
-                mean, *ends = (float(f"{value:.6g}") for value in numbers)
+        for run, of_run in numbers.items():
+            interval = of_run.interval(key)
+            values = () if interval is None else (interval.mean, *interval.ends)
+            if interval is not None and all(map(math.isfinite, values)):
+                mean, *ends = (float(f"{value:.6g}") for value in values)
                 runs[run] = [mean, *(ends or (None, None)), interval.count]
         if runs:
             metrics.append({"label": label, "digits": digits, "runs": runs})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from genctl.commands.compare.options import CompareOptions
 from genctl.commands.job import Job
 from genctl.comparing import outputs
 from genctl.comparing.outputs import ComparedPrompt, Measured, measured, records
-from genctl.comparing.statistics import LEGEND, RunStatistics, Table, tables
+from genctl.comparing.statistics import LEGEND, RunNumbers, Table, tables
 from genctl.config.layers import Resolved
 from genctl.errors import count
 from genctl.io import writers
@@ -90,7 +90,7 @@ class ComparisonOutput:
         self.job, self.comparison, self.options = job, comparison, options
         self.out, self.err, self.sink = out, err, sink
         self.names = comparison.names
-        self.tally = RunStatistics(self.names)
+        self.tally = {name: RunNumbers() for name in self.names}
         self.width = out.width if sink is None else None
         self.writer: Any = None
         if options.format in ("json", "jsonl"):
@@ -104,9 +104,11 @@ class ComparisonOutput:
     def prompt(self, prompt: ComparedPrompt) -> int:
         """Write one prompt, every run of it. Returns how many runs failed."""
         by_run = measured(prompt, self.names, self.comparison.base, timing=self.options.timing)
-        alone = RunStatistics(self.names)
+        alone = {name: RunNumbers() for name in self.names}
         for tally in (self.tally, alone) if isinstance(prompt.row, InputRow) else ():
-            tally.take(prompt, by_run)
+            for place, name in enumerate(self.names):
+                seconds = sum(result.decode_s for result in prompt.results(place))
+                tally[name].take(by_run[name], seconds, prompt.references)
         failed = self._failures(prompt)
         if self.writer is not None:
             load_s = self.job.load_s if self.options.timing else None
@@ -132,7 +134,7 @@ class ComparisonOutput:
         return len(failures)
 
     def _parts(
-        self, prompt: ComparedPrompt, row: InputRow, by_run: ByRun, tally: RunStatistics
+        self, prompt: ComparedPrompt, row: InputRow, by_run: ByRun, tally: Mapping[str, RunNumbers]
     ) -> Iterator[list[Text]]:
         """What is written of a prompt, part by part: its texts, where they diverge, watched tokens, numbers."""
         runs = self.comparison
@@ -151,7 +153,7 @@ class ComparisonOutput:
         yield [*title, *shown.blocks_lines(blocks, self.out, self.width)]
         if sentences:
             yield [piece for line in sentences for piece in shown.hanging_indent(line, self.out, self.width)]
-        for table in (*self._watched(by_run), *tables(tally, self.options.baseline, intervals=False)):
+        for table in (*self._watched(by_run), *tables(tally, self.options.baseline, several=False)):
             yield self._table(table)
 
     def _watched(self, by_run: ByRun) -> Iterator[Table]:
@@ -183,12 +185,12 @@ class ComparisonOutput:
 
     def end(self, work: SharedWork) -> None:
         """Write tables over all prompts, say what sharing saved, and close the output."""
-        done = max((len(values) for values in self.tally.prompts.values()), default=0)
+        done = len(self.tally[self.names[0]].prompts)
         if self.writer is None and (done > 1 or (done and not self.comparison.texts)):
             title = f"over {count(done, 'prompt')}"
             if done > 1:
                 title += f" ({LEGEND})"
-            parts = [self._table(one) for one in tables(self.tally, self.options.baseline, intervals=done > 1)]
+            parts = [self._table(one) for one in tables(self.tally, self.options.baseline, several=done > 1)]
             parts[0].insert(0, widgets.header(self.width or 80, title))
             self._put(parts)
         if self.writer is None and done and (note := self._penalties()):
@@ -212,7 +214,7 @@ class ComparisonOutput:
         return f"scores of different length_penalty do not compare: it is {each}"
 
     def _summary(self, work: SharedWork, done: int) -> list[str]:
-        tokens = sum(self.tally.tokens.values())
+        tokens = sum(run.tokens for run in self.tally.values())
         words = [count(len(self.names), "run"), count(done, "prompt")]
         words += [count(self.comparison.seeds, "seed")] if self.comparison.seeds > 1 else []
         words += [f"{count(tokens, 'token')} in {work.decode_s:.2f} s"]
