@@ -90,15 +90,10 @@ def blocks_lines(blocks: Sequence[Block], console: Console, width: int | None) -
         return join_columns(bodies, cells)
     lines: list[Text] = []
     for block, body in zip(blocks, bodies, strict=True):
-        lines.append(widgets.header(width or PLAIN_WIDTH, *_heading(block)))
+        state = "failed" if block.failure else block.passages[0].state if len(block.passages) == 1 else ""
+        lines.append(widgets.header(width or PLAIN_WIDTH, block.run, state))
         lines += body
     return lines
-
-
-def _heading(block: Block) -> tuple[str, ...]:
-    if block.failure:
-        return block.run, "failed"
-    return (block.run, block.passages[0].state) if len(block.passages) == 1 else (block.run,)
 
 
 def _block_lines(block: Block, console: Console, width: int, *, headed: bool) -> list[Text]:

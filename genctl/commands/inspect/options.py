@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from genctl.commands.options import FORMAT, IN_OUT, PAGE, PresetOptions
-from genctl.commands.table import (
-    Command,
-    Conflict,
-    OptionGroup,
-    because,
-    flag_of,
-    given,
-    needless_force,
-    same_file,
-)
+from genctl.commands.table import Command, Conflict, OptionGroup, flag_of, given, needless_force, same_file
 from genctl.config.layers import Resolved
 from genctl.errors import UsageError
 
@@ -40,26 +30,18 @@ class InspectOptions(PresetOptions):
     format: Literal["text", "json", "tsv"] = FORMAT
 
 
-def _each(*names: str, sentence: str, **values: Sequence[Any]) -> tuple[Conflict, ...]:
-    """A row for each option; FLAG stands for its flag, and VALUE for what it is given."""
-    return tuple(
-        (given(name, **values), sentence.replace("FLAG", flag_of(name)).replace("VALUE", f"{{{name}}}"))
-        for name in names
-    )
-
-
+_PLANNED = ("batch", "length", "source_length", "memory")
 _MEASURED = ("input", "input_format", "template", "steps", "inputs", "save_cache", "output", "report")
 CONFLICTS: tuple[Conflict, ...] = (
-    *because(
-        given(without=["plan"]),
-        "",
-        *_each(
-            *("batch", "length", "source_length", "memory"),
-            sentence="FLAG VALUE belongs to --plan; here bytes are measured",
-        ),
+    *(
+        (given(name, without=["plan"]), f"{flag_of(name)} {{{name}}} belongs to --plan; here bytes are measured")
+        for name in _PLANNED
     ),
     (given("plan", "arguments"), "a prompt belongs to a measurement, and --plan decodes nothing"),
-    *_each(*_MEASURED, sentence="FLAG belongs to a measurement, and --plan decodes nothing", plan=[True]),
+    *(
+        (given(name, plan=[True]), f"{flag_of(name)} belongs to a measurement, and --plan decodes nothing")
+        for name in _MEASURED
+    ),
     needless_force("output", "save_cache", also=("report",)),
     *PAGE,
     same_file("save_cache", "report"),

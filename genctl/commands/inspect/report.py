@@ -320,15 +320,7 @@ def number(value: float | None) -> str:
 
 def cache_part(report: Report, planned: Report | None) -> dict[str, Any]:
     """What a page shows: the measured layers of each pass, and beside them those of a plan. Inputs are left out."""
-
-    def layers(one: Report) -> list[dict[str, Any]]:
-        return [{name: layer[name] for name in ("layer", "kind", "shape", "bytes")} for layer in one["layers"]]
-
-    names = ("model", "cache", "total_bytes", "reserved_bytes", "weights_bytes", "bytes_per_token")
-    part = {name: report[name] for name in names} | {"layers": layers(report)}
-    part["steps"] = [
-        {"step": step["step"], "total_bytes": step["total_bytes"], "layers": layers(step)} for step in report["steps"]
-    ]
-    if planned is not None:
-        part["planned"] = {"total_bytes": planned["total_bytes"], "layers": layers(planned)}
-    return part
+    names = ("model", "cache", "layers", "total_bytes", "reserved_bytes", "weights_bytes", "bytes_per_token")
+    steps = [{name: step[name] for name in ("step", "total_bytes", "layers")} for step in report["steps"]]
+    beside = {} if planned is None else {"planned": {name: planned[name] for name in ("total_bytes", "layers")}}
+    return {name: report[name] for name in names} | {"steps": steps} | beside
