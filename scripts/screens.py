@@ -60,7 +60,7 @@ SCREENS: dict[str, tuple[str, tuple[str, ...], str]] = {
         "",
     ),
     "score": ("genctl score", ("score", "One day, a curious girl named Poppy bought a submarine."), ""),
-    "cache": ("genctl inspect-cache --heatmap", ("inspect-cache", "One day", "--steps", "4", "--heatmap"), ""),
+    "cache": ("genctl inspect-cache", ("inspect-cache", "One day", "--steps", "4"), ""),
     "explore": (
         "genctl explore, at an uncertain token",
         ("explore", "One day", "-n", "24", "--do-sample", "--top-p", "0.9", "--seed", "4", "--save", TREE),

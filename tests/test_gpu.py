@@ -64,7 +64,6 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "score": ("score", "-m", STORIES, "Once upon a time there was a dog"),
     "rank": ("score", "-m", STORIES, "--rank", TEXT, "The dog ran"),
     "inspect": ("inspect-cache", "-m", STORIES, TEXT, "--steps", "3", "--num-beams", "3"),
-    "norms": ("inspect-cache", "-m", STORIES, TEXT, "--steps", "3", "--heatmap"),
     "expand": ("explore", "-m", STORIES, TEXT, "--expand", "depth=2,nodes=20"),
     "compare": ("compare", "-m", STORIES, TEXT, "-p", "greedy", "-p", "creative", "-n", "6"),
     "parity": ("parity", STORIES, f"{STORIES}@batch_size=1", TEXT, "-n", "6"),

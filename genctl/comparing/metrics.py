@@ -192,35 +192,25 @@ def check_installed(what: str) -> None:
 
 
 @cache
-def _bleu() -> Any:
+def _scorers() -> dict[str, Any]:
+    """What scores single sentences, by its column."""
     from sacrebleu.metrics.bleu import BLEU
-
-    return BLEU(effective_order=True, force=True)
-
-
-@cache
-def _chrf() -> Any:
     from sacrebleu.metrics.chrf import CHRF
-
-    return CHRF()
-
-
-@cache
-def _ter() -> Any:
     from sacrebleu.metrics.ter import TER
 
-    return TER()
+    return {"chrf": CHRF(), "bleu": BLEU(effective_order=True, force=True), "ter": TER()}
+
+
+def _bounded(scores: Mapping[str, Any]) -> Values:
+    """The numbers of sacrebleu's scores, which may be 100.00000000000004; TER has no bound."""
+    return {name: float(one.score) if name == "ter" else min(float(one.score), 100.0) for name, one in scores.items()}
 
 
 def against(text: str, references: Sequence[str]) -> Values:
     """One text against its references; exact match ignores white space at the ends."""
-    expected = list(references)
-    return {
-        "exact_match": float(text.strip() in {reference.strip() for reference in expected}),
-        "chrf": _bounded(_chrf().sentence_score(text, expected).score),
-        "bleu": _bounded(_bleu().sentence_score(text, expected).score),
-        "ter": float(_ter().sentence_score(text, expected).score),
-    }
+    exact = text.strip() in {reference.strip() for reference in references}
+    scores = {name: scorer.sentence_score(text, list(references)) for name, scorer in _scorers().items()}
+    return {"exact_match": float(exact), **_bounded(scores)}
 
 
 def corpus(texts: Sequence[str], references: Sequence[Sequence[str]]) -> Values:
@@ -231,11 +221,8 @@ def corpus(texts: Sequence[str], references: Sequence[Sequence[str]]) -> Values:
 
     most = max(map(len, references))
     streams: Any = [[texts[place] if place < len(texts) else None for texts in references] for place in range(most)]
-    return {
-        "chrf": _bounded(_chrf().corpus_score(list(texts), streams).score),
-        "bleu": _bounded(BLEU(force=True).corpus_score(list(texts), streams).score),
-        "ter": float(_ter().corpus_score(list(texts), streams).score),
-    }
+    scorers = {**_scorers(), "bleu": BLEU(force=True)}
+    return _bounded({name: scorer.corpus_score(list(texts), streams) for name, scorer in scorers.items()})
 
 
 def self_bleu(texts: Sequence[str]) -> list[float | None]:
@@ -245,14 +232,11 @@ def self_bleu(texts: Sequence[str]) -> list[float | None]:
     """
     if len(texts) < 2 or not is_installed():
         return [None] * len(texts)
+    bleu = _scorers()["bleu"]
     return [
-        _bounded(_bleu().sentence_score(text, [*texts[:place], *texts[place + 1 :]]).score)
+        _bounded({"": bleu.sentence_score(text, [*texts[:place], *texts[place + 1 :]])})[""]
         for place, text in enumerate(texts)
     ]
-
-
-def _bounded(score: float) -> float:
-    return min(float(score), 100.0)  # sacrebleu may return 100.00000000000004
 
 
 def read(path: str, prompts: int) -> list[str]:

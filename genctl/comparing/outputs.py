@@ -63,6 +63,7 @@ class ComparedPrompt:
     references: tuple[str, ...]
     cells: list[list[Cell]]
     lanes: dict[int, list[str]] = field(default_factory=dict)  # of each run
+    prefill_s: float = 0.0  # that reading it took
 
     @property
     def begun(self) -> bool:
@@ -115,7 +116,7 @@ class Measured:
     number: int
     sequence: Written
     values: Values
-    leaves: Divergence | None
+    divergence: Divergence | None
 
 
 def measured(
@@ -138,8 +139,8 @@ def measured(
                 if timing:
                     tokens = sum(sequence.hypothesis.length for sequence in cell.sequences)
                     values["tokens_per_s"] = tokens / cell.decode_s if cell.decode_s > 0 else None
-                leaves = None if place == home else _from_base(prompt, home, repetition, cell, sequence, base)
-                sequences_of[run].append(Measured(cell, number, sequence, values, leaves))
+                point = None if place == home else _from_base(prompt, home, repetition, cell, sequence, base)
+                sequences_of[run].append(Measured(cell, number, sequence, values, point))
     return sequences_of
 
 
@@ -182,8 +183,8 @@ def records(
             rows.append({**error_record(row.id, failure.code, failure.message, row.columns), "run": run})
         for item in measured[run]:
             metrics: dict[str, Any] = {key: finite(value) for key, value in item.values.items()}
-            if item.leaves is not None:
-                metrics["divergence"] = divergence_entry(item.leaves)
+            if item.divergence is not None:
+                metrics["divergence"] = divergence_entry(item.divergence)
             if baseline is not None and run != baseline and measured[baseline]:
                 metrics["difference"] = {"to": baseline, **_difference(item.values, measured[baseline])}
             rows.append(

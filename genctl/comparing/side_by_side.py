@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
 from genctl.comparing.metrics import divergence, measure
-from genctl.comparing.statistics import COLUMNS, RunStatistics
+from genctl.comparing.statistics import COLUMNS, RunNumbers
 from genctl.events import Began, Event, Token
 from genctl.events.results import Collector, Result
 
@@ -32,7 +33,7 @@ class SideBySide:
                 self._lanes[event.lane] = place
                 self._order.setdefault(place[0], event.run)
         if not self._others and (result := self._collector.feed(event)) is not None:
-            self._results[event.lane] = result  # type: ignore[union-attr]  # an event with a result has a lane
+            self._results[result.lane] = result
 
     def part(self, baseline: str | None = None) -> dict[str, Any] | None:
         """The runs, the lanes of each prompt by run, partings and metrics; None if this is no comparison.
@@ -49,47 +50,44 @@ class SideBySide:
             return None
         names = sorted(self._order, key=lambda run: self._order[run])
         base = baseline if baseline in names else names[0]
-        prompts: dict[str, dict[str, list[str]]] = {}
+        lanes: dict[str, dict[str, list[str]]] = {}  # by row and run
         for lane, (run, row) in self._lanes.items():
-            prompts.setdefault(row, {name: [] for name in names})[run].append(lane)
-        prompts = {row: {run: lanes for run, lanes in by_run.items() if lanes} for row, by_run in prompts.items()}
-        statistics = RunStatistics(names)
-        for by_run in prompts.values():
-            results = {run: self._of(by_run.get(run, [])) for run in names}
-            statistics.add(
-                {run: [measure(sequence) for result in results[run] for sequence in result.sequences] for run in names}
-            )
+            lanes.setdefault(row, {name: [] for name in names})[run].append(lane)
+        numbers, prompts = {name: RunNumbers() for name in names}, []
+        for row, by_run in lanes.items():
+            results = {
+                run: [found for name in by_run[run] if (found := self._results.get(name)) and found.sequences]
+                for run in names
+            }
+            for run, of_run in results.items():
+                numbers[run].add([measure(text) for one in of_run for text in one.sequences])
+            present = {run: listed for run, listed in by_run.items() if listed}
+            prompts.append({"id": row, "lanes": present, "partings": _partings(results, base)})
         return {
             "runs": names,
             "base": base,
             "lanes": {
-                lane: [run, row] for row, runs in prompts.items() for run, lanes in runs.items() for lane in lanes
+                lane: [run, row] for row, by_run in lanes.items() for run, listed in by_run.items() for lane in listed
             },
-            "prompts": [
-                {"id": row, "lanes": by_run, "partings": self._partings(by_run, base)}
-                for row, by_run in prompts.items()
-            ],
-            "metrics": _metrics(statistics),
+            "prompts": prompts,
+            "metrics": _metrics(numbers),
         }
 
-    def _of(self, lanes: list[str]) -> list[Result]:
-        return [self._results[lane] for lane in lanes if lane in self._results and self._results[lane].sequences]
 
-    def _partings(self, by_run: dict[str, list[str]], base: str) -> dict[str, dict[str, Any]]:
-        homes = self._of(by_run.get(base, []))
-        points: dict[str, dict[str, Any]] = {}
-        for run, lanes in by_run.items():
-            ours = self._of(lanes[:1])
-            if run == base or not ours or not homes:
-                continue
-            home = next((result for result in homes if result.seed == ours[0].seed), homes[0])
-            same = home.model == ours[0].model
-            point = divergence(ours[0].sequences[0], home.sequences[0], base, same_tokens=same)
-            if point is None:
-                points[run] = {"equal": True}
-            else:
-                points[run] = {"position": point.position, "token": _entry(point.token), "other": _entry(point.other)}
-        return points
+def _partings(results: Mapping[str, Sequence[Result]], base: str) -> dict[str, dict[str, Any]]:
+    """Where the first text of each run leaves that of the base run with the same seed."""
+    points: dict[str, dict[str, Any]] = {}
+    for run, (ours, *_) in ((run, found) for run, found in results.items() if found and results[base]):
+        if run == base:
+            continue
+        home = next((one for one in results[base] if one.seed == ours.seed), results[base][0])
+        same_tokens = home.model == ours.model
+        point = divergence(ours.sequences[0], home.sequences[0], base, same_tokens=same_tokens)
+        if point is None:
+            points[run] = {"equal": True}
+        else:
+            points[run] = {"position": point.position, "token": _entry(point.token), "other": _entry(point.other)}
+    return points
 
 
 def run_and_row(began: Began) -> tuple[str, str] | None:
@@ -106,15 +104,15 @@ def _entry(token: Token | None) -> list[Any] | None:
     return [token.id, token.text, round(token.logprob, 4) if math.isfinite(token.logprob) else None]
 
 
-def _metrics(statistics: RunStatistics) -> list[dict[str, Any]]:
+def _metrics(numbers: Mapping[str, RunNumbers]) -> list[dict[str, Any]]:
     metrics = []
     for key, (label, digits, _) in COLUMNS.items():
         runs = {}
-        for run in statistics.runs:
-            interval = statistics.interval(run, key)
-            numbers = () if interval is None else (interval.mean, *interval.ends)
-            if interval is not None and all(map(math.isfinite, numbers)):
-                mean, *ends = (float(f"{value:.6g}") for value in numbers)
+        for run, of_run in numbers.items():
+            interval = of_run.interval(key)
+            values = () if interval is None else (interval.mean, *interval.ends)
+            if interval is not None and all(map(math.isfinite, values)):
+                mean, *ends = (float(f"{value:.6g}") for value in values)
                 runs[run] = [mean, *(ends or (None, None)), interval.count]
         if runs:
             metrics.append({"label": label, "digits": digits, "runs": runs})

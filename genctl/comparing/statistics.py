@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from genctl.comparing import metrics
 from genctl.comparing.metrics import Values, mean_of, perplexity
-from genctl.comparing.outputs import ComparedPrompt, Measured, number, signed
+from genctl.comparing.outputs import Measured, number, signed
 from genctl.errors import percent
 
 RESAMPLES = 1000
@@ -58,75 +59,54 @@ def bootstrap(values: Sequence[float], *, seed: int = 0, resamples: int = RESAMP
 
 
 @dataclass
-class RunStatistics:
-    """The numbers of each run, prompt by prompt: means over the sequences and seeds of a prompt."""
+class RunNumbers:
+    """The numbers of one run, prompt by prompt: means over the sequences and seeds of a prompt."""
 
-    runs: Sequence[str]
-    prompts: dict[str, list[Values | None]] = field(default_factory=dict)
-    reasons: dict[str, dict[str, int]] = field(default_factory=dict)
-    tokens: dict[str, int] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    corpus: dict[str, list[tuple[str, tuple[str, ...]]]] = field(default_factory=dict)  # texts with their references
+    prompts: list[Values | None] = field(default_factory=list)  # None where it failed
+    reasons: Counter[str] = field(default_factory=Counter)  # why sequences ended
+    tokens: int = 0
+    seconds: float = 0.0
+    corpus: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)  # texts with their references
 
-    def __post_init__(self) -> None:
-        for run in self.runs:
-            self.prompts[run], self.reasons[run], self.corpus[run] = [], {}, []
-            self.tokens[run], self.seconds[run] = 0, 0.0
+    def add(self, texts: Sequence[Values]) -> None:
+        """One prompt: the numbers of its sequences, none if it failed."""
+        self.prompts.append(mean_of(texts) if texts else None)
 
-    def take(self, prompt: ComparedPrompt, by_run: Mapping[str, Sequence[Measured]]) -> None:
-        """One prompt with all that is measured of its texts."""
-        self.add({run: [text.values for text in by_run[run]] for run in self.runs})
-        for place, run in enumerate(self.runs):
-            for text in by_run[run]:
-                self.count(run, text.sequence.finish_reason, text.sequence.hypothesis.length)
-                if prompt.references:
-                    self.corpus[run].append((text.sequence.text, prompt.references))
-            self.seconds[run] += sum(result.decode_s for result in prompt.results(place))
+    def take(self, texts: Sequence[Measured], seconds: float, references: tuple[str, ...]) -> None:
+        """One prompt with all that is measured of its texts, which were decoded in so many seconds."""
+        self.add([text.values for text in texts])
+        self.reasons.update(text.sequence.finish_reason for text in texts)
+        self.tokens += sum(text.sequence.hypothesis.length for text in texts)
+        self.seconds += seconds
+        self.corpus += [(text.sequence.text, references) for text in texts if references]
 
-    def add(self, measured: Mapping[str, Sequence[Values]]) -> None:
-        """One prompt: for each run the numbers of its sequences, none if it failed."""
-        for run in self.runs:
-            values = measured.get(run, ())
-            self.prompts[run].append(mean_of(values) if values else None)
-
-    def count(self, run: str, reason: str, tokens: int) -> None:
-        """One sequence and why it ended."""
-        self.reasons[run][reason] = self.reasons[run].get(reason, 0) + 1
-        self.tokens[run] += tokens
-
-    def means(self, run: str) -> Values:
-        """The means over all prompts."""
-        return mean_of([values for values in self.prompts[run] if values is not None])
-
-    def speed(self, run: str) -> float | None:
+    def speed(self) -> float | None:
         """Tokens per second while the run's lanes were decoded; None without a time."""
-        return self.tokens[run] / self.seconds[run] if self.seconds[run] > 0 else None
+        return self.tokens / self.seconds if self.seconds > 0 else None
 
-    def column(self, run: str, key: str) -> list[float | None]:
+    def column(self, key: str) -> list[float | None]:
         """One number, prompt by prompt."""
-        return [None if values is None else values.get(key) for values in self.prompts[run]]
+        return [None if values is None else values.get(key) for values in self.prompts]
 
-    def interval(self, run: str, key: str) -> Interval | None:
+    def interval(self, key: str) -> Interval | None:
         """The mean of one number over the prompts, with its interval; the perplexity through its logarithm."""
         if key == "perplexity":
-            mean = self.interval(run, "mean_logprob")
+            mean = self.interval("mean_logprob")
             if mean is None:
                 return None
             low, high = map(perplexity, reversed(mean.ends)) if mean.ends else (None, None)
             return Interval(perplexity(mean.mean), low, high, mean.count)
-        values = [value for value in self.column(run, key) if value is not None]
+        values = [value for value in self.column(key) if value is not None]
         return bootstrap(values) if values else None
 
-    def difference(self, run: str, base: str, key: str) -> Interval | None:
-        """The mean paired difference to another run, with its interval."""
-        pairs = zip(self.column(run, key), self.column(base, key), strict=True)
-        differences = [a - b for a, b in pairs if a is not None and b is not None]
-        return bootstrap(differences) if differences else None
+    def differences(self, other: RunNumbers, key: str) -> list[float]:
+        """One number less that of another run, for each prompt of both."""
+        pairs = zip(self.column(key), other.column(key), strict=True)
+        return [one - base for one, base in pairs if one is not None and base is not None]
 
-    def wins(self, run: str, other: str) -> tuple[int, int, int]:
-        """How often `run` has the higher mean log-probability, the same and a lower one, by the prompts of both."""
-        pairs = zip(self.column(run, "mean_logprob"), self.column(other, "mean_logprob"), strict=True)
-        ahead = [a - b for a, b in pairs if a is not None and b is not None]
+    def wins(self, other: RunNumbers) -> tuple[int, int, int]:
+        """How often it has the higher mean log-probability, the same and a lower one, by the prompts of both."""
+        ahead = self.differences(other, "mean_logprob")
         won, tied = sum(value > TIE for value in ahead), sum(abs(value) <= TIE for value in ahead)
         return won, tied, len(ahead) - tied - won
 
@@ -157,68 +137,62 @@ class Table(NamedTuple):
     rows: list[list[str]]
 
 
-def tables(statistics: RunStatistics, baseline: str | None, *, intervals: bool) -> Iterator[Table]:
-    """The tables over the prompts of `statistics`; with `intervals` means have theirs, and there are more tables."""
-    runs = statistics.runs
-    means = {run: statistics.means(run) for run in runs}
+def tables(runs: Mapping[str, RunNumbers], baseline: str | None, *, several: bool) -> Iterator[Table]:
+    """The tables over the prompts of all runs: means with their intervals, and differences to the run `baseline`.
+
+    With `several` prompts there are more tables: scores of all texts as one corpus, and wins.
+    """
     keys = [
         key
         for key, (_, _, optional) in COLUMNS.items()
-        if not optional or any(mean.get(key) is not None for mean in means.values())
+        if not optional or any(value is not None for run in runs.values() for value in run.column(key))
     ]
     heads = [COLUMNS[key][0] for key in keys]
     rows = []
-    for run in runs:
-        cells = [_cell(statistics, run, key, means[run].get(key), intervals=intervals) for key in keys]
-        reasons = statistics.reasons[run]
-        alone = sum(reasons.values()) == 1
-        ended = ", ".join(reason if alone else f"{count} {reason}" for reason, count in reasons.items())
-        rows.append([run, *cells, number(statistics.speed(run), 0), ended or "–"])
+    for name, run in runs.items():
+        cells = [_interval(run.interval(key), key) for key in keys]
+        alone = run.reasons.total() == 1
+        ended = ", ".join(reason if alone else f"{count} {reason}" for reason, count in run.reasons.items())
+        rows.append([name, *cells, number(run.speed(), 0), ended or "–"])
     yield Table("", ["run", *heads, "tok/s", "ended by"], rows)
     if baseline is not None and len(runs) > 1:
         rows = []
-        for run in runs:
-            differences = [statistics.difference(run, baseline, key) for key in keys] if run != baseline else []
-            cells = [
-                _interval(difference, key, intervals=intervals, sign=True)
-                for key, difference in zip(keys, differences, strict=False)
-            ]
-            rows += [[run, *cells]] if cells else []
+        for name, run in runs.items():
+            if name == baseline:
+                continue
+            found = [run.differences(runs[baseline], key) for key in keys]
+            differences = [bootstrap(values) if values else None for values in found]
+            cells = [_interval(one, key, sign=True) for key, one in zip(keys, differences, strict=True)]
+            rows.append([name, *cells])
         yield Table(f"minus {baseline}", ["run", *heads], rows)
-    if intervals and any(statistics.corpus.values()):
+    if several and any(run.corpus for run in runs.values()):
         wanted = ("chrf", "bleu", "ter")
         rows = []
-        for run, texts in statistics.corpus.items():
-            if texts:
-                scores = metrics.corpus([text for text, _ in texts], [expected for _, expected in texts])
-                rows.append([run, *(number(scores[key], 1) for key in wanted)])
+        for name, run in runs.items():
+            if run.corpus:
+                texts, references = zip(*run.corpus, strict=True)
+                scores = metrics.corpus(texts, references)
+                rows.append([name, *(number(scores[key], 1) for key in wanted)])
         heads = ["run", *(COLUMNS[key][0] for key in wanted)]
         yield Table("against the references, all texts as one corpus", heads, rows)
-    if intervals and len(runs) > 1:
+    if several and len(runs) > 1:
         rows = []
-        for run in runs:
-            others = [None if run == other else statistics.wins(run, other) for other in runs]
-            rows.append([run, *("·" if record is None else "/".join(map(str, record)) for record in others)])
+        for name, run in runs.items():
+            others = ["·" if run is other else "/".join(map(str, run.wins(other))) for other in runs.values()]
+            rows.append([name, *others])
         title = "prompts won/tied/lost by mean log-probability, line against column"
         yield Table(title, ["run", *runs], rows)
 
 
-def _cell(statistics: RunStatistics, run: str, key: str, mean: float | None, *, intervals: bool) -> str:
-    if intervals:
-        return _interval(statistics.interval(run, key), key, intervals=True)
-    return number(mean, _digits(key, mean))
-
-
 def _digits(key: str, *values: float | None) -> int:
     """The decimals of a cell: none where every count is a whole number."""
-    whole = all(value is None or value == round(value) for value in values)
-    return 0 if whole and key in ("tokens", "longest_repeat") else COLUMNS[key][1]
+    counts = key in ("tokens", "longest_repeat")
+    return 0 if counts and all(value is None or value == round(value) for value in values) else COLUMNS[key][1]
 
 
-def _interval(interval: Interval | None, key: str, *, intervals: bool, sign: bool = False) -> str:
+def _interval(interval: Interval | None, key: str, *, sign: bool = False) -> str:
     if interval is None:
         return "–"
-    ends = interval.ends if intervals else ()
-    digits = _digits(key, interval.mean, *ends)
+    digits = _digits(key, interval.mean, *interval.ends)
     text = signed(interval.mean, digits) if sign else number(interval.mean, digits)
-    return f"{text} [{', '.join(number(end, digits) for end in ends)}]" if ends else text
+    return f"{text} [{', '.join(number(end, digits) for end in interval.ends)}]" if interval.ends else text

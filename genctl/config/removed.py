@@ -23,6 +23,15 @@ REMOVED = (
     Removed("command", "batch", "genctl run -i FILE reads the rows of OpenAI's batch files"),
     Removed("command", "replay", "genctl report EVENTS makes a page of a recording"),
     Removed("flag", "--svg", "use --report FILE, a page that a browser opens"),
+    Removed("flag", "inspect-cache --heatmap", "--inputs shows what each pass reads, --format json all figures"),
+    Removed(
+        "flag",
+        "inspect-cache --diff",
+        "use --save-cache FILE, then genctl run --prompt-cache FILE -v PROMPT, which says how much is reused",
+    ),
+    Removed("flag", "compare --save", "use genctl parity MODEL --save FILE PROMPT, which writes a golden file"),
+    Removed("flag", "compare --expect", "use genctl parity MODEL --expect FILE, with a file that parity --save wrote"),
+    Removed("flag", "compare --tolerance", "use genctl parity MODEL --expect FILE --max-kl X"),
     Removed("setting", "stochastic_beams", "use num_beams with do_sample = true, or best_of"),
     Removed("setting", "num_assistant_tokens_schedule", "num_assistant_tokens fixes how many are drafted"),
     Removed(

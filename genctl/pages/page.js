@@ -701,7 +701,7 @@
     const slider = el("input", { type: "range", min: 0, max: Math.max(passes.length - 1, 0), value: Math.max(passes.length - 1, 0), "aria-label": "Pass", oninput: () => show() });
     const facts = [["total", cache.total_bytes], ["reserved", cache.reserved_bytes], ["weights", cache.weights_bytes], ["per new token and row", cache.bytes_per_token]];
     section("cache", "Cache", el("dl", { class: "facts" }, facts.filter(([, bytes]) => bytes !== null && bytes !== undefined).map(([label, bytes]) => el("div", {}, el("dt", {}, label), el("dd", {}, size(bytes))))),
-      passes.length > 1 && el("div", { class: "controls" }, el("label", {}, "Pass ", slider, " ", said)), body, ...heatmaps(cache.heatmap, data.cache));
+      passes.length > 1 && el("div", { class: "controls" }, el("label", {}, "Pass ", slider, " ", said)), body);
     const most = Math.max(1, ...passes.flatMap((one) => one.layers.map((layer) => layer.bytes)), ...(planned ? planned.layers.map((layer) => layer.bytes) : []));
     function show() {
       const pass = passes[Number(slider.value)] || { layers: cache.layers || [], step: 0 };
@@ -719,29 +719,6 @@
         ["layer", "kind", "shape", "bytes of keys and values", "measured", ...(planned ? ["planned"] : [])], rows, { numbers: [4, 5] }))].filter(Boolean));
     }
     show();
-  }
-
-  function heatmaps(map) {
-    if (!map) return [];
-    const part = (title, one) => ["keys", "values"].map((kind) => {
-      const cell = 16, many = one.positions.length, shownPositions = Math.min(many, 400), high = one.layers.length * cell;
-      const cells = one.layers.flatMap((layer, row) => {
-        const values = layer[kind], most = values.reduce((high, value) => Math.max(high, value || 0), 0) || 1;
-        return values.slice(0, shownPositions).map((value, at) => {
-          if (value === null) return null;
-          const tenths = Math.min(9, Math.floor((10 * value) / most));
-          return draw("g", {}, draw("title", {}, `layer ${layer.layer}, position ${one.positions[at]} ${quoted(0, one.tokens[at] || " ")}: ${number(value, 2)}`),
-            draw("rect", { class: `h${tenths}`, x: 40 + at * cell, y: row * cell, width: cell - 1, height: cell - 1 }),
-            draw("text", { class: "tenths", x: 40 + at * cell + cell / 2, y: row * cell + 12, "text-anchor": "middle" }, String(tenths)));
-        });
-      });
-      return el("figure", { class: "wide" }, el("figcaption", {}, `${title}: norms of ${kind}, by layer and position, in tenths of the largest of a layer`
-        + (shownPositions < many ? `; the first ${shownPositions} of ${many} positions` : "")),
-      draw("svg", { width: 44 + shownPositions * cell, height: high + 18, role: "img", "aria-label": `${title}: norms of ${kind}` }, cells,
-        one.layers.map((layer, row) => draw("text", { class: "soft", x: 34, y: row * cell + 12, "text-anchor": "end" }, String(layer.layer))),
-        [0, shownPositions - 1].map((at) => draw("text", { class: "soft", x: 40 + at * cell, y: high + 14 }, String(one.positions[at])))));
-    });
-    return [el("h3", {}, "Heat map"), ...part("Self-attention", map), ...(map.cross ? part("Cross-attention", map.cross) : [])];
   }
 
   rowsSection();

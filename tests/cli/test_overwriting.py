@@ -32,7 +32,7 @@ CASES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("score", *STORIES, "A fox"): ("output", "report"),
     ("tokens", *TINY, "12"): ("output",),
     ("compare", *TINY, "--strategy", "a:", "--strategy", "b:num_beams=2", "12"): (
-        "output", "save", "events", "report",
+        "output", "events", "report",
     ),
     ("parity", "builtin:stories", "builtin:stories@batch_size=2", "-n", "2"): ("output", "report"),
     ("parity", "builtin:stories", "-n", "2"): ("save",),

@@ -62,14 +62,12 @@ def test_temperature_zero_is_greedy_even_with_do_sample(gpt2: Path) -> None:
 def test_runs_of_a_comparison(gpt2: Path) -> None:
     runs = ("--strategy", "plain:", "--strategy", "warm:temperature=0.7")
     command = ("compare", "-m", str(gpt2), *runs, "-n", "6", "--seed", "1", "x")
-    done = genctl(*command, "--format", "jsonl", "--save", "was.json")
+    done = genctl(*command, "--format", "jsonl")
     assert done.status == 0
     assert "note: run warm: temperature (--strategy warm) turns sampling on\n" in done.err
     assert "run plain" not in done.err
     dry = genctl(*command[:-1], "--dry")
     assert "implied by --strategy warm" in dry.out
-    assert json.loads(Path("was.json").read_text())
-    assert genctl("compare", "--expect", "was.json").status == 0  # the recording holds do_sample
 
 
 def test_in_python(gpt2: Path) -> None:

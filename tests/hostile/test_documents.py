@@ -35,7 +35,6 @@ READERS: dict[str, tuple[str, ...]] = {
     "explore --open": ("explore", "--open", "{}", "--expand", "depth=1"),
     "explore --script": ("explore", "Once upon", *STORIES, "--script", "{}"),
     "chat --open": ("chat", "--open", "{}", *STORIES, "-i", os.devnull),
-    "compare --expect": ("compare", "--expect", "{}"),
     "compare --references": ("compare", *PROMPT, "-p", "greedy", "-p", "nucleus", "--references", "{}"),
     "parity --expect": ("parity", "builtin:stories", "--expect", "{}"),
     "--template": ("run", *PROMPT, "--template", "@{}"),

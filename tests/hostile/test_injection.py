@@ -40,7 +40,7 @@ SHOWN = {
     "stream": ("run", *DRAWN, "--stream"),
     "beam": ("beam", "-n", "20", "--num-beams", "4"),
     "tree": ("beam", "-n", "20", "--num-beams", "4", "--tree"),
-    "inspect": ("inspect-cache", "--steps", "6", "--inputs", "--heatmap"),
+    "inspect": ("inspect-cache", "--steps", "6", "--inputs"),
     "score": ("score",),
     "tokens": ("tokens",),
     "tokens side by side": ("tokens", "-m", "builtin:stories", SAID),
@@ -77,8 +77,7 @@ def test_nothing_that_a_terminal_obeys_reaches_a_log(name: str, hostile: str) ->
 
 
 TABLES = {
-    "inspect": ("inspect-cache", "--steps", "4", "--inputs", "--heatmap"),
-    "diff": ("inspect-cache", "--steps", "2", "--diff", SAID),
+    "inspect": ("inspect-cache", "--steps", "4", "--inputs"),
     "score": ("score", "--scores"),
     "rank": ("score", "--context", SAID, "--rank", SAID),
     "tokens": ("tokens", "-m", "builtin:stories", SAID),

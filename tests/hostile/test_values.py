@@ -42,7 +42,6 @@ class Kind:
     read: Callable[[Path], tuple[Done, ...]]
     seal: Callable[[list[Any]], bytes] = field(default=lambda lines: _lines(lines))
     gate: bool = False  # whether status 0 says that something agrees
-    whole: bool = False  # one JSON value, not a line each
 
 
 def _lines(lines: list[Any]) -> bytes:
@@ -126,27 +125,6 @@ KINDS: dict[str, Kind] = {
         _sealed,
         gate=True,
     ),
-    "recording": Kind(
-        lambda path: genctl(
-            "compare",
-            "Once upon",
-            *STORIES,
-            "-n",
-            "2",
-            "-p",
-            "greedy",
-            "--strategy",
-            "s:do_sample=true",
-            "--seed",
-            "1",
-            "--save",
-            str(path),
-        ),
-        lambda path: (genctl("compare", "--expect", str(path)),),
-        lambda lines: json.dumps(lines[0]).encode(),
-        gate=True,
-        whole=True,
-    ),
     "journal": Kind(_journal, _resumed),
 }
 
@@ -211,8 +189,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pat
             done = KINDS[name].make(path)
             assert done.status == 0, done.err
             content = path.read_text()
-            lines = [json.loads(content)] if KINDS[name].whole else [json.loads(each) for each in content.splitlines()]
-            made[name] = path, lines
+            made[name] = path, [json.loads(each) for each in content.splitlines()]
         return made[name]
 
     return document
@@ -272,12 +249,6 @@ def test_one_wrong_value_is_refused_or_harmless(name: str, sound: Callable[[str]
         ("golden", 2, ("top", 0, 1), NAN, "line 3: not JSON: NaN is not a JSON number"),
         ("golden", 2, ("top", 0, 1), None, "line 3: top.0.1: expected a number, got null"),
         ("golden", 2, ("tail",), 1e39, "line 3: tail: expected at most 1.001, got 1e+39"),
-        ("recording", 0, ("runs", 0, "settings"), [], "runs.0.settings: expected an object, got a list"),
-        ("recording", 0, ("runs", 0, "settings"), None, "runs.0.settings: expected an object, got null"),
-        ("recording", 0, ("records", 1, "tokens", 0, "logprob"), [1],
-         "records.1.tokens.0.logprob: expected a number, got a list"),
-        ("recording", 0, ("records",), [], "records: expected at least 1, got none"),
-        ("recording", 0, ("seeds",), 10**9, "seeds: expected at most 2, the number of records"),
         ("journal", 1, ("bytes",), -1, "at line 2, so nothing can be resumed by it: bytes: expected at least 0"),
     ],
 )  # fmt: skip

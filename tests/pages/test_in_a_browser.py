@@ -84,7 +84,7 @@ KINDS = {
     "compare": ("compare", *NUMBERS, "-p", "greedy", "-p", "nucleus", "twelve", "nine", "--seed", "1"),
     "score": ("score", "Once upon a time there was a fox."),
     "parity": ("parity", "builtin:stories", "builtin:stories@quantize=int8", "Once upon a time", "-n", "12"),
-    "cache": ("inspect-cache", "Once upon a time", "--steps", "3", "--heatmap"),
+    "cache": ("inspect-cache", "Once upon a time", "--steps", "3"),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from genctl.commands.inspect import cache_report
+from genctl.commands.inspect import report
 from genctl.commands.run.beam_picture import from_word
 from genctl.comparing import statistics
 from genctl.errors import count
@@ -70,7 +70,7 @@ def test_a_score_is_written_in_digits() -> None:
 
 
 def test_bytes_are_whole() -> None:
-    assert [cache_report.number(value) for value in (10240, 1365.33, 2048.0, None)] == [
+    assert [report.number(value) for value in (10240, 1365.33, 2048.0, None)] == [
         "10,240",
         "about 1,365",
         "2,048",

@@ -43,7 +43,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "score_rank": ("score", "--rank", "--context", "One day", ", a boy", ", a submarine"),
     "tokens": ("tokens", "A naïve 日本語 🦊\n", "<bos>One day "),
     "tokens_beside": ("tokens", "-m", "builtin:stories", "-m", "builtin:numbers", "A naïve 日本語 fox"),
-    "inspect": ("inspect-cache", "One day", "--steps", "3", "--inputs", "--heatmap", "--diff", "One night"),
+    "inspect": ("inspect-cache", "One day", "--steps", "3", "--inputs"),
     "inspect_several": ("inspect-cache", "One day", "The sea", "--steps", "2", "--num-beams", "2"),
     "inspect_plan": ("inspect-cache", "--plan", "--batch", "3", "--memory", "1GiB"),
 }

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from genctl.commands.compare import expectations
 from genctl.commands.options import (
     CHECKS,
     EVENTS,
@@ -22,11 +20,10 @@ from genctl.commands.options import (
     WATCH_TSV,
     ModelOptions,
 )
-from genctl.commands.table import Command, OptionGroup, given, needless_force, same_file
+from genctl.commands.table import Command, OptionGroup, needless_force, same_file
 from genctl.config import settings
-from genctl.config.found_files import divided
-from genctl.config.layers import Layer, Resolved, flags_layer, values_of
-from genctl.config.sides import FORM, Kind, Side, check, each, is_results, loaded_with, read, read_list
+from genctl.config.layers import Layer, Resolved, flags_layer
+from genctl.config.sides import FORM, Kind, Side, check, each, loaded_with, read, read_list
 from genctl.errors import GenctlError, UsageError
 from genctl.io.writers import Format
 from genctl.params import Runtime
@@ -49,25 +46,14 @@ class CompareOptions(ModelOptions):
     baseline: str | None = RUNS.option("show differences against this run", "RUN")
     set: tuple[str, ...] = RUNS.repeated("any preset key for every run, as TOML or JSON; or --KEY VALUE", "KEY=VALUE")
     references: str | None = IN_OUT.option("expected texts, a line for each prompt", "FILE")
-    force: bool = IN_OUT.switch("replace existing files of --output, --save, --events and --report")
+    force: bool = IN_OUT.switch("replace existing files of --output, --events and --report")
     format: Format = FORMAT
-    save: str | None = CHECKS.option("record outputs, for --expect", "FILE")
-    expect: str | None = CHECKS.option("repeat what --save recorded; exit with 4 if it is different", "FILE")
-    tolerance: float | None = CHECKS.option(
-        "how far --expect lets log-probabilities be, in nats (default: 0.001)", "X", least=0
-    )
     dry: bool = CHECKS.switch("print each run as TOML, with origins of values")
     watch: tuple[str, ...] = WATCH
     events: str | None = EVENTS
     timing: bool = SHOWN.switch("add seconds and tokens per second to records")
     allow_plugins: bool = PLUGINS
     order: tuple[str, ...] = ()  # `presets` and `strategies`, as -p and --strategy follow each other
-
-    def __post_init__(self) -> None:
-        """A file of results is that of --expect. Raises UsageError."""
-        super().__post_init__()
-        if self.expect is None and (files := list(filter(is_results, self.strategies))):
-            object.__setattr__(self, "expect", files[0])
 
     def in_order(self, order: Sequence[str]) -> CompareOptions:
         """The same options, with the order of the runs."""
@@ -90,40 +76,21 @@ COMPARE = Command(
         "Runs": ("presets", "strategies", "models", "seeds", "baseline"),
         "Every run": ("model", "max_new_tokens", "do_sample", "seed", "set", "dry"),
         IN_OUT: ("input", "output", "format", "references"),
-        CHECKS: ("save", "expect"),
     },
     (
         WATCH_TSV,
-        (
-            given("tolerance", without=["expect"]),
-            "--tolerance says how far scores may be from --expect FILE, but there is none",
-        ),
-        needless_force("output", "save", "events", also=("report",)),
+        needless_force("output", "events", also=("report",)),
         same_file("events", "output"),
         TIMING,
         *PAGE,
         same_file("events", "report"),
-        same_file("save", "report"),
-        same_file("save", "events"),
-        same_file("save", "output"),
-        same_file("save", "expect"),
     ),
 )
 
 
-def runs_of(options: CompareOptions, recording: expectations.Recording | None) -> tuple[Side, ...]:
-    """The runs of a comparison: those of the command line, or of the recording that --expect reads."""
+def runs_of(options: CompareOptions) -> tuple[Side, ...]:
+    """The runs of a comparison. Raises UsageError where there are fewer than two."""
     models = split_models(options.models)
-    files = list(filter(is_results, options.strategies))
-    if other := next((file for file in files if file != options.expect), None):
-        raise UsageError(f"--expect {options.expect} and {other}: outputs are compared with one file of results")
-    if recording is not None and not (options.presets or models or len(options.strategies) > len(files)):
-        runs = tuple(
-            Side(one["name"], (*recorded_layers(one["name"], one["settings"], options.expect or ""), *options.flags))
-            for one in recording.runs
-        )
-        check_names(runs)
-        return runs
     runs = read_runs(options.presets, options.strategies, models, options.flags, options.order)
     if not runs or len(runs) * (options.seeds or 1) < 2:
         have = f"there is only {runs[0].name}" if runs else "there is none"
@@ -132,14 +99,6 @@ def runs_of(options: CompareOptions, recording: expectations.Recording | None) -
             hint=f"give several -p PRESET, --strategy {FORM}, --models A,B, or repeat one with --seeds N",
         )
     return runs
-
-
-def check_servers(options: CompareOptions, runs: Sequence[Side]) -> None:
-    """Raises UsageError where the outputs of a server are to be repeated: nobody knows what it runs tomorrow."""
-    remote = [run.name for run in runs if run.is_server]
-    for name in ("save", "expect"):
-        if remote and getattr(options, name) is not None:
-            raise UsageError(f"--{name} compares token by token, which is not exact on a server (run {remote[0]})")
 
 
 def settled(options: CompareOptions, runs: Sequence[Side]) -> list[Resolved]:
@@ -154,7 +113,7 @@ def settled(options: CompareOptions, runs: Sequence[Side]) -> list[Resolved]:
 
             beneath[key] = checkpoint_layer(runtime, **options.trust)
 
-    def ask(run: Side) -> Resolved:
+    def resolve(run: Side) -> Resolved:
         resolved = run.resolve([beneath[loaded_with(run.early.runtime)]])
         if resolved.runtime.backend is None:
             from genctl.engines.session import check_settings
@@ -162,12 +121,13 @@ def settled(options: CompareOptions, runs: Sequence[Side]) -> list[Resolved]:
             check_settings(resolved.generation)
         return resolved
 
-    return each(runs, ask)
+    return each(runs, resolve)
 
 
 # -- the runs: sides, each on one checkpoint, with its own settings ----------------------------------------------------
 
 KINDS: tuple[Kind, ...] = ("server", "mode", "preset", "file", "checkpoint")  # what --strategy takes
+RESULTS = "a file of results is no way to decode; genctl parity MODEL --expect FILE compares with one"
 _PLACES = ("model", "backend")  # where a run computes, which its own settings decide, not -m and --backend
 
 
@@ -196,7 +156,7 @@ def read_runs(
 
     The layers of a run, lowest first: user file, project file, its presets, the environment, its own settings, flags.
     A checkpoint or server that a run names is above the flags. With `models` a run is called NAME@MODEL, or just MODEL
-    if nothing else distinguishes the runs. Files of results are no runs.
+    if nothing else distinguishes the runs.
 
     Raises UsageError and PresetError: a duplicate name, every invalid side, an unknown preset.
     """
@@ -206,29 +166,34 @@ def read_runs(
     for option in order or (*["presets"] * len(presets), *["strategies"] * len(strategies)):
         text = next(texts[option])
         try:
-            side = read(text, "-p", ("preset",)) if option == "presets" else read(text, "--strategy", KINDS, colon=True)
+            if option == "presets":
+                side = read(text, "-p", ("preset",))
+            else:
+                side = read(text, "--strategy", KINDS, refused={"file": RESULTS}, colon=True)
         except GenctlError as error:
             mistakes.append(error)
             continue
-        if side.kind != "file":
-            runs.append(_with_layers(side, flags))
+        above = {key: value for key, value in side.settings.items() if key in _PLACES}
+        layers = (*settings.standing_layers(side.presets), *side.own(*above), *flags)
+        run = replace(side, layers=layers)
+        runs.append(_above_flags(run, above, side.origin) if above else run)
     if mistakes:
         check(runs, mistakes)
     if models:
-        runs = runs or [Side("", (*settings.standing_layers(), *flags))]
-        runs = [_on(run, model) for run in runs for model in models]
-    check_names(runs)
-    return tuple(runs)
-
-
-def check_names(runs: Iterable[Side]) -> None:
-    """Raises UsageError if two runs have the same name."""
+        runs = [
+            _above_flags(
+                replace(run, name=f"{run.name}@{model.name}" if run.name else model.name), model.settings, "--models"
+            )
+            for run in runs or [Side("", (*settings.standing_layers(), *flags))]
+            for model in models
+        ]
     twice = [name for name, count in Counter(run.name for run in runs).items() if count > 1]
     if twice:
         raise UsageError(
             f"{'two runs are' if len(twice) == 1 else 'several runs are'} called {', '.join(twice)}",
             hint="NAME= before a side gives it a name of its own, such as other=greedy",
         )
+    return tuple(runs)
 
 
 def split_models(texts: Iterable[str]) -> list[Side]:
@@ -238,25 +203,6 @@ def split_models(texts: Iterable[str]) -> list[Side]:
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(f"--models names {twice} twice")
     return models
-
-
-def recorded_layers(name: str, values: Mapping[str, Any], file: str) -> tuple[Layer, ...]:
-    """The settings of a recorded run; those that the user sets too, where a recording may not, lie above the others."""
-    folder, place = Path(file).parent, f"the recorded run {name}"
-    _, yours, _ = divided(values, folder, "unnamed", values_of(settings.standing_layers()))
-    others = {key: value for key, value in values.items() if key not in yours}
-    return Layer(place, others, said="user", found="unnamed", folder=folder), Layer(place, yours, said="user")
-
-
-def _with_layers(side: Side, flags: Sequence[Layer]) -> Side:
-    above = {key: value for key, value in side.settings.items() if key in _PLACES}
-    run = replace(side, layers=(*settings.standing_layers(side.presets), *side.own(*above), *flags))
-    return _above_flags(run, above, side.origin) if above else run
-
-
-def _on(run: Side, model: Side) -> Side:
-    named = replace(run, name=f"{run.name}@{model.name}" if run.name else model.name)
-    return _above_flags(named, model.settings, "--models")
 
 
 def _above_flags(run: Side, values: Mapping[str, Any], option: str) -> Side:

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.text import Text
 
 from genctl.comparing.metrics import Divergence
-from genctl.events import Token
 from genctl.terminal import departures, theme, widgets
 from genctl.terminal.score_formula import number
 
@@ -27,13 +26,12 @@ MARK = "▸"  # stands before the token with which a text leaves the one that it
 
 @dataclass(frozen=True)
 class Passage:
-    """One text of a run. `leaves` is the character at which it diverges from its reference, with that token."""
+    """One text of a run."""
 
     text: str
     state: str  # why it ended
     label: str = ""  # which of several
-    leaves: int | None = None
-    token: Token | None = None
+    divergence: Divergence | None = None  # from its reference
     chosen: float | None = None  # the score for which best_of or mbr_samples chose it, before `others`
     others: tuple[tuple[float, str], ...] = ()  # score and text of those not chosen, best first
 
@@ -45,15 +43,6 @@ class Block:
     run: str
     passages: tuple[Passage, ...]
     failure: str = ""
-
-
-@dataclass(frozen=True)
-class Parting:
-    """Where the text of one run diverges from that of another."""
-
-    run: str
-    leaves: Divergence
-    comparable: bool = True  # whether both probabilities are of one model after the same tokens
 
 
 def side_by_side(width: int, count: int) -> int:
@@ -69,23 +58,18 @@ def passage_text(passage: Passage, before: str = "") -> Text:
 
     What it shares with the text `before` it, of the same run, is dimmed.
     """
-    shared = departures.leaves(passage.text, before) if before else 0
-    line = _marked(passage)
-    line.stylize(theme.DIM, 0, len(widgets.visible(passage.text[:shared])))
-    return line
-
-
-def _marked(passage: Passage) -> Text:
-    if passage.leaves is None:
-        return Text(widgets.visible(passage.text))
-    at = min(passage.leaves, len(passage.text))
-    token = passage.token
-    written = passage.text[at : at + len(token.text)] if token else ""
-    line = Text(widgets.visible(passage.text[:at]))
-    line.append(MARK, style=theme.WINNER)
-    style = theme.colour(math.exp(min(token.logprob, 0.0))) + theme.CHOSEN if token else theme.PLAIN
-    line.append(widgets.visible(written), style=style)
-    line.append(widgets.visible(passage.text[at + len(written) :]))
+    text, point = passage.text, passage.divergence
+    shared = departures.leaves(text, before) if before else 0
+    at = len(text) if point is None else min(point.character, len(text))
+    line = Text(widgets.visible(text[:at]))
+    if point is not None:
+        token = point.token
+        written = text[at : at + len(token.text)] if token else ""
+        style = theme.colour(math.exp(min(token.logprob, 0.0))) + theme.CHOSEN if token else theme.PLAIN
+        line.append(MARK, style=theme.WINNER)
+        line.append(widgets.visible(written), style=style)
+        line.append(widgets.visible(text[at + len(written) :]))
+    line.stylize(theme.DIM, 0, len(widgets.visible(text[:shared])))
     return line
 
 
@@ -106,15 +90,10 @@ def blocks_lines(blocks: Sequence[Block], console: Console, width: int | None) -
         return join_columns(bodies, cells)
     lines: list[Text] = []
     for block, body in zip(blocks, bodies, strict=True):
-        lines.append(widgets.header(width or PLAIN_WIDTH, *_heading(block)))
+        state = "failed" if block.failure else block.passages[0].state if len(block.passages) == 1 else ""
+        lines.append(widgets.header(width or PLAIN_WIDTH, block.run, state))
         lines += body
     return lines
-
-
-def _heading(block: Block) -> tuple[str, ...]:
-    if block.failure:
-        return block.run, "failed"
-    return (block.run, block.passages[0].state) if len(block.passages) == 1 else (block.run,)
 
 
 def _block_lines(block: Block, console: Console, width: int, *, headed: bool) -> list[Text]:
@@ -184,35 +163,31 @@ def join_columns(columns: Sequence[Sequence[Text]], cells: int) -> list[Text]:
     return lines
 
 
-def partings_lines(partings: Sequence[Parting], width: int | None) -> list[Text]:
-    """One sentence for each divergence: the token, and the probability of both continuations."""
-    lines = []
-    for parting in partings:
-        line = Text(f"{MARK} ", style=theme.WINNER)
-        line.append(widgets.visible(parting.run), style=theme.HEADING)
-        line.append(f" leaves {widgets.visible(parting.leaves.against)} at token {parting.leaves.position + 1}: ")
-        _way(line, parting.leaves.token)
-        line.append(" instead of ")
-        _way(line, parting.leaves.other)
-        if not parting.comparable:
-            line.append(" (each by its own model)", style=theme.DIM)
-        lines.append(line)
+def divergence_line(run: str, point: Divergence, *, one_model: bool = True) -> Text:
+    """Where a run diverges from another: the token, and the probability of both continuations.
+
+    `one_model`: both probabilities are of one model after the same tokens.
+    """
+    line = Text(f"{MARK} ", style=theme.WINNER)
+    line.append(widgets.visible(run), style=theme.HEADING)
+    line.append(f" leaves {widgets.visible(point.against)} at token {point.position + 1}: ")
+    for between, token in (("", point.token), (" instead of ", point.other)):
+        line.append(between)
+        if token is None:
+            line.append("the end")
+            continue
+        text = f"“{widgets.token_text(token.id, token.text)}”" if token.text else f"‹id {token.id}›"
+        probability = math.exp(min(token.logprob, 0.0))
+        line.append(f"{text} ", style=theme.CHOSEN)
+        line.append(widgets.percent(probability).strip(), style=theme.colour(probability))
+    if not one_model:
+        line.append(" (each by its own model)", style=theme.DIM)
+    return line
+
+
+def hanging_indent(line: Text, console: Console, width: int | None) -> list[Text]:
+    """A line broken between words, its later parts indented; without a `width` it is whole."""
     if width is None:
-        return lines
-    return [piece for line in lines for piece in _hanging(line, width)]
-
-
-def _hanging(line: Text, width: int) -> list[Text]:
-    # the console only breaks between words; it decides nothing about style
-    pieces = list(line.wrap(Console(width=width, _environ={}), max(width - 2, 8)))
-    return [piece if place == 0 else Text("  ").append_text(piece) for place, piece in enumerate(pieces)]
-
-
-def _way(line: Text, token: Token | None) -> None:
-    if token is None:
-        line.append("the end")
-        return
-    shown = f"“{widgets.token_text(token.id, token.text)}”" if token.text else f"‹id {token.id}›"
-    probability = math.exp(min(token.logprob, 0.0))
-    line.append(f"{shown} ", style=theme.CHOSEN)
-    line.append(widgets.percent(probability).strip(), style=theme.colour(probability))
+        return [line]
+    first, *others = line.wrap(console, max(width - 2, 8))
+    return [first, *(Text("  ").append_text(part) for part in others)]

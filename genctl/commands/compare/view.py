@@ -110,74 +110,57 @@ def picture(history: RunHistory, columns: Sequence[Column], console: Console, wi
     cells = side_by_side(width, len(columns))
     if cells:
         bodies = [
-            [column_title(column.title, cells), *_body(_sections(history, column), console, cells, height - 1)]
+            [column_title(column.title, cells), *_body(_texts(history, column), console, cells, height - 1)]
             for column in columns
         ]
         return join_columns(bodies, cells)[: max(height, 1)]
-    shown = columns[: max(height // 2, 1)]
-    hidden = len(columns) - len(shown)
-    if hidden and height > 2:
-        shown, hidden = columns[: (height - 1) // 2], len(columns) - (height - 1) // 2
-    room = height - (hidden > 0)
+    room, shown = height, columns[: max(height // 2, 1)]
+    if len(shown) < len(columns) and height > 2:
+        room, shown = height - 1, columns[: (height - 1) // 2]
     lines: list[Text] = []
     for place, column in enumerate(shown):
-        share = max(room // (len(shown) - place), 1)
-        sections = _sections(history, column)
-        state = sections[0][1] if len(sections) == 1 else ""
-        part = [widgets.header(width, column.title, state), *_body(sections, console, width, share - 1, stated=True)]
-        lines += part[:share]
-        room -= min(len(part), share)
-    if hidden:
-        lines.append(Text(f"… and {hidden} more", style=theme.DIM, no_wrap=True))
-    for line in lines:
-        line.truncate(width)
-    return lines[: max(height, 1)]
-
-
-def _sections(history: RunHistory, column: Column) -> list[tuple[Section, str]]:
-    """The texts of a column, each with its state."""
-    sections = []
-    for name in column.lanes:
-        lane = history.lanes.get(name)
-        if lane is None:
-            continue
-        several = len(column.lanes) > 1
-        for section in sections_of(lane, _LOOK):
-            words = [word for word in section.heading[2:] if word]
-            if several and lane.began and lane.began.seed is not None:
-                words.insert(0, f"seed {lane.began.seed}")
-            sections.append((section, " · ".join(words)))
-    return sections
-
-
-def _body(
-    sections: Sequence[tuple[Section, str]], console: Console, width: int, height: int, *, stated: bool = False
-) -> list[Text]:
-    """Texts in at most `height` lines, each with the end that fits. `stated`: the state of a single text is in the
-    title.
-    """
-    if height < 1:
-        return []
-    if not sections:
-        return [Text("waiting", style=theme.DIM, no_wrap=True)]
-    several = len(sections) > 1
-    shown = sections[: max(height // (1 + several), 1)]
-    hidden = len(sections) - len(shown)
-    room = height - (hidden > 0 and height > 1)
-    lines: list[Text] = []
-    for place, (section, words) in enumerate(shown):
-        share = max(room // (len(shown) - place), 1)
-        note = Text(widgets.first_words(words, width), style=theme.DIM, no_wrap=True)
-        headed = several and share > 1 and bool(words)
-        ended = section.lane.finished is not None and not several and not stated and share > 1 and bool(words)
-        body = (
-            text_lines(section, _LOOK, console, share - headed - ended, width)
-            if section.lane.failed is None
-            else [Text(widgets.first_words(section.lane.failed.message, width), style=theme.ERROR)]
-        )
-        part = [*([note] if headed else []), *body, *([note] if ended else [])]
+        share, texts = max(room // (len(shown) - place), 1), _texts(history, column)
+        state = texts[0][1] if len(texts) == 1 else ""
+        body = _body([(section, "") for section, _ in texts] if state else texts, console, width, share - 1)
+        part = [widgets.header(width, column.title, state), *body][:share]
         lines += part
         room -= len(part)
-    if hidden and len(lines) < height:
-        lines.append(Text(f"… and {hidden} more", style=theme.DIM, no_wrap=True))
-    return lines[:height]
+    return _cut(lines, len(columns) - len(shown), width, height)
+
+
+def _texts(history: RunHistory, column: Column) -> list[tuple[Section, str]]:
+    """The texts of a column, each with its state."""
+    texts = []
+    for name in column.lanes:
+        lane = history.lanes.get(name)
+        seed = [f"seed {lane.began.seed}"] if lane and lane.began and lane.began.seed is not None else []
+        for section in sections_of(lane, _LOOK) if lane else ():
+            words = [*(seed if len(column.lanes) > 1 else []), *filter(None, section.heading[2:])]
+            texts.append((section, " · ".join(words)))
+    return texts
+
+
+def _body(texts: Sequence[tuple[Section, str]], console: Console, width: int, height: int) -> list[Text]:
+    """Texts in at most `height` lines: above each its state, then the end that fits."""
+    if not texts and height > 0:
+        return [Text("waiting", style=theme.DIM, no_wrap=True)]
+    shown = texts[: max(height // 2, 1)]
+    room = height - (len(shown) < len(texts))
+    lines: list[Text] = []
+    for place, (section, state) in enumerate(shown):
+        share = max(room // (len(shown) - place), 1)
+        part = [Text(widgets.first_words(state, width), style=theme.DIM)] if state and share > 1 else []
+        if section.lane.failed is None:
+            part += text_lines(section, _LOOK, console, share - len(part), width)
+        else:
+            part.append(Text(widgets.first_words(section.lane.failed.message, width), style=theme.ERROR))
+        lines += part
+        room -= len(part)
+    return _cut(lines, len(texts) - len(shown), width, height)
+
+
+def _cut(lines: list[Text], hidden: int, width: int, height: int) -> list[Text]:
+    """At most `height` lines of at most `width` cells; the last one says how many texts are not shown, if any."""
+    if hidden and height > 1:
+        lines = [*lines[: height - 1], Text(f"… and {hidden} more", style=theme.DIM)]
+    return [widgets.fit(line, width) for line in lines[: max(height, 0)]]

@@ -16,6 +16,7 @@ from genctl.io.records import SCHEMA
 
 CROSS = "cross-attention"
 STATE = "recurrent state"
+INPUTS = ("input_ids", "position_ids", "attention_mask", "past_length")  # of a pass, shown beside those without a cache
 
 
 @dataclass
@@ -25,13 +26,12 @@ class Measurement:
     steps: int
     prompts: dict[str, LaneHistory] = field(default_factory=dict)
     passes: list[dict[str, Any]] = field(default_factory=list)  # as they are reported
-    tokens: list[list[int]] = field(default_factory=list)  # of a single prompt: the tokens of each cached row
     model: str = ""
     _last: dict[str, int] = field(default_factory=dict)  # the newest pass of each prompt
     _after: dict[str, int] = field(default_factory=dict)  # passes of each prompt after its prefill
 
     def feed(self, event: events.Event) -> dict[str, Any] | None:
-        """Take one event. Returns the report of a pass if the event is one."""
+        """Take one event. Returns the entry of a pass if the event is one."""
         if isinstance(event, events.CacheRead):
             return self._pass(event)
         if isinstance(event, (events.Began, events.Prefilled, events.Finished, events.Failed)):
@@ -39,114 +39,62 @@ class Measurement:
         if isinstance(event, events.Began):
             self.model = event.model or self.model
             self._after[event.lane] = 0
-        elif isinstance(event, events.Prefilled):
-            self._prefilled(event)
+        elif isinstance(event, events.Prefilled) and event.shared:  # the pass belongs to a prompt with the same text
+            text = _text(self.prompts[event.lane])
+            same = (name for name, one in self.prompts.items() if name != event.lane and _text(one) == text)
+            if (first := next(same, "")) in self._last:
+                self._last[event.lane] = self._last[first]
+        elif isinstance(event, events.Prefilled) and event.reused and event.lane in self._last:
+            entry = self.passes[self._last[event.lane]]
+            if entry["cross_attention"] is not None:  # the source's keys and values came from a file
+                entry["cross_attention"] = "kept"
+                for layer in entry["layers"]:
+                    layer["new"] = 0 if layer["kind"] == CROSS else layer["new"]
         return None
 
-    @property
-    def failures(self) -> list[LaneHistory]:
-        """The prompts that failed."""
-        return [prompt for prompt in self.prompts.values() if prompt.failed is not None]
-
-    def _prefilled(self, event: events.Prefilled) -> None:
-        prompt = self.prompts[event.lane]
-        if event.shared:  # the pass belongs to the other prompt
-            others = (other for other in self.prompts.values() if other is not prompt)
-            same = next((other.lane for other in others if _text(other) == _text(prompt)), "")
-            if same in self._last:
-                self._last[event.lane] = self._last[same]
-        elif event.reused and event.lane in self._last:
-            self._reused(self.passes[self._last[event.lane]])
-
-    @staticmethod
-    def _reused(entry: dict[str, Any]) -> None:
-        """The source's keys and values came from a file: mark them as kept in this pass."""
-        if entry["cross_attention"] is not None:
-            entry["cross_attention"] = "kept"
-            for layer in entry["layers"]:
-                if layer["kind"] == CROSS:
-                    layer["new"] = 0
-
     def _pass(self, event: events.CacheRead) -> dict[str, Any] | None:
-        inputs = event.given
-        assert inputs is not None
-        lanes = list(dict.fromkeys(event.lanes or (event.lane,)))
-        prefill = self.prompts[lanes[0]].prefilled is None
-        if not prefill:
-            if max(self._after[lane] for lane in lanes) >= self.steps:
-                return None  # a search that scores a token before committing it needs one more pass
+        """The entry of a pass; None for one that a search needs beyond the steps, to score a token that it chose."""
+        given = event.given
+        assert given is not None
+        rows = event.lanes or (event.lane,)
+        lanes = list(dict.fromkeys(rows))
+        step = 0
+        if self.prompts[lanes[0]].prefilled is not None:
+            step = max(self._after[lane] for lane in lanes) + 1
+            if step > self.steps:
+                return None
             for lane in lanes:
                 self._after[lane] += 1
-        places = {name: place for place, name in enumerate(self.prompts)}
+        places = list(self.prompts)
         layers = [dict(layer) for layer in event.layers]
         total = sum(layer["bytes"] for layer in layers)
         before = {self._last[lane] for lane in lanes if lane in self._last}
+        cross = [layer["new"] for layer in layers if layer["kind"] == CROSS]
+        has_columns = not layers or any(layer["kind"] not in (STATE, CROSS) for layer in layers)
         entry: dict[str, Any] = {
-            "step": 0 if prefill else max(self._after[lane] for lane in lanes),
-            "rows": [places[lane] for lane in event.lanes or (event.lane,)],
-            **as_given(inputs),
+            "step": step,
+            "rows": [places.index(lane) for lane in rows],
+            "input_ids": [list(row) for row in given.input_ids],
+            "cache_position": list(given.cache_position) if has_columns else [],  # a state has no columns
+            "position_ids": _lists(given.position_ids),
+            "attention_mask": _lists(given.attention_mask),
+            "past_length": given.past_length,
             "layers": layers,
             "total_bytes": total,
             "reserved_bytes": event.reserved,
             "growth_bytes": total - sum(self.passes[place]["total_bytes"] for place in before),
             "reordered": list(event.reordered),
-            "cross_attention": _cross(layers),
+            "cross_attention": None if not cross else "computed" if any(cross) else "kept",
             "without_cache": None,
         }
-        if layers and not positional(layers):
-            entry["cache_position"] = []  # a state has no columns
-        self._follow(entry)
-        for lane in lanes:
-            self._last[lane] = len(self.passes)
+        self._last |= dict.fromkeys(lanes, len(self.passes))
         self.passes.append(entry)
         return entry
 
-    def _follow(self, entry: dict[str, Any]) -> None:
-        """Keep the tokens of each cached row of a single prompt; -1 for tokens that were not read."""
-        if len(self.prompts) > 1:
-            return
-        fed, past, moved = entry["input_ids"], entry["past_length"], entry["reordered"]
-        held = self.tokens or [[]]
-        old = [held[row] for row in moved] if moved else held if len(held) == len(fed) else [held[0]] * len(fed)
-        self.tokens = [[*row[:past], *[-1] * (past - len(row)), *new] for row, new in zip(old, fed, strict=True)]
-
-    def report(self, weights: int, cache: str, *, beside: Measurement | None = None) -> dict[str, Any]:
-        """The measurement as one JSON object.
-
-        `weights`: bytes of the model; `beside`: the same run without a cache.
-        """
-        if beside is not None:
-            self._put_beside(beside)
-        prompts = [prompt for prompt in self.prompts.values() if prompt.failed is None]
-        final = last_passes(self.passes)
-        layers = [layer for entry in final for layer in entry["layers"]]
-        total = sum(entry["total_bytes"] for entry in final)
-        rows = sum(len(entry["input_ids"]) for entry in final)
-        report: dict[str, Any] = {"schema": SCHEMA, "model": self.model}
-        if len(self.prompts) == 1 and prompts:
-            report |= self._entry(prompts[0])
-        else:
-            report["prompts"] = [self._entry(prompt) for prompt in prompts]
-        if self.failures:
-            report["errors"] = [
-                {"id": failure.lane, "error": {"code": failure.failed.code, "message": failure.failed.message}}
-                for failure in self.failures
-                if failure.failed is not None
-            ]
-        report |= {
-            "cache": cache,
-            "layers": layers,
-            "total_bytes": total,
-            "reserved_bytes": sum(entry["reserved_bytes"] for entry in final),
-            "weights_bytes": weights,
-            "bytes_per_token": per_token(self.passes),
-            "bytes_per_row": divided(total, rows),
-            "share_of_weights": total / weights if weights else None,
-            "steps": self.passes,
-        }
-        if beside is not None:
-            report["tokens_agree"] = self.written() == beside.written()
-        return report
+    @property
+    def failures(self) -> list[events.Failed]:
+        """Why prompts failed."""
+        return [prompt.failed for prompt in self.prompts.values() if prompt.failed is not None]
 
     def written(self) -> dict[str, list[tuple[int, ...]]]:
         """The new tokens of each prompt's sequences."""
@@ -156,9 +104,52 @@ class Measurement:
             if prompt.finished is not None
         }
 
+    def report(self, weights: int, cache: str, *, beside: Measurement | None = None) -> dict[str, Any]:
+        """The measurement as one JSON object.
+
+        `weights`: bytes of the model; `cache`: its form; `beside`: the same run without a cache.
+        """
+        if beside is not None:
+            others = {(entry["step"], tuple(entry["rows"])): entry for entry in beside.passes}
+            for entry in self.passes:
+                other = others.get((entry["step"], tuple(entry["rows"])))
+                entry["without_cache"] = None if other is None else {name: other[name] for name in INPUTS}
+        prompts = [self._entry(prompt) for prompt in self.prompts.values() if prompt.failed is None]
+        last = max((entry["step"] for entry in self.passes), default=0)
+        final = [entry for entry in self.passes if entry["step"] == last]  # several if prompts ran separately
+        total = sum(entry["total_bytes"] for entry in final)
+        report: dict[str, Any] = {"schema": SCHEMA, "model": self.model}
+        report |= prompts[0] if prompts and len(self.prompts) == 1 else {"prompts": prompts}
+        if self.failures:
+            report["errors"] = [
+                {"id": failed.lane, "error": {"code": failed.code, "message": failed.message}}
+                for failed in self.failures
+            ]
+        report |= {
+            "cache": cache,
+            "layers": [layer for entry in final for layer in entry["layers"]],
+            "total_bytes": total,
+            "reserved_bytes": sum(entry["reserved_bytes"] for entry in final),
+            "weights_bytes": weights,
+            "bytes_per_token": per_token(self.passes),
+            "bytes_per_row": divided(total, sum(len(entry["input_ids"]) for entry in final)),
+            "share_of_weights": total / weights if weights else None,
+            "steps": self.passes,
+        }
+        return report if beside is None else report | {"tokens_agree": self.written() == beside.written()}
+
     def _entry(self, prompt: LaneHistory) -> dict[str, Any]:
-        """The entry of a prompt."""
+        """A prompt, how it was decoded, and what was written."""
         began, read, finished = prompt.began, prompt.prefilled, prompt.finished
+        hypotheses = finished.hypotheses if finished else ()
+        ended = None
+        if finished is not None:
+            passes, reason = self._after[prompt.lane], hypotheses[0].reason if hypotheses else "length"
+            ended = {
+                "reason": "steps" if reason == "length" and passes >= self.steps else reason,
+                "steps": passes,
+                **({"stop": hypotheses[0].cause} if hypotheses and hypotheses[0].cause else {}),
+            }
         return {
             "id": prompt.lane,
             "prompt": _text(prompt),
@@ -166,28 +157,11 @@ class Measurement:
             "reused_tokens": read.reused if read else 0,
             "strategy": began.strategy if began else "",
             "seed": began.seed if began else None,
-            "ended": None if finished is None else self._ended(finished),
+            "ended": ended,
             "sequences": [
-                {"token_ids": list(hypothesis.tokens), "text": hypothesis.text, "finish_reason": hypothesis.reason}
-                for hypothesis in (finished.hypotheses if finished else ())
+                {"token_ids": list(one.tokens), "text": one.text, "finish_reason": one.reason} for one in hypotheses
             ],
         }
-
-    def _ended(self, finished: events.Finished) -> dict[str, Any]:
-        """The reason for the end of a prompt and the number of passes."""
-        best, passes = finished.hypotheses[0] if finished.hypotheses else None, self._after[finished.lane]
-        reason = best.reason if best else "length"
-        if reason == "length" and passes >= self.steps:
-            reason = "steps"
-        stop = {"stop": best.cause} if best is not None and best.cause else {}
-        return {"reason": reason, "steps": passes, **stop}
-
-    def _put_beside(self, uncached: Measurement) -> None:
-        names = ("input_ids", "position_ids", "attention_mask", "past_length")
-        passes = {(entry["step"], tuple(entry["rows"])): entry for entry in uncached.passes}
-        for entry in self.passes:
-            match = passes.get((entry["step"], tuple(entry["rows"])))
-            entry["without_cache"] = None if match is None else {name: match[name] for name in names}
 
 
 def _text(prompt: LaneHistory) -> str:
@@ -195,26 +169,8 @@ def _text(prompt: LaneHistory) -> str:
     return prompt.began.prompt if prompt.began else ""
 
 
-def as_given(inputs: events.Given) -> dict[str, Any]:
-    """The input of a pass as JSON values."""
-    return {
-        "input_ids": [list(row) for row in inputs.input_ids],
-        "cache_position": list(inputs.cache_position),
-        "position_ids": _rows(inputs.position_ids),
-        "attention_mask": _rows(inputs.attention_mask),
-        "past_length": inputs.past_length,
-    }
-
-
-def positional(layers: Iterable[dict[str, Any]]) -> bool:
-    """Whether any layer keeps a column for each token."""
-    return any(layer["kind"] not in (STATE, CROSS) for layer in layers)
-
-
-def last_passes(passes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The newest pass, or all passes of that step if prompts were read, or run, separately."""
-    last = max((entry["step"] for entry in passes), default=0)
-    return [entry for entry in passes if entry["step"] == last]
+def _lists(rows: Iterable[Iterable[int]] | None) -> list[list[int]] | None:
+    return None if rows is None else [list(row) for row in rows]
 
 
 def per_token(passes: Sequence[dict[str, Any]]) -> int | float | None:
@@ -227,16 +183,13 @@ def per_token(passes: Sequence[dict[str, Any]]) -> int | float | None:
         before = next((earlier for earlier in reversed(passes[:number]) if earlier["rows"] == entry["rows"]), None)
         if entry["step"] == 0 or before is None or before["step"] + 1 != entry["step"]:
             continue
-        new = _reach(entry) - _reach(before)
+        ids = len(entry["input_ids"][0])
+        new = entry["past_length"] + ids - before["past_length"] - len(before["input_ids"][0])
         if not entry["cache_position"]:
-            new = len(entry["input_ids"][0])
+            new = ids
         if new > 0:
             return divided(entry["growth_bytes"], new * len(entry["rows"]))
     return None
-
-
-def _reach(entry: dict[str, Any]) -> int:
-    return int(entry["past_length"] + len(entry["input_ids"][0]))
 
 
 def divided(total: int, count: int) -> int | float | None:
@@ -244,12 +197,3 @@ def divided(total: int, count: int) -> int | float | None:
     if not count:
         return None
     return total // count if total % count == 0 else total / count
-
-
-def _cross(layers: Iterable[dict[str, Any]]) -> str | None:
-    new = [layer["new"] for layer in layers if layer["kind"] == CROSS]
-    return None if not new else "computed" if any(new) else "kept"
-
-
-def _rows(rows: tuple[tuple[int, ...], ...] | None) -> list[list[int]] | None:
-    return None if rows is None else [list(row) for row in rows]

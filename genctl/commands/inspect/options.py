@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from genctl.commands.options import FORMAT, IN_OUT, PAGE, PresetOptions
-from genctl.commands.table import (
-    Command,
-    Conflict,
-    OptionGroup,
-    because,
-    flag_of,
-    given,
-    needless_force,
-    same_file,
-)
+from genctl.commands.table import Command, Conflict, OptionGroup, flag_of, given, needless_force, same_file
 from genctl.config.layers import Resolved
 from genctl.errors import UsageError
 
@@ -30,10 +20,6 @@ class InspectOptions(PresetOptions):
 
     steps: int | None = MEASURED.option("passes after the prompt, of one token each (default: 8)", "N", least=0)
     inputs: bool = MEASURED.switch("show what each pass is given, with and without a cache")
-    heatmap: bool = MEASURED.switch("show the norms of keys and values, by layer and position")
-    diff: str | None = MEASURED.option(
-        "what this prompt could reuse of the first one's cache, and what that saves", "PROMPT"
-    )
     save_cache: str | None = FILES.option("keep the prompt's cache, for --prompt-cache", "FILE")
     plan: bool = PLAN.switch("predict bytes from the checkpoint's config alone; nothing is decoded")
     batch: int | None = PLAN.option("with --plan: prompts at once (default: 1)", "N", least=1)
@@ -44,48 +30,24 @@ class InspectOptions(PresetOptions):
     format: Literal["text", "json", "tsv"] = FORMAT
 
 
-def _each(*names: str, sentence: str, **values: Sequence[Any]) -> tuple[Conflict, ...]:
-    """A row for each option; FLAG stands for its flag, and VALUE for what it is given."""
-    return tuple(
-        (given(name, **values), sentence.replace("FLAG", flag_of(name)).replace("VALUE", f"{{{name}}}"))
-        for name in names
-    )
-
-
-_ONE_PROMPT = ("save_cache", "heatmap", "diff")
-_MEASURED = (
-    "input",
-    "input_format",
-    "template",
-    "steps",
-    "inputs",
-    "heatmap",
-    "diff",
-    "save_cache",
-    "output",
-    "report",
-)
+_PLANNED = ("batch", "length", "source_length", "memory")
+_MEASURED = ("input", "input_format", "template", "steps", "inputs", "save_cache", "output", "report")
 CONFLICTS: tuple[Conflict, ...] = (
-    *because(
-        given(without=["plan"]),
-        "",
-        *_each(
-            *("batch", "length", "source_length", "memory"),
-            sentence="FLAG VALUE belongs to --plan; here bytes are measured",
-        ),
+    *(
+        (given(name, without=["plan"]), f"{flag_of(name)} {{{name}}} belongs to --plan; here bytes are measured")
+        for name in _PLANNED
     ),
     (given("plan", "arguments"), "a prompt belongs to a measurement, and --plan decodes nothing"),
-    *_each(*_MEASURED, sentence="FLAG belongs to a measurement, and --plan decodes nothing", plan=[True]),
+    *(
+        (given(name, plan=[True]), f"{flag_of(name)} belongs to a measurement, and --plan decodes nothing")
+        for name in _MEASURED
+    ),
     needless_force("output", "save_cache", also=("report",)),
     *PAGE,
     same_file("save_cache", "report"),
     (given(save_cache=["-"]), "--save-cache -: a prompt cache is a file that is read again; give it a name"),
     same_file("save_cache", "output"),
-    (given("template", "diff"), "--diff gives a whole prompt, which --template does not make: write out both"),
-    (given(diff=[""]), "--diff: the other prompt is empty"),
-    *_each(
-        "inputs", "heatmap", "diff", sentence="FLAG has no place in --format tsv; --format json has it", format=["tsv"]
-    ),
+    (given("inputs", format=["tsv"]), "--inputs has no place in --format tsv; --format json has it"),
 )
 
 INSPECT_CACHE = Command(
@@ -104,7 +66,7 @@ INSPECT_CACHE = Command(
         'genctl inspect-cache --save-cache F "A long prompt"',
     ),
     {
-        MEASURED: ("steps", "inputs", "heatmap", "diff"),
+        MEASURED: ("steps", "inputs"),
         PLAN: ("plan", "batch", "length", "memory"),
         FILES: ("save_cache",),
         "Model and settings": ("model", "cache_implementation", "presets", "set"),
@@ -129,10 +91,3 @@ def check_length(early: Resolved, given: int | None, steps: int) -> None:
         raise UsageError(
             f"{setting_text} contradicts --steps {steps}{default} which writes {steps + 1} tokens", hint=hint
         )
-
-
-def check_rows(options: InspectOptions, count: int) -> None:
-    """Raises UsageError where an option takes exactly one prompt."""
-    for name in _ONE_PROMPT:
-        if count != 1 and given(name)(options):
-            raise UsageError(f"{flag_of(name)} takes exactly one prompt; there are {count}")

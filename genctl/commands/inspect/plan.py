@@ -1,121 +1,45 @@
-"""`genctl inspect-cache --plan`: the memory that a cache will take, from a config alone."""
+"""`genctl inspect-cache --plan`: the memory that a cache takes, and what fits beside the weights, from a config alone.
+
+Each part of the cache is built once for a few tokens on the meta device (`skeleton.probe`). Its bytes are then
+rows x columns x the bytes of one column of one row; how many rows and columns there are depends on its kind:
+
+    full, static, quantised   all rows, all columns
+    sliding window            all rows, the newest window - 1 columns
+    cross-attention           the source's columns; one row for a prompt, however many beams it has (with transformers'
+                              classes, where there are several prompts, all rows)
+    recurrent state           all rows, no columns
+
+so a plan equals what `inspect-cache` measures for as many rows and columns, to the byte.
+"""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rich.cells import cell_len
-from rich.console import Console
-from rich.text import Text
-
-from genctl.commands.inspect.cache_report import PIPE, Report, amount, layer_lines, number, share
+from genctl.commands.inspect import report as reports
+from genctl.commands.inspect.measurement import CROSS, STATE, divided
 from genctl.commands.inspect.options import InspectOptions
 from genctl.commands.options import memory_bytes
 from genctl.config.layers import Resolved
-from genctl.errors import Exit, UsageError, count, size
+from genctl.config.modes import check_distinct, check_returned
+from genctl.errors import Exit, UsageError
+from genctl.io.records import SCHEMA
 from genctl.io.writers import report_text
-from genctl.terminal import theme, widgets
+from genctl.models.sizes import context_of, source_context_of, trained_length
+from genctl.params import Generation, Runtime
 from genctl.terminal.console import make_consoles
 from genctl.terminal.widgets import visible
 
-# A cache estimate as text: its layers, sums for each kind, and what fits into a memory.
+if TYPE_CHECKING:
+    from genctl.commands.inspect.skeleton import Skeleton
 
-
-INDENT = 10  # cells of the words before each line of sums
-NOT_COUNTED = "activations and the framework's own memory are not counted"
-
-
-def plan_lines(report: Report, width: int | None) -> list[Text]:
-    """The whole estimate in lines of at most `width` cells; None leaves lines whole."""
-    plan = report["plan"]
-    rows = count(plan["batch"], "prompt")
-    if plan["rows"] != plan["batch"]:
-        rows += f", {count(plan['rows'], 'row')}"
-    length = count(plan["length"], "token")
-    if plan["source_length"] is not None:
-        length += f", source {plan['source_length']:,}"
-    lines = [widgets.header(width or PIPE, report["model"], "plan", rows, length), *layer_lines(report, width)]
-    for name, words, style in (*_sums(report), *_fit(report)):
-        lines += _entry(name, words, style, width)
-    return [widgets.fit(line, width) for line in lines]
-
-
-def _sums(report: Report) -> list[tuple[str, list[str], Any]]:
-    total, weights, plan = report["total_bytes"], report["weights_bytes"], report["plan"]
-    phrases = [amount(total)]
-    if plan["rows"] > 1:
-        phrases.append(f"{number(report['bytes_per_row'])} bytes for each of {plan['rows']:,} rows")
-    phrases.append(f"{number(report['bytes_per_token'])} bytes for each new token of each row")
-    entries: list[tuple[str, list[str], Any]] = [("cache", phrases, theme.PLAIN)]
-    kinds: dict[str, int] = {}
-    for layer in report["layers"]:
-        kinds[layer["kind"]] = kinds.get(layer["kind"], 0) + layer["bytes"]
-    if len(kinds) > 1:
-        each = [
-            f"{kind} {size(amount)}" + (f" ({share(amount / total)})" if total else "")
-            for kind, amount in kinds.items()
-        ]
-        entries.append(("", each, theme.PLAIN))
-    phrases = [amount(weights), plan["dtype"]]
-    if report["share_of_weights"]:
-        phrases.append(f"the cache is {share(report['share_of_weights'])} of them")
-    return [*entries, ("weights", phrases, theme.PLAIN)]
-
-
-def _fit(report: Report) -> list[tuple[str, list[str], Any]]:
-    plan = report["plan"]
-    memory = plan["memory_bytes"]
-    if memory is None:
-        return []
-    weights = report["weights_bytes"]
-    left = memory - weights - report["total_bytes"]
-    if weights > memory:
-        verdict = f"does not fit: the weights alone need {size(weights - memory)} more"
-    elif left < 0:
-        verdict = f"does not fit: {size(-left)} too little"
-    else:
-        verdict = f"fits, {size(left)} left"
-    style = theme.PLAIN if plan["fits"] else theme.ERROR
-    entries = [("memory", [amount(memory), verdict], style)]
-    rows = "" if plan["rows"] == 1 else f" in {plan['rows']:,} rows"
-    if plan["longest_length"] is None:
-        longest = ["any length: nothing that is kept grows with it"]
-    elif plan["longest_length"] == 0:
-        longest = ["not even one token"]
-    else:
-        longest = [f"{count(plan['longest_length'], 'token')}{rows}"]
-        if plan["length_bound"] == "context":
-            longest.append("the model's context")
-    entries.append(("longest", longest, theme.PLAIN))
-    if plan["largest_batch"] is None:
-        most = "any number of prompts: nothing is kept of them"
-    elif plan["largest_batch"] == 0:
-        most = f"not even one prompt of {count(plan['length'], 'token')}"
-    else:
-        most = f"{count(plan['largest_batch'], 'prompt')} of {count(plan['length'], 'token')}"
-    return [*entries, ("largest", [most], theme.PLAIN), ("", [NOT_COUNTED], theme.DIM)]
-
-
-def _entry(name: str, words: list[str], style: Any, width: int | None) -> list[Text]:
-    """A name and its phrases on as many lines as needed; a phrase is broken only if it is longer than a line."""
-    lines = [Text().append(f"{name:<{INDENT}}", style=theme.DIM)]
-    for place, phrase in enumerate(words):
-        if place and (width is None or lines[-1].cell_len + 3 + cell_len(phrase) <= width):
-            lines[-1].append(" · ", style=theme.PLAIN)
-        elif place:
-            lines.append(Text(" " * INDENT))
-        if width is None or lines[-1].cell_len + cell_len(phrase) <= width:
-            lines[-1].append(phrase, style=style)
-            continue
-        page = Console(width=width, _environ={})  # it only breaks between words
-        first, *rest = Text(phrase, style=style).wrap(page, max(width - INDENT, 8))
-        lines[-1].append_text(first)
-        lines += [Text(" " * INDENT).append_text(piece) for piece in rest]
-    return lines
-
-
-COLUMNS = ("layer", "kind", "shape", "dtype", "device", "bytes")
+COLUMNS = ("layer", "kind", "shape", "dtype", "device", "bytes")  # of --format tsv
+STATIC = "static"
+SHARED = 64  # least columns of a prompt that its rows share (`decode.cache.shared`), in the native runtime
 
 
 def perform(options: InspectOptions, early: Resolved) -> int:
@@ -123,11 +47,9 @@ def perform(options: InspectOptions, early: Resolved) -> int:
 
     Raises UsageError and ModelError before anything is printed.
     """
-    from genctl.commands.inspect import cache_estimate as plans
-
     if early.runtime.prompt_cache is not None and early.settings["prompt_cache"].kind == "command":
         raise UsageError("--prompt-cache belongs to a measurement, and --plan decodes nothing")
-    report = plans.plan(
+    report = plan(
         early.runtime,
         early.generation,
         batch=options.batch or 1,
@@ -136,14 +58,9 @@ def perform(options: InspectOptions, early: Resolved) -> int:
         memory=None if options.memory is None else memory_bytes(options.memory),
         **options.trust,
     )
-    _write(report, options)
-    return int(Exit.CHECK if report["plan"]["fits"] is False else Exit.DONE)
-
-
-def _write(report: Report, options: InspectOptions) -> None:
     out, err = make_consoles(options.color)
     if options.format == "text":
-        for line in plan_lines(report, out.width if out.is_terminal else None):
+        for line in reports.plan_lines(report, out.width if out.is_terminal else None):
             out.print(line)
     else:
         rows = [[layer[name] for name in COLUMNS] for layer in report["layers"]]
@@ -151,3 +68,243 @@ def _write(report: Report, options: InspectOptions) -> None:
     sys.stdout.flush()
     for note in report["plan"]["notes"]:
         err.print(visible(f"note: {note}"), style="dim")
+    return int(Exit.CHECK if report["plan"]["fits"] is False else Exit.DONE)
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of a run: `rows` in all, `length` columns of each, `source` columns of an encoder.
+
+    With `grouped` the rows of a prompt share one row of cross-attention, in a batch of several prompts too.
+    """
+
+    batch: int
+    rows: int
+    length: int
+    source: int = 0
+    grouped: bool = False
+
+
+class Part(NamedTuple):
+    """One part of the cache: a layer's keys and values, its cross-attention, or its recurrent state."""
+
+    entry: Mapping[str, Any]  # of `Cache.describe`, for a few columns of one row
+    cell: int  # bytes of one column of one row; of one row where there are no columns
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> Part:
+        """The part of an entry of `describe`, for a cache with one row."""
+        columns = 1 if entry["kind"] == STATE else entry["shape"][2]
+        return cls(entry, entry["bytes"] // columns if columns else 0)
+
+    @property
+    def kind(self) -> str:
+        return str(self.entry["kind"])
+
+    @property
+    def window(self) -> int | None:
+        """The columns that a window keeps; None if all stay, as in a window of 1 (see `decode.cut_windows`)."""
+        window = self.entry.get("window")
+        return None if window in (None, 1) else int(window) - 1
+
+    def rows(self, size: Size) -> int:
+        """Stored rows. The rows of a single prompt share one row of cross-attention."""
+        return size.batch if self.kind == CROSS and (size.grouped or size.batch == 1) else size.rows
+
+    def columns(self, size: Size) -> int:
+        """Stored columns; 1 for a state, which has none."""
+        if self.kind in (STATE, CROSS):
+            return 1 if self.kind == STATE else size.source
+        return size.length if self.window is None else min(size.length, self.window)
+
+    def bytes(self, size: Size) -> int:
+        """All bytes of the part, scales of quantised numbers included."""
+        return self.rows(size) * self.columns(size) * self.cell
+
+    def reserved(self, size: Size) -> int:
+        """The most bytes of its buffers, room for later tokens included."""
+        if self.kind in (STATE, CROSS, STATIC):
+            return self.bytes(size)
+        from genctl.decode.batch_cache import ROOM
+        from genctl.decode.cache.growing import STEP, grown
+
+        # up to ROOM new tokens are allocated at the beginning; beyond them a buffer grows as it fills
+        columns = size.length if size.length <= ROOM + 1 else grown(size.length)
+        if self.window is not None:
+            columns = min(columns, self.window + STEP)
+        return self.rows(size) * columns * self.cell
+
+    def sized(self, size: Size, device: str) -> dict[str, Any]:
+        """The part as an entry of `describe` in a run of this size."""
+        rows, columns = self.rows(size), self.columns(size)
+
+        def shape(one: Sequence[int]) -> list[int]:
+            return [rows, *one[1:]] if self.kind == STATE else [rows, one[1], columns, *one[3:]]
+
+        entry = {**self.entry, "shape": shape(self.entry["shape"]), "device": device, "bytes": self.bytes(size)}
+        if "value_shape" in entry:
+            entry["value_shape"] = shape(entry["value_shape"])
+        if "filled" in entry:
+            entry["filled"] = size.length
+        if "states" in entry:
+            entry["states"] = {name: shape(one) for name, one in entry["states"].items()}
+        return entry
+
+
+def total(parts: Sequence[Part], size: Size) -> int:
+    """Bytes of all parts. Monotonic in rows and columns."""
+    return sum(part.bytes(size) for part in parts)
+
+
+def plan(
+    runtime: Runtime,
+    generation: Generation,
+    *,
+    batch: int,
+    length: int | None = None,
+    source_length: int | None = None,
+    memory: int | None = None,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+) -> dict[str, Any]:
+    """The report of a plan, with the keys of a measured one, and `plan`: the request, and what fits.
+
+    `batch` prompts, each with the rows of the strategy; `length` columns of each row, the prompt's included (default:
+    the model's context); `source_length` tokens of an encoder (default: its context, or `length`); `memory` in bytes.
+    `reserved_bytes` is the most that the buffers take, room for later tokens included: exact at the end of a run with
+    at most 512 new tokens, else an upper bound. Raises UsageError for conflicting options, ModelError for a model that
+    cannot be planned.
+    """
+    per_prompt = rows_of(generation)
+    from genctl.commands.inspect import skeleton as skeletons
+
+    skeleton = skeletons.build(runtime, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    form = generation.cache_implementation if generation.use_cache else "off"
+    parts = [Part.of(entry) for entry in skeletons.probe(skeleton, form)]
+    weights, context = skeletons.weights_bytes(skeleton, runtime), context_of(skeleton.config)
+    size = _size(skeleton, batch, per_prompt, context, length, source_length)
+    in_all = total(parts, size)
+
+    longest = largest_batch = fits = None
+    if memory is not None:
+        room = memory - weights
+        longest = largest(lambda length: total(parts, replace(size, length=length)) <= room, context)
+        largest_batch = largest(lambda batch: total(parts, replace(size, batch=batch, rows=batch * per_prompt)) <= room)
+        fits = in_all <= room
+    return {
+        "schema": SCHEMA,
+        "model": skeleton.name,
+        "cache": form,
+        "layers": [part.sized(size, skeleton.device) for part in parts],
+        "total_bytes": in_all,
+        "reserved_bytes": sum(part.reserved(size) for part in parts),
+        "weights_bytes": weights,
+        "bytes_per_token": divided(in_all - total(parts, replace(size, length=size.length - 1)), size.rows),
+        "bytes_per_row": divided(in_all, size.rows),
+        "share_of_weights": in_all / weights if weights else None,
+        "steps": [],
+        "plan": {
+            "batch": batch,
+            "num_beams": generation.num_beams,
+            "rows": size.rows,
+            "length": size.length,
+            "source_length": size.source if skeleton.is_encoder_decoder else None,
+            "dtype": skeleton.dtype,
+            "context": context,
+            "memory_bytes": memory,
+            "longest_length": longest,
+            "length_bound": None if longest is None else "context" if longest == context else "memory",
+            "largest_batch": largest_batch,
+            "fits": fits,
+            "notes": [*skeleton.notes, *_notes(skeleton, generation, parts, size, form)],
+        },
+    }
+
+
+def planned_like(
+    runtime: Runtime, generation: Generation, report: Mapping[str, Any], **trust: bool
+) -> dict[str, Any] | None:
+    """The plan for as many prompts and columns as a measured report has after its last pass; None without one.
+
+    Raises UsageError or ModelError as `plan` does.
+    """
+    if not report["steps"] or not report["layers"]:
+        return None
+    last = report["steps"][-1]
+    source = next((layer["shape"][2] for layer in last["layers"] if layer["kind"] == CROSS), None)
+    length = last["past_length"] + len(last["input_ids"][0])
+    return plan(runtime, generation, batch=len(set(last["rows"])), length=length, source_length=source, **trust)
+
+
+def rows_of(generation: Generation) -> int:
+    """Rows that the strategy keeps for each prompt. Raises UsageError for conflicting knobs."""
+    beams, returned = generation.num_beams, generation.num_return_sequences
+    if beams > 1:
+        check_returned(generation)
+        return beams
+    samples = generation.best_of or generation.mbr_samples
+    if samples is not None:
+        return samples
+    if generation.penalty_alpha:
+        return generation.top_k  # contrastive search reads each candidate in a row of its own
+    check_distinct(generation)
+    return returned
+
+
+def largest(fits: Callable[[int], bool], most: int | None = None) -> int | None:
+    """The largest whole number from 0 to `most` that fits, for a monotonic `fits`; None if all fit.
+
+    Without `most` numbers up to 2^62 are tried. 0 is not tried: it is the result if 1 does not fit.
+    """
+    numbers = range(1, (1 << 62 if most is None else most) + 1)
+    found = bisect_left(numbers, True, key=lambda number: not fits(number))
+    return most if found == len(numbers) else found
+
+
+def _size(
+    skeleton: Skeleton, batch: int, per_prompt: int, context: int | None, length: int | None, source: int | None
+) -> Size:
+    """The size that is planned. Raises UsageError for lengths that are missing or that the model cannot have."""
+    name = skeleton.name
+    if length is None:
+        length = context or trained_length(skeleton.config)
+        if length is None:
+            raise UsageError(f"--plan for {name} needs --length: nothing bounds how long its texts may be")
+    if context is not None and length > context:
+        raise UsageError(f"--length {length}: the context of {name} is {context} tokens")
+    if not skeleton.is_encoder_decoder:
+        if source is not None:
+            raise UsageError(f"--source-length {source} is for encoder-decoders, and {name} has no encoder")
+        return Size(batch, batch * per_prompt, length, grouped=skeleton.is_native)
+    most = source_context_of(skeleton.config)
+    if source is None:
+        source = most or length
+    if most is not None and source > most:
+        raise UsageError(f"--source-length {source}: the encoder of {name} reads {most} tokens at most")
+    return Size(batch, batch * per_prompt, length, source, grouped=skeleton.is_native)
+
+
+def _notes(skeleton: Skeleton, generation: Generation, parts: Sequence[Part], size: Size, form: str) -> list[str]:
+    """Notes on settings that a run follows and this plan does not, and on memory that it does not count."""
+    notes, settings = [], skeleton.generation
+    for name in ("num_beams", "num_return_sequences"):
+        stored, planned = settings.values.get(name), getattr(generation, name)
+        if type(stored) is int and stored > 1 and planned == 1:
+            notes.append(f"{settings.file} says {name} = {stored}, which a run follows; this plan has {name} = 1")
+    if not parts and form != "off":
+        notes.append("this architecture keeps no cache: everything is read again at every step")
+    shares = size.rows > size.batch and size.length > SHARED and any(part.kind == "full" for part in parts)
+    if shares and size.source == 0:
+        notes.append(
+            f"the native runtime keeps a prompt of {SHARED} tokens or more once for all its rows: a run may need less"
+        )
+    if form == "offloaded":
+        notes.append("with --cache offloaded the layers that grow lie in the CPU's memory while others compute")
+    others = [name for name in ("assistant_model", "amateur_model") if getattr(generation, name)]
+    if others:
+        notes.append(f"the weights and the cache of {' and '.join(others)} are not counted")
+    if generation.guidance_scale not in (None, 1.0):
+        notes.append("guidance_scale keeps a second cache for the negative prompt, which is not counted")
+    if generation.assistant_model or generation.prompt_lookup_num_tokens or generation.assistant_early_exit:
+        notes.append("a draft is kept, with what it pushes out of windows, until it is checked; this is not counted")
+    return notes

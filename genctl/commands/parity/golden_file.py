@@ -127,8 +127,9 @@ def read(path: str) -> Golden:
         raise InputError(f"--expect: {error}: {name}", hint=HINT) from None
     head = _object(lines[0]) if lines else {}
     if head.get("schema") != SCHEMA or head.get("kind") != KIND:
-        is_recording = any(b'"genctl-compare/' in line for line in lines[:2])
-        hint = f"it is a recording: genctl compare --expect {name} repeats it" if is_recording else HINT
+        hint = HINT
+        if any(b'"genctl-compare/' in line for line in lines[:2]):
+            hint = "compare --save wrote it, which was removed; genctl parity MODEL --save FILE writes golden files"
         raise InputError(f"--expect: {name} is no golden file of {SCHEMA}", hint=hint)
     if head.get("version") != VERSION:
         raise InputError(f"--expect: {name} is a golden file of version {head.get('version')!r:.20}; this is {VERSION}")

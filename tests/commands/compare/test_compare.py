@@ -353,9 +353,7 @@ def test_dry_prints_every_run_and_decodes_nothing(gpt2: Path) -> None:
     assert re.search(r"num_beams = 4 +# --strategy b", done.out)
 
 
-def test_an_interrupted_comparison_keeps_what_it_has(
-    gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_comparison_keeps_what_it_has(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = 0
 
     def interrupt(self: Interrupt) -> str:
@@ -367,12 +365,11 @@ def test_an_interrupted_comparison_keeps_what_it_has(
 
     monkeypatch.setattr(Interrupt, "__call__", interrupt)
     arguments = ("compare", "-m", str(gpt2), *PAIR, "-n", "20", "--batch-size", "1", "--format", "jsonl")
-    done = genctl(*arguments, "--save", str(tmp_path / "saved.json"), "hello", "never begun")
+    done = genctl(*arguments, "hello", "never begun")
     assert done.status == 130
     assert [(record["id"], record["finish_reason"]) for record in done.records] == [("0", "interrupted")] * 2
     # one token for each time that the loop asks
     assert [record["usage"]["new_tokens"] for record in done.records] == [6, 6]
-    assert not (tmp_path / "saved.json").exists()
 
 
 PAIR = ("-p", "greedy", "-p", "nucleus")
@@ -387,13 +384,15 @@ PAIR = ("-p", "greedy", "-p", "nucleus")
         (("x", "-p", "greedy", "-p", "gredy"), 2, "did you mean greedy?"),
         (("x", *PAIR, "--baseline", "beam"), 2, "there are: greedy, nucleus"),
         (("x", *PAIR, "--seeds", "0"), 2, "at least 1"),
-        (("x", *PAIR, "--tolerance", "0.1"), 2, "--expect"),
         (("x", *PAIR, "--force"), 2, "neither"),
+        (("x", *PAIR, "--strategy", "golden.jsonl"), 2, "parity MODEL --expect FILE compares with one"),
         (("x", *PAIR, "--timing"), 2, "--timing"),
         (("x", *PAIR, "--strategy", "a:num_beams=0", "--strategy", "b:top_q=1"), 2, "run b: --strategy b: unknown"),
         (("x", "-p", "greedy", "--strategy", "hot:temperature=2,do_sample=false"), 2, "run hot"),
         (("x", *PAIR, "--models", "builtin:stories,builtin:novels"), 3, "numbers, stories"),
-        (("x", *PAIR, "--expect", "missing.json"), 2, "missing.json"),
+        (("x", *PAIR, "--save", "f"), 2, "use genctl parity MODEL --save FILE"),
+        (("--expect", "f"), 2, "use genctl parity MODEL --expect FILE"),
+        (("x", *PAIR, "--tolerance", "0.1"), 2, "use genctl parity MODEL --expect FILE --max-kl X"),
         (("x", *PAIR, "--regex", "("), 2, "run greedy"),
         (PAIR, 2, "No prompt"),
         (("x", *PAIR, "-i", "missing.txt"), 2, "--input"),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from genctl.comparing import metrics
 from genctl.comparing.metrics import distinct, divergence, longest_repeat, mean_of, measure, words
-from genctl.comparing.statistics import RunStatistics, bootstrap
+from genctl.comparing.statistics import RunNumbers, bootstrap
 from genctl.events import Hypothesis, Token
 from genctl.events.results import Sequence
 from tests.cli.tool import genctl
@@ -138,29 +138,29 @@ def test_the_interval_holds_the_mean_about_as_often_as_it_says() -> None:
 
 
 def test_wins_count_ties_and_leave_out_what_failed() -> None:
-    tally = RunStatistics(["a", "b"])
-    for values in zip([-1.0, -2.0, -3.0, None, -1.0], [-2.0, -2.000001, -1.0, -1.0, None], strict=True):
-        known = zip("ab", values, strict=True)
-        tally.add({run: [{"mean_logprob": value}] for run, value in known if value is not None})
-    assert tally.wins("a", "b") == (1, 1, 1)
+    a, b = RunNumbers(), RunNumbers()
+    for run, values in ((a, [-1.0, -2.0, -3.0, None, -1.0]), (b, [-2.0, -2.000001, -1.0, -1.0, None])):
+        for value in values:
+            run.add([] if value is None else [{"mean_logprob": value}])
+    assert a.wins(b) == (1, 1, 1)
 
 
-def test_a_tally_pairs_prompts() -> None:
-    tally = RunStatistics(["a", "b"])
+def test_runs_are_paired_by_prompts() -> None:
+    a, b = RunNumbers(), RunNumbers()
     for ours, theirs in ((-1.0, -2.0), (-3.0, -5.0)):
-        tally.add({"a": [{"mean_logprob": ours, "perplexity": 0.0}], "b": [{"mean_logprob": theirs}]})
-    tally.add({"a": [{"mean_logprob": -9.0}]})
-    difference = tally.difference("a", "b", "mean_logprob")
-    assert difference is not None
-    assert (difference.mean, difference.count) == (1.5, 2)
-    perplexity = tally.interval("a", "perplexity")
+        a.add([{"mean_logprob": ours, "perplexity": 0.0}])
+        b.add([{"mean_logprob": theirs}])
+    a.add([{"mean_logprob": -9.0}])
+    b.add([])
+    assert a.differences(b, "mean_logprob") == [1.0, 2.0]
+    perplexity = a.interval("perplexity")
     assert perplexity is not None
     assert perplexity.ends == ()
     assert perplexity.mean == pytest.approx(math.exp(13 / 3))
-    assert tally.wins("a", "b")[0] == 2
+    assert a.wins(b)[0] == 2
     for value in range(7):
-        tally.add({"a": [{"mean_logprob": -float(value)}]})
-    perplexity = tally.interval("a", "perplexity")
+        a.add([{"mean_logprob": -float(value)}])
+    perplexity = a.interval("perplexity")
     assert perplexity is not None
     assert perplexity.ends[0] < perplexity.mean < perplexity.ends[1]
 

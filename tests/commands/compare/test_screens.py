@@ -68,26 +68,26 @@ def test_what_stays_is_texts_with_marks_and_tables(width: int) -> None:
     out = console(width)
     token, other = Token(5, -0.9, " badger"), Token(6, -2.3, " fox")
     text = "".join(STORY)
+    point = Divergence("greedy", 6, len("".join(STORY[:6])), other, token)
     blocks = [
         shown.Block("greedy", (shown.Passage(text, "ended by itself"),)),
         shown.Block(
             "nucleus",
             (
-                shown.Passage("".join(OTHER), "ended by itself", "seed 7", len("".join(STORY[:6])), other),
-                shown.Passage("", "cut at max_new_tokens", "seed 8", 0, None),
+                shown.Passage("".join(OTHER), "ended by itself", "seed 7", point),
+                shown.Passage("", "cut at max_new_tokens", "seed 8", Divergence("greedy", 0, 0, None, token)),
             ),
         ),
         shown.Block("broken", (), "the prompt has 9 tokens, but max_length is 8"),
     ]
     lines = shown.blocks_lines(blocks, out, width)
     lines.append(Text(""))
-    lines += shown.partings_lines(
-        [
-            shown.Parting("nucleus", Divergence("greedy", 6, 0, other, token)),
-            shown.Parting("beam5@elsewhere", Divergence("greedy", 11, 0, None, Token(2, -0.01, "")), comparable=False),
-        ],
-        width,
-    )
+    end = Divergence("greedy", 11, 0, None, Token(2, -0.01, ""))
+    for sentence in (
+        shown.divergence_line("nucleus", point),
+        shown.divergence_line("beam5@elsewhere", end, one_model=False),
+    ):
+        lines += shown.hanging_indent(sentence, out, width)
     lines.append(Text(""))
     headings = [
         "run",

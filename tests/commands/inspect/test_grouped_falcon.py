@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from genctl import events
-from genctl.commands.inspect.cache_estimate import plan
+from genctl.commands.inspect.plan import plan
 from genctl.config.layers import flags_layer
 from genctl.engines.protocol import Flow, Request
 from genctl.engines.session import Session

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from genctl.commands.inspect import cache_estimate
+from genctl.commands.inspect import plan
 from genctl.errors import ModelError
 from tests.cli.tool import Done, genctl
 from tests.tiny import checkpoint
@@ -51,7 +51,7 @@ def test_a_page_without_a_plan_says_why(gpt2: Path, tmp_path: Path, monkeypatch:
     def refuse(*arguments: object, **trust: bool) -> None:
         raise ModelError("no plan of that")
 
-    monkeypatch.setattr(cache_estimate, "planned_like", refuse)
+    monkeypatch.setattr(plan, "planned_like", refuse)
     done = inspect(PROMPT, "-m", str(gpt2), "--steps", "1", "--report", str(tmp_path / "page.html"), "--verbose")
     assert done.status == 0, done.err
     assert "the page has no plan beside the measurement: no plan of that" in done.err
@@ -86,7 +86,7 @@ def test_json_is_one_object(gpt2: Path) -> None:
 
 
 def test_equal_input_gives_equal_bytes(gpt2: Path) -> None:
-    asked = (PROMPT, "-m", str(gpt2), "--steps", "2", "--do-sample", "--seed", "5", "--format", "json", "--heatmap")
+    asked = (PROMPT, "-m", str(gpt2), "--steps", "2", "--do-sample", "--seed", "5", "--format", "json")
     assert inspect(*asked).raw == inspect(*asked).raw
 
 
@@ -129,7 +129,7 @@ def test_no_prompt_on_a_terminal_is_a_short_help(gpt2: Path) -> None:
 
 
 def test_a_pipe_gets_a_plain_table(gpt2: Path) -> None:
-    done = inspect(PROMPT, "-m", str(gpt2), "--steps", "2", "--inputs", "--heatmap", stdin="")
+    done = inspect(PROMPT, "-m", str(gpt2), "--steps", "2", "--inputs", stdin="")
     assert done.status == 0, done.err
     assert "\x1b" not in done.out
     assert "layer  kind" in done.out
@@ -157,55 +157,7 @@ def test_a_prompt_that_fails_leaves_the_others(gpt2: Path, tmp_path: Path) -> No
     assert "9999" in done.err
 
 
-def test_a_heatmap_has_a_number_for_each_layer_and_position(gpt2: Path, t5: Path) -> None:
-    found = report(PROMPT, "-m", str(gpt2), "--steps", "2", "--heatmap", "--num-beams", "2")["heatmap"]
-    length = len(found["positions"])
-    assert found["positions"] == list(range(length))
-    assert len(found["tokens"]) == length
-    assert "".join(found["tokens"]).startswith(PROMPT)
-    assert [layer["layer"] for layer in found["layers"]] == [0, 1]
-    assert {len(layer[part]) for layer in found["layers"] for part in ("keys", "values")} == {length}
-    both = report(PROMPT, "-m", str(t5), "--steps", "2", "--heatmap")["heatmap"]
-    assert len(both["positions"]) == 3
-    assert "".join(both["cross"]["tokens"]) == PROMPT
-
-
 # -- what it saves to reuse --------------------------------------------------------------------------------------------
-
-
-def test_a_diff_runs_the_other_prompt_both_ways(gpt2: Path) -> None:
-    found = report("the cat sat on the mat", "-m", str(gpt2), "--diff", "the cat sat on the log", "--steps", "3")[
-        "diff"
-    ]
-    common, tokens = found["common_tokens"], found["prompt_tokens"]
-    assert found["common_text"] == "the cat sat on the "[: len(found["common_text"])]
-    assert 0 < common < tokens
-    assert found["reused_tokens"] == common
-    assert found["with_reuse"]["prompt_tokens_read"] == tokens - common
-    assert found["without_reuse"]["prompt_tokens_read"] == tokens
-    assert found["with_reuse"]["token_ids"] == found["without_reuse"]["token_ids"]
-    assert found["tokens_agree"] is True
-    assert found["spared_bytes"] == common * 2 * 2 * 4 * 8 * 4  # layers, keys and values, heads, head_dim, float32
-    assert found["reason"] == ""
-
-
-def test_a_diff_says_why_less_is_reused_than_there_is_in_common(gpt2: Path, t5: Path, mamba: Path) -> None:
-    same = report(PROMPT, "-m", str(gpt2), "--diff", PROMPT, "--steps", "1")["diff"]
-    assert same["reused_tokens"] == same["prompt_tokens"] - 1
-    assert "the last token is always read" in same["reason"]
-    other = report(PROMPT, "-m", str(mamba), "--diff", "the cat ran", "--steps", "1")["diff"]
-    assert other["common_tokens"] > 0
-    assert other["reused_tokens"] == other["spared_bytes"] == 0
-    assert "cannot be cut back" in other["reason"]
-    on = report("the cat", "-m", str(mamba), "--diff", PROMPT, "--steps", "1")
-    assert on["diff"]["reused_tokens"] == on["prompt_tokens"] == on["diff"]["common_tokens"]
-    assert on["diff"]["spared_bytes"] == on["steps"][0]["total_bytes"]
-    source = report(PROMPT, "-m", str(t5), "--diff", "the cat ran", "--steps", "1")["diff"]
-    assert source["reused_tokens"] == 0
-    assert "only an equal source" in source["reason"]
-    equal = report(PROMPT, "-m", str(t5), "--diff", PROMPT, "--steps", "1")["diff"]
-    assert equal["reused_tokens"] == equal["prompt_tokens"]
-    assert equal["tokens_agree"] is True
 
 
 @pytest.mark.parametrize("command", ["run", "beam", "inspect-cache"])
@@ -425,24 +377,11 @@ def test_a_form_that_changes_nothing_is_told_of(mamba: Path, mistral: Path) -> N
         (["--length", "3"], "--length 3 belongs to --plan"),
         (["--source-length", "3"], "--source-length 3 belongs to --plan"),
         (["--plan"], "a prompt belongs to a measurement, and --plan decodes nothing"),
-        (["--format", "tsv", "--heatmap"], "--heatmap has no place in --format tsv"),
         (["--format", "tsv", "--inputs"], "--inputs has no place in --format tsv"),
-        (["--format", "tsv", "--diff", "x"], "--diff has no place in --format tsv"),
         (["--force"], "--force replaces an existing --output or --save-cache file"),
         (["--save-cache", "-"], "a prompt cache is a file"),
         (["--save-cache", "x", "-o", "x"], "--output names the same file"),
-        (["--diff", ""], "the other prompt is empty"),
         (["the dog", "--save-cache", "x"], "--save-cache takes exactly one prompt; there are 2"),
-        (["the dog", "--heatmap"], "--heatmap takes exactly one prompt; there are 2"),
-        (["the dog", "--diff", "x"], "--diff takes exactly one prompt; there are 2"),
-        (
-            ["--cache", "off", "--heatmap"],
-            "--heatmap looks into the cache, and there is none (flag --cache)",
-        ),
-        (
-            ["--set", "use_cache=false", "--diff", "x"],
-            "--diff looks into the cache, and there is none (--set use_cache)",
-        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments: list[str], words: str, gpt2: Path) -> None:
@@ -451,17 +390,11 @@ def test_what_makes_no_sense_is_refused(arguments: list[str], words: str, gpt2: 
     assert words in done.err
 
 
-@pytest.mark.parametrize("option", ["--steps=1", "--inputs", "--heatmap", "--diff=x", "--save-cache=x", "--input=x"])
+@pytest.mark.parametrize("option", ["--steps=1", "--inputs", "--save-cache=x", "--input=x"])
 def test_a_plan_takes_nothing_of_a_measurement(option: str) -> None:
     done = inspect("--plan", option)
     assert done.status == 2
     assert f"{option.partition('=')[0]} belongs to a measurement" in done.err
-
-
-def test_what_the_model_cannot_do_is_refused(mamba: Path) -> None:
-    done = inspect(PROMPT, "-m", str(mamba), "--heatmap")
-    assert (done.status, done.out) == (3, "")
-    assert "its layers have recurrent states" in done.err
 
 
 def test_a_preset_yields_to_the_steps(gpt2: Path, tmp_path: Path) -> None:

@@ -107,7 +107,6 @@ def test_reordering_is_reported_as_it_was_done(tmp_path: Path) -> None:
         moves += bool(entry["reordered"])
         kept = [[*kept[row], *new] for row, new in zip(rows, entry["input_ids"], strict=True)]
     assert moves
-    assert found.tokens == kept
     # the rows that the model has read are those that its hypotheses began with
     written = {tuple(row[len(kept[0]) - STEPS :]) for row in kept}
     finished = {one[:STEPS] for one in found.written()["0"]}

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genctl.commands.inspect.cache_estimate import Part, Size, largest, plan, rows_of, total
 from genctl.commands.inspect.options import CONFLICTS, InspectOptions
-from genctl.commands.inspect.plan import COLUMNS, perform
+from genctl.commands.inspect.plan import COLUMNS, Part, Size, largest, perform, plan, rows_of, total
 from genctl.commands.inspect.skeleton import MOST_LAYERS, build
 from genctl.commands.options import memory_bytes
 from genctl.commands.table import check
@@ -109,7 +108,7 @@ KINDS = st.sampled_from(["full", "static", "quantised", "sliding window", "cross
 )
 def test_more_is_never_less(kinds: list[tuple[str, int]], size: tuple[int, ...], more: tuple[int, ...]) -> None:
     parts = [
-        Part(i, kind, (1, 2, 8, 4), "float32", cell, window=9 if kind == "sliding window" else None)
+        Part({"layer": i, "kind": kind, "window": 9 if kind == "sliding window" else None}, cell)
         for i, (kind, cell) in enumerate(kinds)
     ]
     batch, beams, length, source = size
@@ -285,8 +284,10 @@ def test_no_tensor_is_allocated_however_large_the_model(tmp_path: Path) -> None:
     huge = on_disk(
         tmp_path / "huge", hidden_size=16384, intermediate_size=1 << 16, vocab_size=1 << 18, num_hidden_layers=8
     )
-    skeleton = build(Runtime(model=str(huge)))
-    assert {tensor.device.type for tensor in (*skeleton.model.parameters(), *skeleton.model.buffers())} == {"meta"}
+    for runtime in ("native", "transformers"):
+        model = build(Runtime(model=str(huge), runtime=runtime)).model  # type: ignore[arg-type]
+        tensors = dict(model.named_tensors()) if runtime == "native" else model.state_dict()
+        assert {tensor.device.type for tensor in tensors.values()} == {"meta"}
     assert report(huge)["weights_bytes"] > 1 << 35
 
 
@@ -298,7 +299,7 @@ def test_a_folder_whose_shards_are_missing_still_has_a_config(tmp_path: Path) ->
 
 HUB = """
 import json, sys
-from genctl.commands.inspect.cache_estimate import plan
+from genctl.commands.inspect.plan import plan
 from genctl.commands.inspect.options import CONFLICTS, InspectOptions
 from genctl.commands.table import check
 from genctl.config.layers import resolve

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from genctl import events
-from genctl.commands.inspect.cache_estimate import plan
 from genctl.commands.inspect.job import weights_bytes as measured_weights
+from genctl.commands.inspect.plan import plan
 from genctl.commands.inspect.skeleton import build, probe, weights_bytes
 from genctl.decode.loop import decode
 from genctl.decode.types import Lane, Strategy

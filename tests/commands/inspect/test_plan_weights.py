@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import transformers
 
-from genctl.commands.inspect.cache_estimate import plan
+from genctl.commands.inspect.plan import plan
 from genctl.errors import ModelError
 from genctl.models.hub import load
 from genctl.native.runtime import NativeModel
 from genctl.params import Generation, Runtime
-from tests.native import variations
+from tests.native import seq2seq_variations, variations
 from tests.tiny import checkpoint
 
 NAMES = ["llama", "gpt2", "t5", "bart", "builtin:stories", "builtin:numbers"]
@@ -42,6 +42,22 @@ def test_planned_weights_of_experts_are_those_that_are_held(arch: str, quantize:
     assert isinstance(model, NativeModel)
     assert model.spec.experts is not None
     assert planned(runtime)["weights_bytes"] == model.bytes()
+
+
+FAMILIES = ("gpt2", "falcon, new", "gemma2", "opt", "gpt_oss", "bloom")
+SEQ2SEQ = ("t5", "bart", "marian", "m2m_100")
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *SEQ2SEQ])
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_a_config_alone_says_what_its_files_take(name: str, quantize: Any, tmp_path: Path) -> None:
+    (seq2seq_variations if name in SEQ2SEQ else variations).model(name).save_pretrained(tmp_path)
+    runtime = Runtime(model=str(tmp_path), device="cpu", runtime="native", quantize=quantize)
+    model, whole = load(runtime).model, planned(runtime)
+    (tmp_path / "model.safetensors").unlink()
+    assert isinstance(model, NativeModel)
+    assert planned(runtime) == whole
+    assert whole["weights_bytes"] == model.bytes()
 
 
 def test_a_tied_matrix_that_stays_mapped_is_counted_once(tmp_path: Path) -> None:

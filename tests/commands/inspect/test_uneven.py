@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from genctl import events
-from genctl.commands.inspect.cache_estimate import plan
+from genctl.commands.inspect.plan import plan
 from genctl.config.layers import flags_layer
 from genctl.engines.protocol import Flow, Request
 from genctl.engines.session import Session

@@ -188,6 +188,14 @@ def test_a_foreign_file_is_refused_by_name(tmp_path: Path, content: bytes, messa
     assert f"foreign.jsonl {message}" in done.err
 
 
+def test_what_compare_saved_is_refused_with_the_command_that_writes_golden_files(tmp_path: Path) -> None:
+    path = tmp_path / "smoke.json"
+    path.write_text('{\n"schema": "genctl-compare/1",\n"records": []\n}\n')
+    done = expect(path)
+    assert done.status == 2
+    assert "compare --save wrote it, which was removed; genctl parity MODEL --save FILE" in " ".join(done.err.split())
+
+
 def test_a_damaged_file_is_refused_by_name(copied: Path) -> None:
     whole = copied.read_bytes()
     for damaged, message in (

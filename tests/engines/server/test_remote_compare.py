@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.cli.tool import genctl
 from tests.engines.server.stand_in import running
 
@@ -64,21 +62,6 @@ def test_a_server_without_log_probabilities_is_compared_by_its_texts() -> None:
         first, second = genctl("compare", *runs, "--format", "jsonl").records
         assert first["metrics"]["mean_logprob"] is first["metrics"]["score"] is None
         assert second["metrics"]["divergence"]["token"] == [None, " three", None]
-
-
-@pytest.mark.parametrize("name", ["save", "expect"])
-def test_what_a_server_gives_is_not_recorded_to_be_repeated(
-    name: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    path = tmp_path_factory.mktemp("recorded") / "runs.json"
-    if name == "expect":
-        assert genctl("compare", "-p", "greedy", "--seeds", "2", "-n", "2", "--save", str(path), "Hi").status == 0
-    with running() as server:
-        words = ("compare", "-p", "greedy", "--seeds", "2", "--backend", server.url, f"--{name}", str(path), "Hi")
-        done = genctl(*words)
-        assert done.status == 2
-        assert f"--{name} compares token by token, which is not exact on a server (run greedy)" in done.err
-        assert server.asked == []
 
 
 def test_a_run_that_the_server_cannot_do_is_named() -> None:
