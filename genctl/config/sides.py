@@ -187,7 +187,9 @@ def read(
     kind = _kind(what, kinds, bare)
     if what and kind is None:
         names = [one.name for one in presets.available()] if "preset" in kinds else []
-        raise UsageError(modes.unknown(what, f"{option} {text}", names), hint=_what(kinds, refused))
+        here = presets.in_this_folder(what) if "preset" in kinds else ""
+        hint = f"name the file: {here}" if here else _what(kinds, refused)
+        raise UsageError(modes.unknown(what, f"{option} {text}", names), hint=hint)
     if kind is not None and kind in refused:
         raise UsageError(f"{place}: {refused[kind]}")
     settings = read_settings(rest, place, _SPECIAL)

@@ -16,8 +16,8 @@ from genctl.commands.chat.story import Story, text_id
 from genctl.config import presets
 from genctl.config.check import known
 from genctl.config.conflicts import sampling_notice
-from genctl.config.found_files import check_trust
 from genctl.config.layers import Layer, Resolved
+from genctl.config.saved_files import check_trust
 from genctl.engines.protocol import Engine, Flow, JobPlan, Report, Request
 from genctl.errors import GenctlError, UsageError
 from genctl.events import Began, Event, Failed, Finished, Stepped, Token

@@ -20,7 +20,7 @@ from genctl.commands.chat.story import Story, said
 from genctl.commands.chat.thinking import opened_by
 from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice, engine_of
 from genctl.commands.options import memory_bytes, shown_top
-from genctl.config import presets, settings
+from genctl.config import presets
 from genctl.config.layers import Layer, Resolved, values_of
 from genctl.documents.reader import kind_of
 from genctl.engines.protocol import Flow, Report
@@ -391,7 +391,7 @@ def _saved_layers(opened: Opened, file: FileSettings) -> list[Layer]:
 def _file_settings(options: ChatOptions, path: Path) -> FileSettings:
     """Which settings of the chat in a file hold, beside those of the command line."""
     now = [*presets.load(options.presets), *options.flags]
-    yours = values_of([*settings.standing_layers(), *now])
+    yours = values_of([*options.standing_layers(), *now])
     return FileSettings("chat", found_of(path), yours, frozenset(key for layer in now for key in layer.values))
 
 

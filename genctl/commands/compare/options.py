@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from genctl.commands.compare import expectations
@@ -24,10 +23,11 @@ from genctl.commands.options import (
 )
 from genctl.commands.table import Command, OptionGroup, given, needless_force, same_file
 from genctl.config import settings
-from genctl.config.found_files import divided
+from genctl.config.check import shown
 from genctl.config.layers import Layer, Resolved, flags_layer, values_of
+from genctl.config.saved_files import divided
 from genctl.config.sides import FORM, Kind, Side, check, each, is_results, loaded_with, read, read_list
-from genctl.errors import GenctlError, UsageError
+from genctl.errors import GenctlError, PresetError, UsageError
 from genctl.io.writers import Format
 from genctl.params import Runtime
 
@@ -119,12 +119,12 @@ def runs_of(options: CompareOptions, recording: expectations.Recording | None) -
         raise UsageError(f"--expect {options.expect} and {other}: outputs are compared with one file of results")
     if recording is not None and not (options.presets or models or len(options.strategies) > len(files)):
         runs = tuple(
-            Side(one["name"], (*recorded_layers(one["name"], one["settings"], options.expect or ""), *options.flags))
+            Side(one["name"], recorded_layers(one["name"], one["settings"], options.standing_layers(), options.flags))
             for one in recording.runs
         )
         check_names(runs)
         return runs
-    runs = read_runs(options.presets, options.strategies, models, options.flags, options.order)
+    runs = read_runs(options.presets, options.strategies, models, options.flags, options.order, options.config_layers)
     if not runs or len(runs) * (options.seeds or 1) < 2:
         have = f"there is only {runs[0].name}" if runs else "there is none"
         raise UsageError(
@@ -189,12 +189,13 @@ def read_runs(
     models: Sequence[Side],
     flags: Sequence[Layer],
     order: Sequence[str] = (),
+    files: Sequence[Layer] = (),
 ) -> tuple[Side, ...]:
     """The runs: one for each preset, then one for each side of `strategies`; each on each model.
 
     `order` mixes them: "presets" stands for the next of `presets`, "strategies" for the next of `strategies`.
 
-    The layers of a run, lowest first: user file, project file, its presets, the environment, its own settings, flags.
+    The layers of a run, lowest first: settings files (`files`), its presets, the environment, its own settings, flags.
     A checkpoint or server that a run names is above the flags. With `models` a run is called NAME@MODEL, or just MODEL
     if nothing else distinguishes the runs. Files of results are no runs.
 
@@ -211,11 +212,11 @@ def read_runs(
             mistakes.append(error)
             continue
         if side.kind != "file":
-            runs.append(_with_layers(side, flags))
+            runs.append(_with_layers(side, flags, files))
     if mistakes:
         check(runs, mistakes)
     if models:
-        runs = runs or [Side("", (*settings.standing_layers(), *flags))]
+        runs = runs or [Side("", (*settings.standing_layers(files), *flags))]
         runs = [_on(run, model) for run in runs for model in models]
     check_names(runs)
     return tuple(runs)
@@ -240,17 +241,24 @@ def split_models(texts: Iterable[str]) -> list[Side]:
     return models
 
 
-def recorded_layers(name: str, values: Mapping[str, Any], file: str) -> tuple[Layer, ...]:
-    """The settings of a recorded run; those that the user sets too, where a recording may not, lie above the others."""
-    folder, place = Path(file).parent, f"the recorded run {name}"
-    _, yours, _ = divided(values, folder, "unnamed", values_of(settings.standing_layers()))
-    others = {key: value for key, value in values.items() if key not in yours}
-    return Layer(place, others, said="user", found="unnamed", folder=folder), Layer(place, yours, said="user")
+def recorded_layers(
+    name: str, values: Mapping[str, Any], standing: Sequence[Layer], flags: Sequence[Layer]
+) -> tuple[Layer, ...]:
+    """The settings of a recorded run below `flags`; those that the user sets too may be what no recording sets."""
+    place = f"the recorded run {name}"
+    held, yours, refused = divided(values, values_of([*standing, *flags]))
+    mistakes = tuple(
+        PresetError(f"{place}: {key} = {shown(values[key])} is not used: it {why}; set it yourself to use it")
+        for key, why in refused.items()
+        if not any(key in layer.values for layer in flags)
+    )
+    recorded = Layer(place, held, said="user", broken=mistakes, found="unnamed")
+    return recorded, Layer(place, yours, said="user"), *flags
 
 
-def _with_layers(side: Side, flags: Sequence[Layer]) -> Side:
+def _with_layers(side: Side, flags: Sequence[Layer], files: Sequence[Layer]) -> Side:
     above = {key: value for key, value in side.settings.items() if key in _PLACES}
-    run = replace(side, layers=(*settings.standing_layers(side.presets), *side.own(*above), *flags))
+    run = replace(side, layers=(*settings.standing_layers(files, side.presets), *side.own(*above), *flags))
     return _above_flags(run, above, side.origin) if above else run
 
 
