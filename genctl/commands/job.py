@@ -413,8 +413,8 @@ def check_key(resolved: Resolved) -> None:
 
     if any(key_of(address)[0] for address in read(setting.value)):
         raise UsageError(
-            f"{setting.place}: backend = {shown(setting.value)}: this server would get your key, and such a file "
-            "cannot choose who gets it",
+            f"{setting.place}: backend = {shown(setting.value)}: this server would be sent your API key, and a file "
+            "outside your own folder cannot choose it",
             hint="name it with --backend, GENCTL_BACKEND or in your own config.toml",
         )
 

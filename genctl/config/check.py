@@ -28,16 +28,16 @@ MOST_BITS = 64  # of a whole number: no id, count or seed is larger
 class Misfit(ValueError):
     """A value that does not fit. `path` leads to the part that is wrong; `words` is the end of a sentence.
 
-    `meant` tells whether the type was right, so that among the branches of a union this one was meant.
+    `right_type`: only the value is wrong, so of the branches of a union this one counts.
     """
 
-    def __init__(self, words: str, *path: str, meant: bool = False) -> None:
+    def __init__(self, words: str, *path: str, right_type: bool = False) -> None:
         super().__init__(" ".join([", ".join(path), words]).strip())
-        self.words, self.path, self.meant = words, path, meant
+        self.words, self.path, self.right_type = words, path, right_type
 
     def under(self, part: str) -> Misfit:
         """The same mistake, with the path from the list or table that contains it."""
-        return Misfit(self.words, part, *self.path, meant=self.meant)
+        return Misfit(self.words, part, *self.path, right_type=self.right_type)
 
 
 def fit(hint: Any, value: Any) -> Any:
@@ -84,8 +84,8 @@ def _fit_union(hint: Any, branches: tuple[Any, ...], value: Any) -> Any:
             misfits.append(misfit)
     if isinstance(value, str) and any(get_origin(branch) is Literal for branch in branches):
         raise _not_a_choice(hint, value)
-    best = max(misfits, key=lambda misfit: (misfit.meant, len(misfit.path)))
-    raise best if best.meant or best.path else Misfit(f"must be {describe(hint)}, not {kind_of(value)}")
+    best = max(misfits, key=lambda misfit: (misfit.right_type, len(misfit.path)))
+    raise best if best.right_type or best.path else Misfit(f"must be {describe(hint)}, not {kind_of(value)}")
 
 
 def _not_a_choice(hint: Any, value: Any) -> Misfit:
@@ -93,7 +93,7 @@ def _not_a_choice(hint: Any, value: Any) -> Misfit:
     if not isinstance(value, str):
         return Misfit(f"{expected}, not {kind_of(value)}")
     near = nearest(CHOICES_ELSEWHERE.get(value.lower(), value.lower()), _choices(hint))
-    return Misfit(f"did you mean {near}? It {expected}" if near else expected, meant=bool(near))
+    return Misfit(f"did you mean {near}? It {expected}" if near else expected, right_type=bool(near))
 
 
 def _choices(hint: Any) -> Iterator[str]:
@@ -107,7 +107,7 @@ def _choices(hint: Any) -> Iterator[str]:
 def _fit_items(origin: Any, args: tuple[Any, ...], hint: Any, value: Any) -> Any:
     if origin is tuple and len(value) != len(args):
         amount = "many" if len(value) > len(args) else "few"
-        raise Misfit(f"has too {amount} items; must be {describe(hint)}", meant=True)
+        raise Misfit(f"has too {amount} items; must be {describe(hint)}", right_type=True)
     kinds = args if origin is tuple else args * len(value)
     fitted = []
     for number, (kind, item) in enumerate(zip(kinds, value, strict=True), 1):
@@ -137,22 +137,22 @@ def _check_bound(bound: Any, value: Any) -> None:
     limit = getattr(bound, attribute)
     holds = {Ge: value >= limit, Gt: value > limit, Le: value <= limit, Lt: value < limit}[type(bound)]
     if not holds:
-        raise Misfit(f"must be {words} {f'{limit:g}' if isinstance(limit, float) else limit}", meant=True)
+        raise Misfit(f"must be {words} {f'{limit:g}' if isinstance(limit, float) else limit}", right_type=True)
 
 
 def check_plain(value: Any) -> None:
     """Raise Misfit unless `value` is made of what JSON has: no dates, no nan, no half characters, no huge numbers."""
     if isinstance(value, float):
         if math.isnan(value):
-            raise Misfit("must be a number, not nan", meant=True)
+            raise Misfit("must be a number, not nan", right_type=True)
     elif isinstance(value, str):
         if any("\ud800" <= mark <= "\udfff" for mark in value):
-            raise Misfit("is not Unicode text", meant=True)
+            raise Misfit("is not Unicode text", right_type=True)
     elif isinstance(value, bool) or value is None:
         return
     elif isinstance(value, int):
         if value.bit_length() > MOST_BITS:
-            raise Misfit("is too large", meant=True)
+            raise Misfit("is too large", right_type=True)
     elif isinstance(value, (list, tuple)):
         for item in value:
             check_plain(item)
@@ -161,7 +161,7 @@ def check_plain(value: Any) -> None:
             check_plain(key)
             check_plain(item)
     else:
-        raise Misfit(f"cannot be {kind_of(value)}", meant=True)
+        raise Misfit(f"cannot be {kind_of(value)}", right_type=True)
 
 
 KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
@@ -234,9 +234,9 @@ def names_file(key: str, value: Any) -> bool:
 class Wrong(ValueError):
     """The error of a value, as the end of a sentence; `near` is the nearest valid key, if one is close."""
 
-    def __init__(self, words: str, *, near: str = "") -> None:
+    def __init__(self, words: str, *, near: str = "", hint: str = "") -> None:
         super().__init__(words)
-        self.near = near
+        self.near, self.hint = near, hint
 
 
 class ListMistake(NamedTuple):

@@ -47,7 +47,6 @@ KINDS: dict[str, Kind] = {
 }
 SPECIAL = ("about", *LISTS)
 MOST_MISTAKES = 100
-WHO_TRUSTS = "only the flag --{flag} and your own config.toml can enable it"
 
 
 @dataclass(frozen=True)
@@ -194,6 +193,7 @@ class _Reading:
                     continue
                 self.mistaken |= {key, wrong.near}
                 self.mistakes.append(f"{place}: {wrong}")
+                self.hints.append(wrong.hint)
 
     def _check_row(self, key: str, value: Any) -> None:
         """Raises Wrong for a row that names a file, or code by a dotted path, unless the run has the same setting."""
@@ -238,7 +238,8 @@ def _value(layer: Layer, key: str, value: Any) -> Any:
     if key in UNSAFE and layer.is_user_file:
         return _plain(key, bool, value)
     if key in UNSAFE:
-        raise Wrong(f"{key} runs code that others wrote; {WHO_TRUSTS.format(flag=key.replace('_', '-'))}")
+        sentence = f"{key} runs code that others wrote; only the flag and your own config.toml can enable it"
+        raise Wrong(sentence, hint=f"use --{key.replace('_', '-')}")
     if layer.kind == "model" and key in OUTWARD:
         raise Wrong(f"{key} names {OUTWARD[key]}, which a checkpoint may not choose")
     if key in LISTS:
@@ -262,6 +263,8 @@ def _unknown(layer: Layer, key: str, value: Any) -> Wrong:
         return Wrong(f'{sentence}: only a preset file extends another (a settings file says preset = "NAME")')
     if key == "preset":
         return Wrong(f'{sentence}: a preset says extends = "NAME"')
+    if key == "tool" and isinstance(value, dict) and "genctl" in value:
+        return Wrong(f"{sentence}: write the settings of [tool.genctl] as top-level keys of a file of their own")
     if isinstance(value, dict) and any(inner in known() for inner in value):
         return Wrong(f"{sentence}: write settings as top-level keys, not in a table")
     near = did_you_mean(key, [*known(), *SPECIAL, *REFUSED])

@@ -115,10 +115,11 @@ def find(name: str) -> Path:
     paths = [folder / f"{name}.toml" for folder in folders().values()]
     if path := next((path for path in paths if path.is_file()), None):
         return path
-    near = did_you_mean(name, [item.name for item in available()])
+    here = in_this_folder(name)
+    near = "" if here else did_you_mean(name, [item.name for item in available()])
     looked = ", ".join(printable(str(path.parent)) for path in paths)
     advice = f"; did you mean {near}?" if near else ""
-    hint = f"name the file: -p {here}" if (here := in_this_folder(name)) else "see: genctl presets list"
+    hint = f"name the file: -p {here}" if here else "see: genctl presets list"
     raise PresetError(f"preset {name}: no such preset{advice} (looked in {looked})", hint=hint)
 
 

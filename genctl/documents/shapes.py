@@ -1,4 +1,4 @@
-"""Values from documents: a JSON value becomes the dataclass that it has the shape of, or it is said where it does not.
+"""Values from documents: a JSON value becomes the dataclass that it has the shape of, or an error names the place.
 
 The hints of a dataclass are its shape. Nothing is converted: a number in quotes is no number, and `true` is no 1.
 Besides the usual hints there are those of `annotated_types` (`Ge`, `Le`, `MinLen`), and:

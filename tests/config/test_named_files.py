@@ -72,7 +72,10 @@ def test_config_names_a_file_above_the_users_own(project: Path, monkeypatch: pyt
         (None, "job.toml: no such file"),
         ("top_k = ", "job.toml:1:9: not valid TOML"),
         ("tpo_k = 3", "job.toml:1: unknown key tpo_k; did you mean top_k?"),
-        ("[tool.genctl]\ntop_k = 3", "job.toml:1: unknown key tool"),
+        (
+            "[tool.genctl]\ntop_k = 3",
+            "job.toml:1: unknown key tool: write the settings of [tool.genctl] as top-level keys",
+        ),
     ],
 )
 @pytest.mark.parametrize("how", ["flag", "variable"])
@@ -123,8 +126,8 @@ def test_a_file_that_is_not_the_users_config_grants_no_trust(project: Path, key:
     for flags in (("--config", "job.toml"), ("-p", "./job.toml"), ("-p", "mine")):
         done = genctl("run", *flags, "Hi")
         assert (done.status, done.out) == (2, "")
-        flag = key.replace("_", "-")
-        assert f"{key} runs code that others wrote; only the flag --{flag} and your own config.toml" in done.err
+        assert f"{key} runs code that others wrote; only the flag and your own config.toml can enable it" in done.err
+        assert f"hint: use --{key.replace('_', '-')}\n" in done.err
 
 
 def test_the_users_own_config_grants_trust(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,8 +154,9 @@ def test_a_named_file_chooses_a_server_without_a_key_alone(
         done = genctl(command, *flags, "Hi")
         assert (done.status, done.out, server.asked) == (2, "", [])
         assert done.err == (
-            f'error: job.toml:1: backend = "{server.url}": this server would get your key, and such a file cannot '
-            "choose who gets it\nhint: name it with --backend, GENCTL_BACKEND or in your own config.toml\n"
+            f'error: job.toml:1: backend = "{server.url}": this server would be sent your API key, and a file outside '
+            "your own folder cannot choose it\n"
+            "hint: name it with --backend, GENCTL_BACKEND or in your own config.toml\n"
         )
     assert genctl("run", *flags, "--backend", server.url, "Hi").status == 0
 

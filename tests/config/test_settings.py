@@ -87,7 +87,7 @@ def test_nothing_stands_in_an_empty_project(project: Path) -> None:
         (
             "trust_remote_code = false",
             "genctl.toml:1: trust_remote_code runs code that others wrote; "
-            "only the flag --trust-remote-code and your own config.toml can enable it",
+            "only the flag and your own config.toml can enable it",
         ),
         ("seed = ", "genctl.toml:1:8: not valid TOML: invalid value at the end of the file"),
     ],

@@ -36,8 +36,8 @@ def test_all_mistakes_of_all_sides_are_said_at_once() -> None:
     ("text", "message"),
     [
         ("", "names neither a model nor a setting"),
-        ("a@model=b", "the model is said twice, as a and as model = b"),
-        ("m@threads=1,threads=2", "threads is said twice"),
+        ("a@model=b", "the model is given twice, as a and as model = b"),
+        ("m@threads=1,threads=2", "threads is given twice"),
         ("m@x=[1", "a bracket is not closed"),
         ("m@threads=1,two", "'two' is not setting=value"),
         ("openai:http://h@runtime=native", "a server is no side"),
