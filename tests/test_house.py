@@ -69,7 +69,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "pages": {"terminal", *_EARLIER},
     "terminal": {"process", *_EARLIER},
-    "io": {"config.check", "identity", *_EARLIER},
+    "io": {"config.check", "config.names", "identity", *_EARLIER},
     "engines": {
         "config",
         "decode",
@@ -103,7 +103,7 @@ ALLOWED: dict[str, set[str]] = {
     "models": {
         "process",
         "compat",
-        "config.check",
+        "config.names",
         "decode",
         "events",
         "identity",
@@ -112,7 +112,7 @@ ALLOWED: dict[str, set[str]] = {
         "params",
     },
     "transformers": {"process", "compat", "decode", "models.architectures", "models.packed_layers"},
-    "native": {"compat", "config.check", "decode", "kernels"},
+    "native": {"compat", "config.names", "decode", "kernels"},
     "decode": {
         "compat",
         "config.check",

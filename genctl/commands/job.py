@@ -20,7 +20,7 @@ from genctl.commands.options import ModelOptions
 from genctl.config.check import shown
 from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
 from genctl.engines.protocol import Engine, EngineSetup, JobPlan, Request, trained_length_note
-from genctl.errors import Exit, GenctlError, ModelError, count
+from genctl.errors import Exit, GenctlError, ModelError, UsageError, count
 from genctl.events import Began, Event, Finished, Prefilled
 from genctl.io import writers
 from genctl.io.record_output import RecordOutput
@@ -73,6 +73,8 @@ class Job(ABC, Generic[SomeOptions]):
             if not options.verbose:
                 stack.enter_context(_libraries_hushed())
             job = cls(options, interrupt, choice)
+            if not choice.follows:
+                job.messages.note(*options.unread_files)
             status = job.prepare()
             if status is None:
                 choice.meet(stack)
@@ -92,10 +94,11 @@ class Job(ABC, Generic[SomeOptions]):
     def check_early(self, resolved: Resolved) -> None:
         """Raises UsageError for settings that cannot be used together with the options or with this launch."""
         if any(setting.found for setting in resolved.settings.values()):
-            from genctl.config.found_files import check_trust
+            from genctl.config.saved_files import check_trust
 
-            check_trust(resolved.settings, {**self.options.trust, "allow_plugins": self.options.allow_plugins})
+            check_trust(resolved.settings, self.options.trust)
             check_download(resolved)
+            check_key(resolved)
         if resolved.runtime.tensor_parallel or "WORLD_SIZE" in os.environ:  # each process would do the whole job
             check_launch(resolved.runtime, shares=self.choice.ranks)
 
@@ -215,7 +218,7 @@ class Job(ABC, Generic[SomeOptions]):
             resolved.runtime,
             tuple(layers),
             self.options.are_texts if need_tokenizer is None else need_tokenizer,
-            allow_plugins=self.options.allow_plugins,
+            allow_plugins=self.options.allows("allow_plugins"),
             named=resolved.names_model,
             on_plan=self.planned_prompt,
             note=self.messages.note,
@@ -384,10 +387,10 @@ def _libraries_hushed() -> Iterator[None]:
 
 
 def check_download(resolved: Resolved) -> None:
-    """Raises ModelError for a checkpoint that a file names, unless the user did, and that is not on this machine."""
-    from genctl.config import found_files
+    """Raises ModelError for a checkpoint that a saved file names, and that is not on this machine."""
+    from genctl.config.saved_files import to_download
 
-    key = found_files.download(resolved.settings)
+    key = to_download(resolved.settings)
     if not key or not resolved.runtime.offline or resolved.runtime.backend is not None:
         return
     from genctl.models.resolve import needs_download
@@ -396,8 +399,23 @@ def check_download(resolved: Resolved) -> None:
     if needs_download(setting.value, resolved.runtime.revision if key == "model" else None):
         raise ModelError(
             f"{setting.place}: {key} = {shown(setting.value)}: it is not on this machine, and nothing is downloaded "
-            "because of a file that you did not name",
+            "because a saved file names it",
             hint=f"--{params.spelled(key)} {setting.value} downloads it, and so does --no-offline",
+        )
+
+
+def check_key(resolved: Resolved) -> None:
+    """Raises UsageError for a server that gets a key, and that a file chooses which is not the user's own."""
+    setting = resolved.settings.get("backend")
+    if setting is None or setting.found != "named" or setting.value is None:
+        return
+    from genctl.engines.server.address import key_of, read
+
+    if any(key_of(address)[0] for address in read(setting.value)):
+        raise UsageError(
+            f"{setting.place}: backend = {shown(setting.value)}: this server would be sent your API key, and a file "
+            "outside your own folder cannot choose it",
+            hint="name it with --backend, GENCTL_BACKEND or in your own config.toml",
         )
 
 

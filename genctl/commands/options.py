@@ -97,6 +97,7 @@ class ModelOptions(CommandOptions):
     allow_pickle: bool = TRUST.switch("load pickle weights, which can run code")
     trust_remote_code: bool = TRUST.switch("run Python code that comes with a checkpoint")
     allow_plugins: bool = False
+    config: str | None = SETTINGS.option("a settings file, above your own config.toml; or GENCTL_CONFIG", "FILE")
     flags: Sequence[Layer] = ()  # flags of knobs, `--set` and `--strategy`
 
     def __post_init__(self) -> None:
@@ -124,7 +125,21 @@ class ModelOptions(CommandOptions):
 
     def layers(self) -> list[Layer]:
         """The settings of the job, lowest first, without those of the checkpoint."""
-        return [*settings.standing_layers(), *self.flags]
+        return [*self.standing_layers(), *self.flags]
+
+    @cached_property
+    def config_layers(self) -> list[Layer]:
+        """The user's file and that of --config, read once."""
+        return settings.config_layers(self.config)
+
+    def standing_layers(self, presets: Sequence[str] = ()) -> list[Layer]:
+        """The settings from outside the command line, with those of `presets`."""
+        return settings.standing_layers(self.config_layers, presets)
+
+    @property
+    def unread_files(self) -> list[str]:
+        """Notes on files of the working directory that are not read because nobody named them."""
+        return settings.unread_files(self.config, getattr(self, "presets", ()))
 
     @cached_property
     def prompt_template(self) -> Template | None:
@@ -174,7 +189,12 @@ class ModelOptions(CommandOptions):
     @property
     def trust(self) -> dict[str, bool]:
         """What of a checkpoint may run code."""
-        return {"allow_pickle": self.allow_pickle, "trust_remote_code": self.trust_remote_code}
+        return {name: self.allows(name) for name in ("allow_pickle", "trust_remote_code")}
+
+    def allows(self, name: str) -> bool:
+        """Whether a flag of trust is on the command line, or in the user's own config.toml."""
+        own = (layer.values.get(name) is True for layer in self.config_layers if layer.is_user_file)
+        return bool(getattr(self, name)) or any(own)
 
     def prompts(self, say: Callable[[str], object], **how: Any) -> readers.Prompts | None:
         """The prompts of the command line, or None if there is none. `how` goes to `readers.open_prompts`.
@@ -206,7 +226,7 @@ class PresetOptions(ModelOptions):
     beneath: Sequence[Layer] = ()  # settings of the command itself, below everything else
 
     def layers(self) -> list[Layer]:
-        return [*self.beneath, *settings.standing_layers(self.presets), *self.flags]
+        return [*self.beneath, *self.standing_layers(self.presets), *self.flags]
 
 
 # -- sizes of memory as people write them ------------------------------------------------------------------------------

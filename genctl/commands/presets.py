@@ -94,7 +94,7 @@ def show(
     from genctl.config.dry import to_toml
 
     if not raw:
-        resolved = resolve(presets.read([name]))
+        resolved = resolve(presets.load([name]))
         _out(color).file.write(to_toml(resolved, defaults=False))
         return
     path = presets.find(name)
@@ -116,7 +116,7 @@ def check(
     right: list[str] = []
     for name in files:
         try:
-            resolve(presets.read([name]))
+            resolve(presets.load([name]))
         except PresetError as error:
             mistakes |= dict.fromkeys(error.message.splitlines())
             hints |= dict.fromkeys([error.hint] if error.hint else [])
@@ -145,9 +145,7 @@ def path_of(
     """Print the folders of presets, in order; with NAME, its file."""
     out = _out(color)
     if name is None:
-        out.file.write(
-            "".join(f"{folder.where}\t{printable(str(folder.path), 4096)}\n" for folder in presets.folders())
-        )
+        out.file.write("".join(f"{where}\t{printable(str(path), 4096)}\n" for where, path in presets.folders().items()))
         return
     path: Path = presets.find(name)
     read_bytes(path)

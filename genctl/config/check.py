@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from annotated_types import Ge, Gt, Le, Lt
 
 from genctl import params
+from genctl.config.names import ALIASES, CHOICES_ELSEWHERE, FILES, OF_RUN
 from genctl.config.toml import printable, write_key, write_value
 from genctl.errors import nearest
 
@@ -27,16 +28,16 @@ MOST_BITS = 64  # of a whole number: no id, count or seed is larger
 class Misfit(ValueError):
     """A value that does not fit. `path` leads to the part that is wrong; `words` is the end of a sentence.
 
-    `meant` tells whether the type was right, so that among the branches of a union this one was meant.
+    `right_type`: only the value is wrong, so of the branches of a union this one counts.
     """
 
-    def __init__(self, words: str, *path: str, meant: bool = False) -> None:
+    def __init__(self, words: str, *path: str, right_type: bool = False) -> None:
         super().__init__(" ".join([", ".join(path), words]).strip())
-        self.words, self.path, self.meant = words, path, meant
+        self.words, self.path, self.right_type = words, path, right_type
 
     def under(self, part: str) -> Misfit:
         """The same mistake, with the path from the list or table that contains it."""
-        return Misfit(self.words, part, *self.path, meant=self.meant)
+        return Misfit(self.words, part, *self.path, right_type=self.right_type)
 
 
 def fit(hint: Any, value: Any) -> Any:
@@ -83,8 +84,8 @@ def _fit_union(hint: Any, branches: tuple[Any, ...], value: Any) -> Any:
             misfits.append(misfit)
     if isinstance(value, str) and any(get_origin(branch) is Literal for branch in branches):
         raise _not_a_choice(hint, value)
-    best = max(misfits, key=lambda misfit: (misfit.meant, len(misfit.path)))
-    raise best if best.meant or best.path else Misfit(f"must be {describe(hint)}, not {kind_of(value)}")
+    best = max(misfits, key=lambda misfit: (misfit.right_type, len(misfit.path)))
+    raise best if best.right_type or best.path else Misfit(f"must be {describe(hint)}, not {kind_of(value)}")
 
 
 def _not_a_choice(hint: Any, value: Any) -> Misfit:
@@ -92,11 +93,7 @@ def _not_a_choice(hint: Any, value: Any) -> Misfit:
     if not isinstance(value, str):
         return Misfit(f"{expected}, not {kind_of(value)}")
     near = nearest(CHOICES_ELSEWHERE.get(value.lower(), value.lower()), _choices(hint))
-    return Misfit(f"did you mean {near}? It {expected}" if near else expected, meant=bool(near))
-
-
-# Names of choices in other tools.
-CHOICES_ELSEWHERE = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+    return Misfit(f"did you mean {near}? It {expected}" if near else expected, right_type=bool(near))
 
 
 def _choices(hint: Any) -> Iterator[str]:
@@ -110,7 +107,7 @@ def _choices(hint: Any) -> Iterator[str]:
 def _fit_items(origin: Any, args: tuple[Any, ...], hint: Any, value: Any) -> Any:
     if origin is tuple and len(value) != len(args):
         amount = "many" if len(value) > len(args) else "few"
-        raise Misfit(f"has too {amount} items; must be {describe(hint)}", meant=True)
+        raise Misfit(f"has too {amount} items; must be {describe(hint)}", right_type=True)
     kinds = args if origin is tuple else args * len(value)
     fitted = []
     for number, (kind, item) in enumerate(zip(kinds, value, strict=True), 1):
@@ -140,22 +137,22 @@ def _check_bound(bound: Any, value: Any) -> None:
     limit = getattr(bound, attribute)
     holds = {Ge: value >= limit, Gt: value > limit, Le: value <= limit, Lt: value < limit}[type(bound)]
     if not holds:
-        raise Misfit(f"must be {words} {f'{limit:g}' if isinstance(limit, float) else limit}", meant=True)
+        raise Misfit(f"must be {words} {f'{limit:g}' if isinstance(limit, float) else limit}", right_type=True)
 
 
 def check_plain(value: Any) -> None:
     """Raise Misfit unless `value` is made of what JSON has: no dates, no nan, no half characters, no huge numbers."""
     if isinstance(value, float):
         if math.isnan(value):
-            raise Misfit("must be a number, not nan", meant=True)
+            raise Misfit("must be a number, not nan", right_type=True)
     elif isinstance(value, str):
         if any("\ud800" <= mark <= "\udfff" for mark in value):
-            raise Misfit("is not Unicode text", meant=True)
+            raise Misfit("is not Unicode text", right_type=True)
     elif isinstance(value, bool) or value is None:
         return
     elif isinstance(value, int):
         if value.bit_length() > MOST_BITS:
-            raise Misfit("is too large", meant=True)
+            raise Misfit("is too large", right_type=True)
     elif isinstance(value, (list, tuple)):
         for item in value:
             check_plain(item)
@@ -164,7 +161,7 @@ def check_plain(value: Any) -> None:
             check_plain(key)
             check_plain(item)
     else:
-        raise Misfit(f"cannot be {kind_of(value)}", meant=True)
+        raise Misfit(f"cannot be {kind_of(value)}", right_type=True)
 
 
 KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
@@ -214,60 +211,8 @@ def describe(hint: Any, *, plural: bool = False) -> str:
     return several if plural else singular
 
 
-# Switches that run code from a file: only a flag on the command line can set them.
-UNSAFE = ("trust_remote_code", "allow_pickle", "allow_plugins")
-
-# Knobs of a run that its rows share, besides those of the model.
-OF_RUN = ("batch_size", "prompt_cache", "draft", "draft_corpus")
-
-# Names of knobs in other tools.
-ALIASES = {
-    "max_tokens": "max_new_tokens",
-    "n_predict": "max_new_tokens",
-    "num_predict": "max_new_tokens",
-    "max_completion_tokens": "max_new_tokens",
-    "max_output_tokens": "max_new_tokens",
-    "max_tokens_to_sample": "max_new_tokens",
-    "max_gen_len": "max_new_tokens",
-    "min_tokens": "min_new_tokens",
-    "temp": "temperature",
-    "n": "num_return_sequences",
-    "num_samples": "num_return_sequences",
-    "beams": "num_beams",
-    "beam_size": "num_beams",
-    "beam_width": "num_beams",
-    "repeat_penalty": "repetition_penalty",
-    "repeat_last_n": "penalty_last_n",
-    "stop": "stop_strings",
-    "stop_sequences": "stop_strings",
-    "stop_words": "stop_strings",
-    "logits_bias": "logit_bias",
-    "guided_json": "json_schema",
-    "guided_regex": "regex",
-    "guided_grammar": "grammar",
-    "sample": "do_sample",
-    "sampling": "do_sample",
-    "typical": "typical_p",
-    "random_seed": "seed",
-    "model_name": "model",
-    "model_name_or_path": "model",
-    "checkpoint": "model",
-    "torch_dtype": "dtype",
-    "system_prompt": "system",
-    "cache": "cache_implementation",
-}
-
-
 # -- values that may be the names of files -----------------------------------------------------------------------------
 
-# knobs that name files -> what a row can have in place of one
-FILES = {
-    "json_schema": "FILE, or give the schema itself",
-    "grammar": "FILE, or give the grammar itself",
-    "ban_file": "FILE, or list the texts in ban",
-    "assistant_model": "NAME; a row can name a built-in or a Hub checkpoint",
-    "amateur_model": "NAME; a row can name a built-in or a Hub checkpoint",
-}
 # the rule in which a grammar begins: of llama.cpp's GBNF, of Lark
 _GRAMMAR = re.compile(r"^[ \t]*(?:root\s*::=|\??start[ \t]*(?:\[[^\]\n]{0,200}\][ \t]*)?:)", re.MULTILINE)
 _HUB_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
@@ -289,9 +234,9 @@ def names_file(key: str, value: Any) -> bool:
 class Wrong(ValueError):
     """The error of a value, as the end of a sentence; `near` is the nearest valid key, if one is close."""
 
-    def __init__(self, words: str, *, near: str = "") -> None:
+    def __init__(self, words: str, *, near: str = "", hint: str = "") -> None:
         super().__init__(words)
-        self.near = near
+        self.near, self.hint = near, hint
 
 
 class ListMistake(NamedTuple):
@@ -322,11 +267,6 @@ def known() -> dict[str, tuple[type, Any]]:
 def default(key: str) -> Any:
     """The built-in value of a knob."""
     return getattr(known()[key][0](), key)
-
-
-def accepted() -> list[str]:
-    """Every knob that a file may set."""
-    return [key for key in known() if key not in UNSAFE]
 
 
 def _folded(name: str) -> str:
@@ -391,46 +331,3 @@ def check(key: str, value: Any) -> Any:
         raise Wrong(f"{key} = {shown(value)}: {printable(str(misfit))}") from None
     except RecursionError:
         raise Wrong(f"{key}: is nested too deeply") from None
-
-
-# -- the attributes of transformers' GenerationConfig. Of config.json these alone are settings: others are the model's -
-
-
-_FIELDS = """
-assistant_confidence_threshold assistant_early_exit assistant_ensemble_weight assistant_lookbehind bad_words_ids
-begin_suppress_tokens bos_token_id cache_config cache_implementation compile_config constraints
-continuous_batching_config decoder_start_token_id disable_compile diversity_penalty do_sample dola_layers
-early_stopping encoder_no_repeat_ngram_size encoder_repetition_penalty eos_token_id epsilon_cutoff eta_cutoff
-exponential_decay_length_penalty force_words_ids forced_bos_token_id forced_eos_token_id guidance_scale is_assistant
-length_penalty low_memory max_cache_len max_length max_matching_ngram_size max_new_tokens max_time min_length
-min_new_tokens min_p no_repeat_ngram_size num_assistant_tokens num_assistant_tokens_schedule num_beam_groups num_beams
-num_return_sequences output_attentions output_hidden_states output_logits output_scores pad_token_id penalty_alpha
-prefill_chunk_size prompt_lookup_num_tokens remove_invalid_values renormalize_logits repetition_penalty
-return_dict_in_generate sequence_bias speculation_type stop_strings suppress_tokens target_lookbehind temperature
-token_healing top_h top_k top_p typical_p use_cache use_mtp watermarking_config
-"""
-FIELDS = tuple(_FIELDS.split())
-
-_EVENTS = "genctl reports events instead of tensors; use --scores, --top-logprobs or --events"
-
-# fields that are not supported, each with the reason
-REFUSED: dict[str, str] = {
-    "output_attentions": "genctl does not return attention maps; use transformers for those",
-    "output_hidden_states": "genctl does not return hidden states; use transformers for those",
-    "output_scores": _EVENTS,
-    "output_logits": _EVENTS,
-    "return_dict_in_generate": _EVENTS,
-    "use_mtp": "genctl does not use multi-token prediction heads; see the assisted strategies",
-    "speculation_type": "names a drafting scheme of transformers' own loop, which genctl does not run",
-    "num_assistant_tokens_schedule": "genctl drafts as many tokens as pay; num_assistant_tokens fixes their number",
-    "is_assistant": "an internal mark of transformers; name the draft model with assistant_model",
-    "assistant_ensemble_weight": "mixes in the assistant's distribution; with genctl the text is the model's own",
-    "cache_config": "fields of transformers' cache classes; genctl has its own caches",
-    "max_cache_len": "sizes transformers' static caches; genctl's caches grow with the text",
-    "compile_config": "genctl chooses torch.compile's options itself; use compile = true",
-    "disable_compile": "genctl compiles nothing unless compile = true",
-    "continuous_batching_config": "deprecated in transformers; genctl always batches continuously, see batch_size",
-    "constraints": "takes Python objects; use force_words or force_words_ids",
-    "low_memory": "has no effect in transformers any more; batch_size limits what is computed at once",
-    "prefill_chunk_size": "genctl reads a prompt in one pass",
-}

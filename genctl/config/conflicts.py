@@ -2,29 +2,24 @@
 
 Refuse or report, never ignore: a knob that has no effect because of another one in the same layer or below is a mistake
 (`Clash`), which names both sources. A knob that a *later* layer switches off, or that only the checkpoint sets, goes
-back to its default.
+back to its default. `settle` applies the rules, one function each, to the merged settings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from genctl.config import chat_settings
 from genctl.config.check import default, known, shown
 from genctl.config.listed_knobs import CRITERIA, LISTS, PROCESSORS, WINDOW
+from genctl.config.names import ALSO_READ_BY, SEARCHES
 from genctl.params import DRAFTING, Generation, knobs, spelled
 
-# A file that is not the user's own: "named" on the command line, or "unnamed": read because it exists, or opened as a
-# chat or a tree. "kept": a chat or a tree that genctl keeps for the user. "": all other places.
+# Whose file a setting is from. "named": a settings file or preset that the command line names. "unnamed": a saved
+# chat, tree or recording, which may be somebody else's; "kept": one that genctl keeps for the user. "": all others.
 Found: TypeAlias = Literal["", "kept", "named", "unnamed"]
-
-# Knobs of sampling with another use: contrastive search takes its candidates by top_k.
-ALSO_READ_BY = {"top_k": ("penalty_alpha",)}
-
-# Searches that take the most probable continuations unless do_sample is set, as in transformers.
-SEARCHES = ("num_beams", "num_beam_groups", "penalty_alpha", "force_words", "force_words_ids")
 
 # Knobs that refine others and have no effect without one of them: those of a processor's row, and those that say so.
 REFINES: dict[str, tuple[str, ...]] = {
@@ -32,14 +27,6 @@ REFINES: dict[str, tuple[str, ...]] = {
 } | {name: refined for name, (kind, _) in known().items() if (refined := knobs(kind)[name].metadata["refines"])}
 # Knobs that a list of processors or stopping criteria may turn on.
 LISTED = {row.knobs[0] for row in PROCESSORS.values()} | {name for names in CRITERIA.values() for name in names}
-
-
-@dataclass(frozen=True)
-class Objection:
-    """Why a found file may not set a value: a verb with its object, and how that ends as an error."""
-
-    why: str
-    sentence: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +39,10 @@ class Setting:
     kind: Literal["model", "user", "command", "row"] = "user"
     typed: bool = False  # whether the user typed it for this job
     implied: bool = False  # whether it follows from other settings (see `imply`)
-    found: Found = ""  # how the file was reached, if it is not the user's own (see `found_files`)
-    objection: Objection | None = None  # why such a file may not set this value
+    found: Found = ""  # whose file it is from, if it is not the user's own
 
 
-@dataclass(frozen=True)
-class Clash:
+class Clash(NamedTuple):
     """Knobs that cannot be combined."""
 
     keys: frozenset[str]
@@ -66,77 +51,103 @@ class Clash:
     by_default: bool = False  # whether one side is a default, which the checkpoint may still change
 
 
-Settings = Mapping[str, Setting]
+class Merged(dict[str, Setting]):
+    """The settings of all layers. A knob that none sets has its built-in default, below every layer."""
+
+    def __missing__(self, key: str) -> Setting:
+        return Setting(default(key) if key in known() else None, -1, "default")
+
+    def say(self, key: str) -> str:
+        """A setting with its place."""
+        return f"{key} = {shown(self[key].value)} ({self[key].place})"
+
+    def is_off(self, key: str) -> bool:
+        """Whether a knob has no effect, whatever the others are."""
+        return self[key].value in (None, default(key), knobs(known()[key][0])[key].metadata["neutral"])
+
+    @property
+    def search(self) -> str:
+        """The setting, in words, that selects a search which samples only with do_sample."""
+        return next((self.say(key) for key in SEARCHES if self[key].value and self[key].value != default(key)), "")
+
+    @property
+    def listed_samplers(self) -> list[str]:
+        """The processors of a list that act only when tokens are drawn, or in a search."""
+        names = []
+        for table in self["processors"].value or ():
+            row = PROCESSORS.get(table["use"])
+            if row is not None and row.sampling:
+                value = table.get(row.knobs[0], self[row.knobs[0]].value)
+                names += [] if value in (None, knobs()[row.knobs[0]].metadata["neutral"]) else [row.name]
+        return names
+
+    @property
+    def greedy(self) -> tuple[str, Setting] | None:
+        """The highest setting that switches sampling off, in words; None if tokens are sampled."""
+        sample, temperature = self["do_sample"], self["temperature"]
+        switches = [
+            *([(f"do_sample is false ({sample.place})", sample)] if sample.value is False else []),
+            *([(f"temperature is 0 ({temperature.place})", temperature)] if temperature.value == 0 else []),
+        ]
+        return max(switches, key=lambda pair: pair[1].level, default=None)
+
+    @property
+    def idle(self) -> list[str]:
+        """Knobs of sampling that are set and have no other use; none if tokens are sampled."""
+        sampling = [key for key, item in knobs(Generation).items() if item.metadata["sampling"] and key in self]
+        return [
+            key
+            for key in (sampling if self.greedy else ())
+            if not self.is_off(key)
+            and not self._is_greedy_temperature(key)
+            and not any(self[reader].value for reader in ALSO_READ_BY.get(key, ()))
+        ]
+
+    def _is_greedy_temperature(self, key: str) -> bool:
+        return key == "temperature" and self[key].value == 0
+
+    def weighs(self, key: str, level: int) -> bool:
+        """Whether a setting is a mistake where what is set at `level` takes its effect: no later layer set that."""
+        return self[key].kind != "model" and self[key].level >= level and not self._is_greedy_temperature(key)
 
 
-def _get(settings: Settings, key: str) -> Setting:
-    """The setting of a knob; the built-in default is below every layer."""
-    return settings.get(key) or Setting(default(key) if key in known() else None, -1, "default")
+# -- what follows from typed settings ----------------------------------------------------------------------------------
 
 
-def _say(key: str, setting: Setting) -> str:
-    return f"{key} = {shown(setting.value)} ({setting.place})"
-
-
-def _searches(settings: Settings) -> str:
-    """The setting, in words, that selects a search which samples only with do_sample."""
-    for key in SEARCHES:
-        setting = _get(settings, key)
-        if setting.value and setting.value != default(key):
-            return _say(key, setting)
-    return ""
-
-
-def _typed(settings: Settings) -> dict[str, Setting]:
+def _typed(settings: Merged) -> dict[str, Setting]:
     """Typed knobs of sampling that turn it on: do_sample is set nowhere, and they have no other meaning."""
-    sample = _get(settings, "do_sample")
+    sample = settings["do_sample"]
     written = sample.level >= 0 and sample.kind != "model"
-    if written or sample.value or _get(settings, "temperature").value == 0 or _searches(settings):
+    if written or sample.value or settings["temperature"].value == 0 or settings.search:
         return {}
-    sampling = {
-        key: settings[key] for key, item in knobs(Generation).items() if item.metadata["sampling"] and key in settings
-    }
-    if _listed_samplers(settings):
-        sampling["processors"] = settings["processors"]
-    return {key: setting for key, setting in sampling.items() if setting.typed and setting.value is not None}
+    sampling = [key for key, item in knobs(Generation).items() if item.metadata["sampling"]]
+    sampling += ["processors"] if settings.listed_samplers else []
+    return {key: settings[key] for key in sampling if settings[key].typed and settings[key].value is not None}
 
 
-def _listed_samplers(settings: Settings) -> list[str]:
-    """The processors of a list that act only when tokens are drawn, or in a search."""
-    names = []
-    for table in _get(settings, "processors").value or ():
-        row = PROCESSORS.get(table["use"])
-        if row is not None and row.sampling:
-            knob = row.knobs[0]
-            value = table.get(knob, _get(settings, knob).value)
-            names += [] if value in (None, knobs()[knob].metadata["neutral"]) else [row.name]
-    return names
+def _explicit(settings: Mapping[str, Setting]) -> Merged:
+    return Merged({key: setting for key, setting in settings.items() if not setting.implied})
 
 
-def _explicit(settings: Settings) -> dict[str, Setting]:
-    return {key: setting for key, setting in settings.items() if not setting.implied}
-
-
-def imply(settings: Settings) -> dict[str, Setting]:
+def imply(settings: Mapping[str, Setting]) -> Merged:
     """`settings` and those that follow from them: a typed knob of sampling turns sampling on."""
     explicit = _explicit(settings)
-    typed = _typed(explicit)
-    if typed:
+    if typed := _typed(explicit):
         last = max(typed.values(), key=lambda setting: setting.level)
         explicit["do_sample"] = Setting(True, last.level, f"implied by {last.place}", last.kind, implied=True)
     return explicit
 
 
-def notices(settings: Settings) -> list[str]:
+def notices(settings: Merged) -> list[str]:
     """Effects of typed settings that may surprise the user, in sentences. `settings` as `imply` returns them."""
-    sample, temperature = _get(settings, "do_sample"), _get(settings, "temperature")
+    sample, temperature = settings["do_sample"], settings["temperature"]
     lines = [sampling_notice(settings)] if sample.implied else []
     if sample.value and temperature.value == 0 and sample.kind == temperature.kind == "command":
-        lines.append(_is_greedy(temperature, sample))
+        lines.append(_is_greedy(settings))
     return lines
 
 
-def sampling_notice(settings: Settings) -> str:
+def sampling_notice(settings: Mapping[str, Setting]) -> str:
     """Which typed settings turn sampling on."""
     names = [_named(key, setting.place) for key, setting in _typed(_explicit(settings)).items()]
     return f"{' and '.join(names)} {'turns' if len(names) == 1 else 'turn'} sampling on"
@@ -150,33 +161,40 @@ def _named(key: str, place: str) -> str:
     return place if place.endswith(f" {key}") else f"{key} ({place})"
 
 
-def _is_greedy(temperature: Setting, sample: Setting) -> str:
-    return f"{_say('temperature', temperature)} is greedy: {_say('do_sample', sample)} has no effect"
+def _is_greedy(settings: Merged) -> str:
+    return f"{settings.say('temperature')} is greedy: {settings.say('do_sample')} has no effect"
 
 
-def _greedy(settings: Settings) -> tuple[str, Setting] | None:
-    """The highest setting that switches sampling off, in words; None if tokens are sampled."""
-    switches = []
-    sample, temperature = _get(settings, "do_sample"), _get(settings, "temperature")
-    if sample.value is False:
-        switches.append((f"do_sample is false ({sample.place})", sample))
-    if temperature.value == 0:
-        switches.append((f"temperature is 0 ({temperature.place})", temperature))
-    return max(switches, key=lambda pair: pair[1].level, default=None)
+# -- the rules ---------------------------------------------------------------------------------------------------------
 
 
-def _idle(settings: Settings) -> Iterator[tuple[str, Setting]]:
-    """Knobs of sampling that are set and have no other use."""
-    for key, item in knobs(Generation).items():
-        setting = settings.get(key)
-        if not item.metadata["sampling"] or setting is None:
-            continue
-        if setting.value in (None, item.metadata["neutral"], default(key)) or (
-            key == "temperature" and setting.value == 0
-        ):
-            continue
-        if not any(_get(settings, reader).value for reader in ALSO_READ_BY.get(key, ())):
-            yield key, setting
+class Rulings(NamedTuple):
+    """Every conflict; the knobs that are switched off, with the value and its origin in their place; and notes."""
+
+    clashes: list[Clash]
+    moot: dict[str, tuple[Any, str]]
+    notes: list[str]
+
+    def refuse(self, settings: Merged, key: str, other: str, why: str) -> None:
+        """Two settings that cannot be combined."""
+        words = f"{settings.say(key)} cannot be combined with {settings.say(other)}: {why}"
+        self.clashes.append(Clash(frozenset({key, other}), words, "leave out one of them"))
+
+    def switch_off(self, settings: Merged, level: int, clash: Clash, key: str, value: Any = None) -> None:
+        """`key` has no effect because of what is set at `level`; it is the `clash` unless a later layer set that."""
+        self.moot[key] = value or (default(key), "default")
+        if settings.weighs(key, level):
+            self.clashes.append(clash._replace(by_default=level < 0))
+
+
+def settle(settings: Mapping[str, Setting]) -> Rulings:
+    """Apply the rules to merged settings, in this order."""
+    merged, out = Merged(settings), Rulings([], {}, [])
+    for rule in (
+        _sampling, _sequences, _lengths, _caches, _compiling, _drafting, _refining, _listing, _chat, _languages
+    ):  # fmt: skip
+        rule(merged, out)
+    return out
 
 
 def _add(key: str, value: str, setting: Setting) -> str:
@@ -186,250 +204,160 @@ def _add(key: str, value: str, setting: Setting) -> str:
     return f"add --{spelled(key)}" + ("" if value == "true" else f" {value}")
 
 
-def find_clashes(settings: Settings) -> list[Clash]:
-    """Every conflict: sampling, sequences, lengths, caches, compiling, what refines another, lists, chat, languages."""
-    kinds = (_sampling, _sequences, _lengths, _caches, _compiling, _drafting, _refining, _listing, _chat, _languages)
-    return [clash for kind in kinds for clash in kind(settings)]
-
-
-def _between(settings: Settings, key: str, other: str, why: str) -> Clash:
-    """Two settings of the same level that cannot be combined."""
-    words = f"{_say(key, _get(settings, key))} cannot be combined with {_say(other, _get(settings, other))}: {why}"
-    return Clash(frozenset({key, other}), words, "leave out one of them")
-
-
-def _refining(settings: Settings) -> Iterator[Clash]:
-    idle = {key for key, _ in _idle(settings)} if _greedy(settings) else set()
-    for key, setting in _unrefined(settings):
-        level = max(_get(settings, base).level for base in REFINES[key])
-        if key not in idle and setting.kind != "model" and setting.level >= level:
-            *bases, last = REFINES[key]
-            one_of = f"{', '.join(bases)} or {last}" if bases else last
-            words = f"{_say(key, setting)} has no effect without {one_of}"
-            yield Clash(frozenset({key, last, *bases}), words, by_default=level < 0)
-
-
-def _unlisted(settings: Settings) -> Iterator[tuple[str, str, Setting]]:
-    """The processors that a list leaves out, each with the knob that turns it on."""
-    listed = _get(settings, "processors").value
-    if listed is None:
+def _sampling(s: Merged, out: Rulings) -> None:
+    """Knobs and listed processors that act only when tokens are drawn."""
+    if s.greedy is None:
         return
-    read = {knob for table in listed for knob in LISTS["processors"].get(table["use"], ())}
-    idle = {key for key, _ in _idle(settings)} if _greedy(settings) else set()
-    for row in PROCESSORS.values():
-        key = row.knobs[0]
-        elsewhere = any(_get(settings, reader).value for reader in ALSO_READ_BY.get(key, ()))
-        if elsewhere or key in read | idle or _get(settings, key).value in ([], {}) or _is_off(settings, key):
-            continue
-        yield row.name, key, settings[key]
+    words, off = s.greedy
+    sample, temperature, listed = s["do_sample"], s["temperature"], s["processors"]
+    if sample.value:
+        out.moot["do_sample"] = False, temperature.place
+        if sample.level > temperature.level and sample.kind != "model":
+            out.notes.append(_is_greedy(s))
+
+    def clash(key: str, what: str, verb: str = "has") -> Clash:
+        hint = _add("do_sample", "true", s[key]) if off.value is False else "set a temperature above 0"
+        sentence = f"{what} {verb} no effect {where}while {words}"
+        return Clash(frozenset({key, "do_sample", "temperature"}), sentence, hint)
+
+    where = f"in the search of {s.search} " if s.search and off.value is False and off.level < 0 else ""
+    for key in s.idle:
+        out.switch_off(s, off.level, clash(key, s.say(key)), key)
+    if (drawing := s.listed_samplers) and not s.search:
+        tables = tuple(table for table in listed.value if table["use"] not in drawing)
+        what = f"{' and '.join(drawing)} in the list of processors ({listed.place})"
+        mistake = clash("processors", what, "has" if len(drawing) == 1 else "have")
+        out.switch_off(s, off.level, mistake, "processors", (tables, listed.place))
 
 
-def _listing(settings: Settings) -> Iterator[Clash]:
-    """Knobs that a list of processors leaves out, and those that all tables of a list set to something else."""
-    for name, key, setting in _unlisted(settings):
-        listed = settings["processors"]
-        if setting.kind != "model" and setting.level >= listed.level and not _is_greedy_temperature(key, setting):
-            sentence = f"{_say(key, setting)} has no effect: the list of processors ({listed.place}) leaves it out"
-            yield Clash(frozenset({key, "processors"}), sentence, f'add use = "{name}" to the list')
-    for kind, rows in LISTS.items():
-        listed = _get(settings, kind)
-        for key, setting in settings.items():
-            tables = [table for table in listed.value or () if key in rows.get(table["use"], ())]
-            if (
-                not tables
-                or setting.kind == "model"
-                or setting.level < listed.level
-                or _is_greedy_temperature(key, setting)
-            ):
-                continue
-            if all(table.get(key, setting.value) != setting.value for table in tables):
-                sentence = f"{_say(key, setting)} has no effect: the list of {kind} ({listed.place}) sets it"
-                yield Clash(frozenset({key, kind}), sentence, "leave out one of them")
-
-
-def _is_greedy_temperature(key: str, setting: Setting) -> bool:
-    """Whether this is the temperature of greedy search, which no list can set."""
-    return key == "temperature" and setting.value == 0
-
-
-def _chat(settings: Settings) -> Iterator[Clash]:
-    system, chat = _get(settings, "system"), _get(settings, "chat")
-    if system.value is not None and chat.value is False and chat.level == system.level:
-        yield _between(settings, "system", "chat", "only a chat has a system message")
-    table, thinking = _get(settings, "chat_template_kwargs"), _get(settings, "enable_thinking")
-    for sentence in chat_settings.mistakes(table.value or {}, thinking=thinking.value is not None):
-        yield Clash(frozenset({"chat_template_kwargs"}), f"{sentence} ({table.place})")
-
-
-def _languages(settings: Settings) -> Iterator[Clash]:
-    forced, language = _get(settings, "forced_bos_token_id"), _get(settings, "tgt_lang")
-    if language.value is not None and forced.value is not None and forced.kind != "model":
-        yield _between(settings, "tgt_lang", "forced_bos_token_id", "both are the first token of a text")
-
-
-def _unrefined(settings: Settings) -> Iterator[tuple[str, Setting]]:
-    """Knobs that refine one which is off. A preset that lists its processors may turn that one on there."""
-    listed = "processors" in settings or "stopping" in settings
-    for key, bases in REFINES.items():
-        setting = settings.get(key)
-        if setting is None or setting.value == default(key) or (listed and not LISTED.isdisjoint(bases)):
-            continue
-        if all(_is_off(settings, base) for base in bases):
-            yield key, setting
-
-
-def _is_off(settings: Settings, key: str) -> bool:
-    neutral = knobs(known()[key][0])[key].metadata["neutral"]
-    return _get(settings, key).value in (None, default(key), neutral)
-
-
-def _sampling(settings: Settings) -> Iterator[Clash]:
-    greedy = _greedy(settings)
-    if greedy is None:
-        return
-    words, off = greedy
-    searches = _searches(settings)
-    for key, setting in _idle(settings):
-        if setting.kind == "model" or setting.level < off.level:
-            continue
-        hint = _add("do_sample", "true", setting) if off.value is False else "set a temperature above 0"
-        where = f"in the search of {searches} " if searches and off.value is False and off.level < 0 else ""
-        sentence = f"{_say(key, setting)} has no effect {where}while {words}"
-        yield Clash(frozenset({key, "do_sample", "temperature"}), sentence, hint, by_default=off.level < 0)
-    listed = _get(settings, "processors")
-    if not searches and listed.level >= off.level and (names := _listed_samplers(settings)):
-        hint = _add("do_sample", "true", listed) if off.value is False else "set a temperature above 0"
-        what = f"{' and '.join(names)} in the list of processors ({listed.place})"
-        sentence = f"{what} {'has' if len(names) == 1 else 'have'} no effect while {words}"
-        yield Clash(frozenset({"processors", "do_sample", "temperature"}), sentence, hint, by_default=off.level < 0)
-
-
-def _sequences(settings: Settings) -> Iterator[Clash]:
-    returned = _get(settings, "num_return_sequences")
-    beams = _get(settings, "num_beams")
-    count = beams.value or 1
-    if returned.kind == "model" or returned.value <= 1 or returned.value <= count:
+def _sequences(s: Merged, out: Rulings) -> None:
+    """More sequences than a search finds."""
+    returned, count = s["num_return_sequences"], s["num_beams"].value or 1
+    if returned.value <= count:
         return
     keys = frozenset({"num_return_sequences", "num_beams", "do_sample", "temperature"})
-    if count > 1:
-        yield Clash(
-            keys,
-            f"{_say('num_return_sequences', returned)} cannot exceed {_say('num_beams', beams)}",
-            _add("num_beams", str(returned.value), returned).replace("add", "use", 1),
-        )
-        return
-    greedy = _greedy(settings)
-    if greedy is None:
-        return
-    hint = _add("do_sample", "true", returned)
-    if "num_beams" in known():
-        hint += f" or {_add('num_beams', str(returned.value), returned).removeprefix('add ')}"
-    sentence = f"{_say('num_return_sequences', returned)} would return identical sequences while {greedy[0]}"
-    yield Clash(keys, sentence, hint, by_default=greedy[1].level < 0 or beams.level < 0)
+    if returned.kind == "model":
+        if s.greedy is not None:
+            out.moot["num_return_sequences"] = 1, "default"
+            out.notes.append(f"{s.say('num_return_sequences')} is not used while {s.greedy[0]}")
+    elif count > 1:
+        sentence = f"{s.say('num_return_sequences')} cannot exceed {s.say('num_beams')}"
+        hint = _add("num_beams", str(returned.value), returned).replace("add", "use", 1)
+        out.clashes.append(Clash(keys, sentence, hint))
+    elif s.greedy is not None:
+        beams = _add("num_beams", str(returned.value), returned).removeprefix("add ")
+        sentence = f"{s.say('num_return_sequences')} would return identical sequences while {s.greedy[0]}"
+        by_default = s.greedy[1].level < 0 or s["num_beams"].level < 0
+        out.clashes.append(Clash(keys, sentence, f"{_add('do_sample', 'true', returned)} or {beams}", by_default))
 
 
-def _lengths(settings: Settings) -> Iterator[Clash]:
-    new, total = _get(settings, "max_new_tokens"), _get(settings, "max_length")
-    if None not in (new.value, total.value) and new.level == total.level and new.kind != "model":
-        yield _between(settings, "max_new_tokens", "max_length", "both limit the length")
-        return
+def _lengths(s: Merged, out: Rulings) -> None:
+    """Two limits of the length, and a least length above the limit."""
+    new, total = s["max_new_tokens"], s["max_length"]
+    loser = ""
+    if None not in (new.value, total.value):
+        loser = "max_new_tokens" if total.level > new.level else "max_length"
+        out.moot[loser] = None, "default"
+        if new.level == total.level and new.kind != "model":
+            out.refuse(s, "max_new_tokens", "max_length", "both limit the length")
+            return
     for least, most in (("min_new_tokens", "max_new_tokens"), ("min_length", "max_length")):
-        low, high = _get(settings, least), _get(settings, most)
-        if _loser(settings) != most and low.kind != "model" and _exceeds(low, high):
-            yield Clash(frozenset({least, most}), f"{_say(least, low)} exceeds {_say(most, high)}")
-
-
-def _caches(settings: Settings) -> Iterator[Clash]:
-    use, form, saved = (_get(settings, key) for key in ("use_cache", "cache_implementation", "prompt_cache"))
-    both = frozenset({"use_cache", "cache_implementation"})
-    if use.level == form.level and use.value is (form.value == "off"):
-        yield _between(settings, "use_cache", "cache_implementation", "one turns the cache off, the other on")
-        return
-    if saved.value is None:
-        return
-    off = max(
-        (setting for setting in (use, form) if setting.value in (False, "off")),
-        default=None,
-        key=lambda setting: setting.level,
-    )
-    if off is not None and not (off is form and use.level > form.level):
-        words = _say("use_cache", off) if off is use else _say("cache_implementation", off)
-        yield Clash(both | {"prompt_cache"}, f"{_say('prompt_cache', saved)} needs a cache, which {words} turns off")
-
-
-def _drafting(settings: Settings) -> Iterator[Clash]:
-    draft = _get(settings, "draft")
-    for key in (*DRAFTING, "draft_corpus") if draft.value is False else ():
-        if _get(settings, key).value is not None and _get(settings, key).level == draft.level:
-            yield _between(settings, "draft", key, "one drafts nothing, the other says what to draft from")
-
-
-def _compiling(settings: Settings) -> Iterator[Clash]:
-    """Settings that torch.compile does not work with: packed layers, and caches whose shape changes."""
-    compiling = _get(settings, "compile")
-    if not compiling.value:
-        return
-    pack, use, form = (_get(settings, key) for key in ("pack", "use_cache", "cache_implementation"))
-    if pack.value and pack.level >= 0:
-        yield _between(settings, "compile", "pack", "packed layers cannot be compiled")
-    if use.value is False:
-        yield _between(settings, "compile", "use_cache", "without a cache every step has another shape")
-    elif form.level >= 0 and form.value != "static" and not (form.value == "dynamic" and form.kind == "model"):
-        yield _between(settings, "compile", "cache_implementation", "compiled steps use a cache of fixed size")
-
-
-def _exceeds(low: Setting, high: Setting) -> bool:
-    return low.value is not None and high.value is not None and low.value > high.value
-
-
-def _loser(settings: Settings) -> str:
-    """The one of max_new_tokens and max_length that the other overrides, if both are set."""
-    new, total = _get(settings, "max_new_tokens"), _get(settings, "max_length")
-    if None in (new.value, total.value):
-        return ""
-    return "max_new_tokens" if total.level > new.level else "max_length"
-
-
-def settle(settings: Settings) -> tuple[dict[str, tuple[Any, str]], list[str]]:
-    """The values of knobs that are switched off, {key: (value, origin)}, and notes for the user."""
-    moot: dict[str, tuple[Any, str]] = {}
-    notes: list[str] = []
-    greedy = _greedy(settings)
-    if greedy is not None:
-        sample, temperature = _get(settings, "do_sample"), _get(settings, "temperature")
-        if sample.value:
-            moot["do_sample"] = (False, temperature.place)
-            if sample.level > temperature.level and sample.kind != "model":
-                notes.append(_is_greedy(temperature, sample))
-        moot.update((key, (default(key), "default")) for key, _ in _idle(settings))
-        if (drawing := _listed_samplers(settings)) and not _searches(settings):
-            listed = settings["processors"]
-            tables = tuple(table for table in listed.value if table["use"] not in drawing)
-            moot["processors"] = (tables, listed.place)
-        returned = _get(settings, "num_return_sequences")
-        if returned.kind == "model" and returned.value > (_get(settings, "num_beams").value or 1):
-            moot["num_return_sequences"] = (1, "default")
-            notes.append(f"{_say('num_return_sequences', returned)} is not used while {greedy[0]}")
-    moot.update((key, (default(key), "default")) for key, _ in _unrefined(settings))
-    moot.update((key, (default(key), "default")) for _, key, _ in _unlisted(settings) if key != "ban")  # ban is refused
-    system, chat = _get(settings, "system"), _get(settings, "chat")
-    if system.value is not None and not chat.value:
-        if chat.level > system.level:
-            moot["system"] = (None, "default")
-        else:
-            moot["chat"] = (True, system.place)
-    use, form = _get(settings, "use_cache"), _get(settings, "cache_implementation")
-    if use.value is (form.value == "off"):  # two names for one setting: the later one wins
-        if use.level > form.level:
-            moot["cache_implementation"] = (default("cache_implementation") if use.value else "off", use.place)
-        else:
-            moot["use_cache"] = (form.value != "off", form.place)
-    loser = _loser(settings)
-    if loser:
-        moot[loser] = (None, "default")
-    for least, most in (("min_new_tokens", "max_new_tokens"), ("min_length", "max_length")):
-        low, high = _get(settings, least), _get(settings, most)
-        if loser != most and low.kind == "model" and _exceeds(low, high):
+        low, high = s[least], s[most]
+        if loser == most or low.value is None or high.value is None or low.value <= high.value:
+            continue
+        if low.kind == "model":
             # No EOS before `most` tokens, where the text ends anyway: the text is the same.
-            moot[least] = (high.value, high.place)
-    return moot, notes
+            out.moot[least] = high.value, high.place
+        else:
+            out.clashes.append(Clash(frozenset({least, most}), f"{s.say(least)} exceeds {s.say(most)}"))
+
+
+def _caches(s: Merged, out: Rulings) -> None:
+    """Two names for one setting, of which the later one wins; and what needs a cache."""
+    use, form = s["use_cache"], s["cache_implementation"]
+    if use.value is (form.value == "off"):
+        if use.level == form.level:
+            out.refuse(s, "use_cache", "cache_implementation", "one turns the cache off, the other on")
+            return
+        if use.level > form.level:
+            off = default("cache_implementation") if use.value else "off"
+            out.moot["cache_implementation"] = off, use.place
+        else:
+            out.moot["use_cache"] = form.value != "off", form.place
+    switch = "use_cache" if use.level > form.level or form.value != "off" else "cache_implementation"
+    if s["prompt_cache"].value is not None and s[switch].value in (False, "off"):
+        sentence = f"{s.say('prompt_cache')} needs a cache, which {s.say(switch)} turns off"
+        out.clashes.append(Clash(frozenset({"use_cache", "cache_implementation", "prompt_cache"}), sentence))
+
+
+def _compiling(s: Merged, out: Rulings) -> None:
+    """Settings that torch.compile does not work with: packed layers, and caches whose shape changes."""
+    pack, use, form = s["pack"], s["use_cache"], s["cache_implementation"]
+    if not s["compile"].value:
+        return
+    if pack.value and pack.level >= 0:
+        out.refuse(s, "compile", "pack", "packed layers cannot be compiled")
+    if use.value is False:
+        out.refuse(s, "compile", "use_cache", "without a cache every step has another shape")
+    elif form.level >= 0 and form.value != "static" and not (form.value == "dynamic" and form.kind == "model"):
+        out.refuse(s, "compile", "cache_implementation", "compiled steps use a cache of fixed size")
+
+
+def _drafting(s: Merged, out: Rulings) -> None:
+    """--no-draft beside what says what to draft from."""
+    for key in (*DRAFTING, "draft_corpus") if s["draft"].value is False else ():
+        if s[key].value is not None and s[key].level == s["draft"].level:
+            out.refuse(s, "draft", key, "one drafts nothing, the other says what to draft from")
+
+
+def _refining(s: Merged, out: Rulings) -> None:
+    """Knobs that refine one which is off. A preset that lists its processors may turn that one on there."""
+    listed, idle = "processors" in s or "stopping" in s, s.idle
+    for key, (*bases, last) in REFINES.items():
+        if key not in s or s[key].value == default(key) or (listed and not LISTED.isdisjoint((*bases, last))):
+            continue
+        if key not in idle and all(map(s.is_off, (*bases, last))):
+            one_of = f"{', '.join(bases)} or {last}" if bases else last
+            clash = Clash(frozenset({key, last, *bases}), f"{s.say(key)} has no effect without {one_of}")
+            out.switch_off(s, max(s[base].level for base in (*bases, last)), clash, key)
+
+
+def _listing(s: Merged, out: Rulings) -> None:
+    """Knobs that a list of processors leaves out, and those that all tables of a list set to something else."""
+    listed, idle = s["processors"], s.idle
+    read = {knob for table in listed.value or () for knob in LISTS["processors"].get(table["use"], ())}
+    for row in PROCESSORS.values() if listed.value is not None else ():
+        key = row.knobs[0]
+        elsewhere = any(s[reader].value for reader in ALSO_READ_BY.get(key, ()))
+        if elsewhere or key in read or key in idle or s[key].value in ([], {}) or s.is_off(key):
+            continue
+        sentence = f"{s.say(key)} has no effect: the list of processors ({listed.place}) leaves it out"
+        clash = Clash(frozenset({key, "processors"}), sentence, f'add use = "{row.name}" to the list')
+        out.switch_off(s, listed.level, clash, key)
+    out.moot.pop("ban", None)  # refused by what cannot take a text back
+    for kind, rows in LISTS.items():
+        for key, setting in s.items():
+            tables = [table for table in s[kind].value or () if key in rows.get(table["use"], ())]
+            different = tables and all(table.get(key, setting.value) != setting.value for table in tables)
+            if different and s.weighs(key, s[kind].level):
+                sentence = f"{s.say(key)} has no effect: the list of {kind} ({s[kind].place}) sets it"
+                out.clashes.append(Clash(frozenset({key, kind}), sentence, "leave out one of them"))
+
+
+def _chat(s: Merged, out: Rulings) -> None:
+    """A system message without a chat, and what a chat template may not be given."""
+    system, chat, table = s["system"], s["chat"], s["chat_template_kwargs"]
+    if system.value is not None and not chat.value:
+        out.moot.update({"system": (None, "default")} if chat.level > system.level else {"chat": (True, system.place)})
+        if chat.value is False and chat.level == system.level:
+            out.refuse(s, "system", "chat", "only a chat has a system message")
+    thinking = s["enable_thinking"].value is not None
+    for sentence in chat_settings.mistakes(table.value or {}, thinking=thinking):
+        out.clashes.append(Clash(frozenset({"chat_template_kwargs"}), f"{sentence} ({table.place})"))
+
+
+def _languages(s: Merged, out: Rulings) -> None:
+    """The language of a translation beside another first token."""
+    forced = s["forced_bos_token_id"]
+    if s["tgt_lang"].value is not None and forced.value is not None and forced.kind != "model":
+        out.refuse(s, "tgt_lang", "forced_bos_token_id", "both are the first token of a text")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from genctl import params
-from genctl.config.check import UNSAFE, default, known
+from genctl.config.check import known
 from genctl.config.layers import Resolved
 from genctl.config.listed_knobs import LISTS
 from genctl.config.toml import printable, write_key, write_string, write_value
@@ -17,8 +17,8 @@ from genctl.params import Generation, Runtime
 def to_toml(resolved: Resolved, *, defaults: bool = True) -> str:
     """`resolved` as a preset; without `defaults`, only the knobs that are set.
 
-    A comment gives the origin of every value. Values of None are left out. Switches that only a flag may turn on are
-    comments. Passwords and keys in addresses are hidden; no server is named by an address with one.
+    A comment gives the origin of every value. Values of None are left out. Passwords and keys in addresses are
+    hidden; no server is named by an address with one.
     """
     blocks: list[str] = []
     if resolved.about:
@@ -43,12 +43,7 @@ def to_toml(resolved: Resolved, *, defaults: bool = True) -> str:
 
 
 def _line(key: str, value: Any, origin: str) -> tuple[str, str]:
-    code = f"{key} = {write_value(value)}"
-    if key in UNSAFE:
-        return f"# {code}", f"{printable(origin)}; no file can enable it" if value != default(key) else printable(
-            origin
-        )
-    return code, printable(origin)
+    return f"{key} = {write_value(value)}", printable(origin)
 
 
 def _listed(resolved: Resolved, key: str) -> tuple[dict[str, Any], ...] | None:

@@ -1,7 +1,7 @@
 """Precedence: layers of settings become one resolved job. Later layers win; all mistakes are reported at once.
 
-The order, lowest first: built-in defaults, the model's generation_config, user file, project file, presets,
-environment variables GENCTL_*, flags and `--set`, the row's own params.
+The order, lowest first: built-in defaults, the model's generation_config, the user's file, the file of --config,
+presets, environment variables GENCTL_*, flags and `--set`, the row's own params.
 """
 
 from __future__ import annotations
@@ -14,14 +14,9 @@ from typing import Any, Literal, TypeAlias
 from genctl import params
 from genctl.config import removed
 from genctl.config.check import (
-    FILES,
-    OF_RUN,
-    REFUSED,
-    UNSAFE,
     ListMistakes,
     Misfit,
     Wrong,
-    accepted,
     check,
     did_you_mean,
     fit,
@@ -30,8 +25,10 @@ from genctl.config.check import (
     names_file,
     shown,
 )
-from genctl.config.conflicts import Found, Setting, find_clashes, imply, notices, settle
-from genctl.config.listed_knobs import LISTS, check_list
+from genctl.config.conflicts import Found, Merged, Rulings, Setting, imply, notices, settle
+from genctl.config.listed_knobs import LISTS, check_list, code_in
+from genctl.config.names import BOOKKEEPING, FILES, OF_RUN, OUTWARD, REFUSED, UNSAFE
+from genctl.config.saved_files import stay_offline
 from genctl.config.toml import printable
 from genctl.documents import reader
 from genctl.errors import PresetError
@@ -51,19 +48,6 @@ KINDS: dict[str, Kind] = {
 SPECIAL = ("about", *LISTS)
 MOST_MISTAKES = 100
 
-# Entries of a generation_config about the file itself, and fields that change no text.
-BOOKKEEPING = {
-    "transformers_version", "_from_model_config", "_commit_hash", "generation_kwargs", "is_assistant",
-    "trust_remote_code", "num_assistant_tokens_schedule",
-}  # fmt: skip
-
-# Keys that a downloaded checkpoint may not set: they name other files, checkpoints or code to load.
-OUTWARD = {
-    **dict.fromkeys(("json_schema", "grammar", "ban_file"), "a file"),
-    **dict.fromkeys(("assistant_model", "amateur_model"), "another checkpoint"),
-    **dict.fromkeys(LISTS, "code"),
-}
-
 
 @dataclass(frozen=True)
 class Layer:
@@ -72,9 +56,9 @@ class Layer:
     `origin` names the place; `where` gives the exact place of each key (`file.toml:3`, `flag --top-p`). `said` is the
     kind of the layer; without it the first word of the origin decides (`generation_config`, `flag`, `--set`, `params`),
     and all other origins are files or the environment. `typed`: the user typed it for this job. `broken` holds errors
-    of reading this place: `resolve` raises them with all other mistakes. `found`: how the file was reached, if it is
-    not the user's own (see `found_files`); `folder`: what came with it. `notice`: a message about the place itself.
-    `items`: the places of the tables of lists, by list, number from 1 and key ("": the table itself).
+    of reading this place: `resolve` raises them with all other mistakes. `found`: whose file it is, if it is not the
+    user's own; `is_user_file`: it is the user's config.toml, which may set the flags of trust. `items`: the places of
+    the tables of lists, by list, number from 1 and key ("": the table itself).
     """
 
     origin: str
@@ -84,8 +68,7 @@ class Layer:
     broken: tuple[PresetError, ...] = ()
     typed: bool = False
     found: Found = ""
-    folder: Path | None = None
-    notice: str = ""
+    is_user_file: bool = False
     items: Mapping[tuple[str, int, str], str] = field(default_factory=dict)
 
     @property
@@ -125,10 +108,10 @@ def row_layer(values: Mapping[str, Any], place: str = "") -> Layer:
 
 
 def values_of(layers: Iterable[Layer]) -> dict[str, list[Any]]:
-    """The values that the user sets in layers, by knob: those of found files are not the user's."""
+    """The values that the user sets in layers, by knob."""
     values: dict[str, list[Any]] = {}
     for layer in layers:
-        for key, value in () if layer.found else layer.values.items():
+        for key, value in layer.values.items():
             values.setdefault(key, []).append(value)
     return values
 
@@ -177,14 +160,10 @@ class _Reading:
     mistakes: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
     mistaken: set[str] = field(default_factory=set)
-    named: dict[str, list[Any]] = field(default_factory=dict)  # values that the user has set
-    notices: list[str] = field(default_factory=list)
     incomplete: bool = False  # whether a file or a variable could not be read
 
     def read(self, layer: Layer, level: int) -> None:
         """Add `layer` on top."""
-        if layer.notice:
-            self.notices.append(layer.notice)
         for error in layer.broken:
             self.incomplete = True
             self.mistakes += [line for line in error.message.split("\n") if line not in self.mistakes]
@@ -201,14 +180,7 @@ class _Reading:
                     raise Wrong(f"{key} = {shown(value)} contradicts {shown(earlier.value)} ({earlier.place})")
                 if layer.kind == "row":
                     self._check_row(key, checked)
-                setting = Setting(checked, level, place, layer.kind, typed=typed, found=layer.found)
-                if layer.found:
-                    from genctl.config.found_files import objection
-
-                    setting = replace(setting, objection=objection(key, checked, layer.folder, layer.found))
-                else:
-                    self.named.setdefault(key, []).append(checked)
-                self.settings[key] = setting
+                self.settings[key] = Setting(checked, level, place, layer.kind, typed=typed, found=layer.found)
             except ListMistakes as wrong:
                 self.mistaken.add(key)
                 self.mistakes += [
@@ -221,6 +193,7 @@ class _Reading:
                     continue
                 self.mistaken |= {key, wrong.near}
                 self.mistakes.append(f"{place}: {wrong}")
+                self.hints.append(wrong.hint)
 
     def _check_row(self, key: str, value: Any) -> None:
         """Raises Wrong for a row that names a file, or code by a dotted path, unless the run has the same setting."""
@@ -230,46 +203,19 @@ class _Reading:
         tables = value if key in LISTS else [{key: value}]
         if name := next((name for table in tables for name in table if names_file(name, table[name])), ""):
             raise Wrong(f"{name}: a row cannot name a file; use --{params.spelled(name)} {FILES[name]}")
-        if key in LISTS:
-            from genctl.config.found_files import code_of_row
-
-            if code := code_of_row(key, value):
-                raise Wrong(f"{key}: {code} is code, which only the settings of the run can choose")
-
-    def _check_found_files(self) -> None:
-        """Add the mistakes of settings in found files, except those that the user has set too."""
-        from genctl.config import found_files
-
-        for key, setting in self.settings.items():
-            if setting.found and found_files.confirmed(key, setting.value, self.named.get(key, ())):
-                self.settings[key] = replace(setting, found="", objection=None)
-        self._stay_offline()
-        for sentence, hint in found_files.mistakes(self.settings, self.named):
-            self.mistakes.append(sentence)
-            self.hints.append(hint)
-
-    def _stay_offline(self) -> None:
-        """Nothing is downloaded because a found file names it, unless the user says whether the network is used."""
-        from genctl.config import found_files
-
-        served = self.settings.get("backend")
-        key = found_files.download(self.settings)
-        if not key or "offline" in self.named or (served is not None and served.value is not None):
-            return
-        named = self.settings[key]
-        self.settings["offline"] = Setting(True, named.level, f"{named.place}, which names {key}", named.kind)
+        if key in LISTS and (code := code_in(key, value, dotted=True)):
+            raise Wrong(f"{key}: {code} is code, which only the settings of the run can choose")
 
     def finish(self, levels: int, *, tentative: bool = False) -> Resolved:
         """The job. Raises PresetError if anything is wrong."""
-        if any(setting.found for setting in self.settings.values()):
-            self._check_found_files()
-        settings = imply(self.settings)
-        clashes = [clash for clash in find_clashes(settings) if not clash.keys & self.mistaken]
+        settings = imply(stay_offline(self.settings))
+        settled = settle(settings)
+        clashes = [clash for clash in settled.clashes if not clash.keys & self.mistaken]
         if tentative or self.incomplete:
             clashes = [clash for clash in clashes if not clash.by_default]
         mistakes = self.mistakes + [clash.sentence for clash in clashes]
         if not mistakes:
-            return _build(settings, self.notes, levels, self.notices)
+            return _build(settings, settled, self.notes, levels)
         if len(mistakes) > MOST_MISTAKES:
             mistakes = [*mistakes[:MOST_MISTAKES], f"… and {len(mistakes) - MOST_MISTAKES} more mistakes"]
         hints = dict.fromkeys(hint for hint in (*self.hints, *(clash.hint for clash in clashes)) if hint)
@@ -289,14 +235,17 @@ def _value(layer: Layer, key: str, value: Any) -> Any:
         raise Wrong(f"{named(key)} is not supported: {REFUSED[key]}")
     if gone := removed.sentence("setting", key):
         raise Wrong(gone)
-    if key in UNSAFE and (layer.kind != "command" or layer.origin.startswith(SET)):
-        raise Wrong(f"{key} runs code that others wrote; only the flag --{key.replace('_', '-')} can enable it")
+    if key in UNSAFE and layer.is_user_file:
+        return _plain(key, bool, value)
+    if key in UNSAFE:
+        sentence = f"{key} runs code that others wrote; only the flag and your own config.toml can enable it"
+        raise Wrong(sentence, hint=f"use --{key.replace('_', '-')}")
     if layer.kind == "model" and key in OUTWARD:
         raise Wrong(f"{key} names {OUTWARD[key]}, which a checkpoint may not choose")
     if key in LISTS:
         return check_list(key, value)
     if key == "about":
-        return _about(value)
+        return _plain(key, str, value)
     if key not in known():
         raise _unknown(layer, key, value)
     if layer.kind == "model" and known()[key][0] is Runtime:
@@ -314,9 +263,11 @@ def _unknown(layer: Layer, key: str, value: Any) -> Wrong:
         return Wrong(f'{sentence}: only a preset file extends another (a settings file says preset = "NAME")')
     if key == "preset":
         return Wrong(f'{sentence}: a preset says extends = "NAME"')
+    if key == "tool" and isinstance(value, dict) and "genctl" in value:
+        return Wrong(f"{sentence}: write the settings of [tool.genctl] as top-level keys of a file of their own")
     if isinstance(value, dict) and any(inner in known() for inner in value):
         return Wrong(f"{sentence}: write settings as top-level keys, not in a table")
-    near = did_you_mean(key, [*accepted(), *SPECIAL, *REFUSED])
+    near = did_you_mean(key, [*known(), *SPECIAL, *REFUSED])
     return Wrong(f"{sentence}; did you mean {near}?" if near else sentence, near=near)
 
 
@@ -329,22 +280,19 @@ def _fixed(key: str) -> str:
     return "belongs to the whole run, not to a row" if key in OF_RUN else ""
 
 
-def _about(value: Any) -> str:
+def _plain(key: str, kind: type, value: Any) -> Any:
+    """The value of a key that is no knob. Raises Wrong."""
     try:
-        return str(fit(str, value))
+        return fit(kind, value)
     except Misfit as misfit:
-        raise Wrong(f"about = {shown(value)}: {misfit}") from None
+        raise Wrong(f"{key} = {shown(value)}: {misfit}") from None
 
 
-def _build(settings: Mapping[str, Setting], notes: Sequence[str], levels: int, remarks: Sequence[str]) -> Resolved:
+def _build(settings: Merged, settled: Rulings, notes: Sequence[str], levels: int) -> Resolved:
     """The job, after later layers have switched off earlier settings."""
-    moot, remarks_of_settle = settle(settings)
-    values = {key: setting.value for key, setting in settings.items()} | {
-        key: value for key, (value, _) in moot.items()
-    }
-    places = {key: setting.place for key, setting in settings.items()} | {
-        key: place for key, (_, place) in moot.items()
-    }
+    pairs = {key: (setting.value, setting.place) for key, setting in settings.items()} | settled.moot
+    values = {key: value for key, (value, _) in pairs.items()}
+    places = {key: place for key, (_, place) in pairs.items()}
     generation = Generation(**{key: values[key] for key in params.knobs(Generation) if key in values})
     if generation.ban_file:
         more = _lines(generation.ban_file, places["ban_file"])
@@ -357,8 +305,8 @@ def _build(settings: Mapping[str, Setting], notes: Sequence[str], levels: int, r
         processors=values.get("processors"),
         stopping=values.get("stopping"),
         about=values.get("about", ""),
-        notes=(*notes, *remarks_of_settle),
-        notices=(*remarks, *notices(settings)),
+        notes=(*notes, *settled.notes),
+        notices=tuple(notices(settings)),
         settings=settings,
         levels=levels,
     )
@@ -411,12 +359,7 @@ def overlay(base: Resolved, layer: Layer) -> Resolved:
     """
     if not layer.values:
         return base
-    settled = set(settle(base.settings)[1])
+    settled = set(settle(base.settings).notes)
     reading = _Reading(dict(base.settings), [note for note in base.notes if note not in settled])
     reading.read(layer, base.levels)
     return reading.finish(base.levels + 1)
-
-
-def conflicts(resolved: Resolved) -> list[str]:
-    """Every conflict between the knobs of a job, one sentence each, with both sources; `resolve` raises them all."""
-    return [clash.sentence for clash in find_clashes(resolved.settings)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -273,6 +273,12 @@ def check_finite(generation: Generation) -> None:
 
 
 WHAT = {"processors": "processor", "stopping": "stopping criterion"}
+
+
+def code_in(key: str, tables: Iterable[Mapping[str, Any]], *, dotted: bool = False) -> str:
+    """The first table of a list that names code of others, in words; `dotted`: by a path, not as an entry point."""
+    uses = (use for table in tables if isinstance(use := table.get("use"), str))
+    return next((f"use = {shown(use)}" for use in uses if (":" in use if dotted else use not in LISTS[key])), "")
 
 
 def check_list(key: str, value: Any) -> tuple[dict[str, Any], ...]:

@@ -7,15 +7,13 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import tomli
 
 from genctl import params
 from genctl.config.check import (
-    UNSAFE,
     Unparsed,
     Wrong,
     check,
@@ -28,7 +26,7 @@ from genctl.config.check import (
 )
 from genctl.config.conflicts import Found
 from genctl.config.layers import SET, Layer
-from genctl.config.toml import decode, item_lines, lines, parse, printable, read_bytes
+from genctl.config.toml import decode, parse, places, printable, read_bytes
 from genctl.documents import reader
 from genctl.documents.reader import BadJson
 from genctl.errors import PresetError, reason_of
@@ -38,25 +36,9 @@ NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 MAX_DEPTH = 16
 
 
-def current_folder() -> Path:
-    """The current folder. Raises PresetError if it has been removed."""
-    try:
-        return Path.cwd()
-    except OSError as error:
-        raise PresetError("the current folder no longer exists") from error
-
-
-@dataclass(frozen=True)
-class Folder:
-    """A folder where presets are looked up by name."""
-
-    where: str  # project | user | shipped
-    path: Path
-
-
-def config_home(environment: Mapping[str, str] | None = None) -> Path:
+def config_home() -> Path:
     """The user's folder for genctl: `$XDG_CONFIG_HOME/genctl`, `~/.config/genctl` by default."""
-    home = (os.environ if environment is None else environment).get("XDG_CONFIG_HOME", "")
+    home = os.environ.get("XDG_CONFIG_HOME", "")
     # The XDG specification says to ignore a relative path.
     base = Path(home) if Path(home).is_absolute() else Path("~/.config").expanduser()
     return base / "genctl"
@@ -69,34 +51,27 @@ def shipped_folder() -> Path:
     return inside if inside.is_dir() else package.parent / "presets"
 
 
-def folders(cwd: Path | None = None, environment: Mapping[str, str] | None = None) -> list[Folder]:
+def folders() -> dict[str, Path]:
     """The folders where a preset's name is looked up, in order."""
-    return [
-        Folder("project", (cwd or current_folder()) / "presets"),
-        Folder("user", config_home(environment) / "presets"),
-        Folder("shipped", shipped_folder()),
-    ]
+    return {"user": config_home() / "presets", "shipped": shipped_folder()}
 
 
-@dataclass(frozen=True)
-class NamedPreset:
-    """A preset that has a name."""
+class NamedPreset(NamedTuple):
+    """A preset that has a name. `where` is a key of `folders`."""
 
     name: str
     where: str
     path: Path
 
 
-def available(places: Sequence[Folder] | None = None) -> list[NamedPreset]:
+def available() -> list[NamedPreset]:
     """Every preset that has a name, sorted; of two with one name, the first in the order of the folders."""
     presets: dict[str, NamedPreset] = {}
-    for folder in folders() if places is None else places:
-        try:
-            paths = [path for path in folder.path.glob("*.toml") if NAME.fullmatch(path.stem) and path.is_file()]
-        except OSError:  # no permission to read the folder
-            continue
-        for path in paths:
-            presets.setdefault(path.stem, NamedPreset(path.stem, folder.where, path))
+    for where, folder in folders().items():
+        with contextlib.suppress(OSError):  # no permission to read the folder
+            for path in folder.glob("*.toml"):
+                if NAME.fullmatch(path.stem) and path.is_file():
+                    presets.setdefault(path.stem, NamedPreset(path.stem, where, path))
     return sorted(presets.values(), key=lambda item: item.name)
 
 
@@ -110,70 +85,58 @@ def title(name: str) -> str:
     return (name.replace("\\", "/").rsplit("/", 1)[-1].removesuffix(".toml") if is_path(name) else name) or name
 
 
-def is_own(path: Path) -> bool:
-    """Whether a file is the user's own, or part of genctl. Any other may come with somebody else's folder."""
-    return _is_below(path, config_home()) or is_shipped(path)
+def is_below(path: Path, folder: Path) -> bool:
+    """Whether a file is in a folder or below it. Links are not followed: those in the user's folder are the user's."""
+    return Path(os.path.abspath(path)).is_relative_to(folder)  # noqa: PTH100
 
 
-def is_shipped(path: Path) -> bool:
-    """Whether a file is part of genctl. Messages call such a preset by its name."""
-    return _is_below(path, shipped_folder())
+def found_of(path: Path) -> Found:
+    """Whose a file is that the command line names: "" for the user's own and those of genctl, else "named"."""
+    return "" if is_below(path, config_home()) or is_below(path, shipped_folder()) else "named"
 
 
-def _is_below(path: Path, folder: Path) -> bool:
-    absolute = Path(os.path.abspath(path))  # noqa: PTH100 — do not follow links: those in this folder are the user's
-    return absolute.is_relative_to(folder)
+def expanded(name: str) -> Path:
+    """The file that a path means. Raises PresetError."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:  # ~ of an unknown user
+        raise PresetError(f"{printable(name)}: no such file") from error
 
 
-def find(name: str, places: Sequence[Folder] | None = None) -> Path:
-    """The file of a preset given by path or name.
-
-    Raises PresetError for an unknown or malformed name, or for a link that leads out of the folders of presets.
-    """
+def find(name: str) -> Path:
+    """The file of a preset given by path or name. Raises PresetError for an unknown or malformed name."""
     prompt = f"-p is --preset; a prompt is an argument of its own: genctl run {shown(name)}" if " " in name else ""
     if is_path(name):
-        try:
-            if prompt and not os.path.exists(Path(name).expanduser()):  # noqa: PTH110 — a long name, too
-                raise PresetError(f"preset {shown(name)}: no such file", hint=prompt)
-            return Path(name).expanduser()
-        except RuntimeError as error:  # ~ of an unknown user
-            raise PresetError(f"{printable(name)}: no such file") from error
+        if prompt and not os.path.exists(expanded(name)):  # noqa: PTH110 — a long name, too
+            raise PresetError(f"preset {shown(name)}: no such file", hint=prompt)
+        return expanded(name)
     if not NAME.fullmatch(name):
         raise PresetError(f"preset {shown(name)}: a name has only letters, digits, _, . and -", hint=prompt)
-    places = folders() if places is None else places
-    for folder in places:
-        path = folder.path / f"{name}.toml"
-        if path.is_file():
-            if not path.resolve().is_relative_to(folder.path.resolve()):
-                raise PresetError(
-                    f"preset {name}: {printable(str(path))} is a link that leads out of its folder",
-                    hint="give the path of the file instead",
-                )
-            return path
-    near = did_you_mean(name, [item.name for item in available(places)])
-    looked = ", ".join(printable(str(folder.path)) for folder in places)
+    paths = [folder / f"{name}.toml" for folder in folders().values()]
+    if path := next((path for path in paths if path.is_file()), None):
+        return path
+    here = in_this_folder(name)
+    near = "" if here else did_you_mean(name, [item.name for item in available()])
+    looked = ", ".join(printable(str(path.parent)) for path in paths)
     advice = f"; did you mean {near}?" if near else ""
-    raise PresetError(f"preset {name}: no such preset{advice} (looked in {looked})", hint="see: genctl presets list")
+    hint = f"name the file: -p {here}" if here else "see: genctl presets list"
+    raise PresetError(f"preset {name}: no such preset{advice} (looked in {looked})", hint=hint)
 
 
-def load(names: Sequence[str], places: Sequence[Folder] | None = None) -> list[Layer]:
+def in_this_folder(name: str) -> str:
+    """The file of `./presets`, where earlier versions looked, too; "" if there is none, or `name` is a path."""
+    path = f"./presets/{name}.toml"
+    return path if not is_path(name) and os.path.lexists(path) else ""
+
+
+def load(names: Sequence[str], base: Path | None = None) -> list[Layer]:
     """The layers of several presets, lowest first; the presets that a preset extends are below it.
 
-    A preset that cannot be found or read, is not valid TOML, or extends itself gives a layer that is `broken`, so that
-    `resolve` raises all mistakes together.
+    Paths start from `base`, or from the working directory. A preset that cannot be found or read, is not valid TOML,
+    or extends itself gives a layer that is `broken`, so that `resolve` raises all mistakes together.
     """
-    places = folders() if places is None else places
-    return [layer for name in names for layer in _named(name, "", (), set(), places)]
-
-
-def read(names: Sequence[str], places: Sequence[Folder] | None = None) -> list[Layer]:
-    """The layers of several presets, for display: they may also set knobs that only the user may set for a run."""
-    return [replace(layer, found="") for layer in load(names, places)]
-
-
-def load_text(text: str, name: str, places: Sequence[Folder] | None = None) -> list[Layer]:
-    """The layers of a preset given as text; messages call it `name`."""
-    return _layers(text, name, Path.cwd(), (), set(), folders() if places is None else places)
+    paths = [str(base / expanded(name)) if base is not None and is_path(name) else name for name in names]
+    return [layer for path in paths for layer in _named(path, "", (), set())]
 
 
 def broken(name: str, error: PresetError, place: str = "") -> Layer:
@@ -183,40 +146,41 @@ def broken(name: str, error: PresetError, place: str = "") -> Layer:
     return Layer(name, {}, said="user", broken=(error,))
 
 
-def _named(name: str, place: str, chain: tuple[Path, ...], seen: set[Path], places: Sequence[Folder]) -> list[Layer]:
-    """The layers of the preset called `name`."""
+def _named(name: str, place: str, chain: tuple[Path, ...], seen: set[Path]) -> list[Layer]:
+    """The layers of the preset called `name`, which `place` names."""
     try:
-        path = find(name, places)
+        return _load(find(name), chain, seen)
     except PresetError as error:
         return [broken(name, error, place)]
-    layers = _load(path, chain, seen, places)
-    if layers and (hidden := _hidden(name, path, places)):
-        layers[-1] = replace(layers[-1], notice=f"preset {name} is {short(path)}, which hides {hidden}")
-        layers = reached(layers, short(path), "unnamed")  # the name was meant for another file
-    return layers
 
 
-def _hidden(name: str, path: Path, places: Sequence[Folder]) -> str:
-    """The preset that a project's file of the same name hides, in words; "" if there is none."""
-    if is_path(name) or is_own(path):
-        return ""
-    words = {"user": "your own preset of this name", "shipped": "the built-in preset"}
-    others = (folder for folder in places if folder.where in words and (folder.path / f"{name}.toml").is_file())
-    return next((words[folder.where] for folder in others), "")
-
-
-def _load(path: Path, chain: tuple[Path, ...], seen: set[Path], places: Sequence[Folder]) -> list[Layer]:
+def _load(path: Path, chain: tuple[Path, ...], seen: set[Path]) -> list[Layer]:
     """The layers of the presets that `path` extends, then its own; a file that several extend appears once."""
-    name = path.stem if is_shipped(path) else short(path)
+    name = path.stem if is_below(path, shipped_folder()) else short(path)
     try:
         real = _real(path, name, chain)
         if real in seen:
             return []
         seen.add(real)
-        text = decode(read_bytes(path), name)
+        table = read_table(path, name)
     except PresetError as error:
         return [broken(name, error)]
-    return _layers(text, name, path.parent, (*chain, real), seen, places)
+    layers: list[Layer] = []
+    mistakes: list[PresetError] = []
+    try:
+        parents = take_names("extends", table.values, table.where)
+    except PresetError as error:
+        parents, mistakes = [], [error]
+    for parent in parents:
+        place = table.where["extends"]
+        if not is_path(parent):
+            layers += _named(parent, f"{place}: extends", (*chain, real), seen)
+        elif _beside(parent, path.parent):
+            layers += _load(path.parent / parent, (*chain, real), seen)
+        else:
+            mistakes.append(PresetError(f"{place}: extends = {shown(parent)}: leads out of the folder of the file"))
+    own = Layer(name, table.values, table.where, "user", tuple(mistakes), found=found_of(path), items=table.items)
+    return [*layers, own]
 
 
 def _real(path: Path, name: str, chain: tuple[Path, ...]) -> Path:
@@ -233,51 +197,20 @@ def _real(path: Path, name: str, chain: tuple[Path, ...]) -> Path:
     return real
 
 
-def _layers(
-    text: str, name: str, base: Path, chain: tuple[Path, ...], seen: set[Path], places: Sequence[Folder]
-) -> list[Layer]:
-    try:
-        values = parse(text, name)
-    except PresetError as error:
-        return [broken(name, error)]
-    numbers = lines(text)
-    where = {key: f"{name}:{numbers[key]}" if key in numbers else name for key in values}
-    items = {place: f"{name}:{line}" for place, line in item_lines(text).items()}
-    layers: list[Layer] = []
-    own: tuple[PresetError, ...] = ()
-    try:
-        parents = take_names("extends", values, where)
-    except PresetError as error:
-        parents, own = [], (error,)
-    for parent in parents:
-        place = where["extends"]
-        if not is_path(parent):
-            layers += _named(parent, f"{place}: extends", chain, seen, places)
-        elif _beside(parent, base):
-            layers += _load(base / parent, chain, seen, places)
-        else:
-            own = (*own, PresetError(f"{place}: extends = {shown(parent)}: leads out of the folder of the file"))
-    if is_own(base):
-        return [*layers, Layer(name, values, where, "user", own, folder=base, items=items)]
-    layers = reached(layers, name, "named")
-    return [*layers, Layer(name, values, where, "user", own, found="named", folder=_root(base), items=items)]
+class SettingsTable(NamedTuple):
+    """The settings of a file, and where each is: `where` by key, `items` by list, number from 1 and key."""
+
+    values: dict[str, Any]
+    where: dict[str, str]
+    items: dict[tuple[str, int, str], str]
 
 
-def reached(layers: Sequence[Layer], by: str, found: Found) -> list[Layer]:
-    """Presets that the found file `by` names: it has chosen what they set, even if they are the user's own."""
-
-    def chosen(layer: Layer) -> Layer:
-        if layer.folder is None or is_shipped(layer.folder) or layer.found == "unnamed":
-            return layer
-        where = layer.where if layer.found else {key: f"{place}, named by {by}" for key, place in layer.where.items()}
-        return replace(layer, found=found, where=where)
-
-    return [chosen(layer) for layer in layers]
-
-
-def _root(folder: Path) -> Path:
-    """The folder whose files came with a preset: presets/ lies inside of it."""
-    return folder.parent if folder.name == "presets" else folder
+def read_table(path: Path, name: str) -> SettingsTable:
+    """The table that a TOML file holds; messages call the file `name`. Raises PresetError."""
+    text = decode(read_bytes(path), name)
+    values = parse(text, name)
+    found = {place: f"{name}:{line}" for place, line in places(text).items()}
+    return SettingsTable(values, {key: found.get((key, 0, ""), name) for key in values}, found)
 
 
 def take_names(key: str, values: dict[str, Any], where: Mapping[str, str]) -> list[str]:
@@ -408,8 +341,6 @@ def schema() -> dict[str, Any]:
     definitions: dict[str, Any] = {}
     for kind in (Generation, Runtime):
         for key, item in params.knobs(kind).items():
-            if key in UNSAFE:
-                continue
             knob_schema = TypeAdapter(known()[key][1]).json_schema(ref_template="#/$defs/{model}")
             definitions |= knob_schema.pop("$defs", {})
             properties[key] = {"description": item.metadata["about"], **_without_null(knob_schema)}

@@ -1,4 +1,7 @@
-"""Settings from outside the command line: the user file, the project file, presets, and the environment."""
+"""Settings from outside the command line: the user's file, the file of --config, presets, and the environment.
+
+Nothing is read from the working directory unless it is named.
+"""
 
 from __future__ import annotations
 
@@ -7,107 +10,72 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from genctl.config.check import UNSAFE, accepted, did_you_mean, known, shown
-from genctl.config.conflicts import Found
+from genctl.config.check import did_you_mean, known
 from genctl.config.layers import Layer
+from genctl.config.names import UNSAFE
 from genctl.config.presets import (
-    Folder,
     broken,
     config_home,
-    current_folder,
-    find,
-    is_own,
-    is_path,
+    expanded,
+    folders,
+    found_of,
+    in_this_folder,
     load,
     parse_value,
-    reached,
+    read_table,
     short,
     take_names,
 )
-from genctl.config.toml import decode, item_lines, lines, parse, printable, read_bytes
+from genctl.config.toml import printable
 from genctl.errors import PresetError
 
 PREFIX = "GENCTL_"
-OTHER_VARIABLES = ("GENCTL_UPDATE_SCREENS", "GENCTL_API_KEY", "GENCTL_PRODUCTS", "GENCTL_BUILD")
+CONFIG = "GENCTL_CONFIG"  # names a settings file, as --config does
+OTHER_VARIABLES = (CONFIG, "GENCTL_UPDATE_SCREENS", "GENCTL_API_KEY", "GENCTL_PRODUCTS", "GENCTL_BUILD")
 TEST_PREFIX = "GENCTL_TEST"
+UNREAD = "genctl.toml"  # earlier versions read it unnamed
 
 
-def user_file(environment: Mapping[str, str] | None = None) -> Path:
+def user_file() -> Path:
     """The user's settings: `$XDG_CONFIG_HOME/genctl/config.toml`."""
-    return config_home(environment) / "config.toml"
+    return config_home() / "config.toml"
 
 
-def project_file(cwd: Path | None = None) -> Path | None:
-    """The nearest `genctl.toml`, or `pyproject.toml` with a table `tool.genctl`, from `cwd` upwards.
+def config_layers(config: str | None = None) -> list[Layer]:
+    """The user's file, and the one that `config` or else GENCTL_CONFIG names, lowest first, each above its presets.
 
-    The search ends at the root of the repository or at the home folder. Outside both only `cwd` counts, because a
-    shared folder above it may belong to another user. Raises PresetError if one folder holds both kinds of file,
-    or if a pyproject.toml that mentions genctl is not valid TOML.
+    A file that cannot be read gives a `broken` layer, so that `resolve` reports all mistakes at once.
     """
-    here = (cwd or current_folder()).absolute()
-    home = Path("~").expanduser()
-    climb = [here, *here.parents]
-    end = next((n for n, folder in enumerate(climb) if folder == home or (folder / ".git").exists()), 0)
-    for folder in climb[: end + 1]:
-        own, shared = folder / "genctl.toml", folder / "pyproject.toml"
-        candidates = [path for path in (own, shared) if path.is_file() and (path == own or _mentions_genctl(path))]
-        if len(candidates) == 2:
-            raise PresetError(f"{short(own)} and [tool.genctl] in {short(shared)} both hold settings; keep one of them")
-        if candidates:
-            return candidates[0]
-    return None
-
-
-def _mentions_genctl(path: Path) -> bool:
-    data = read_bytes(path)
-    return b"genctl" in data and _tool_table(parse(decode(data, short(path)), short(path))) is not None
-
-
-def _tool_table(document: Mapping[str, Any]) -> Any:
-    tool = document.get("tool")
-    return tool.get("genctl") if isinstance(tool, dict) else None
-
-
-def file_layers(path: Path, places: Sequence[Folder] | None = None, *, found: Found = "") -> list[Layer]:
-    """A settings file above the presets that it names; `broken` if it cannot be read or is not valid TOML.
-
-    `found`: how the file was reached, if it is not the user's own. The presets that it names have the same origin.
-    """
-    name = short(path)
-    table = ("tool", "genctl") if path.name == "pyproject.toml" else ()
+    layers = file_layers(user_file()) if os.path.lexists(user_file()) else []
+    config = config or os.environ.get(CONFIG)
     try:
-        text = decode(read_bytes(path), name)
-        values: Any = parse(text, name)
-        if table:
-            values = _tool_table(values)
-        if not isinstance(values, dict):
-            raise PresetError(f"{name}: tool.genctl must be a table")
+        return [*layers, *file_layers(expanded(config))] if config else layers
+    except PresetError as error:
+        return [*layers, broken(str(config), error)]
+
+
+def standing_layers(files: Sequence[Layer], presets: Sequence[str] = ()) -> list[Layer]:
+    """What `config_layers` has read, the named presets and the environment, lowest first.
+
+    The caller adds the model's generation_config beneath, and flags and a row's params on top.
+    """
+    return [*files, *load(presets), environment_layer()]
+
+
+def file_layers(path: Path) -> list[Layer]:
+    """A settings file above the presets that it names. The path of a preset starts from the folder of the file."""
+    name = short(path)
+    try:
+        table = read_table(path, name)
     except PresetError as error:
         return [broken(name, error)]
-    numbers = lines(text, table)
-    where = {key: f"{name}:{numbers[key]}" if key in numbers else name for key in values}
     try:
-        names = take_names("preset", values, where)
-        if found:
-            _check_paths(names, path, where["preset"] if names else name)
-        presets = load(names, places)
+        presets = load(take_names("preset", table.values, table.where), path.parent)
     except PresetError as error:
         presets = [broken(name, error)]
-    if found:
-        presets = reached(presets, name, found)
-    items = {place: f"{name}:{line}" for place, line in item_lines(text, table).items()}
-    return [*presets, Layer(name, values, where, "user", found=found, folder=path.parent, items=items)]
-
-
-def _check_paths(names: Sequence[str], file: Path, place: str) -> None:
-    """Raises PresetError for a path of a found file that leads out of the folder of the file."""
-    for each in filter(is_path, names):
-        try:
-            inside = find(each).resolve().is_relative_to(file.parent.resolve())
-        except (OSError, ValueError, RuntimeError):
-            inside = False
-        if not inside:
-            raise PresetError(f"{place}: preset = {shown(each)}: leads out of the folder of the file")
+    own = path == user_file()
+    layer = Layer(name, table.values, table.where, "user", found=found_of(path), is_user_file=own, items=table.items)
+    return [*presets, layer]
 
 
 def environment_layer(environment: Mapping[str, str] | None = None) -> Layer:
@@ -124,30 +92,20 @@ def environment_layer(environment: Mapping[str, str] | None = None) -> Layer:
         if name == name.upper() and (key in known() or key in UNSAFE):
             values[key] = parse_value(key, text)
             continue
-        near = did_you_mean(key, accepted())
+        near = did_you_mean(key, known())
         suggestion = f"; did you mean {PREFIX}{near.upper()}?" if near else ""
         mistakes.append(PresetError(f"environment: {printable(name, 60)} names no setting{suggestion}"))
     where = {key: f"{PREFIX}{key.upper()}" for key in values}
     return Layer("environment", values, where, "user", tuple(mistakes))
 
 
-def standing_layers(
-    presets: Sequence[str] = (),
-    *,
-    cwd: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-    places: Sequence[Folder] | None = None,
-) -> list[Layer]:
-    """User file, project file, the named presets and the environment, lowest first.
-
-    The caller adds the model's generation_config beneath, and flags and a row's params on top. Unreadable files are
-    `broken` layers, so that `resolve` reports all mistakes at once.
-    """
-    user = user_file(environment)
-    layers = file_layers(user, places) if os.path.lexists(user) else []
-    try:
-        project = project_file(cwd)
-        layers += [] if project is None else file_layers(project, places, found="" if is_own(project) else "unnamed")
-    except PresetError as error:
-        layers.append(broken("project file", error))
-    return [*layers, *load(presets, places), environment_layer(environment)]
+def unread_files(config: str | None, presets: Sequence[str] = ()) -> list[str]:
+    """Notes on files of the working directory that earlier versions read without their being named."""
+    named = config or os.environ.get(CONFIG)
+    notes = []
+    if os.path.lexists(UNREAD) and not (named and Path(named).absolute() == Path(UNREAD).absolute()):
+        notes.append(f"{UNREAD} is not read; name it with --config {UNREAD}")
+    for here in filter(None, map(in_this_folder, presets)):
+        if any((folder / Path(here).name).is_file() for folder in folders().values()):  # else an error says so
+            notes.append(f"{here.removeprefix('./')} is not read; name it with -p {here}")
+    return notes

@@ -187,7 +187,9 @@ def read(
     kind = _kind(what, kinds, bare)
     if what and kind is None:
         names = [one.name for one in presets.available()] if "preset" in kinds else []
-        raise UsageError(modes.unknown(what, f"{option} {text}", names), hint=_what(kinds, refused))
+        here = presets.in_this_folder(what) if "preset" in kinds else ""
+        hint = f"name the file: {here}" if here else _what(kinds, refused)
+        raise UsageError(modes.unknown(what, f"{option} {text}", names), hint=hint)
     if kind is not None and kind in refused:
         raise UsageError(f"{place}: {refused[kind]}")
     settings = read_settings(rest, place, _SPECIAL)
@@ -198,7 +200,7 @@ def read(
     extended = presets.take_names("extends", settings, {"extends": place})
     key = {"checkpoint": "model", "server": "backend"}.get(kind or "")
     if key is not None and key in settings:
-        raise UsageError(f"{place}: the {key} is said twice, as {what} and as {key} = {settings[key]}")
+        raise UsageError(f"{place}: the {key} is given twice, as {what} and as {key} = {settings[key]}")
     own = {key: what} if key is not None else modes.NAMED[what] if kind == "mode" else {}
     return Side(
         name or (presets.title(what) if kind == "preset" and not settings else text),
@@ -265,7 +267,7 @@ def read_settings(text: str, place: str, special: tuple[str, ...] = ()) -> dict[
         if key not in names and (folded := key.replace("-", "_")) in names:
             key = folded
         if key in values:
-            raise UsageError(f"{place}: {key} is said twice")
+            raise UsageError(f"{place}: {key} is given twice")
         values[key] = parse_value(key, value.strip())
     return values
 

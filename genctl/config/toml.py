@@ -115,39 +115,25 @@ def _unquote(lexeme: str) -> str:
     return lexeme.strip("'")
 
 
-def lines(text: str, under: tuple[str, ...] = ()) -> dict[str, int]:
-    """The line on which each key of the table `under` (the document by default) is first set."""
-    places: dict[str, int] = {}
-    table: list[str] = []
-    for line, header, key in _statements(text):
-        if header:
-            table = key
-        full = key if header else table + key
-        if len(full) > len(under) and tuple(full[: len(under)]) == under:
-            places.setdefault(full[len(under)], line)
-    return places
+def places(text: str) -> dict[tuple[str, int, str], int]:
+    """The line on which each key is first set: (key, 0, "") for a top-level one.
 
-
-def item_lines(text: str, under: tuple[str, ...] = ()) -> dict[tuple[str, int, str], int]:
-    """The lines of the arrays of tables in the table `under`, by array, number of the table from 1, and key.
-
-    The key "" is the header of a table.
+    In an array of tables it is (array, number of the table from 1, key), where the key "" is the header of a table.
     """
-    places: dict[tuple[str, int, str], int] = {}
+    found: dict[tuple[str, int, str], int] = {}
     counts: dict[str, int] = {}
     table: list[str] = []
     for line, header, key in _statements(text):
         if header:
             table = key
-        full = (table if header else table + key)[len(under) :]
-        if tuple(table[: len(under)]) != under or len(table) == len(under):
-            continue
-        if header and len(full) == 1:
-            counts[full[0]] = counts.get(full[0], 0) + 1
-            places[full[0], counts[full[0]], ""] = line
-        elif len(full) > 1:
-            places.setdefault((full[0], counts.get(full[0], 0), full[1]), line)
-    return places
+        top, *rest = key if header else table + key
+        found.setdefault((top, 0, ""), line)
+        if header and not rest:
+            counts[top] = counts.get(top, 0) + 1
+            found[top, counts[top], ""] = line
+        elif table:
+            found.setdefault((top, counts.get(top, 0), rest[0]), line)
+    return found
 
 
 def write_key(key: str) -> str:

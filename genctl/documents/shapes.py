@@ -1,4 +1,4 @@
-"""Values from documents: a JSON value becomes the dataclass that it has the shape of, or it is said where it does not.
+"""Values from documents: a JSON value becomes the dataclass that it has the shape of, or an error names the place.
 
 The hints of a dataclass are its shape. Nothing is converted: a number in quotes is no number, and `true` is no 1.
 Besides the usual hints there are those of `annotated_types` (`Ge`, `Le`, `MinLen`), and:
@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import (
     TYPE_CHECKING,
@@ -32,7 +32,7 @@ from typing import (
     is_typeddict,
 )
 
-from annotated_types import Ge, Le, MinLen
+from annotated_types import Ge, Le
 
 from genctl.documents.reader import kind_of
 from genctl.errors import nearest, printable, quote
@@ -78,32 +78,51 @@ def _validator(hint: Any) -> tuple[SchemaValidator, tuple[str, ...]]:
     return SchemaValidator(_schema(hint)), names
 
 
-def _schema(hint: Any) -> CoreSchema:
+def _schema(hint: Any, marks: tuple[Any, ...] = ()) -> CoreSchema:
+    """The schema of a hint; `marks` are those of `Annotated`."""
     from pydantic_core import core_schema as make
 
+    if like := next((each for each in (hint, *marks) if is_typeddict(each)), None):
+        fields = {
+            name: make.typed_dict_field(_schema(each), required=name in like.__required_keys__)
+            for name, each in get_type_hints(like, include_extras=True).items()
+        }
+        return make.typed_dict_schema(fields, strict=True, extra_behavior="allow")
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return _dataclass(hint)
-    if is_typeddict(hint):
-        return _typed_dict(hint)
     origin, arguments = get_origin(hint), get_args(hint)
+    bounds: dict[str, Any] = {
+        name: getattr(mark, name) for mark in marks for name in ("ge", "le", "min_length") if hasattr(mark, name)
+    }
     if origin is Annotated:
-        return _bounded(arguments[0], arguments[1:])
+        return _schema(arguments[0], arguments[1:])
     if origin in (Union, types.UnionType):
-        inner = [each for each in arguments if each is not types.NoneType]
-        schemas = [_schema(each) for each in inner]
-        one = schemas[0] if len(schemas) == 1 else make.union_schema(list(schemas))
+        inner = [_schema(each) for each in arguments if each is not types.NoneType]
+        one = inner[0] if len(inner) == 1 else make.union_schema(list(inner))
         return make.nullable_schema(one) if len(inner) < len(arguments) else one
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return make.tuple_variable_schema(_schema(arguments[0]), strict=False, **bounds)
     if origin is tuple:
-        if arguments[-1] is Ellipsis:
-            return make.tuple_variable_schema(_schema(arguments[0]), strict=False)
         return make.tuple_positional_schema([_schema(each) for each in arguments], strict=False)
     if origin is list:
-        return make.list_schema(_schema(arguments[0]), strict=True)
+        return make.list_schema(_schema(arguments[0]), strict=True, **bounds)
     if origin in (dict, Mapping):
-        return make.dict_schema(_str(()), _schema(arguments[1]), strict=True)
+        return make.dict_schema(_schema(str), _schema(arguments[1]), strict=True, **bounds)
     if origin is Literal:
         return make.literal_schema(list(arguments))
-    return _PLAIN[hint](())
+    if hint is str:  # not `str_schema`: names of files may hold halves of surrogate pairs
+        return make.is_instance_schema(str, cls_repr="str")
+    if hint is int:
+        return make.int_schema(strict=True, **bounds)
+    if hint is not float:
+        return {bool: make.bool_schema(strict=True), Any: make.any_schema()}[hint]
+    if any(isinstance(mark, _Written) for mark in marks):
+        return make.float_schema(strict=True)
+    number = make.float_schema(strict=True, allow_inf_nan=False, **bounds)
+    if any(isinstance(mark, _Known) for mark in marks):
+        return number
+    unknown = make.no_info_after_validator_function(lambda none: math.nan, make.none_schema())
+    return make.union_schema([(number, _EITHER), (unknown, _EITHER)], mode="left_to_right")
 
 
 def _dataclass(kind: type) -> CoreSchema:
@@ -128,85 +147,9 @@ def _dataclass(kind: type) -> CoreSchema:
     )
 
 
-def _typed_dict(kind: Any) -> CoreSchema:
-    from pydantic_core import core_schema as make
-
-    fields = {}
-    for name, hint in get_type_hints(kind, include_extras=True).items():
-        fields[name] = make.typed_dict_field(_schema(hint), required=name in kind.__required_keys__)
-    return make.typed_dict_schema(fields, strict=True, extra_behavior="allow")
-
-
-def _bounded(hint: Any, marks: tuple[Any, ...]) -> CoreSchema:
-    """The schema of a hint with bounds."""
-    if like := next((mark for mark in marks if is_typeddict(mark)), None):
-        return _typed_dict(like)
-    if hint in _PLAIN:
-        return _PLAIN[hint](marks)
-    schema: Any = _schema(hint)
-    for mark in marks:
-        if isinstance(mark, MinLen):
-            schema["min_length"] = mark.min_length
-    return schema  # type: ignore[no-any-return]
-
-
-def _int(marks: tuple[Any, ...]) -> CoreSchema:
-    from pydantic_core import core_schema as make
-
-    return make.int_schema(strict=True, **_bounds(marks))
-
-
-def _float(marks: tuple[Any, ...]) -> CoreSchema:
-    from pydantic_core import core_schema as make
-
-    if any(isinstance(mark, _Written) for mark in marks):
-        return make.float_schema(strict=True)
-    number = make.float_schema(strict=True, allow_inf_nan=False, **_bounds(marks))
-    if any(isinstance(mark, _Known) for mark in marks):
-        return number
-    unknown = make.no_info_after_validator_function(lambda none: math.nan, make.none_schema())
-    return make.union_schema([(number, _EITHER), (unknown, _EITHER)], mode="left_to_right")
-
-
-def _str(marks: tuple[Any, ...]) -> CoreSchema:
-    from pydantic_core import core_schema as make
-
-    # not `str_schema`: names of files may hold halves of surrogate pairs
-    return make.is_instance_schema(str, cls_repr="str")
-
-
-def _bounds(marks: tuple[Any, ...]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for mark in marks:
-        if isinstance(mark, Ge):
-            found["ge"] = mark.ge
-        elif isinstance(mark, Le):
-            found["le"] = mark.le
-    return found
-
-
-def _of(name: str, **options: Any) -> Callable[[tuple[Any, ...]], CoreSchema]:
-    def made(marks: tuple[Any, ...]) -> CoreSchema:
-        from pydantic_core import core_schema
-
-        schema: CoreSchema = getattr(core_schema, name)(**options)
-        return schema
-
-    return made
-
-
-_EITHER = "number or null"  # in the place of an error
-_PLAIN: dict[Any, Callable[[tuple[Any, ...]], CoreSchema]] = {
-    int: _int,
-    float: _float,
-    str: _str,
-    bool: _of("bool_schema", strict=True),
-    Any: _of("any_schema"),
-}
-
-
 # -- errors ------------------------------------------------------------------------------------------------------------
 
+_EITHER = "number or null"  # in the place of an error
 _TYPES = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",

@@ -11,7 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from genctl.config.check import ALIASES, known
+from genctl.config.check import known
+from genctl.config.names import ALIASES
 from genctl.documents.reader import kind_of
 from genctl.errors import quote
 from genctl.io.rows import RefusedRow

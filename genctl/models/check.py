@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from genctl.config.check import FIELDS
+from genctl.config.names import FIELDS
 from genctl.errors import ModelError, reason_of
 from genctl.models import sizes, tokenizer_files, weights
 from genctl.models.architectures import facts_of

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from genctl.config.check import FIELDS
+from genctl.config.names import FIELDS
 from genctl.native.spec import Found, Rope
 
 _REQUIRED: Any = object()

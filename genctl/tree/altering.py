@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from genctl.config import presets
 from genctl.config.check import shown
-from genctl.config.found_files import hint, objection
 from genctl.config.listed_knobs import processors_of
 from genctl.config.presets import is_path
 from genctl.errors import InputError, PresetError, UsageError
@@ -76,14 +75,11 @@ def _settle(explorer: Explorer, values: dict[str, Any]) -> Settings:
 
 
 def preset_values(name: str) -> dict[str, Any]:
-    """The knobs of a preset. Raises PresetError, also for what a preset of somebody else may not set."""
+    """The knobs of a preset. Raises PresetError."""
     values: dict[str, Any] = {}
     for layer in presets.load([name]):
         for error in layer.broken:
             raise error
-        for key, value in layer.values.items():
-            if (wrong := objection(key, value, layer.folder, layer.found, opened=layer.found == "unnamed")) is not None:
-                raise PresetError(f"{layer.place(key)}: {key} = {shown(value)}: {wrong.sentence}", hint=hint(key))
         values |= layer.values
     values.pop("about", None)
     return values

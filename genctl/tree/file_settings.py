@@ -1,7 +1,7 @@
 """The settings that a saved chat or tree brings along, and which of them hold when it is opened.
 
 A file in the user's own folder of sessions, which nobody else can write to, was written by genctl for the user: its
-settings hold. Any other file may come from somebody else: `genctl.config.found_files` says what it may set. The rest is
+settings hold. Any other file may come from somebody else: `genctl.config.saved_files` says what it may set. The rest is
 left out, unless the user sets the same value.
 """
 
@@ -18,8 +18,8 @@ from typing import Any
 from genctl.config import presets
 from genctl.config.check import shown
 from genctl.config.conflicts import Found
-from genctl.config.found_files import divided
 from genctl.config.layers import Layer
+from genctl.config.saved_files import divided
 from genctl.config.toml import printable
 from genctl.errors import InputError
 from genctl.params import spelled
@@ -53,12 +53,12 @@ class FileSettings:
     typed: set[tuple[str, str]] = field(default_factory=set)  # steps of a chat that the user typed in this process
     _told: set[str] = field(default_factory=set)
 
-    def layers(self, layer: Layer, *, folder: Path | None = None) -> list[Layer]:
+    def layers(self, layer: Layer) -> list[Layer]:
         """A layer of the file without what it may not set; values that the user sets too are a layer of their own."""
-        found = self.found if self.found == "unnamed" else layer.found or self.found
-        held, named, refused = divided(layer.values, folder, found, self.yours)
+        held, named, refused = divided(layer.values, self.yours, own=self.found != "unnamed")
         for key, wrong in refused.items():
-            self._leave_out(key, layer.values[key], wrong.why)
+            self._leave_out(key, layer.values[key], wrong)
+        found = self.found or layer.found
         parts = replace(layer, values=held, found=found), replace(layer, values=named, found="")
         return [part for part in parts if part.values or part.broken]
 
@@ -72,7 +72,7 @@ class FileSettings:
         if self.found == "unnamed" and presets.is_path(name):
             self._leave_out("preset", name, "names a file")
             return []
-        return [part for layer in presets.load([name]) for part in self.layers(layer, folder=layer.folder)]
+        return [part for layer in presets.load([name]) for part in self.layers(layer)]
 
     def _leave_out(self, key: str, value: Any, why: str) -> None:
         if key in self.overriding:

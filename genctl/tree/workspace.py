@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from genctl.config.found_files import check_trust
 from genctl.config.layers import Layer, Resolved, overlay
 from genctl.config.listed_knobs import LISTS
+from genctl.config.saved_files import check_trust
 from genctl.decode.score import damaged, is_finite
 from genctl.engines.protocol import Report, Request
 from genctl.engines.session import Session

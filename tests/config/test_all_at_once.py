@@ -10,7 +10,7 @@ import pytest
 
 from genctl.config import presets
 from genctl.config.layers import Layer, flags_layer, resolve
-from genctl.config.settings import environment_layer, standing_layers, user_file
+from genctl.config.settings import config_layers, environment_layer, standing_layers, user_file
 from genctl.errors import PresetError, reason_of
 
 # Words of pydantic, tomllib, json, Python and the command-line parser.
@@ -43,16 +43,19 @@ def test_five_mistakes_of_one_preset_are_five_lines(project: Path) -> None:
     ]
 
 
-def test_every_layer_is_checked_whatever_is_wrong_with_the_others(project: Path) -> None:
+def test_every_layer_is_checked_whatever_is_wrong_with_the_others(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     user_file().parent.mkdir(parents=True)
     user_file().write_text("sed = 3")
     Path("genctl.toml").write_text('preset = 3\ndtype = "bfloat15"')
     Path("a.toml").write_text("top_p = [\n")
     Path("b.toml").write_text('extends = ["a.toml", "greeedy"]\nmax_new_tokens = "ten"')
-    environment = {"GENCTL_TPO_P": "1", "GENCTL_SEED": "x", "XDG_CONFIG_HOME": str(user_file().parent.parent)}
+    monkeypatch.setenv("GENCTL_TPO_P", "1")
+    monkeypatch.setenv("GENCTL_SEED", "x")
     lines = mistakes(
         [
-            *standing_layers(["a.toml", "b.toml", "nope"], environment=environment),
+            *standing_layers(config_layers("genctl.toml"), ["a.toml", "b.toml", "nope"]),
             flags_layer({"cache_implementation": "dinamic", "temperature": 0.5}),
             *presets.parse_sets(["top_k", "top_p=3"]),
         ]
@@ -106,14 +109,14 @@ def test_all_mistakes_of_a_list_are_reported(project: Path) -> None:
     ]
 
 
-def test_mistakes_of_a_project_file_name_their_lines_below_its_table(project: Path) -> None:
-    Path("pyproject.toml").write_text(
-        '[[processors]]\nuse = "x"\n[tool.genctl]\nseed = 1\n[[tool.genctl.processors]]\nuse = "top_k"\n'
-        '[[tool.genctl.processors]]\nuse = "top_p"\n\ntop_p = 7\n[tool.genctl.processors.deep]\na = 1\n'
+def test_mistakes_of_a_settings_file_name_their_lines(project: Path) -> None:
+    Path("job.toml").write_text(
+        'seed = 1\n[[processors]]\nuse = "top_k"\n'
+        '[[processors]]\nuse = "top_p"\n\ntop_p = 7\n[processors.deep]\na = 1\n'
     )
-    assert mistakes(standing_layers()) == [
-        "pyproject.toml:10: processors, item 2: top_p: top_p = 7: must be at most 1",
-        "pyproject.toml:11: processors, item 2: top_p has no key deep; it takes top_p",
+    assert mistakes(config_layers("job.toml")) == [
+        "job.toml:7: processors, item 2: top_p: top_p = 7: must be at most 1",
+        "job.toml:8: processors, item 2: top_p has no key deep; it takes top_p",
     ]
 
 

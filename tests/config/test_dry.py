@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genctl import params
-from genctl.config import presets
 from genctl.config.dry import settings_of, to_toml
 from genctl.config.layers import Layer, Resolved, flags_layer, model_layer, resolve
 from genctl.config.listed_knobs import PROCESSORS
@@ -30,7 +29,7 @@ PLAIN = st.recursive(
 
 
 def again(job: Resolved, **options: bool) -> Resolved:
-    return resolve(presets.load_text(to_toml(job, **options), "dry.toml", places=[]))
+    return resolve([Layer("dry.toml", parse(to_toml(job, **options), "dry.toml"))])
 
 
 def same(one: Any, other: Any) -> bool:

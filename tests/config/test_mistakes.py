@@ -152,17 +152,18 @@ MISTAKES: list[tuple[str, str, str | None]] = [
     (
         "remote code",
         "trust_remote_code = true",
-        "job.toml:1: trust_remote_code runs code that others wrote; only the flag --trust-remote-code can enable it",
+        "job.toml:1: trust_remote_code runs code that others wrote; only the flag and your own "
+        "config.toml can enable it",
     ),
     (
         "pickle",
         "allow_pickle = true",
-        "job.toml:1: allow_pickle runs code that others wrote; only the flag --allow-pickle can enable it",
+        "job.toml:1: allow_pickle runs code that others wrote; only the flag and your own config.toml can enable it",
     ),
     (
         "plugins",
         "allow_plugins = true",
-        "job.toml:1: allow_plugins runs code that others wrote; only the flag --allow-plugins can enable it",
+        "job.toml:1: allow_plugins runs code that others wrote; only the flag and your own config.toml can enable it",
     ),
     # -- lists of processors ---------------------------------------------------------------------------------------
     (

@@ -8,23 +8,21 @@ from typing import Any
 import pytest
 
 from genctl import params
-from genctl.config.check import UNSAFE
-from genctl.config.conflicts import REFINES
+from genctl.config.conflicts import REFINES, settle
 from genctl.config.layers import (
-    OUTWARD,
     Layer,
     Resolved,
-    conflicts,
     flags_layer,
     model_layer,
     overlay,
     resolve,
     row_layer,
 )
+from genctl.config.names import OUTWARD, UNSAFE
 from genctl.config.presets import parse_sets
 from genctl.errors import PresetError
 
-ORDER = ["generation_config", "user.toml", "genctl.toml", "preset.toml", "environment", "flag", "params"]
+ORDER = ["generation_config", "user.toml", "config.toml", "preset.toml", "environment", "flag", "params"]
 SAMPLED = {"do_sample": True}
 
 
@@ -361,7 +359,7 @@ def test_a_row_without_params_is_the_base_itself() -> None:
 def test_a_row_laid_on_top_is_the_same_as_all_layers_resolved(row: dict[str, Any]) -> None:
     whole = resolve([*BASE, row_layer(row)])
     assert overlay(resolve(BASE), row_layer(row)) == whole
-    assert conflicts(whole) == []
+    assert settle(whole.settings).clashes == []
 
 
 def test_a_row_may_turn_sampling_back_on_with_what_the_base_had_said() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from genctl import params
 from genctl.config import presets
 from genctl.config.layers import resolve
-from genctl.config.toml import lines, parse
+from genctl.config.toml import parse, places
 from genctl.errors import PresetError
 from tests.cli.tool import genctl
 
@@ -44,12 +44,11 @@ def test_a_shipped_preset_is_right_and_says_what_it_is_for(project: Path, name: 
 
 
 # -- finding -------------------------------------------------------------------------------------------------------
-def test_a_name_is_looked_up_in_the_project_then_the_users_folder_then_the_wheel(project: Path, tmp_path: Path) -> None:
+def test_a_name_is_looked_up_in_the_users_folder_then_the_wheel(project: Path, tmp_path: Path) -> None:
+    write("presets/greedy.toml", "")
     assert presets.find("greedy") == presets.shipped_folder() / "greedy.toml"
     mine = write(str(tmp_path / "home/config/genctl/presets/greedy.toml"), "")
     assert presets.find("greedy") == mine
-    write("presets/greedy.toml", "")
-    assert presets.find("greedy") == project / "presets/greedy.toml"
 
 
 def test_a_relative_config_home_is_passed_over(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,16 +79,6 @@ def test_a_path_to_nowhere_is_told_in_one_line(project: Path, path: str) -> None
 def test_a_misspelt_name_is_answered_with_the_one_meant(project: Path) -> None:
     with pytest.raises(PresetError, match="preset nuclues: no such preset; did you mean nucleus"):
         presets.find("nuclues")
-
-
-def test_a_link_out_of_the_folder_is_refused_and_one_within_it_is_fine(project: Path, tmp_path: Path) -> None:
-    secret = write(str(tmp_path / "secret.toml"), "top_k = 3")
-    write("presets/inside.toml", "max_new_tokens = 3")
-    (project / "presets/out.toml").symlink_to(secret)
-    (project / "presets/alias.toml").symlink_to("inside.toml")
-    with pytest.raises(PresetError, match="a link that leads out of its folder"):
-        presets.find("out")
-    assert resolve(presets.load(["alias"])).generation.max_new_tokens == 3
 
 
 def test_extending_a_file_through_a_link_out_of_the_folder_is_refused(project: Path, tmp_path: Path) -> None:
@@ -289,7 +278,7 @@ def test_the_line_of_a_key_is_where_it_is_first_said(text: str) -> None:
         table = parse(text, "job.toml")
     except PresetError:
         return
-    found = lines(text)
+    found = {key: line for (key, number, name), line in places(text).items() if (number, name) == (0, "")}
     assert set(found) == set(table)
     everything = text.split("\n")
     for key, line in found.items():

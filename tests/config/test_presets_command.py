@@ -13,7 +13,8 @@ import typer
 
 from genctl.commands.presets import app
 from genctl.config import presets
-from genctl.config.layers import resolve
+from genctl.config.layers import Layer, resolve
+from genctl.config.toml import parse
 from genctl.errors import GenctlError, PresetError
 from tests.cli.tool import genctl
 
@@ -56,25 +57,27 @@ def test_list_names_every_preset_with_what_it_is_for(run: Run) -> None:
 
 
 def test_list_as_json_is_data(run: Run) -> None:
-    Path("presets").mkdir()
-    Path("presets/mine.toml").write_text('about = "mine [bold]"')
+    own = presets.config_home() / "presets"
+    own.mkdir(parents=True)
+    (own / "mine.toml").write_text('about = "mine [bold]"')
     found = {entry["name"]: entry for entry in json.loads(run("list", "--format", "json"))}
     assert found["mine"] == {
         "name": "mine",
-        "where": "project",
-        "path": str(Path.cwd() / "presets/mine.toml"),
+        "where": "user",
+        "path": str(own / "mine.toml"),
         "about": "mine [bold]",
     }
     assert "greedy" in found
 
 
 def test_a_broken_preset_is_listed_with_what_is_wrong_and_one_without_about_too(run: Run) -> None:
-    Path("presets").mkdir()
-    Path("presets/broken.toml").write_text("about =")
-    Path("presets/silent.toml").write_text("seed = 1")
-    Path("presets/hostile.toml").write_text('about = "a\\u001b[2Jb\\nc"')
+    own = presets.config_home() / "presets"
+    own.mkdir(parents=True)
+    (own / "broken.toml").write_text("about =")
+    (own / "silent.toml").write_text("seed = 1")
+    (own / "hostile.toml").write_text('about = "a\\u001b[2Jb\\nc"')
     rows = {line.split("\t")[0]: line.split("\t")[2] for line in run("list").splitlines()}
-    assert rows["broken"].startswith("broken: presets/broken.toml:1:8: not valid TOML")
+    assert rows["broken"].startswith(f"broken: {own}/broken.toml:1:8: not valid TOML")
     assert rows["silent"] == ""
     assert rows["hostile"] == "a\\x1b[2Jb\\nc"
 
@@ -85,7 +88,7 @@ def test_show_writes_what_is_set_with_origins_and_it_loads_again(run: Run) -> No
     assert "# nucleus:3" in text  # by its name, not a path into the installation
     assert ".toml" not in text
     assert "default" not in text
-    again = resolve(presets.load_text(text, "shown.toml"))
+    again = resolve([Layer("shown.toml", parse(text, "shown.toml"))])
     assert again.generation == resolve(presets.load(["long-form"])).generation
 
 
@@ -120,7 +123,7 @@ def test_schema_is_json(run: Run) -> None:
 
 def test_path_says_where_presets_are_looked_for_and_which_file_one_is(run: Run) -> None:
     rows = [line.split("\t") for line in run("path").splitlines()]
-    assert [row[0] for row in rows] == ["project", "user", "shipped"]
+    assert [row[0] for row in rows] == ["user", "shipped"]
     assert run("path", "greedy") == f"{presets.shipped_folder() / 'greedy.toml'}\n"
 
 

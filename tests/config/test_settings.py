@@ -1,4 +1,4 @@
-"""The user file, the project file and the environment."""
+"""The user's file, the file of --config and the environment."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from genctl.config.layers import flags_layer, model_layer, resolve, row_layer
-from genctl.config.settings import environment_layer, file_layers, project_file, standing_layers, user_file
+from genctl.config.settings import config_layers, environment_layer, file_layers, standing_layers, user_file
 from genctl.errors import PresetError
 
 
@@ -17,7 +17,7 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_the_whole_order_from_defaults_to_the_row(project: Path, tmp_path: Path) -> None:
+def test_the_whole_order_from_defaults_to_the_row(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each place sets its own knob and all those that stand above it: whoever wins has the number of its place."""
     keys = [
         "batch_size",
@@ -38,14 +38,13 @@ def test_the_whole_order_from_defaults_to_the_row(project: Path, tmp_path: Path)
     write(user_file(), text(1))
     write(project / "genctl.toml", text(2))
     write(project / "job.toml", text(3))
-    environment = {f"GENCTL_{key.upper()}": str(5) for key in keys[4:]} | {
-        "XDG_CONFIG_HOME": str(tmp_path / "home/config")
-    }
+    for key in keys[4:]:
+        monkeypatch.setenv(f"GENCTL_{key.upper()}", "5")
     model = {key: 1 for key in keys if key not in ("batch_size", "seed")}
     job = resolve(
         [
             model_layer(model),
-            *standing_layers(["job.toml"], environment=environment),
+            *standing_layers(config_layers("genctl.toml"), ["job.toml"]),
             flags_layer(values(5)),
             row_layer(values(6)),
         ]
@@ -66,69 +65,14 @@ def test_the_whole_order_from_defaults_to_the_row(project: Path, tmp_path: Path)
 
 def test_a_settings_file_stands_above_the_preset_that_it_names(project: Path) -> None:
     write(project / "genctl.toml", 'preset = "creative"\ntemperature = 0.9\n')
-    job = resolve(standing_layers())
+    job = resolve(config_layers("genctl.toml"))
     assert (job.generation.temperature, job.generation.min_p) == (0.9, 0.05)
     write(project / "genctl.toml", 'preset = ["creative", "nucleus"]\n')
-    assert resolve(standing_layers()).generation.top_p == 0.95
+    assert resolve(config_layers("genctl.toml")).generation.top_p == 0.95
 
 
 def test_nothing_stands_in_an_empty_project(project: Path) -> None:
-    assert [layer for layer in standing_layers() if layer.values] == []
-
-
-# -- the project file ----------------------------------------------------------------------------------------------
-def test_the_nearest_file_up_to_the_root_of_the_repository_counts(project: Path, tmp_path: Path) -> None:
-    deep = project / "a/b"
-    deep.mkdir(parents=True)
-    write(tmp_path / "genctl.toml", "seed = 0")
-    (project / ".git").mkdir()
-    assert project_file(deep) is None
-    write(project / "genctl.toml", "seed = 1")
-    assert project_file(deep) == project / "genctl.toml"
-    write(project / "a/genctl.toml", "seed = 2")
-    assert project_file(deep) == project / "a/genctl.toml"
-
-
-def test_outside_a_repository_and_the_home_folder_only_the_current_folder_counts(project: Path, tmp_path: Path) -> None:
-    write(tmp_path / "genctl.toml", "seed = 0")
-    assert project_file(project) is None
-    assert project_file(tmp_path) == tmp_path / "genctl.toml"
-
-
-def test_below_the_home_folder_the_search_ends_there(tmp_path: Path, project: Path) -> None:
-    home = tmp_path / "home"
-    (home / "work").mkdir()
-    write(tmp_path / "genctl.toml", "seed = 0")
-    assert project_file(home / "work") is None
-    write(home / "genctl.toml", "seed = 1")
-    assert project_file(home / "work") == home / "genctl.toml"
-
-
-def test_a_table_in_pyproject_counts_with_its_lines(project: Path) -> None:
-    write(project / "pyproject.toml", '[project]\nname = "genctl-user"\n\n[tool.genctl]\nseed = 4\ntop_k = "x"\n')
-    with pytest.raises(PresetError, match=r"^pyproject\.toml:6: top_k"):
-        resolve(standing_layers())
-    write(project / "pyproject.toml", "[tool.genctl]\nseed = 4\n")
-    assert resolve(standing_layers()).runtime.seed == 4
-
-
-@pytest.mark.parametrize("text", ["[project]\nname = 'x'", "[tool.other]\nseed = 4", "not toml at all", "# genctl\n"])
-def test_a_pyproject_that_is_not_about_genctl_is_left_alone(project: Path, text: str) -> None:
-    write(project / "pyproject.toml", text)
-    assert project_file() is None
-
-
-def test_a_pyproject_whose_table_is_none_is_told(project: Path) -> None:
-    write(project / "pyproject.toml", "[tool]\ngenctl = 3")
-    with pytest.raises(PresetError, match=r"^pyproject\.toml: tool\.genctl must be a table$"):
-        resolve(standing_layers())
-
-
-def test_two_project_files_in_one_folder_are_one_too_many(project: Path) -> None:
-    write(project / "pyproject.toml", "[tool.genctl]\nseed = 4\n")
-    write(project / "genctl.toml", "seed = 5\n")
-    with pytest.raises(PresetError, match=r"genctl\.toml and \[tool\.genctl\] in pyproject\.toml both hold settings"):
-        resolve(standing_layers())
+    assert [layer for layer in standing_layers(config_layers()) if layer.values] == []
 
 
 @pytest.mark.parametrize(
@@ -143,7 +87,7 @@ def test_two_project_files_in_one_folder_are_one_too_many(project: Path) -> None
         (
             "trust_remote_code = false",
             "genctl.toml:1: trust_remote_code runs code that others wrote; "
-            "only the flag --trust-remote-code can enable it",
+            "only the flag and your own config.toml can enable it",
         ),
         ("seed = ", "genctl.toml:1:8: not valid TOML: invalid value at the end of the file"),
     ],
@@ -155,16 +99,12 @@ def test_a_wrong_settings_file_is_told(project: Path, text: str, sentence: str) 
     assert caught.value.message == sentence
 
 
-def test_the_mistakes_of_all_files_are_told_at_once(project: Path) -> None:
+def test_the_mistakes_of_all_files_are_told_at_once(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(user_file(), "seed = ")
     write(project / "genctl.toml", "= 5")
+    monkeypatch.setenv("GENCTL_TPO_K", "5")
     with pytest.raises(PresetError) as caught:
-        resolve(
-            standing_layers(
-                ["nuclues", "none.toml"],
-                environment={"GENCTL_TPO_K": "5", "XDG_CONFIG_HOME": str(user_file().parent.parent)},
-            )
-        )
+        resolve(standing_layers(config_layers("genctl.toml"), ["nuclues", "none.toml"]))
     lines = caught.value.message.splitlines()
     assert len(lines) == 5
     assert lines[0].endswith("config.toml:1:8: not valid TOML: invalid value at the end of the file")

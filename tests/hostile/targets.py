@@ -23,8 +23,9 @@ import tomli
 from genctl.config import presets
 from genctl.config.check import known
 from genctl.config.dry import to_toml
-from genctl.config.layers import Resolved, overlay, resolve, row_layer
+from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
 from genctl.config.settings import environment_layer
+from genctl.config.toml import parse
 from genctl.decode.processors import grammar_source as source
 from genctl.errors import Exit, GenctlError
 from genctl.io import jsonl as batch_jsonl
@@ -53,14 +54,14 @@ def preset(data: bytes) -> str:
     before = Path.cwd()
     os.chdir(path.parent)
     try:
-        resolved = resolve(presets.load([NAME], [presets.Folder("shipped", presets.shipped_folder())]))
+        resolved = resolve(presets.load([NAME]))
     except GenctlError as error:
         return _refused(error, ".toml")
     finally:
         os.chdir(before)
     told = tomli.loads(data.decode("utf-8-sig").replace("\r\n", "\n"))
     _all_known(told, resolved, allowed=("extends", "about", "processors", "stopping"))
-    again = resolve(presets.load_text(to_toml(resolved), NAME, []))
+    again = resolve([Layer(NAME, parse(to_toml(resolved), NAME))])
     if (again.generation, again.runtime) != (resolved.generation, resolved.runtime):
         raise Breach("what --dry prints is another job")
     return _grammars(resolved)

@@ -468,15 +468,9 @@ def test_nothing_in_a_folder_is_run(gpt2: Path, tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("key", ["trust_remote_code", "allow_pickle", "allow_plugins"])
 def test_what_lies_in_the_current_folder_cannot_let_code_in(key: str, gpt2: Path, tmp_path: Path) -> None:
-    Path("presets").mkdir()
-    Path("presets/greedy.toml").write_text(f"{key} = true\n", encoding="utf-8")
-    assert f"{key} runs code that others wrote" in one_line(run(gpt2, "-p", "greedy"))
-    Path("genctl.toml").write_text(f"{key} = true\n", encoding="utf-8")
-    assert f"genctl.toml:1: {key} runs code that others wrote" in one_line(run(gpt2))
-    Path("genctl.toml").unlink()
-    Path("pyproject.toml").write_text(f"[tool.genctl]\n{key} = true\n", encoding="utf-8")
-    assert f"pyproject.toml:2: {key} runs code that others wrote" in one_line(run(gpt2))
-    Path("pyproject.toml").unlink()
+    Path("job.toml").write_text(f"{key} = true\n", encoding="utf-8")
+    for flag in ("-p", "--config"):
+        assert f"job.toml:1: {key} runs code that others wrote" in one_line(run(gpt2, flag, "./job.toml"))
     Path("in.jsonl").write_text(json.dumps({"prompt": "a", "params": {key: True}}), encoding="utf-8")
     done = genctl("run", "-i", "in.jsonl", "-m", str(gpt2), "-n", "2")
     assert done.status == 1
@@ -490,6 +484,6 @@ def test_a_plugin_in_the_current_folder_is_not_loaded(
     Path("evil.py").write_text(f"import pathlib; pathlib.Path({str(witness)!r}).touch()\n", encoding="utf-8")
     monkeypatch.syspath_prepend(str(Path.cwd()))
     for table, item in (("processors", "evil:Processor"), ("stopping", "evil:Criterion")):
-        Path("genctl.toml").write_text(f'[[{table}]]\nuse = "{item}"\n', encoding="utf-8")
-        assert "--allow-plugins" in one_line(run(gpt2))
+        Path("job.toml").write_text(f'[[{table}]]\nuse = "{item}"\n', encoding="utf-8")
+        assert "--allow-plugins" in one_line(run(gpt2, "--config", "job.toml"))
     assert not witness.exists()

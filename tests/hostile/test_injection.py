@@ -244,13 +244,12 @@ def test_a_preset_by_name_does_not_leave_its_folders(
     (work / "presets").mkdir(parents=True)
     (work / "presets" / "base.toml").write_text(f"extends = {json.dumps(name)}\n")
     monkeypatch.chdir(work)
-    done = genctl("run", "a", "-p", "base", "--dry")
+    done = genctl("run", "a", "-p", "presets/base.toml", "--dry")
     assert done.status == 2, done.out
     tame(done.err)
 
 
-def test_a_preset_that_lies_around_enables_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "presets").mkdir()
+def test_a_preset_enables_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "evil.py").write_text("raise SystemExit(77)")
     monkeypatch.chdir(tmp_path)
     for text in (
@@ -260,6 +259,6 @@ def test_a_preset_that_lies_around_enables_no_code(tmp_path: Path, monkeypatch: 
         'about = "x"\n[[processors]]\nuse = "evil.Processor"\n',
         'about = "x"\n[[processors]]\nuse = "evil:Processor"\n',
     ):
-        (tmp_path / "presets" / "evil.toml").write_text(text)
-        done = genctl("run", "a", "-p", "evil", "-n", "1")
+        (tmp_path / "evil.toml").write_text(text)
+        done = genctl("run", "a", "-p", "evil.toml", "-n", "1")
         assert done.status == 2, text

@@ -1,7 +1,7 @@
 """A stranger's folder, chat, tree, recording, golden file and journal: whatever they set, nothing leaves this machine.
 
-Each sets every knob of the table of `found_files` that is not free to an attacker's value. No server is asked, no key
-is sent, nothing is downloaded or written, no code runs, and no file outside of the folder is shown.
+Each sets every knob that is not free to an attacker's value. No server is asked, no key is sent, nothing is downloaded
+or written, no code runs, and no file is shown.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from typing import Any
 
 import pytest
 
-from genctl.config.found_files import DOWNLOADED, TABLE
 from genctl.config.toml import write_value
 from tests.cli.tool import Done, genctl
 from tests.engines.server.stand_in import StandIn, running
 
 KEY, SECRET = "sesame-sesame", "BEGIN-PRIVATE-KEY"
-RESTRICTED = sorted(key for key, rule in TABLE.items() if rule.kind != "free")
 FREE_LAYER = {"origin": "flag", "said": "command", "typed": True, "values": {"max_new_tokens": 2}}
 
 
@@ -99,93 +97,19 @@ def _unreachable() -> None:
     raise OSError("there is no network")
 
 
-def test_there_is_an_attack_for_every_knob_that_is_not_free(traps: Traps) -> None:
-    assert sorted(traps.values()) == RESTRICTED
-
-
 # -- settings and presets ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("key", RESTRICTED)
-@pytest.mark.parametrize("place", ["genctl.toml", "pyproject.toml", "preset", "hidden preset", "child"])
-def test_a_folder_chooses_nothing_that_reaches_out(traps: Traps, place: str, key: str) -> None:
-    line = f"{key} = {write_value(traps.values()[key])}\n"
-    flags: tuple[str, ...] = ()
-    if place == "genctl.toml":
-        Path(place).write_text(line)
-    elif place == "pyproject.toml":
-        Path(place).write_text(f"[tool.genctl]\n{line}")
-    else:
-        name = "greedy" if place == "hidden preset" else "mine"
-        Path(f"presets/{name}.toml").write_text(line)
-        Path("presets/child.toml").write_text('extends = "mine.toml"\n')
-        flags = ("-p", "child" if place == "child" else name)
-    done = genctl("run", *flags, "-n", "1", "Hi")
-    assert done.status in (2, 3), done.err
-    if key in DOWNLOADED and place in ("preset", "child"):
-        traps.fetched.clear()  # a preset that the user names may name a checkpoint of the Hub
-    traps.check(done)
-
-
-@pytest.mark.parametrize("flag", ["--allow-plugins", "--allow-pickle", "--trust-remote-code"])
-def test_flags_of_trust_do_not_hold_for_what_a_preset_sets_that_hides_another(traps: Traps, flag: str) -> None:
-    Path("presets/greedy.toml").write_text(
-        'assistant_model = "builtin:stories"\n[[processors]]\nuse = "evil:Processor"\n'
-    )
-    done = genctl("run", "-p", "greedy", flag, "-n", "1", "Hi")
-    assert (done.status, f"{flag} would run code that presets/greedy.toml:" in done.err) == (2, True), done.err
-    traps.check(done)
-
-
-def test_the_users_own_preset_is_not_chosen_by_a_folder(traps: Traps, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(traps.secret.parents[1] / "config"))
-    own = traps.secret.parents[1] / "config/genctl/presets/work.toml"
-    own.parent.mkdir(parents=True)
-    own.write_text(f'backend = "{traps.server.url}"\n')
-    Path("genctl.toml").write_text('preset = "work"\n')
-    done = genctl("run", "Hi")
-    assert (done.status, "work.toml:1, named by genctl.toml: backend = " in done.err) == (2, True), done.err
-    traps.check(done)
-    Path("genctl.toml").unlink()
-    assert genctl("run", "-p", "work", "Hi").status == 0
-
-
-def test_a_settings_file_names_presets_of_its_folder_alone(traps: Traps) -> None:
-    elsewhere = traps.folder.parent / "other.toml"
-    elsewhere.write_text("top_k = 2\n")
-    Path("genctl.toml").write_text(f'preset = "{elsewhere}"\n')
-    done = genctl("run", "-n", "1", "Hi")
-    assert (done.status, "leads out of the folder of the file" in done.err) == (2, True)
-
-
-@pytest.mark.parametrize("name", ["schema.json", "schemas/schema.json"])
-def test_a_file_of_the_folder_may_be_named_and_no_link_or_hidden_one(traps: Traps, name: str) -> None:
-    Path("schemas").mkdir()
-    Path(name).write_text('{"type": "boolean"}')
-    Path("genctl.toml").write_text(f'json_schema = "{name}"\n')
-    done = genctl("run", "-n", "3", "Hi")
-    assert (done.status, done.out.strip()) == (0, "true") or done.out.strip() == "false", done.err
-    Path(name).unlink()
-    Path(name).symlink_to(traps.secret)
-    hidden = Path(".git/config")
-    hidden.parent.mkdir()
-    hidden.write_text(SECRET)
-    for value in (name, ".git/config", "~/.ssh/id_rsa", "../home/.ssh/id_rsa"):
-        Path("genctl.toml").write_text(f'json_schema = "{value}"\n')
-        done = genctl("run", "-n", "3", "Hi")
-        assert (done.status, "cannot name a file outside of it" in done.err) == (2, True), done.err
+def test_a_folder_chooses_nothing(traps: Traps) -> None:
+    lines = "".join(f"{key} = {write_value(value)}\n" for key, value in traps.values().items())
+    Path("genctl.toml").write_text(lines)
+    Path("pyproject.toml").write_text(f"[tool.genctl]\n{lines}")
+    Path("presets/greedy.toml").write_text(lines)
+    Path("presets/mine.toml").write_text(lines)
+    for flags, status in (((), 0), (("-p", "greedy"), 0), (("-p", "mine"), 2)):
+        done = genctl("run", *flags, "--allow-plugins", "--allow-pickle", "-n", "1", "Hi")
+        assert done.status == status, done.err
         traps.check(done)
-
-
-def test_a_checkpoint_of_the_hub_is_downloaded_when_the_user_names_it(traps: Traps) -> None:
-    Path("genctl.toml").write_text('model = "stranger/model"\n')
-    done = genctl("run", "Hi")
-    assert (done.status, traps.fetched) == (3, [])
-    assert "it is not on this machine, and nothing is downloaded" in done.err
-    assert "hint: --model stranger/model downloads it, and so does --no-offline" in done.err
-    for flags in (("-m", "stranger/model"), ("--no-offline",)):
-        assert genctl("run", *flags, "Hi").status == 3
-        assert traps.fetched.pop() == "stranger/model"
 
 
 def test_a_row_names_no_code(traps: Traps) -> None:

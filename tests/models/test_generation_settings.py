@@ -12,7 +12,7 @@ import transformers
 from transformers import GenerationConfig
 
 import genctl
-from genctl.config.check import FIELDS
+from genctl.config.names import FIELDS
 from genctl.errors import GenctlError
 from genctl.models import check
 from tests.cli.tool import genctl as tool

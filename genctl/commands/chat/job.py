@@ -23,7 +23,7 @@ from genctl.commands.chat.saved_settings import continued, to_save
 from genctl.commands.chat.thinking import opened_by
 from genctl.commands.engine_choice import SERVERS, engine_of
 from genctl.commands.options import memory_bytes, shown_top
-from genctl.config import presets, settings
+from genctl.config import presets
 from genctl.config.layers import Layer, Resolved
 from genctl.documents.reader import kind_of
 from genctl.engines.protocol import Flow, Report
@@ -329,7 +329,7 @@ def _with_saved(options: ChatOptions, path: Path) -> ChatOptions:
     now = [*presets.load(options.presets), *options.flags]
     named = {key for layer in now for key in layer.values}
     remarks: list[str] = []
-    layers = continued(settings.standing_layers(), header.settings, remarks.append, named)
+    layers = continued(options.standing_layers(), header.settings, remarks.append, named)
     layers.append(Layer("the chat", {"model": header.model}, said="user"))
     served = any(layer.values.get("backend") for layer in [*layers, *now])
     if not header.checkpoint and not served:

@@ -91,7 +91,7 @@ COMPARE = Command(
 def runs_of(options: CompareOptions) -> tuple[Side, ...]:
     """The runs of a comparison. Raises UsageError where there are fewer than two."""
     models = split_models(options.models)
-    runs = read_runs(options.presets, options.strategies, models, options.flags, options.order)
+    runs = read_runs(options.presets, options.strategies, models, options.flags, options.order, options.config_layers)
     if not runs or len(runs) * (options.seeds or 1) < 2:
         have = f"there is only {runs[0].name}" if runs else "there is none"
         raise UsageError(
@@ -149,12 +149,13 @@ def read_runs(
     models: Sequence[Side],
     flags: Sequence[Layer],
     order: Sequence[str] = (),
+    files: Sequence[Layer] = (),
 ) -> tuple[Side, ...]:
     """The runs: one for each preset, then one for each side of `strategies`; each on each model.
 
     `order` mixes them: "presets" stands for the next of `presets`, "strategies" for the next of `strategies`.
 
-    The layers of a run, lowest first: user file, project file, its presets, the environment, its own settings, flags.
+    The layers of a run, lowest first: settings files (`files`), its presets, the environment, its own settings, flags.
     A checkpoint or server that a run names is above the flags. With `models` a run is called NAME@MODEL, or just MODEL
     if nothing else distinguishes the runs.
 
@@ -174,7 +175,7 @@ def read_runs(
             mistakes.append(error)
             continue
         above = {key: value for key, value in side.settings.items() if key in _PLACES}
-        layers = (*settings.standing_layers(side.presets), *side.own(*above), *flags)
+        layers = (*settings.standing_layers(files, side.presets), *side.own(*above), *flags)
         run = replace(side, layers=layers)
         runs.append(_above_flags(run, above, side.origin) if above else run)
     if mistakes:
@@ -184,7 +185,7 @@ def read_runs(
             _above_flags(
                 replace(run, name=f"{run.name}@{model.name}" if run.name else model.name), model.settings, "--models"
             )
-            for run in runs or [Side("", (*settings.standing_layers(), *flags))]
+            for run in runs or [Side("", (*settings.standing_layers(files), *flags))]
             for model in models
         ]
     twice = [name for name, count in Counter(run.name for run in runs).items() if count > 1]

@@ -18,7 +18,6 @@ from genctl.commands.table import (
     needless_force,
     same_file,
 )
-from genctl.config import settings
 from genctl.config.layers import Layer
 from genctl.config.sides import FORM, Side, is_results
 from genctl.errors import UsageError
@@ -69,7 +68,7 @@ class ParityCommandOptions(ModelOptions):
 
     def layers(self) -> list[Layer]:
         """The settings of all sides, lowest first."""
-        return [*settings.standing_layers(self.presets), *self.flags]
+        return [*self.standing_layers(self.presets), *self.flags]
 
 
 def sides_of(options: ParityCommandOptions) -> tuple[Side, ...]:

@@ -7,16 +7,15 @@ from pathlib import Path
 import pytest
 
 from genctl.commands.compare.options import read_runs, split_models
-from genctl.config.layers import flags_layer
+from genctl.config.layers import Layer, flags_layer
 from genctl.config.sides import check
 from genctl.errors import PresetError, UsageError
 
 
-def test_precedence_is_files_then_the_runs_own_then_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "genctl.toml").write_text("max_new_tokens = 1\nnum_beams = 7\nlength_penalty = 0.5\n")
-    monkeypatch.chdir(tmp_path)
+def test_precedence_is_files_then_the_runs_own_then_flags() -> None:
+    files = [Layer("job.toml", {"max_new_tokens": 1, "num_beams": 7, "length_penalty": 0.5})]
     flags = [flags_layer({"length_penalty": 2.0})]
-    (run,) = read_runs([], ["own:num_beams=3,length_penalty=1.5"], [], flags)
+    (run,) = read_runs([], ["own:num_beams=3,length_penalty=1.5"], [], flags, files=files)
     generation = run.early.generation
     assert (generation.max_new_tokens, generation.num_beams, generation.length_penalty) == (1, 3, 2.0)
 

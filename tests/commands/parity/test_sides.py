@@ -36,8 +36,8 @@ def test_all_mistakes_of_all_sides_are_said_at_once() -> None:
     ("text", "message"),
     [
         ("", "names neither a model nor a setting"),
-        ("a@model=b", "the model is said twice, as a and as model = b"),
-        ("m@threads=1,threads=2", "threads is said twice"),
+        ("a@model=b", "the model is given twice, as a and as model = b"),
+        ("m@threads=1,threads=2", "threads is given twice"),
         ("m@x=[1", "a bracket is not closed"),
         ("m@threads=1,two", "'two' is not setting=value"),
         ("openai:http://h@runtime=native", "a server is no side"),
@@ -59,8 +59,10 @@ def test_what_no_side_can_be_is_refused(text: str, message: str) -> None:
 
 
 def test_a_side_may_be_a_preset_and_have_a_name_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "presets").mkdir()
-    (tmp_path / "presets" / "small.toml").write_text('dtype = "bfloat16"\nthreads = 1\n')
+    own = tmp_path / "genctl" / "presets"
+    own.mkdir(parents=True)
+    (own / "small.toml").write_text('dtype = "bfloat16"\nthreads = 1\n')
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     small, named = read_sides(["small", "two=small@threads=2"], [flags_layer({"dtype": "float32"})])
     assert (small.name, small.early.runtime.dtype, small.early.runtime.threads) == ("small", "bfloat16", 1)

@@ -11,8 +11,7 @@ import torch
 from transformers import GenerationConfig
 
 from genctl import params
-from genctl.config.check import REFUSED
-from genctl.config.layers import BOOKKEEPING
+from genctl.config.names import BOOKKEEPING, REFUSED
 from genctl.decode.processors.build import NAMES, ORDER, build
 from genctl.errors import UsageError
 from tests.decode.processors.plain import material
