@@ -76,7 +76,7 @@ def _tree_read(path: Path) -> tuple[Done, ...]:
 def _chat_read(path: Path) -> tuple[Done, ...]:
     again = path.with_suffix(".copy")
     again.write_bytes(path.read_bytes())
-    return *_both(path), genctl("chat", "--open", str(again), *STORIES, "-n", "2", stdin="And then?\n")
+    return (genctl("chat", "--open", str(again), *STORIES, "-n", "2", stdin="And then?\n"),)
 
 
 def _resumed(path: Path) -> tuple[Done, ...]:
