@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 from genctl import events
 from genctl.documents import reader
@@ -32,11 +33,13 @@ def read_recording(name: str, note: Callable[[str], object] | None = None) -> li
     try:
         lines = _lines(name)
         first = next(lines, b"")
-        if first.startswith(b'{"event": "opened"'):  # `tree.journal.FIRST`
+        if first.startswith((b'{"event": "treeopened"', b'{"event": "opened"')):
+            from genctl.tree import journal, saved
             from genctl.tree.as_events import events_of, left_out
-            from genctl.tree.journal import tree_of_lines
 
-            tree = tree_of_lines(itertools.chain([first], lines), shown)
+            # a chat is a tree of the first format
+            read: Any = saved.tree_of_lines if b"treeopened" in first[:30] else journal.tree_of_lines
+            tree = read(itertools.chain([first], lines), shown)
             if note is not None and (words := left_out(tree)):
                 note(f"{shown}: {words}")
             return list(events_of(tree))

@@ -13,9 +13,7 @@ import io
 import itertools
 import json
 import os
-import re
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +27,10 @@ from genctl.documents.reader import Unreadable
 from genctl.errors import InputError, OutputError, printable, reason_of
 from genctl.events import Token
 from genctl.io.file_lock import NotOurs, lock, open_regular
-from genctl.io.output import Sink, open_beside, unbuffered, unwritable
+from genctl.io.output import Sink, open_beside, unbuffered
+from genctl.io.sessions import made_folder as made_folder
+from genctl.io.sessions import new_file as new_file
+from genctl.io.sessions import sessions_folder as sessions_folder
 from genctl.tree.changes import KINDS, SCHEMA, Begun, By, Change, Grown, Knobs, Opened, Reached, Settled
 from genctl.tree.nodes import Node, Tree
 
@@ -38,45 +39,12 @@ FIRST = b'{"event": "opened"'  # the beginning of the first line
 _HINT = "the lines before it are whole: a copy that ends there can be opened"
 
 
-def sessions_folder() -> Path:
-    """Where trees are saved: `$XDG_STATE_HOME/genctl/sessions`, `~/.local/state/genctl/sessions` by default."""
-    home = Path(os.environ.get("XDG_STATE_HOME", ""))
-    # The XDG specification says to ignore a relative path.
-    base = home if home.is_absolute() else Path("~/.local/state").expanduser()
-    return base / "genctl" / "sessions"
-
-
-def new_file(kind: str, prompt: str) -> Path:
-    """A new name in the folder of sessions, which is made: the time, the command and the prompt's first words.
-
-    Raises OutputError.
-    """
-    folder = _made_folder()
-    words = "-".join(re.findall(r"[a-z0-9]+", prompt.lower()))[:32].strip("-")
-    name = "-".join(part for part in (time.strftime("%Y%m%d-%H%M%S"), kind, words) if part)
-    path = folder / f"{name}.jsonl"
-    number = 2
-    while os.path.lexists(path):
-        path = folder / f"{name}-{number}.jsonl"
-        number += 1
-    return path
-
-
 def remember(path: Path) -> None:
     """Let the folder of sessions have a link to a chat that is saved elsewhere, by which it is found again."""
     with contextlib.suppress(OSError, OutputError):  # the chat is saved all the same; the link may be there
-        path, folder = path.resolve(), _made_folder()
+        path, folder = path.resolve(), made_folder()
         if path.parent != folder.resolve():
             (folder / f"{hashlib.blake2b(os.fsencode(path), digest_size=8).hexdigest()}{LINK}").symlink_to(path)
-
-
-def _made_folder() -> Path:
-    folder = sessions_folder()
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise unwritable(error, folder) from None
-    return folder
 
 
 class TreeFile:
@@ -178,6 +146,10 @@ class Differs(InputError):
 
     def __init__(self) -> None:
         super().__init__("what was interrupted does not come out the same here")
+
+
+class NotAChat(InputError):
+    """The tree of another command."""
 
 
 class SavedTree:
@@ -291,6 +263,10 @@ def _read(lines: Iterable[bytes], name: str) -> tuple[Tree, int, list[Change]]:
     unfinished: list[Change] = []
     tree: Tree | None = None
     for number, line in enumerate(lines, 1):
+        if number == 1 and line.startswith(b'{"event": "treeopened"'):
+            raise NotAChat(
+                f"{name} is a tree of genctl explore, not a chat", hint=f"genctl explore --open {name} continues it"
+            )
         try:
             change = events.from_json(_object(line), KINDS)
             if tree is not None:

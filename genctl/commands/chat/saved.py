@@ -13,13 +13,13 @@ from pathlib import Path
 from rich.text import Text
 
 from genctl.commands.chat.options import ChatOptions
-from genctl.commands.chat.story import NotAChat, Story
+from genctl.commands.chat.story import Story
 from genctl.commands.messages import Messages
 from genctl.errors import Exit, GenctlError, InputError, count, printable
 from genctl.io.writers import to_json, tsv_cell
 from genctl.terminal import theme, widgets
 from genctl.terminal.console import make_consoles
-from genctl.tree.journal import LINK, sessions_folder
+from genctl.tree.journal import LINK, NotAChat, sessions_folder
 
 _COPY = re.compile(r"-copy\d*$")  # of `Story.copy`, for another program
 

@@ -45,7 +45,6 @@ COMMANDS: tuple[SlashCommand, ...] = (
     ),
     SlashCommand("branch", "list the branches, or go to branch N", "N", "maybe"),
     SlashCommand("tree", "draw all branches"),
-    SlashCommand("why", "look into the last answer, token by token, on the screen of genctl explore", local=True),
     SlashCommand("think", "show what the model thought before the last answer"),
     SlashCommand("prompt", "show the prompt of the last turn as the model reads it: token ids and text", local=True),
     SlashCommand("scores", "show each token's probability under an answer, or no longer"),

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import shlex
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,48 +17,10 @@ from genctl.commands.chat.chat import Chat, news, setting
 from genctl.commands.chat.line_input import SIGN
 from genctl.commands.chat.turns import Message, drawn
 from genctl.config.check import shown
-from genctl.engines.session import Session
 from genctl.errors import UsageError, count
 from genctl.terminal import theme, widgets
-from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.text_width import unbroken
 from genctl.tree.journal import remember
-
-# `/why`: the last answer of a chat on the screen of `genctl explore`, in a copy of its tree.
-
-
-def look_into(session: Session, copy: Path, answer: Message, *, memory: int | None, coloured: bool) -> bool:
-    """Show the tree in `copy`, with the cursor before the first token of `answer`, until the person leaves.
-
-    `memory` are bytes for its caches. Returns whether the person changed the tree; a copy without a change is removed.
-    Raises GenctlError, with the terminal restored; SystemExit after a signal.
-    """
-    from genctl.commands.explore.screen_app import run_screen
-    from genctl.commands.explore.screen_source import TreeSource
-    from genctl.tree.explorer import Explorer
-    from genctl.tree.language import MEMORY
-
-    explorer = Explorer.reopen(session, copy, memory=memory or MEMORY)
-    changed = False
-    try:
-        tree = explorer.tree
-        last = tree.nodes[answer.node]
-        start = last.start if last.by == "generate" else answer.node  # an answer may have no tokens
-        explorer.space.settle(cursor=start, tip=answer.node, settings=last.settings)
-        begun = len(tree), list(tree.steps)
-        with Interrupt() as interrupt:
-            interrupt.gentle = True  # a signal ends the screen, not the process
-            explorer.interrupted = interrupt
-            run_screen(TreeSource(explorer), coloured=coloured, signalled=lambda: interrupt.status)
-        changed = begun != (len(tree), tree.steps)
-    finally:
-        explorer.close()
-        if not changed:
-            copy.unlink(missing_ok=True)
-    if interrupt.status not in (0, 128 + signal.SIGINT):
-        raise SystemExit(interrupt.status)
-    return changed
-
 
 KEYS = (
     ("Enter", "say it"),
@@ -145,24 +105,6 @@ class SlashWork:
         for before, words, here in drawn(self.chat.story.conversation, self.out.width):
             line = Text(before, style=theme.DIM).append(widgets.visible(words), theme.PLAIN if here else theme.DIM)
             self.out.print(widgets.fit(line, self.out.width))
-
-    def _why(self, typed: slash.Typed) -> None:
-        from genctl.commands.explore.options import no_screen
-
-        answer, session = self.chat.story.conversation.last_answer, self.chat.partner.session
-        if answer is None or self.chat.story.path is None:
-            raise UsageError("nothing has been answered yet")
-        assert session is not None
-        copy = self.chat.story.copy()
-        quoted = shlex.quote(str(copy))
-        command = f"genctl explore --open {quoted}"
-        if no_screen() or not os.environ.get("TERM"):
-            self.note(f"the tree of tokens so far is in {quoted}; look into it in another terminal:", quoted)
-            print(widgets.visible(command))
-            return
-        if look_into(session, copy, answer, memory=self.chat.partner.memory, coloured=not self.out.no_color):
-            self.note(f"what you changed is in {quoted}, and not in this chat:", quoted)
-            print(widgets.visible(command))
 
     # -- what was said -------------------------------------------------------------------------------------------------
 

@@ -26,17 +26,13 @@ from genctl.io.output import open_beside
 from genctl.io.sink import Sink
 from genctl.tree.changes import Begun, Change, Reached, Redone, Settled, Undone
 from genctl.tree.file_settings import FileSettings, found_of
-from genctl.tree.journal import Differs, SavedTree, TreeFile, read_tree
+from genctl.tree.journal import Differs, NotAChat, SavedTree, TreeFile, read_tree
 from genctl.tree.nodes import ROOT, Step, Tree
 
 GIVEN = ("say", "edit", "read")  # steps that an answer follows
 SETTINGS = ("set", "unset", "preset", "system")
 MOST = 2**26  # characters of all answers together; a token has one, at least
 STEPS = (*GIVEN, *SETTINGS, "answer", "message", "branch", "leave-out")
-
-
-class NotAChat(InputError):
-    """The tree of another command."""
 
 
 class Story(SavedTree):

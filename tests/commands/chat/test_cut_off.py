@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from genctl.commands.chat.slash_work import _step
 from genctl.commands.chat.story import Story
 from genctl.events import UNKNOWN_ID, Token
 from genctl.tree.journal import Differs
@@ -147,87 +146,6 @@ def test_loading_a_chat_that_was_cut_off_finishes_it(whole: Path, own_state: Pat
         talk.press("\x04")
         assert talk.end() == 0
     assert messages(path) == messages(whole)
-
-
-# -- explore in the file of a chat -----------------------------------------------------------------------------------
-
-SCRIPTS = {
-    "generate": ["generate 2"], "take": ["take 2 1"], "sample": ["sample 2 2"], "beams": ["beams 2 2"],
-    "edit": ["edit  cat"], "edit that looks like a turn": ['edit 1 "Hello"'], "set": ["set temperature=0.5"],
-    "preset": ["preset greedy"], "reset": ["set top_k=3", "reset"], "bookmark": ["bookmark here"],
-    "expand": ["expand mass=0.2,depth=1"], "moves": ["start", "right 2", "take 1 1", "start"],
-    "undo": ["undo"], "undo all": ["undo"] * 4, "undo and redo": ["generate 1", "left 3", "undo", "undo", "redo"],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_both_go_on_with_a_file_that_explore_has_opened(name: str, whole: Path, tmp_path: Path) -> None:
-    script = tmp_path / "script"
-    script.write_text("".join(f"{line}\n" for line in SCRIPTS[name]))
-    before = messages(whole)
-    for _ in range(2):
-        done = genctl("explore", "--open", str(whole), "--script", str(script))
-        assert done.status == 0, done.err
-        after = messages(whole)
-        assert after == before or "undo" in name
-        more = chat("--open", str(whole), "-n", "2", turns=("More",))
-        assert more.status == 0, more.err
-        before = messages(whole)
-        assert before[-2] == "More"
-    assert chat("--open", str(whole), "-n", "2", turns=("More",)).err == ""
-
-
-def test_undo_takes_back_what_explore_has_done_and_says_so(whole: Path, tmp_path: Path) -> None:
-    script = tmp_path / "script"
-    script.write_text("edit  cat\nset top_k=3\n")
-    before = messages(whole)
-    assert genctl("explore", "--open", str(whole), "--script", str(script)).status == 0
-    one = Story.open(whole)
-    said = [_step(one.undo()) for _ in range(3)]
-    assert said[:2] == ["set top_k=3, in genctl explore", "edit cat, in genctl explore"]
-    assert said[2].startswith("the turn ")
-    assert [message.content for message in one.conversation.here] == before[:-2]
-    for words in reversed(said):
-        assert _step(one.redo()) == words
-    one.close()
-    assert messages(whole) == before
-
-
-def test_the_settings_of_explore_are_not_those_of_the_chat(whole: Path, tmp_path: Path) -> None:
-    script = tmp_path / "script"
-    script.write_text("set max_new_tokens=1\nset temperature=0.5\nset do_sample=true\n")
-    genctl("explore", "--open", str(whole), "--script", str(script))
-    record = chat("--open", str(whole), "-n", "4", "--format", "jsonl", turns=("More",)).records[0]
-    assert record["usage"]["new_tokens"] == 4
-    assert record["strategy"] == "greedy"
-
-
-@pytest.mark.parametrize("tokens", [None, 0, 5])
-def test_explore_opens_a_chat_that_was_killed_in_a_turn(tokens: int | None, whole: Path, tmp_path: Path) -> None:
-    """It cannot finish what a chat has begun: what is written stays."""
-    path = cut(whole, "cut.jsonl", tokens or 0)
-    if tokens is None:
-        path.write_bytes(b"".join(lines_of(path)[:-4]))
-    before = messages(path)
-    script = tmp_path / "script"
-    script.write_text("generate 2\n")
-    done = genctl("explore", "--open", str(path), "--script", str(script))
-    assert done.status == 0, done.err
-    assert messages(path) == before
-    assert chat("--open", str(path), "-n", "2", turns=("More",)).status == 0
-
-
-def test_a_command_of_explore_that_was_killed_in_a_chat_is_finished_by_explore(whole: Path, tmp_path: Path) -> None:
-    script = tmp_path / "script"
-    script.write_text("generate 6\n")
-    genctl("explore", "--open", str(whole), "--script", str(script))
-    content = whole.read_bytes()
-    path = tmp_path / "cut.jsonl"
-    path.write_bytes(b"".join(lines_of(whole)[:-3]))
-    assert messages(path) == messages(whole)
-    script.write_text("end\n")
-    assert genctl("explore", "--open", str(path), "--script", str(script)).status == 0
-    assert path.read_bytes() == content
 
 
 # -- servers ---------------------------------------------------------------------------------------------------------

@@ -12,8 +12,36 @@ from genctl.commands.chat.chat import _in_force
 from genctl.commands.chat.story import Story
 from genctl.commands.chat.turns import drawn
 from genctl.errors import InputError
-from tests.tree.shapes import Line, grown, step, tree
+from genctl.tree.changes import SCHEMA
+from genctl.tree.journal import tree_of_lines
+from genctl.tree.nodes import Tree
 from tests.work import growth
+
+Line = dict[str, Any]
+OPENED = {
+    "event": "opened",
+    "schema": SCHEMA,
+    "model": "m",
+    "checkpoint": "c",
+    "prompt": "p",
+    "prompt_ids": [1],
+    "seed": 7,
+}
+
+
+def grown(node: int, parent: int, id: int, **more: Any) -> Line:
+    return {"event": "grown", "node": node, "parent": parent, "id": id, "logprob": -0.5, "text": f" w{id}", **more}
+
+
+def step(*inside: Line, line: str = "generate", **settled: Any) -> Iterator[Line]:
+    yield {"event": "begun", "line": line, "step": True}
+    yield from inside
+    yield {"event": "settled", **settled}
+
+
+def tree(lines: Iterator[Line] | list[Line]) -> Tree:
+    return tree_of_lines([json.dumps(line).encode() + b"\n" for line in (OPENED, *lines)], "tree")
+
 
 SIZE = 60
 MOST = 2.6

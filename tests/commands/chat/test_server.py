@@ -76,7 +76,7 @@ def test_what_needs_token_ids_is_refused_at_a_prompt(server: StandIn, own_state:
         talk.at_prompt()
         assert "a server keeps the model" in " ".join(talk.lines)
         assert talk.say("Hello")[0] == " one two three four five six"
-        for command in ("/prompt", "/tokens", "/why"):
+        for command in ("/prompt", "/tokens"):
             assert talk.say(command) == [
                 f"error: {command} needs the token ids of a checkpoint, which a server does not tell"
             ]

@@ -195,54 +195,6 @@ def test_tokens_prompt_and_scores(own_state: Path) -> None:
 LEFT = b"\x1b[?1049l"  # the alternate screen is left
 
 
-def screen(talk: Talk, shown: str) -> None:
-    talk.wait(lambda: shown in "\n".join(talk.screen.display))
-
-
-def leave_screen(talk: Talk) -> str:
-    """Press q. Returns what the chat wrote then; pyte has no alternate screen, so Ctrl-L draws the prompt anew."""
-    before = talk.raw.count(LEFT)
-    talk.press("q")
-    talk.wait(lambda: talk.raw.count(LEFT) > before and b"\x1b[?2004h" in talk.raw.rpartition(LEFT)[2])
-    after = talk.raw.rpartition(LEFT)[2].decode()
-    talk.screen.reset()
-    talk.press("\x0c")
-    talk.at_prompt()
-    return after
-
-
-def test_why_opens_the_screen_on_the_last_answer_and_comes_back(own_state: Path) -> None:
-    with Talk(own_state, *QUIET, width=120) as talk:
-        talk.at_prompt()
-        assert talk.say("/why")[0] == "error: nothing has been answered yet"
-        talk.say("A fox")
-        talk.say("/set top_k=2")
-        talk.say("A hen")
-        modes = termios.tcgetattr(talk.child.child_fd)
-        talk.press("/why\r")
-        screen(talk, "next token")
-        screen(talk, "top_k 2 at 3")  # the settings of the answer, at its first token
-        leave_screen(talk)
-        assert termios.tcgetattr(talk.child.child_fd) == modes
-        assert not list((own_state / "genctl" / "sessions").glob("*-copy*"))  # nothing was changed
-        talk.press("/why\r")
-        screen(talk, "top_k 2 at 3")
-        talk.press("m")
-        screen(talk, "bookmarked as m1")
-        assert "genctl explore --open" in leave_screen(talk)
-        (copy,) = (own_state / "genctl" / "sessions").glob("*-copy.jsonl")
-        assert b'"bookmark' in copy.read_bytes()
-        assert talk.say("A bear")[0]
-        talk.press("/why\r")
-        screen(talk, "next token")
-        talk.child.kill(signal.SIGTERM)
-        assert talk.end() == 143
-        assert talk.raw.rindex(LEFT) > talk.raw.rindex(b"\x1b[?1049h")
-    chat = [path for path in (own_state / "genctl" / "sessions").iterdir() if path != copy]
-    assert len(chat) == 1
-    assert b"bookmark" not in chat[0].read_bytes().partition(b"\n")[2].replace(b'"bookmarks": {}', b"")
-
-
 def test_an_answer_is_copied_by_osc_52(own_state: Path) -> None:
     with Talk(own_state, *QUIET) as talk:
         talk.at_prompt()
@@ -313,9 +265,6 @@ def test_a_dumb_terminal_gets_plain_lines(own_state: Path) -> None:
         talk.wait(lambda: any("undone" in line for line in talk.lines))
         talk.at_prompt().press("A hen\r")
         talk.wait(lambda: talk.lines.count("cut at max_new_tokens") == 2)
-        talk.at_prompt().press("/why\r")
-        talk.wait(lambda: any(line.startswith("genctl explore --open ") for line in talk.lines))
-        assert next((own_state / "genctl" / "sessions").glob("*-copy.jsonl")).read_bytes().count(b'"begun"') == 4
         talk.at_prompt().press("\x04")
         assert talk.end() == 0
         assert b"\x1b" not in talk.raw
