@@ -62,8 +62,8 @@ def parse(line: str) -> Call:
     """The command of a line. Raises UsageError, which says what does the job of a command that there is no more."""
     name, _, rest = line.strip("\r\n").lstrip().partition(" ")
     if name not in COMMANDS:
-        if gone := removed.sentence("explore", name):
-            raise UsageError(gone)
+        if sentence := removed.sentence("explore", name):
+            raise UsageError(sentence)
         near = nearest(name, COMMANDS)
         raise UsageError(f"unknown command {name!r:.60}" + (f"; did you mean {near}?" if near else ""))
     try:

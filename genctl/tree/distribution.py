@@ -63,7 +63,8 @@ class Distribution:
     @cached_property
     def entropy(self) -> float:
         """Of the model's distribution, in nats."""
-        return _entropy(self.logprobs)
+        possible = self.logprobs[self.logprobs > -np.inf].astype(np.float64)
+        return float(-(np.exp(possible) * possible).sum()) + 0.0
 
     def mass(self, count: int) -> float:
         """The model's probability of the `count` most probable tokens together."""
@@ -167,8 +168,3 @@ def processed_logprobs(scores: torch.Tensor) -> torch.Tensor:
     alive = scores > torch.finfo(scores.dtype).min
     kept = scores.double().masked_fill(~alive, -torch.inf)
     return kept.log_softmax(-1) if bool(alive.any()) else kept
-
-
-def _entropy(logprobs: NDArray[np.float32]) -> float:
-    kept = logprobs[logprobs > -np.inf].astype(np.float64)
-    return float(-(np.exp(kept) * kept).sum()) + 0.0

@@ -78,7 +78,8 @@ def sample(explorer: Explorer, k: int, n: int | None) -> Iterator[Result]:
 
 def beams(explorer: Explorer, k: int, n: int | None) -> Iterator[Result]:
     """The `k` best continuations of a beam search, the best first."""
-    own = {key: value for key, value in explorer.tree.settings.items() if not _samples(key)}
+    sampling = {key for key, knob in knobs().items() if knob.metadata["sampling"]} | {"do_sample"}
+    own = {key: value for key, value in explorer.tree.settings.items() if key not in sampling}
     found = _with(own, max_new_tokens=n, num_beams=k, num_return_sequences=k, do_sample=False)
     if not explorer.base.generation.do_sample:
         del found["do_sample"]
@@ -147,11 +148,6 @@ def _tokenised(explorer: Explorer, node: int, text: str) -> tuple[int, tuple[int
     ids = tuple(continuation(loaded.tokenizer, before + text))
     check_ids(ids, explorer.session.forward.vocab_size)
     return node, ids
-
-
-def _samples(key: str) -> bool:
-    """Whether a knob is for drawing tokens alone."""
-    return key == "do_sample" or (key in knobs() and bool(knobs()[key].metadata["sampling"]))
 
 
 def _with(values: Mapping[str, Any], **more: Any) -> dict[str, Any]:

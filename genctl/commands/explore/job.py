@@ -18,9 +18,9 @@ from genctl.commands.explore.options import (
     check_opened,
     check_screen,
     expansion,
-    memory,
 )
 from genctl.commands.job import Job, request_of, start_seed
+from genctl.commands.options import memory_bytes
 from genctl.config.layers import Layer, Resolved, row_layer
 from genctl.documents import reader
 from genctl.documents.reader import Unreadable
@@ -32,7 +32,7 @@ from genctl.io.rows import BadRow, InputRow
 from genctl.io.sink import Sink
 from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.progress_bars import LoadingBar
-from genctl.tree.commands import Call, parse_script
+from genctl.tree.commands import MEMORY, Call, parse_script
 from genctl.tree.results import Continuation, Covered, Result
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class ExploreJob(Job[ExploreOptions]):
         """Settings without those of the checkpoint, and the commands."""
         options = self.options
         check_screen(options)
-        self.memory = memory(options)
+        self.memory = MEMORY if options.memory is None else memory_bytes(options.memory)
         self.calls = self._script()
         limits = expansion(options)
         if limits is not None:
@@ -182,33 +182,30 @@ class ExploreJob(Job[ExploreOptions]):
             session: Any = self.load_engine(
                 self.early, self.layers, on_event=on_event, need_tokenizer=needed, live=self.shown
             )
-        self.explorer = self._begin(session) if self.row is not None else self._reopen(session)
+        self.explorer = self._explorer(session)
         self.explorer.interrupted = self.interrupt
         session.use_threads(session.plan(self.explorer.base).rows)
         self.messages.detail(*session.notes())
 
-    def _reopen(self, session: Session) -> Explorer:
-        from genctl.tree.explorer import Explorer
-
-        path = Path(self.options.open or "")
-        return Explorer.reopen(session, path, memory=self.memory, note=self.messages.remark)
-
-    def _begin(self, session: Session) -> Explorer:
+    def _explorer(self, session: Session) -> Explorer:
+        """The tree of --open, or a new one."""
         from genctl.io.sessions import new_file
         from genctl.tree.explorer import Explorer
 
-        assert self.row is not None
+        if self.row is None:
+            path = Path(self.options.open or "")
+            return Explorer.reopen(session, path, memory=self.memory, note=self.messages.remark)
         layers = [*self.layers, *([row_layer(self.row.params, self.row.where)] if self.row.params else [])]
         resolved, plan = self.settle(session, layers, self.options.strategy)
         self.describe(resolved, plan)
         prompt = session.planner.read(request_of(self.row, resolved, 0))
         self.messages.note_once(prompt.note)
-        path: Path | Sink | None = self.saved
-        if path is None and self.options.has_screen:  # what a person does by hand is always saved
-            path = new_file("explore", prompt.shown or prompt.text)
+        file: Path | Sink | None = self.saved
+        if file is None and self.options.has_screen:  # what a person does by hand is always saved
+            file = new_file("explore", prompt.shown or prompt.text)
         seed = start_seed(resolved)
         return Explorer.begin(
-            session, prompt.text, prompt.ids, layers, seed=seed, path=path, memory=self.memory, shown=prompt.shown
+            session, prompt.text, prompt.ids, layers, seed=seed, path=file, memory=self.memory, shown=prompt.shown
         )
 
     def deliver(self, stack: ExitStack) -> None:

@@ -7,14 +7,13 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from genctl.commands.options import FORMAT, IN_OUT, PAGE, PresetOptions, memory_bytes
+from genctl.commands.options import FORMAT, IN_OUT, PAGE, PresetOptions
 from genctl.commands.table import Command, Conflict, OptionGroup, because, given, needless_force, same_file
 from genctl.errors import UsageError
 from genctl.io.writers import Format
 from genctl.params import Generation, knobs
 from genctl.terminal.standard_streams import is_terminal
 from genctl.tree import commands
-from genctl.tree.commands import MEMORY
 
 TREE, SCREENLESS = OptionGroup("The tree"), OptionGroup("Without a screen")
 
@@ -135,11 +134,6 @@ def check_opened(options: ExploreOptions) -> None:
     if any(options.trust.values()) and not any("model" in layer.values for layer in options.flags):
         flag = next(name for name, value in options.trust.items() if value).replace("_", "-")
         raise UsageError(f"--{flag}: --open {options.open} names the checkpoint", hint="--model names one you trust")
-
-
-def memory(options: ExploreOptions) -> int:
-    """The bytes of --memory. Raises UsageError."""
-    return MEMORY if options.memory is None else memory_bytes(options.memory)
 
 
 def expansion(options: ExploreOptions) -> dict[str, Any] | None:

@@ -111,14 +111,14 @@ class Alternatives(DataTable[Text]):
         """A row: the columns of `widths`."""
         assert self.distribution is not None
         row = self.distribution.of(id)
-        gone = row.processed == -math.inf
+        is_removed = row.processed == -math.inf
         mark = "▸" if id == chosen else "•" if id in there else " "
         name = widgets.cells(widgets.token_text(id, row.text), widths["token"] - 1)
         columns = {
             "rank": Text(f"{mark}{row.rank:>5} ", theme.DIM),
-            "token": Text(name, theme.CHOSEN if id == chosen else theme.DIM if gone else theme.PLAIN),
+            "token": Text(name, theme.CHOSEN if id == chosen else theme.DIM if is_removed else theme.PLAIN),
             "prob": _number(row.logprob, coloured),
-            "final": Text("     –", theme.DIM) if gone else _number(row.processed, coloured),
+            "final": Text("     –", theme.DIM) if is_removed else _number(row.processed, coloured),
             "logprob": Text(f"{row.logprob:>8.3f}", theme.DIM),
             "changed by": Text(widgets.visible(self.distribution.how(id)), theme.DIM, no_wrap=True),
         }

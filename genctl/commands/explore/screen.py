@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from rich.console import Console, Group, RenderableType
@@ -48,30 +48,6 @@ POLL_S = 0.1  # how often a signal is looked for
 NARROW = 76  # columns below which the panes stand one below the other
 
 
-@dataclass(frozen=True)
-class CommandBegan:
-    """A command begins."""
-
-    line: str
-
-
-@dataclass(frozen=True)
-class Looked:
-    """What may follow a node; an error where that cannot be told."""
-
-    node: int
-    distribution: Distribution | None
-    error: str = ""
-
-
-@dataclass(frozen=True)
-class CommandDone:
-    """The commands that were given are done, or one of them failed."""
-
-    line: str
-    error: str = ""
-
-
 class ExploreApp(App[int]):
     """Three panes, a line of input and a status line."""
 
@@ -82,8 +58,8 @@ class ExploreApp(App[int]):
         Binding("enter", "answer", show=False, priority=True),  # of the line, when it is open
     ]
 
-    class Told(Message):
-        """Something is in the inbox."""
+    class Arrived(Message):
+        """The model has put something into the inbox."""
 
     def __init__(self, explorer: Explorer, *, coloured: bool = True, signalled: Callable[[], int] = lambda: 0) -> None:
         super().__init__(ansi_color=True)
@@ -93,7 +69,8 @@ class ExploreApp(App[int]):
         self._at = self.shown_tree.at  # the screen's own cursor
         self.answer, self.failed = "? shows the keys", False
         self.waiting: deque[str] = deque()  # commands, the one that runs first
-        self.written, self.began = 0, 0.0  # tokens of the command that runs, and when the first one came
+        self.written = 0  # tokens of the command that runs
+        self.times: list[float] = []  # when those came that the model chose
         self.speed = 0.0  # tokens a second
         self.follows = False  # whether the cursor goes with the tokens that are written
         self.stopping = False
@@ -101,7 +78,8 @@ class ExploreApp(App[int]):
         self.wanted = ""  # the filter
         self.found: list[Result] = []  # by a command that looks
         self.look: int | None = None  # a node that is looked at
-        self.inbox: deque[object] = deque()
+        self.inbox: deque[Callable[[], None]] = deque()  # of the model's thread, as calls for this one
+        self.outdated: set[str] = set()  # panes to draw anew
         self.model = ThreadPoolExecutor(1, "model")
 
     def compose(self) -> ComposeResult:
@@ -140,8 +118,8 @@ class ExploreApp(App[int]):
     def at(self) -> At:
         """Where the person is; where the tree is, once an undo has taken that away."""
         with self.explorer.lock:
-            gone = max(self._at.cursor, self._at.tip) >= len(self.shown_tree.nodes)
-            return self.shown_tree.at if gone else self._at
+            is_undone = max(self._at.cursor, self._at.tip) >= len(self.shown_tree.nodes)
+            return self.shown_tree.at if is_undone else self._at
 
     # -- what the panes show -------------------------------------------------------------------------------------------
 
@@ -178,7 +156,7 @@ class ExploreApp(App[int]):
         self.query_one("#status", Static).update(lines)
         self.query_one("#detail", Static).update(Text(self.choices.detail(), theme.DIM, no_wrap=True))
 
-    def say(self, words: str, *, failed: bool = False) -> None:
+    def report(self, words: str, *, failed: bool = False) -> None:
         """Answer in the status line."""
         self.answer, self.failed = words, failed
         self.show_status()
@@ -192,7 +170,7 @@ class ExploreApp(App[int]):
     def run_command(self, line: str, *, at: At | None = None) -> bool:
         """Give a command to the model; with `at`, from there. False while another one writes."""
         if any(kind_of(each) in ("write", "fork") for each in self.waiting):
-            self.say("one command at a time: Space stops what runs", failed=True)
+            self.report("one command at a time: Space stops what runs", failed=True)
             return False
         self.waiting.append(line)
         self.stopping = False
@@ -206,19 +184,19 @@ class ExploreApp(App[int]):
 
     def _do(self, line: str, at: At | None) -> None:
         """In the thread of the model: do a command, and tell what it comes to."""
-        self._tell(CommandBegan(line))
+        self._post(self._began, line)
         error = ""
         try:
             if at is not None:
                 self.explorer.move(at.cursor, at.tip)
             for result in self.explorer.do(line):
-                self._tell(result)
+                self._post(self._take_result, result)
                 self._look()
                 if self.stopping:  # it may have come before the command began
                     self.explorer.pause()
         except Exception as failed:
             error = in_words(failed)
-        self._tell(CommandDone(line, error))
+        self._post(self._done, line, error)
 
     def _look(self) -> None:
         """In the thread of the model: answer what is looked at."""
@@ -228,97 +206,93 @@ class ExploreApp(App[int]):
         try:
             found = self.explorer.distribution(node)
             _ = found.rank(0), found.entropy, found.effects  # here, and not where keys are answered
-            self._tell(Looked(node, found))
+            self._post(self._show_distribution, node, found)
         except Exception as failed:
-            self._tell(Looked(node, None, in_words(failed)))
+            self._post(self._show_distribution, node, None, in_words(failed))
 
-    def _tell(self, told: object) -> None:
+    def _post(self, take: Callable[..., None], *arguments: Any) -> None:
+        """In the thread of the model: have something taken in by the thread of the screen."""
         first = not self.inbox
-        self.inbox.append(told)
+        self.inbox.append(partial(take, *arguments))
         if first:
-            self.post_message(self.Told())
+            self.post_message(self.Arrived())
 
-    @on(Told)
+    @on(Arrived)
     def _take_in(self) -> None:
-        """Take in everything that was told, and draw once."""
-        if not self.is_running or len(self.screen_stack) == 0:
+        """Take in everything that has arrived, and draw once."""
+        if not self.is_running or not self.screen_stack:
             return
-        draws_tree = draws_place = False
         while self.inbox:
-            told = self.inbox.popleft()
-            if isinstance(told, CommandBegan):
-                self.written, self.began, self.answer, self.failed = 0, 0.0, "", False
-                self.follows = kind_of(told.line) == "write"
-            elif isinstance(told, TokenWritten):
-                draws_tree |= not (told.known or self._grown(told.token.node))
-                draws_place |= self.follows
-            elif isinstance(told, Searching):
-                self.written += 1
-            elif isinstance(told, Looked):
-                self._looked(told)
-            elif isinstance(told, CommandDone):
-                self._done(told)
-                draws_tree = draws_place = True
-            elif isinstance(told, Result):
-                self._take_result(told)
-        if draws_tree:
+            self.inbox.popleft()()
+        if "tree" in self.outdated:
             self.show_all()
-        elif draws_place:
+        elif self.outdated:
             self.show_place()
+        self.outdated.clear()
         self.show_status()
 
-    def _grown(self, node: int) -> bool:
-        self.written += 1
-        self.began = self.began or time.monotonic()
-        self.speed = (self.written - 1) / max(time.monotonic() - self.began, 1e-9) if self.written > 1 else 0.0
+    def _began(self, line: str) -> None:
+        self.written, self.times, self.answer, self.failed = 0, [], "", False
+        self.follows = kind_of(line) == "write"
+
+    def _show_distribution(self, node: int, found: Distribution | None, error: str = "") -> None:
         with self.explorer.lock:
-            if node >= len(self.shown_tree.nodes):
-                return False
-            if self.follows:
-                self._at = At(node, node)
-            return self.tree_pane.grow(self.shown_tree, node)
+            if found is not None and node == self.at.cursor:
+                self.choices.show(found, self.shown_tree, self.at, self.wanted, coloured=self.coloured)
+        if found is None and node == self.at.cursor:
+            self.report(error, failed=True)
 
-    def _looked(self, told: Looked) -> None:
-        if told.node != self.at.cursor:
-            return
-        if told.distribution is None:
-            self.say(told.error, failed=True)
-        elif told.distribution.node < len(self.shown_tree.nodes):
-            with self.explorer.lock:
-                self.choices.show(told.distribution, self.shown_tree, self.at, self.wanted, coloured=self.coloured)
-
-    def _done(self, done: CommandDone) -> None:
+    def _done(self, line: str, error: str) -> None:
         self.waiting.popleft()
-        kind = kind_of(done.line)
-        if self.follows or kind in ("move", "back", "fork"):
+        self.outdated |= {"tree", "place"}
+        if self.follows or kind_of(line) in ("move", "back", "fork"):
             self._at = self.shown_tree.at
         self.follows = False
-        if done.error:
-            self.answer, self.failed = done.error, True
+        if error:
+            self.answer, self.failed = error, True
         elif not self.answer:
-            self.answer = "stopped" if self.stopping else f"{done.line.split()[0]}: done"
+            self.answer = "stopped" if self.stopping else f"{line.split()[0]}: done"
         found, self.found = self.found, []
-        if found and not done.error:
+        if found and not error:
             lines = [line for each in found for line in formats.drawn(each, coloured=self.coloured)]
-            self.push_screen(Dialog(f"{done.line}: {COMMANDS[done.line.split()[0]].about}", Group(*lines)))
+            self.push_screen(Dialog(f"{line}: {COMMANDS[line.split()[0]].about}", Group(*lines)))
 
-    def _take_result(self, told: Result) -> None:
-        """What a command answers: in the status line, on the clipboard, or in a dialog once all of it is there."""
-        if isinstance(told, At):
-            self.answer = self.answer or told.note
-        elif isinstance(told, Settings):
-            self.answer = " · ".join([*told.notes, *(f"{key}={value}" for key, value in told.values.items())])
-        elif isinstance(told, Covered):
-            covered = widgets.percent(told.mass).strip()
-            self.answer = f"{count(told.continuations, 'continuation')}, {covered} of the mass"
-            self.answer += f": {told.reason}" if told.reason else ""
-        elif isinstance(told, BranchText):
-            self.copy_to_clipboard(told.text)
-            self.answer = f"copied {len(told.text)} characters"
-        elif isinstance(told, Saved):
-            self.answer = f"saved in {told.path}"
+    def _take_result(self, result: Result) -> None:
+        """What a command answers: in the panes, in the status line, on the clipboard, or in a dialog at its end."""
+        if isinstance(result, TokenWritten):
+            self._grow(result)
+        elif isinstance(result, Searching):
+            self.written += 1
+        elif isinstance(result, At):
+            self.answer = self.answer or result.note
+        elif isinstance(result, Settings):
+            self.answer = " · ".join([*result.notes, *(f"{key}={value}" for key, value in result.values.items())])
+        elif isinstance(result, Covered):
+            covered = widgets.percent(result.mass).strip()
+            self.answer = f"{count(result.continuations, 'continuation')}, {covered} of the mass"
+            self.answer += f": {result.reason}" if result.reason else ""
+        elif isinstance(result, BranchText):
+            self.copy_to_clipboard(result.text)
+            self.answer = f"copied {len(result.text)} characters"
+        elif isinstance(result, Saved):
+            self.answer = f"saved in {result.path}"
         elif kind_of(self.waiting[0]) == "look":
-            self.found.append(told)
+            self.found.append(result)
+
+    def _grow(self, result: TokenWritten) -> None:
+        self.written += 1
+        node = result.token.node
+        if result.token.by == "generate":
+            self.times.append(time.monotonic())
+            seconds = self.times[-1] - self.times[0]
+            self.speed = (len(self.times) - 1) / seconds if seconds else 0.0
+        with self.explorer.lock:
+            if self.follows:
+                self._at = At(node, node)
+                self.outdated.add("place")
+            is_there = node < len(self.shown_tree.nodes)  # not undone since
+            if not result.known and not (is_there and self.tree_pane.grow(self.shown_tree, node)):
+                self.outdated.add("tree")
 
     # -- keys ----------------------------------------------------------------------------------------------------------
 
@@ -341,10 +315,14 @@ class ExploreApp(App[int]):
 
     def _go(self, at: At) -> None:
         if at.note:
-            self.say(at.note)
+            self.report(at.note)
         else:
+            is_other = at.tip != self.at.tip
             self._at, self.follows = at, False
-            self.show_place()
+            if is_other:
+                self.show_all()
+            else:
+                self.show_place()
 
     def action_move(self, name: str) -> None:
         """The move that the command of this name makes."""
@@ -387,7 +365,7 @@ class ExploreApp(App[int]):
             if text:
                 self.run_command(f"edit {json.dumps(text, ensure_ascii=False)}", at=at)
             elif text is not None:
-                self.say("there is no text to write", failed=True)
+                self.report("there is no text to write", failed=True)
 
         self.push_screen(Editor(rest), lambda text: None if text == rest else edited(text))
 
@@ -473,7 +451,7 @@ class ExploreApp(App[int]):
         if self.waiting:
             self.stop()
         elif self.line.display:
-            self.say("Escape leaves the line")
+            self.report("Escape leaves the line")
         else:
             self.action_leave()
 
@@ -511,11 +489,10 @@ def run_screen(explorer: Explorer, *, coloured: bool = True, signalled: Callable
         command = f"genctl explore --open {shlex.quote(str(explorer.file.path))}"
         print_message(f"saved: {command} continues this tree", whole=command)
     if app.return_code:
-        told = errors.getvalue()
-        last = next(iter(re.findall(r"^\w+(?:Error|Exception|Exit|Matches)\b.*$", told, re.MULTILINE)), "no message")
-        raise ScreenError(f"the screen failed: {last}", hint="this is a bug; --debug shows where") from RuntimeError(
-            told
-        )
+        raised = errors.getvalue()
+        last = next(iter(re.findall(r"^\w+(?:Error|Exception|Exit|Matches)\b.*$", raised, re.MULTILINE)), "no message")
+        hint = "this is a bug; --debug shows where"
+        raise ScreenError(f"the screen failed: {last}", hint=hint) from RuntimeError(raised)
     return signalled() or int(status or 0)
 
 

@@ -268,6 +268,7 @@ def test_tab_moves_the_focus_and_enter_opens_a_branch_of_the_tree() -> None:
         app.tree_pane.move_cursor(app.tree_pane.rows[other])
         await shown.press("enter")
         assert app.at.tip == other
+        assert app.tree_pane.rows[other].label.plain.startswith("▸")  # type: ignore[union-attr]
         await shown.press("tab")
         assert app.focused is app.choices
 
