@@ -32,9 +32,9 @@ def read_recording(name: str, note: Callable[[str], object] | None = None) -> li
     try:
         lines = _lines(name)
         first = next(lines, b"")
-        if first.startswith(b'{"event": "opened"'):  # `tree.journal.FIRST`
+        if first.startswith((b'{"event": "treeopened"', b'{"event": "opened"')):
             from genctl.tree.as_events import events_of, left_out
-            from genctl.tree.journal import tree_of_lines
+            from genctl.tree.saved import tree_of_lines
 
             tree = tree_of_lines(itertools.chain([first], lines), shown)
             if note is not None and (words := left_out(tree)):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, TypeAlias
 
-Kind: TypeAlias = Literal["command", "flag", "format", "setting"]
+Kind: TypeAlias = Literal["command", "flag", "format", "setting", "explore"]
 
 
 class Removed(NamedTuple):
     """A removed name. `instead` does its job; MODEL in it is the model of the command line.
 
     A flag of one command alone is named with it ("compare --save"), a format with its flag ("--format md"). A setting
-    needs one row: it covers its flag too.
+    needs one row: it covers its flag too. "explore" is a command of its scripts and of its screen.
     """
 
     kind: Kind
@@ -44,6 +44,18 @@ REMOVED = (
     Removed("format", "--format dot", "use --format jsonl"),
     Removed("format", "--tree-format dot", "use --tree-format json"),
     Removed("format", "--input-format nul", "use --input-format jsonl"),
+    Removed("flag", "explore --models", "use genctl compare --models A,B"),
+    Removed("flag", "explore --beside", "use genctl compare with two sides, or the command set KNOB=VALUE"),
+    Removed("explore", "next", "goto NODE goes to any token; genctl run --scores lists their entropies"),
+    Removed("explore", "previous", "goto NODE goes to any token; genctl run --scores lists their entropies"),
+    Removed("explore", "redo", "give the command again"),
+    Removed("explore", "reset", "use undo, or set KNOB=VALUE"),
+    Removed("explore", "bookmark", "goto takes the number of a node, which every result has"),
+    Removed("explore", "layers", "use show, which has what the whole model says"),
+    Removed("explore", "compare", "use goto and text for each branch, or genctl compare"),
+    Removed("explore", "beside", "use genctl compare, or set and show"),
+    Removed("explore", "copy", "use text; the key c copies it"),
+    Removed("explore", "repeat", "use genctl run with the seed and the settings of the tree"),
     Removed("flag", "--check-batch", "use genctl parity MODEL MODEL@batch_size=1 -i FILE"),
     Removed("flag", "--check-runtime", 'use genctl parity MODEL MODEL@runtime=transformers "A PROMPT"'),
     Removed("flag", "--fsdp", "use --device-map auto, --tensor-parallel or --workers N"),

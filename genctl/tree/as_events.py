@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from genctl.errors import count
 from genctl.events import Began, Ended, Event, Finished, Hypothesis, Row, Stepped, Token
-from genctl.tree.nodes import ROOT, Tree
+from genctl.tree.token_tree import ROOT, TokenTree
 
 LANE = "0"
 MOST = 2**20  # tokens of all results together, where branches share so many that each of them would have most of a tree
 
 
-def events_of(tree: Tree) -> Iterator[Event]:
+def events_of(tree: TokenTree) -> Iterator[Event]:
     """A step for each length of branches: the nodes that go on, and the ends of branches, which are the results.
 
     The results are ranked by their log-probability; the current branch comes first. Of a tree whose branches have more
@@ -21,10 +21,10 @@ def events_of(tree: Tree) -> Iterator[Event]:
     """
     opened = tree.opened
     yield Began(LANE, opened.prompt, "explore", opened.model, None, {"length_penalty": 0.0}, 1, shown=opened.shown)
-    results = {leaf: _result(tree, leaf) for leaf in _results(tree)}
+    leaves = set(tree.leaves)
+    results = {leaf: _result(tree, leaf) for leaf in _results(tree, leaves)}
     level = [ROOT]
     step = 0
-    names = {node: name for name, node in tree.bookmarks.items()}
     while level:
         rows: list[tuple[int, Row]] = []
         ended: list[Ended] = []
@@ -33,11 +33,11 @@ def events_of(tree: Tree) -> Iterator[Event]:
                 node = tree.nodes[child]
                 token = Token(node.id, node.logprob, node.text, node.rank, node.entropy)
                 joint = tree.joints[child]
-                if child in tree.leaves:
+                if child in leaves:
                     end = results.get(child) or _end(tree, child)
                     ended.append(Ended(LANE, place, (token,), end))
                 else:
-                    rows.append((child, Row(LANE, place, (token,), joint, joint, None, names.get(child, ""))))
+                    rows.append((child, Row(LANE, place, (token,), joint, joint)))
         level = [child for child, _ in rows]
         if rows or ended:
             yield Stepped(LANE, step, tuple(row for _, row in rows), tuple(ended))
@@ -45,17 +45,18 @@ def events_of(tree: Tree) -> Iterator[Event]:
     yield Finished(LANE, tuple(results.values()), len(opened.prompt_ids))
 
 
-def left_out(tree: Tree) -> str:
+def left_out(tree: TokenTree) -> str:
     """A sentence about the branches that are not among the results; "" if all are."""
-    more = len(tree.leaves) - (ROOT in tree.leaves) - len(_results(tree))
+    leaves = set(tree.leaves)
+    more = len(leaves - {ROOT}) - len(_results(tree, leaves))
     if not more:
         return ""
     return f"{count(more, 'branch is', 'branches are')} in the tree and not among the results, which share most tokens"
 
 
-def _results(tree: Tree) -> list[int]:
+def _results(tree: TokenTree, ends: set[int]) -> list[int]:
     """The ends of the branches that are results, the current branch first, then the most probable."""
-    leaves = sorted(tree.leaves.keys() - {ROOT}, key=lambda leaf: (leaf != tree.tip, -tree.joints[leaf], leaf))
+    leaves = sorted(ends - {ROOT}, key=lambda leaf: (leaf != tree.tip, -tree.joints[leaf], leaf))
     room = max(MOST, 2 * len(tree.nodes))
     found: list[int] = []
     for leaf in leaves:
@@ -66,12 +67,12 @@ def _results(tree: Tree) -> list[int]:
     return found
 
 
-def _result(tree: Tree, leaf: int) -> Hypothesis:
+def _result(tree: TokenTree, leaf: int) -> Hypothesis:
     nodes = [tree.nodes[each] for each in tree.path(leaf)]
     joint, text = tree.joints[leaf], "".join(node.text for node in nodes)
     return Hypothesis(tuple(node.id for node in nodes), joint, joint, "stop", joint, None, "end of the branch", text)
 
 
-def _end(tree: Tree, leaf: int) -> Hypothesis:
+def _end(tree: TokenTree, leaf: int) -> Hypothesis:
     joint = tree.joints[leaf]
     return Hypothesis((), joint, joint, "stop", joint, None, "end of the branch", counted=tree.depths[leaf])

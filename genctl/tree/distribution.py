@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,8 +34,7 @@ class Distribution:
         piece: Callable[[int], str],
         generation: Generation,
     ) -> None:
-        self.node, self.stages, self._piece = node, stages, piece
-        self._reasons = Reasons(stages, generation)
+        self.node, self.stages, self._piece, self._generation = node, stages, piece, generation
         self.logprobs: NDArray[np.float32] = log_softmax(logits[None])[0].cpu().numpy()
         self.processed: NDArray[np.float32] = self.logprobs
         if stages:
@@ -64,7 +63,8 @@ class Distribution:
     @cached_property
     def entropy(self) -> float:
         """Of the model's distribution, in nats."""
-        return _entropy(self.logprobs)
+        possible = self.logprobs[self.logprobs > -np.inf].astype(np.float64)
+        return float(-(np.exp(possible) * possible).sum()) + 0.0
 
     def mass(self, count: int) -> float:
         """The model's probability of the `count` most probable tokens together."""
@@ -99,8 +99,27 @@ class Distribution:
         return int(self.processed.argmax())
 
     def how(self, id: int) -> str:
-        """What removed a token or changed it, in a few words; "" for nothing."""
-        return self._reasons.how(id)
+        """What removed a token and how, or changed it alone: `top_k 40 at 57`, `repetition_penalty × 1.2`; or ""."""
+        words: list[str] = []
+        for stage, change in zip(self.stages, self._changes, strict=True):
+            value: Any = getattr(self._generation, stage.name, None)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            limit = f" {value:g}" if is_number else ""
+            row = PROCESSORS.get(stage.name)
+            measure = "" if row is None else row.measure
+            if change.removed[id]:
+                own = change.probabilities[id]
+                better = change.probabilities[change.probabilities > own]
+                at = {"mass": f"{min(math.fsum(better), 1.0):.2f}", "rank": f"{len(better) + 1}"}
+                place = f" at {at.get(measure, f'{own:.2g}')}" if is_number else ""
+                return ", ".join([*words, f"{stage.name}{limit}{place}"])
+            if change.singled_out[id]:
+                words.append(f"{stage.name}{' ×' if measure == 'factor' else ''}{limit}")
+        return ", ".join(words)
+
+    @cached_property
+    def _changes(self) -> list[StageChange]:
+        return [StageChange.of(stage) for stage in self.stages]
 
     @cached_property
     def effects(self) -> tuple[Effect, ...]:
@@ -122,91 +141,26 @@ class Distribution:
         return ""
 
 
-# -- why a token has the probability that it has after the processors: what removed it and how, or what changed it -----
-
-
-class Reasons:
-    """The effects of processors on single tokens of one distribution."""
-
-    def __init__(self, stages: Sequence[Stage], generation: Generation) -> None:
-        self._stages, self._generation = stages, generation
-        self._known: dict[int, _Effect] = {}
-
-    def how(self, id: int) -> str:
-        """`top_k 40 at 57`, `repetition_penalty × 1.2`; "" for a token that nothing singled out."""
-        words: list[str] = []
-        for place in range(len(self._stages)):
-            effect = self._effect(place)
-            name = self._stages[place].name
-            if effect.removed[id]:
-                return ", ".join([*words, self._removed(name, effect, id)])
-            if effect.touched is not None and effect.touched[id]:
-                words.append(self._changed(name))
-        return ", ".join(words)
-
-    def _effect(self, place: int) -> _Effect:
-        if place not in self._known:
-            self._known[place] = _Effect(self._stages[place])
-        return self._known[place]
-
-    def _removed(self, name: str, effect: _Effect, id: int) -> str:
-        limit, measure = self._value(name), _measure(name)
-        if measure == "mass":
-            return f"{name} {limit} at {effect.mass_at(id):.2f}"
-        if measure == "rank":
-            return f"{name} {limit} at {effect.rank_of(id)}"
-        if isinstance(getattr(self._generation, name, None), (int, float)):
-            return f"{name} {limit} at {effect.probability(id):.2g}"
-        return f"{name} {limit}".rstrip()
-
-    def _changed(self, name: str) -> str:
-        between = "× " if _measure(name) == "factor" else ""
-        return f"{name} {between}{self._value(name)}".rstrip()
-
-    def _value(self, name: str) -> str:
-        value: Any = getattr(self._generation, name, None)
-        return f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else ""
-
-
-def _measure(name: str) -> str:
-    row = PROCESSORS.get(name)
-    return row.measure if row is not None else ""
-
-
-class _Effect:
+class StageChange(NamedTuple):
     """What one processor did to each of V tokens."""
 
-    def __init__(self, stage: Stage) -> None:
-        self._before = stage.before[0].float().cpu().numpy().astype(np.float64)
-        after = stage.after[0].float().cpu().numpy().astype(np.float64)
+    probabilities: NDArray[np.float64]  # before it
+    removed: NDArray[np.bool_]
+    singled_out: NDArray[np.bool_]  # changed, by a processor that leaves most tokens as they are
+
+    @classmethod
+    def of(cls, stage: Stage) -> StageChange:
+        """The change of a stage of one row."""
+        before = stage.before[0].double().cpu().numpy()
+        after = stage.after[0].double().cpu().numpy()
         least = float(np.finfo(np.float32).min)
-        alive, then = self._before > least, after > least
-        self.removed: NDArray[np.bool_] = alive & ~then
-        both = then & alive
-        delta = np.where(both, after - np.where(both, self._before, 0.0), 0.0)
-        moved = delta != 0.0
-        # what changes most tokens, such as a temperature, singles out none
-        self.touched: NDArray[np.bool_] | None = moved if 0 < moved.sum() <= both.sum() / 2 else None
-        self._probabilities: NDArray[np.float64] | None = None
-
-    def _softmax(self) -> NDArray[np.float64]:
-        if self._probabilities is None:
-            raised = np.exp(self._before - self._before.max())
-            self._probabilities = raised / raised.sum()
-        return self._probabilities
-
-    def probability(self, id: int) -> float:
-        """Before the processor."""
-        return float(self._softmax()[id])
-
-    def mass_at(self, id: int) -> float:
-        """Of the tokens that are more probable before the processor."""
-        found = self._softmax()
-        return min(math.fsum(found[found > found[id]]), 1.0)
-
-    def rank_of(self, id: int) -> int:
-        """Before the processor, from 1."""
-        return int((self._before > self._before[id]).sum()) + 1
+        alive, stays = before > least, after > least
+        both = alive & stays
+        moved = both & (after != before)
+        if moved.sum() > both.sum() / 2:  # such as by a temperature
+            moved[:] = False
+        raised = np.exp(before - before.max())
+        return cls(raised / raised.sum(), alive & ~stays, moved)
 
 
 def processed_logprobs(scores: torch.Tensor) -> torch.Tensor:
@@ -214,8 +168,3 @@ def processed_logprobs(scores: torch.Tensor) -> torch.Tensor:
     alive = scores > torch.finfo(scores.dtype).min
     kept = scores.double().masked_fill(~alive, -torch.inf)
     return kept.log_softmax(-1) if bool(alive.any()) else kept
-
-
-def _entropy(logprobs: NDArray[np.float32]) -> float:
-    kept = logprobs[logprobs > -np.inf].astype(np.float64)
-    return float(-(np.exp(kept) * kept).sum()) + 0.0

@@ -12,8 +12,6 @@ import heapq
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,11 +22,7 @@ from genctl.engines.protocol import Report
 from genctl.errors import GenctlError, UsageError
 from genctl.events import Token
 from genctl.tree.distribution import processed_logprobs
-from genctl.tree.results import Continuation, Covered, Result, TokenWritten
-from genctl.tree.workspace import Workspace
-
-if TYPE_CHECKING:
-    from genctl.tree.explorer import Explorer
+from genctl.tree.explorer import Explorer, overlaid
 
 MOST = 1000  # texts that are continued, where nobody says how many
 ROWS = 16  # in one pass
@@ -58,51 +52,14 @@ class ReadText:
         return (*self.written, token), self.total + float(self.totals[place])
 
 
-def expand(explorer: Explorer, mass: float, depth: int, nodes: int | None = None) -> Iterator[Result]:
-    """Yield a Continuation for each text that ends, or has `depth` tokens, until `mass` is covered; then Covered.
-
-    Before that come the dead ends, if the mass is not covered: they are why it is not. `nodes` bounds the texts that
-    are continued, each a row of a forward pass. Raises ModelError for logits that are no numbers.
-    """
-    space, start = explorer.space, explorer.tree.cursor
-    search = BestFirst(space, start, depth, MOST if nodes is None else nodes)
-    first = None
-    covered, count, reason = 0.0, 0, ""
-    with space.step(explorer.line):
-        for written, total in chain(search.texts(), search.dead_ends()):
-            node = start
-            logprob = 0.0
-            for token in written:
-                logprob += token.logprob
-                result = space.write(node, token, "expand", space.tree.view.settings, None, start)
-                node = result.token.node
-                if not result.known:
-                    yield TokenWritten(result.token)
-            first = node if first is None else first
-            covered += math.exp(total)
-            dead = total == -math.inf
-            count += not dead
-            ids, text = tuple(token.id for token in written), space.text(node, start)
-            beside, parts = (None, None) if explorer.second is None else explorer.second.total(node, start)
-            ended = ids[-1:] in search.ends
-            yield Continuation(node, ids, text, logprob, total, covered, ended, beside, parts, dead)
-            reason = explorer.stop_reason()
-            if reason or (mass < 1.0 and covered >= mass):
-                break
-        space.settle(cursor=start, tip=space.tree.tip if first is None else first)
-    if not reason and search.exhausted:
-        reason = f"{search.read} texts were continued, which is the most"
-    yield Covered(covered, count, search.read, not reason, reason, search.dead)
-
-
 class BestFirst:
     """The texts after a node, best first."""
 
-    def __init__(self, space: Workspace, start: int, depth: int, most: int) -> None:
-        self.space, self.start, self.depth, self.most = space, start, depth, most
-        resolved = space.overlaid({"token_healing": False}, space.resolved())
-        request = space.request("", start, resolved, space.seed(space.tree.runs + 1))
-        lane = space.session.planner.plan(request, Report()).lane
+    def __init__(self, explorer: Explorer, start: int, depth: int, most: int) -> None:
+        self.explorer, self.start, self.depth, self.most = explorer, start, depth, most
+        resolved = overlaid(explorer.resolved(), {"token_healing": False})
+        request = explorer.request("", start, resolved, explorer.seed(explorer.tree.runs + 1))
+        lane = explorer.session.planner.plan(request, Report()).lane
         self.processors: Sequence[Processor] = lane.processors
         if resolved.generation.ban:
             raise UsageError(
@@ -138,7 +95,7 @@ class BestFirst:
                 written, total = text.child(place)
                 heapq.heappush(heap, (-total, tuple(token.id for token in written), place, text))
 
-        push(self._block((), 0.0, self.space.branches.scores(self.start), 0), 0)
+        push(self._block((), 0.0, self.explorer.branches.scores(self.start), 0), 0)
         self.read += 1
         while heap:
             _, ids, place, parent = heapq.heappop(heap)
@@ -163,7 +120,7 @@ class BestFirst:
                     break
                 if sibling[-1] not in self.eos and sibling not in self._read:
                     rows.append((sibling, other))
-            scores = self.space.branches.continuations(self.start, [sibling for sibling, _ in rows])
+            scores = self.explorer.branches.continuations(self.start, [sibling for sibling, _ in rows])
             self.read += len(rows)
             for (sibling, other), logits in zip(rows, scores, strict=True):
                 self._read[sibling] = self._block(*parent.child(other), logits, 0)
@@ -172,18 +129,18 @@ class BestFirst:
     def _continued(self, text: ReadText) -> ReadText:
         """The next block of tokens after a text, which is read again."""
         ids = tuple(token.id for token in text.written)
-        branches = self.space.branches
+        branches = self.explorer.branches
         logits = branches.continuations(self.start, [ids])[0] if ids else branches.scores(self.start)
         return self._block(text.written, text.total, logits, text.begin + BLOCK)
 
     def _block(self, written: tuple[Token, ...], total: float, logits: torch.Tensor, begin: int) -> ReadText:
-        device = self.space.session.forward.device
+        device = self.explorer.session.forward.device
         given = [token.id for token in written]
-        self.space.check_finite(logits, self.start, given, self.resolved)
+        self.explorer.check_finite(logits, self.start, given, self.resolved)
         own = logits.double().log_softmax(-1)
         processed = own
         if self.processors:
-            history = torch.tensor([[*self.space.tree.ids(self.start), *given]], device=device)
+            history = torch.tensor([[*self.explorer.tree.ids(self.start), *given]], device=device)
             scores = logits[None].to(device)
             scores = scores.log_softmax(-1) if self.logprobs else scores
             try:

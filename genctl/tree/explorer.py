@@ -1,37 +1,80 @@
-"""A tree at work: commands are done one at a time, and finished after a kill. `language` has a row for each."""
+"""A tree with its checkpoint and its file: what may follow each node, and tokens that are written after one.
+
+`Explorer.do` does a command (`commands`) and yields what it comes to while it happens (`results`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from genctl.config.layers import Layer
-from genctl.engines.protocol import never
+import torch
+from torch import Tensor
+
+from genctl.config.layers import Layer, Resolved, overlay
+from genctl.decode.processors import trace
+from genctl.decode.score import damaged, is_finite
+from genctl.engines.protocol import Report, Request, never
 from genctl.engines.session import Session
-from genctl.errors import InputError
+from genctl.errors import InputError, ModelError
+from genctl.events import Token
+from genctl.identity import checkpoint_change
+from genctl.io.rows import row_seed
 from genctl.io.sink import Sink
-from genctl.tree.beside import Second
-from genctl.tree.file_settings import FileSettings, found_of
-from genctl.tree.journal import TreeFile
-from genctl.tree.language import COMMANDS, MEMORY, Call, parse
-from genctl.tree.nodes import Tree
-from genctl.tree.results import At, Result
-from genctl.tree.workspace import Workspace, opened_of
+from genctl.kernels.ops import entropy, log_softmax
+from genctl.params import GRAMMARS, Generation
+from genctl.tree import saved
+from genctl.tree.commands import COMMANDS, MEMORY, Call, parse
+from genctl.tree.distribution import Distribution
+from genctl.tree.results import Result, TokenWritten
+from genctl.tree.scores import BranchScores
+from genctl.tree.token_tree import ROOT, SCHEMA, At, By, Change, TokenNode, TokenTree, TreeOpened, TreeStep
+
+if TYPE_CHECKING:
+    from genctl.models.text import Words
+
+KEPT = 64  # distributions and detokenizers that are kept, each after a node
+Entry = tuple[int, str]  # a node, and settings as JSON
 
 
 class Explorer:
-    """A tree at your fingers. `do` yields what a command does while it does it; one command at a time.
+    """A tree at work, one command at a time. Another thread may read `tree` while it holds `lock`, and call `pause`.
 
-    Another thread may read `tree` meanwhile, and call `pause`.
+    Raises InputError if the tree was made with another checkpoint, or has tokens that the checkpoint lacks; UsageError
+    or PresetError for its settings; ModelError for an encoder-decoder.
     """
 
-    def __init__(self, space: Workspace) -> None:
-        self.space = space
+    def __init__(self, session: Session, tree: TokenTree, file: Sink | None = None, memory: int = MEMORY) -> None:
+        opened, name = tree.opened, "the tree" if file is None else str(file.path)
+        here = session.loaded.fingerprint()
+        if opened.checkpoint != here:
+            differs = checkpoint_change(session.about.name, opened.checkpoint, here, before=opened.model)
+            raise InputError(
+                f"{name} cannot be continued: {differs}",
+                hint=f"--model {opened.model}, if its files have not changed since",
+            )
+        size = session.forward.vocab_size
+        places = [(f"prompt_ids.{place}", id) for place, id in enumerate(opened.prompt_ids)]
+        places += [(f"node {node.node}: id", node.id) for node in tree.nodes[1:]]
+        if wrong := next((f"{place}: {id}" for place, id in places if not 0 <= id < size), ""):
+            raise InputError(f"{name} is damaged: {wrong} is none of the {size} ids of the checkpoint")
+        session.planner.drafts = False  # each token is looked at
+        self.session, self.tree, self.file = session, tree, file
+        self.lock = threading.RLock()  # held while the tree changes
+        self.branches = BranchScores(session, tree, memory)
+        self.base = session.resolve(saved.layers_of(opened))
         self.interrupted: Callable[[], str] = never  # why what is being written has to end, besides `pause`
-        self.second: Second | None = None  # another distribution on the same tree
-        self._reason = ""
         self.line = ""  # of the command that is done
-        self.typed = True  # whether commands are the user's: not those of a file that is opened
+        self._reason = ""
+        self._resolved: dict[str, Resolved] = {}  # by the settings as JSON
+        self._distributions: OrderedDict[Entry, Distribution] = OrderedDict()
+        self._words: OrderedDict[int, Words] = OrderedDict()
 
     @classmethod
     def begin(
@@ -49,42 +92,40 @@ class Explorer:
         """A new tree, saved at `path` (or in what `open_beside` has opened) if that is given. Raises GenctlError."""
         if not prompt_ids:
             raise InputError("the prompt tokenises to nothing, and there is nothing to continue")
-        opened = opened_of(session, prompt, prompt_ids, seed, layers, shown=shown)
-        space = Workspace(session, Tree(opened), None, memory)
+        checkpoint = session.about.name, session.loaded.fingerprint()
+        opened = TreeOpened(SCHEMA, *checkpoint, prompt, tuple(prompt_ids), seed, saved.saved_layers(layers), shown)
+        explorer = cls(session, TokenTree(opened), memory=memory)
         if path is not None:
-            space.journal = TreeFile.create(path, opened)
-        return cls(space)
+            explorer.file = saved.create(path, opened)
+        return explorer
 
     @classmethod
     def reopen(
-        cls, session: Session, path: Path, *, memory: int = MEMORY, file: FileSettings | None = None
+        cls, session: Session, path: Path, *, memory: int = MEMORY, note: Callable[[str], object] = lambda words: None
     ) -> Explorer:
-        """A saved tree, to be continued. `file`: which of its settings hold. Raises GenctlError."""
-        journal, tree = TreeFile.reopen(path)
+        """A saved tree, to be continued. `note` takes what is left out of it. Raises GenctlError."""
+        file, tree, notes = saved.reopen(path)
         try:
-            held = file or FileSettings("tree", found_of(path))
-            explorer = cls(Workspace(session, tree, journal, memory, held))
+            explorer = cls(session, tree, file, memory)
         except BaseException:
-            journal.leave()
+            file.leave()
             raise
-        if tree.is_chat and journal.unfinished and not tree.steps[-1].tool:
-            journal.unfinished = ()  # a turn of `genctl chat`, or its answer: what is written of it stays
+        for each in notes:
+            note(each)
         return explorer
-
-    @property
-    def tree(self) -> Tree:
-        """The tree; it changes by commands alone."""
-        return self.space.tree
 
     def close(self) -> None:
         """Close the file. Raises OutputError if another program has taken it away."""
-        if self.space.journal is not None:
-            self.space.journal.close()
+        if self.file is not None:
+            try:
+                self.file.sync()
+            finally:
+                self.file.leave()
 
     def leave(self) -> None:
         """Close the file as it is: an error is being reported."""
-        if self.space.journal is not None:
-            self.space.journal.leave()
+        if self.file is not None:
+            self.file.leave()
 
     # -- commands ------------------------------------------------------------------------------------------------------
 
@@ -94,31 +135,17 @@ class Explorer:
         command = COMMANDS[call.name]
         self._reason, self.line = "", call.line or call.name
         if command.kind == "move":
-            at = command.function(self.tree, self.here(), **call.arguments)
-            self.space.settle(cursor=at.cursor, tip=at.tip)
+            at = command.function(self.tree, self.tree.at, **call.arguments)
+            self.move(at.cursor, at.tip)
             yield at
             return
         yield from command.function(self, **call.arguments)
         if command.kind in ("write", "fork"):
-            yield self.here()
+            yield self.tree.at
 
     def all(self, call: Call | str) -> list[Result]:
         """Do a command to its end."""
         return list(self.do(call))
-
-    def resume(self) -> Iterator[Result]:
-        """Finish the command that was cut short when the process ended; nothing, if there is none.
-
-        What the file has already is not written again. Raises `journal.Differs` if the same tokens do not come out.
-        """
-        if self.space.journal is None or not self.space.journal.unfinished:
-            return
-        with self.space.again() as line:
-            self.typed = False
-            try:
-                yield from self.do(line)
-            finally:
-                self.typed = True
 
     def pause(self, reason: str = "interrupted") -> None:
         """End what is being written at its next token."""
@@ -128,6 +155,182 @@ class Explorer:
         """Why what is being written has to end; "" if it may go on."""
         return self._reason or self.interrupted()
 
-    def here(self, note: str = "") -> At:
-        """Where the cursor is."""
-        return At(self.tree.cursor, self.tree.tip, note)
+    # -- changes -------------------------------------------------------------------------------------------------------
+
+    def change(self, change: Change) -> None:
+        """Let a change happen, and append it to the file. Raises OutputError."""
+        with self.lock:
+            self.tree.apply(change)
+            if self.file is not None:
+                saved.append(self.file, change)
+
+    def begin_step(self, runs: int = 0, settings: dict[str, Any] | None = None) -> None:
+        """The command at work can be undone from here on. `runs`: the generations that it begins."""
+        self.change(TreeStep(self.line, self.tree.runs + runs, settings))
+
+    def move(self, cursor: int, tip: int) -> None:
+        """Put the cursor somewhere else."""
+        if (self.tree.cursor, self.tree.tip) != (cursor, tip):
+            self.change(At(cursor, tip))
+
+    def forget(self) -> None:
+        """Drop what is known of nodes, whose numbers are used again after an undo."""
+        self.branches.forget()
+        self._distributions.clear()
+        self._words.clear()
+
+    def write(self, parent: int, token: Token, by: By, seed: int | None, start: int) -> TokenWritten:
+        """Write a token after a node; one that the tree has there already is gone to."""
+        node = self.tree.child(parent, token.id)
+        if node is not None:
+            self.move(node, node)
+            return TokenWritten(self.tree.nodes[node], True)
+        text = self.words(parent).fork().push(token.id) if self.session.about.has_texts else ""
+        figures = token.logprob, text, token.rank, token.entropy
+        written = TokenNode(len(self.tree.nodes), parent, token.id, *figures, seed, start, by)
+        self.change(written)
+        return TokenWritten(written)
+
+    def write_given(self, parent: int, ids: Sequence[int], by: By) -> Iterator[TokenWritten]:
+        """Write tokens that are given, with what the model says of each."""
+        start, known = parent, 0
+        while known < len(ids) and (node := self.tree.child(parent, ids[known])) is not None:
+            parent, known = node, known + 1
+            self.move(node, node)
+            yield TokenWritten(self.tree.nodes[node], True)
+        if known == len(ids):
+            return
+        for id, logits in zip(ids[known:], self.branches.given(parent, ids[known:]), strict=True):
+            logprobs = log_softmax(logits[None])[0]
+            own = logprobs[id]
+            if math.isnan(float(own)) and not self.resolved().generation.remove_invalid_values:
+                raise self._damaged(parent)
+            token = Token(id, float(own), rank=1 + int((logprobs > own).sum()), entropy=float(entropy(logprobs)))
+            written = self.write(parent, token, by, None, start)
+            parent = written.token.node
+            yield written
+
+    def seed(self, run: int) -> int:
+        """The seed of a generation, counted from 1: the tree's own for the first."""
+        return row_seed(self.tree.opened.seed, str(run), run - 1)
+
+    # -- settings ------------------------------------------------------------------------------------------------------
+
+    def resolved(self, settings: Mapping[str, Any] | None = None) -> Resolved:
+        """The settings with these above those that the tree began with; the current ones. Raises PresetError."""
+        values = self.tree.settings if settings is None else settings
+        key = json.dumps(values, sort_keys=True)
+        if key not in self._resolved:
+            self._resolved[key] = overlaid(self.base, values)
+        return self._resolved[key]
+
+    def request(self, name: str, node: int, resolved: Resolved, seed: int = 0, given: tuple[int, ...] = ()) -> Request:
+        """A generation that begins after a node and tokens that are given. A text of a grammar goes on there."""
+        ids = (*self.tree.ids(node), *given)
+        request = Request(name, resolved, seed, prompt_ids=ids)
+        lengths = [len(ids) - self.tree.length(start) for start in self._starts(node, resolved.generation)]
+        if given and any(getattr(resolved.generation, knob) is not None for knob in GRAMMARS):
+            lengths.append(len(given))
+        if not lengths:
+            return request
+        from genctl.decode.processors.grammar import grammar_of
+
+        planned = self.session.planner.plan(replace(request, written=lengths[0]), Report())
+        grammar = grammar_of(planned.lane.processors)
+        found = (length for length in lengths if grammar is not None and grammar.begins_with(ids[-length:]))
+        return replace(request, written=next(found, 0))
+
+    def _starts(self, node: int, generation: Generation) -> list[int]:
+        """Where the commands began that wrote the tokens down to a node under one grammar, the first one first."""
+        knobs = [getattr(generation, knob) for knob in GRAMMARS]
+        starts: list[int] = []
+        while any(knob is not None for knob in knobs) and node != ROOT:
+            theirs = self.resolved(self.tree.settings_of[node]).generation
+            if [getattr(theirs, knob) for knob in GRAMMARS] != knobs:
+                break
+            one = self.tree.nodes[node]
+            if one.start not in starts:
+                starts.append(one.start)
+            node = one.parent
+        return starts[::-1]
+
+    # -- what the model says -------------------------------------------------------------------------------------------
+
+    def distribution(self, node: int) -> Distribution:
+        """The distribution of the token after a node: the model's, and after the processors of the settings.
+
+        It is the one from which a generation that begins at the node takes its first token, if the processors leave
+        one. Only the first look at a node runs the model. Raises GenctlError, for instance where logits are no numbers.
+        """
+        key = node, json.dumps(self.tree.settings, sort_keys=True)
+        if key not in self._distributions:
+            self._distributions[key] = self._processed(node)
+            while len(self._distributions) > KEPT:
+                self._distributions.popitem(last=False)
+        self._distributions.move_to_end(key)
+        return self._distributions[key]
+
+    def _processed(self, node: int) -> Distribution:
+        resolved = overlaid(self.resolved(), {"token_healing": False})
+        logits = self.branches.scores(node)
+        self.check_finite(logits, node, (), resolved)
+        lane = self.session.planner.plan(self.request("", node, resolved, self.seed(self.tree.runs + 1)), Report()).lane
+        device = self.session.forward.device
+        history = torch.tensor([list(self.tree.ids(node))], dtype=torch.long, device=device)
+        scores = logits[None].to(device)
+        if lane.strategy.traits.space == "logprobs":
+            scores = scores.log_softmax(-1)
+        scores, stages = trace.run_on_one(lane.processors, history, scores)
+        return Distribution(node, logits, scores, stages, self.piece, resolved.generation)
+
+    def check_finite(self, logits: Tensor, node: int, more: Sequence[int], resolved: Resolved) -> None:
+        """Raises ModelError for logits after a node and `more` tokens that are no numbers, as generation does."""
+        if not resolved.generation.remove_invalid_values and not is_finite(logits):
+            raise self._damaged(node, more)
+
+    def _damaged(self, node: int, more: Sequence[int] = ()) -> ModelError:
+        ids = [*self.tree.ids(node)[len(self.tree.opened.prompt_ids) :], *more]
+        after = f"after the token {self.piece(ids[-1])!r}" if ids else "after the prompt"
+        return damaged(f"at step {len(ids)}, {after}")
+
+    # -- text ----------------------------------------------------------------------------------------------------------
+
+    def words(self, node: int) -> Words:
+        """The detokenizer after a node. Not to be written to: `fork` it."""
+        from genctl.models.text import detokenizer
+
+        way = []
+        here = node
+        while here not in self._words and here != ROOT:
+            way.append(here)
+            here = self.tree.nodes[here].parent
+        words = self._words.get(here)
+        if words is None:
+            words = detokenizer(self.session.loaded.tokenizer).after(self.tree.opened.prompt_ids)
+        words = words.fork()
+        for each in reversed(way):
+            words.push(self.tree.nodes[each].id)
+        self._words[node] = words
+        self._words.move_to_end(node)
+        while len(self._words) > KEPT:
+            self._words.popitem(last=False)
+        return words
+
+    def text(self, node: int, above: int = ROOT) -> str:
+        """The text from `above` down to `node`, whole characters: without the prompt's."""
+        pieces = [self.tree.nodes[each].text for each in self.tree.path(node, above)]
+        return "".join(pieces) + self.words(node).fork().flush()
+
+    def piece(self, id: int) -> str:
+        """The text of one token alone."""
+        from genctl.models.text import detokenizer
+
+        return detokenizer(self.session.loaded.tokenizer).piece(id)
+
+
+def overlaid(base: Resolved, values: Mapping[str, Any]) -> Resolved:
+    """Settings with others above them. Raises PresetError."""
+    if not values:
+        return base
+    where = {key: f"set {key}" for key in values}
+    return overlay(base, Layer("set", dict(values), where, said="row", typed=True))

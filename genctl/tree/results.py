@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from genctl.events import Stepped, Trace
-from genctl.tree.changes import Grown
+from genctl.tree.token_tree import At, TokenNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Effect:
 class TokenWritten:
     """A token was written to the end of a branch."""
 
-    token: Grown
+    token: TokenNode
     known: bool = False  # the tree had it before
 
 
@@ -70,15 +70,6 @@ class Wrote:
     logprob: float  # of its tokens, the model's own
     seed: int | None = None
     score: float | None = None  # of a search
-
-
-@dataclass(frozen=True, slots=True)
-class At:
-    """Where the cursor is when a command is done."""
-
-    cursor: int
-    tip: int
-    note: str = ""  # why nothing moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,48 +100,6 @@ class Why:
 
 
 @dataclass(frozen=True, slots=True)
-class AtLayer:
-    """What the model would say after one of its layers."""
-
-    layer: int  # from 1; the last is the model itself
-    alternatives: tuple[tuple[int, str, float], ...]  # id, text, log-probability; the most probable
-    entropy: float
-    logprob: float | None = None  # of the token under the cursor
-    rank: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """Two branches: where they part, and each from there on."""
-
-    fork: int
-    shared_text: str
-    nodes: tuple[int, int]
-    texts: tuple[str, str]
-    logprobs: tuple[float, float]
-    lengths: tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """Two distributions of the token after a node: the tree's own, and that of a second model or of other settings."""
-
-    node: int
-    written: tuple[Alternative, Alternative] | None  # the next token of the branch, by both; None at its end
-    best: tuple[Alternative, Alternative]  # the most probable token of each, after the processors
-    moved: float  # total variation between the two, after the processors, in [0, 1]
-    parts: bool  # whether the two most probable tokens differ
-
-
-@dataclass(frozen=True, slots=True)
-class Bookmarked:
-    """A node has a name."""
-
-    name: str
-    node: int
-
-
-@dataclass(frozen=True, slots=True)
 class BranchText:
     """The text of a branch."""
 
@@ -160,12 +109,10 @@ class BranchText:
 
 
 @dataclass(frozen=True, slots=True)
-class Repeat:
-    """Command lines for a shell, one for each generation of the branch; none for tokens that were chosen by hand."""
+class Saved:
+    """The tree is in another file now, which gets what follows."""
 
-    node: int
-    commands: tuple[str, ...]
-    note: str = ""
+    path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +126,6 @@ class Continuation:
     total: float  # by the distribution that was expanded: after the processors
     mass: float  # probability of this and all continuations before it
     ended: bool = False  # with EOS; else it has the depth, or is dead
-    beside: float | None = None  # log-probability by a second distribution, if there is one
-    parts: int | None = None  # the token, from 0, at which the two would first write another one
     dead: bool = False  # the processors leave no token after it: `total` is -inf
 
 
@@ -197,6 +142,5 @@ class Covered:
 
 
 Result: TypeAlias = (
-    TokenWritten | Searching | Wrote | At | Settings | Shown | Why | AtLayer | Compared | Beside | Bookmarked
-    | BranchText | Repeat | Continuation | Covered
+    TokenWritten | Searching | Wrote | At | Settings | Shown | Why | BranchText | Saved | Continuation | Covered
 )  # fmt: skip

@@ -6,55 +6,51 @@ text of a grammar goes on where an earlier command left it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import Any
 
 from genctl.config.layers import Resolved
 from genctl.engines.protocol import Flow, Report, Request
 from genctl.errors import GenctlError, InputError, ModelError, UsageError
 from genctl.events import Began, Ended, Failed, Finished, Hypothesis, Row, Stepped, Token, advance
 from genctl.params import knobs
-from genctl.tree.nodes import ROOT
-from genctl.tree.results import Result, Searching, TokenWritten, Wrote
-from genctl.tree.workspace import Workspace
-
-if TYPE_CHECKING:
-    from genctl.tree.explorer import Explorer
+from genctl.tree.expanding import MOST, BestFirst
+from genctl.tree.explorer import Explorer, overlaid
+from genctl.tree.results import Continuation, Covered, Result, Searching, TokenWritten, Wrote
+from genctl.tree.token_tree import ROOT
 
 _ERRORS: dict[str, type[GenctlError]] = {"model": ModelError, "usage": UsageError}
 
 
 @dataclass(frozen=True)
 class Run:
-    """One generation: where it begins, its number in the tree, and its settings."""
+    """One generation: its request, and where it begins."""
 
-    number: int
+    request: Request
     start: int
-    settings: int
-    resolved: Resolved
-    seed: int
 
 
 def generate(explorer: Explorer, n: int | None) -> Iterator[Result]:
     """Continue a branch with the current settings."""
-    yield from _write(explorer, [_with(explorer.tree.knobs, max_new_tokens=n)])
+    yield from _write(explorer, [_with(explorer.tree.settings, max_new_tokens=n)])
 
 
 def take(explorer: Explorer, token: int | str, n: int | None) -> Iterator[Result]:
     """A token that is chosen by hand, and what follows it: `n` tokens, none if that is 0."""
-    space, id = explorer.space, _token(explorer.space, token)
-    stops = n == 0 or id in space.session.forward.eos
-    values = _with(space.tree.knobs, max_new_tokens=n, token_healing=False)
-    if not space.resolved().generation.token_healing:
-        del values["token_healing"]
+    id = _token(explorer, token)
+    stops = n == 0 or id in explorer.session.forward.eos
+    heals = explorer.resolved().generation.token_healing
+    values = _with(explorer.tree.settings, max_new_tokens=n, token_healing=False if heals else None)
     yield from _write(explorer, [] if stops else [values], (id,))
 
 
-def _token(space: Workspace, token: int | str) -> int:
+def _token(explorer: Explorer, token: int | str) -> int:
     """The id of a rank, of id:N, or of a text that is one token."""
-    distribution = space.distribution(space.tree.cursor)
+    distribution = explorer.distribution(explorer.tree.cursor)
     if isinstance(token, int):
         if token > len(distribution):
             raise UsageError(f"rank {token}: the model has {len(distribution)} tokens")
@@ -62,7 +58,7 @@ def _token(space: Workspace, token: int | str) -> int:
     from genctl.models.text import watched_ids
 
     try:
-        id = watched_ids(space.session.loaded, [token])[0]
+        id = watched_ids(explorer.session.loaded, [token])[0]
     except UsageError as error:
         raise UsageError(error.message.replace("--watch", "take"), hint=error.hint) from None
     if id >= len(distribution):
@@ -72,42 +68,77 @@ def _token(space: Workspace, token: int | str) -> int:
 
 def sample(explorer: Explorer, k: int, n: int | None) -> Iterator[Result]:
     """`k` continuations, drawn together, each with its own seed."""
-    space = explorer.space
-    values = _with(space.tree.knobs, max_new_tokens=n)
-    if not space.overlaid(values).generation.do_sample:
+    values = _with(explorer.tree.settings, max_new_tokens=n)
+    if not explorer.resolved(values).generation.do_sample:
         values["do_sample"] = True
-    if space.overlaid(values).generation.temperature == 0.0:
+    if explorer.resolved(values).generation.temperature == 0.0:
         raise UsageError("sample draws tokens, and temperature = 0 takes the best one", hint="set temperature=1")
     yield from _write(explorer, [values] * k)
 
 
 def beams(explorer: Explorer, k: int, n: int | None) -> Iterator[Result]:
     """The `k` best continuations of a beam search, the best first."""
-    own = {key: value for key, value in explorer.tree.knobs.items() if not _samples(key)}
+    sampling = {key for key, knob in knobs().items() if knob.metadata["sampling"]} | {"do_sample"}
+    own = {key: value for key, value in explorer.tree.settings.items() if key not in sampling}
     found = _with(own, max_new_tokens=n, num_beams=k, num_return_sequences=k, do_sample=False)
-    if not explorer.space.base.generation.do_sample:
+    if not explorer.base.generation.do_sample:
         del found["do_sample"]
     yield from _write(explorer, [found])
 
 
+def expand(explorer: Explorer, mass: float, depth: int, nodes: int | None = None) -> Iterator[Result]:
+    """Yield a Continuation for each text that ends, or has `depth` tokens, until `mass` is covered; then Covered.
+
+    Before that come the dead ends, if the mass is not covered: they are why it is not. `nodes` bounds the texts that
+    are continued, each a row of a forward pass. Raises ModelError for logits that are no numbers.
+    """
+    start = explorer.tree.cursor
+    search = BestFirst(explorer, start, depth, MOST if nodes is None else nodes)
+    first = None
+    covered, count, reason = 0.0, 0, ""
+    explorer.begin_step()
+    for written, total in chain(search.texts(), search.dead_ends()):
+        node = start
+        logprob = 0.0
+        for token in written:
+            logprob += token.logprob
+            result = explorer.write(node, token, "expand", None, start)
+            node = result.token.node
+            if not result.known:
+                yield TokenWritten(result.token)
+        first = node if first is None else first
+        covered += math.exp(total)
+        dead = total == -math.inf
+        count += not dead
+        ids, text = tuple(token.id for token in written), explorer.text(node, start)
+        yield Continuation(node, ids, text, logprob, total, covered, ids[-1:] in search.ends, dead)
+        reason = explorer.stop_reason()
+        if reason or (mass < 1.0 and covered >= mass):
+            break
+    explorer.move(start, explorer.tree.tip if first is None else first)
+    if not reason and search.exhausted:
+        reason = f"{search.read} texts were continued, which is the most"
+    yield Covered(covered, count, search.read, not reason, reason, search.dead)
+
+
 def edit(explorer: Explorer, text: str) -> Iterator[Result]:
     """A text that is typed."""
-    base, ids = _tokenised(explorer.space, explorer.tree.cursor, text)
-    with explorer.space.step(explorer.line):
-        yield from explorer.space.write_given(base, ids, "edit")
+    base, ids = _tokenised(explorer, explorer.tree.cursor, text)
+    explorer.begin_step()
+    yield from explorer.write_given(base, ids, "edit")
 
 
-def _tokenised(space: Workspace, node: int, text: str) -> tuple[int, tuple[int, ...]]:
+def _tokenised(explorer: Explorer, node: int, text: str) -> tuple[int, tuple[int, ...]]:
     """Where a typed text forks, and its tokens: they may begin inside of the token before the cursor."""
     from genctl.decode.token_healing import heal
     from genctl.models.text import check_ids, continuation
 
-    loaded, tree = space.session.loaded, space.tree
+    loaded, tree = explorer.session.loaded, explorer.tree
     if loaded.tokenizer is None:
         raise ModelError(f"{loaded.name} has no tokenizer, so a text cannot be typed", hint="take id:N takes a token")
     before = ""
     try:
-        healed = heal(loaded.tokenizer, tree.ids(node), space.session.forward.vocab_size)
+        healed = heal(loaded.tokenizer, tree.ids(node), explorer.session.forward.vocab_size)
     except UsageError:  # a tokenizer whose text is not the sum of its tokens
         healed = None
     if healed is not None and len(healed.ids) >= tree.length(ROOT):
@@ -115,13 +146,8 @@ def _tokenised(space: Workspace, node: int, text: str) -> tuple[int, tuple[int, 
         while tree.length(node) > len(healed.ids):
             node = tree.nodes[node].parent
     ids = tuple(continuation(loaded.tokenizer, before + text))
-    check_ids(ids, space.session.forward.vocab_size)
+    check_ids(ids, explorer.session.forward.vocab_size)
     return node, ids
-
-
-def _samples(key: str) -> bool:
-    """Whether a knob is for drawing tokens alone."""
-    return key == "do_sample" or (key in knobs() and bool(knobs()[key].metadata["sampling"]))
 
 
 def _with(values: Mapping[str, Any], **more: Any) -> dict[str, Any]:
@@ -130,83 +156,62 @@ def _with(values: Mapping[str, Any], **more: Any) -> dict[str, Any]:
 
 def _write(explorer: Explorer, entries: Sequence[dict[str, Any]], given: tuple[int, ...] = ()) -> Iterator[Result]:
     """A step: the `given` tokens, and then one generation for each entry of settings, decoded together."""
-    space, start = explorer.space, explorer.tree.cursor
-    resolved = [space.overlaid(values) for values in entries]
+    tree, start = explorer.tree, explorer.tree.cursor
+    resolved = [explorer.resolved(values) for values in entries]
     if len(entries) > 1 and any(one.generation.is_beam_search for one in resolved):
         raise UsageError("sample draws plain samples, and num_beams is set", hint="set num_beams=1, or beams")
     if resolved and not given:
-        start, resolved = _healed(space, start, resolved)
-    first = space.tree.runs + 1
+        start, resolved = _healed(explorer, start, resolved)
+    first, before = tree.runs + 1, tree.cursor
     requests = [
-        space.request(str(first + place), start, one, space.seed(first + place), given)
-        for place, one in enumerate(resolved)
+        explorer.request(str(number), start, one, explorer.seed(number), given)
+        for number, one in enumerate(resolved, first)
     ]
     for request in requests[:1]:
-        space.session.planner.plan(request, Report())  # raises, before anything is written, what would fail
-    before = space.tree.cursor
+        explorer.session.planner.plan(request, Report())  # raises, before anything is written, what would fail
+    explorer.begin_step(len(requests))
+    for written in explorer.write_given(start, given, "take"):
+        start = written.token.node
+        yield written
+    if not requests or explorer.stop_reason():
+        return
     ends: list[int] = []
-    with space.step(explorer.line, first + len(requests) - 1 if requests else 0):
-        for written in space.write_given(start, given, "take"):
-            start = written.token.node
-            yield written
-        if not requests or explorer.stop_reason():
-            return
-        runs = {
-            request.id: Run(first + place, start, space.entry(values), request.resolved, request.seed)
-            for place, (request, values) in enumerate(zip(requests, entries, strict=True))
-        }
-        for result in _streamed(space, requests, runs, explorer.stop_reason):
-            if isinstance(result, Wrote):
-                ends.append(result.node)
-            yield result
-        if len(ends) > 1:  # the best, or the first of the samples; the cursor stays where they part
-            space.settle(cursor=start, tip=ends[0])
-        elif not ends:
-            space.settle(cursor=before if space.tree.is_on(before, space.tree.tip) else space.tree.tip)
+    for result in _streamed(explorer, [Run(request, start) for request in requests]):
+        if isinstance(result, Wrote):
+            ends.append(result.node)
+        yield result
+    if len(ends) > 1:  # the best, or the first of the samples; the cursor stays where they part
+        explorer.move(start, ends[0])
+    elif not ends:
+        explorer.move(before if tree.is_on(before, tree.tip) else tree.tip, tree.tip)
 
 
-def _healed(space: Workspace, start: int, resolved: list[Resolved]) -> tuple[int, list[Resolved]]:
+def _healed(explorer: Explorer, start: int, resolved: list[Resolved]) -> tuple[int, list[Resolved]]:
     """Where a generation begins whose settings heal tokens: before the last ones, where it forks."""
+    tree = explorer.tree
     if not resolved[0].generation.token_healing:
         return start, resolved
-    request = Request("", resolved[0], 0, prompt_ids=space.tree.ids(start))
-    length = len(space.session.planner.plan(request, Report()).lane.tokens)
-    root = space.tree.length(ROOT)
-    if length < root:  # the prompt itself cannot change here
-        return start, [space.overlaid({"token_healing": False}, one) for one in resolved]
-    while space.tree.length(start) > length:
-        start = space.tree.nodes[start].parent
+    request = Request("", resolved[0], 0, prompt_ids=tree.ids(start))
+    length = len(explorer.session.planner.plan(request, Report()).lane.tokens)
+    if length < tree.length(ROOT):  # the prompt itself cannot change here
+        return start, [overlaid(one, {"token_healing": False}) for one in resolved]
+    while tree.length(start) > length:
+        start = tree.nodes[start].parent
     return start, resolved
 
 
-def _streamed(
-    space: Workspace, requests: Sequence[Request], runs: dict[str, Run], interrupted: Callable[[], str]
-) -> Iterator[Result]:
-    session = space.session
-    generation = requests[0].resolved.generation
-    start = runs[requests[0].id].start
-    if generation.use_cache and generation.cache_implementation == "dynamic" and not generation.token_healing:
-        prefix = space.branches.prefix(start)
-        if prefix is not None:
-            session.prefixes = {(space.tree.ids(start), None): prefix}
-    lanes = {request.id: _Lane(space, runs[request.id]) for request in requests}
-    flow = Flow(len(requests), interrupted=interrupted)
-    space.speed = None
-    began, tokens = 0.0, 0
-    try:
-        with closing(session.stream(iter(requests), Report(scores=True), flow)) as stream:
-            for event in stream:
-                if isinstance(event, Failed):
-                    raise _ERRORS.get(event.code, InputError)(event.message, hint=event.hint)
-                if isinstance(event, Stepped) and event.step and began:
-                    tokens += event.new_tokens
-                    space.speed = tokens / max(session.clock() - began, 1e-9)
-                elif isinstance(event, Stepped):
-                    began = session.clock()  # the prompt is read, and the first tokens are there
-                if isinstance(event, (Began, Stepped, Finished)):
-                    yield from lanes[event.lane].take(event)
-    finally:
-        session.prefixes = {}
+def _streamed(explorer: Explorer, runs: Sequence[Run]) -> Iterator[Result]:
+    """What the generations write, as it happens."""
+    session = explorer.session
+    lanes = {run.request.id: _Lane(explorer, run) for run in runs}
+    flow = Flow(len(runs), interrupted=explorer.stop_reason)
+    requests = iter([run.request for run in runs])
+    with closing(session.stream(requests, Report(scores=True), flow)) as stream:
+        for event in stream:
+            if isinstance(event, Failed):
+                raise _ERRORS.get(event.code, InputError)(event.message, hint=event.hint)
+            if isinstance(event, (Began, Stepped, Finished)):
+                yield from lanes[event.lane].take(event)
 
 
 class _Lane:
@@ -215,23 +220,22 @@ class _Lane:
     Rows that do not compete are written as they come. Of a search the results are, when it is done.
     """
 
-    def __init__(self, space: Workspace, run: Run) -> None:
-        self.space, self.run = space, run
+    def __init__(self, explorer: Explorer, run: Run) -> None:
+        self.explorer, self.start = explorer, run.start
         self.seed: int | None = None
         self.rows: list[tuple[int, tuple[Token, ...]]] = [(run.start, ())]  # the node, and tokens not written yet
         self.found: dict[tuple[int, ...], tuple[Token, ...]] = {}
         self.written: list[TokenWritten] = []
 
     def take(self, event: Began | Stepped | Finished) -> Iterator[Result]:
+        """What an event writes."""
         if isinstance(event, Began):
             self.seed = event.seed
         elif isinstance(event, Stepped):
             self.rows, _ = advance(self.rows, event, self._grow)
-            competing = any(row.slot is None for row in event.rows) or any(
-                ended.hypothesis.slot is None for ended in event.ended
-            )
-            if competing:
-                yield Searching(event, self.run.start)
+            slots = [*(row.slot for row in event.rows), *(ended.hypothesis.slot for ended in event.ended)]
+            if None in slots:  # rows compete
+                yield Searching(event, self.start)
             yield from self.written
             self.written = []
         else:
@@ -251,23 +255,22 @@ class _Lane:
         return node, waiting
 
     def _write(self, node: int, token: Token) -> int:
-        run = self.run
-        self.written.append(self.space.write(node, token, "generate", run.settings, self.seed, run.start))
+        self.written.append(self.explorer.write(node, token, "generate", self.seed, self.start))
         return self.written[-1].token.node
 
     def _result(self, hypothesis: Hypothesis) -> Iterator[Result]:
         """The nodes of a result, of which those of a search are written now."""
-        node = self.run.start
+        node = self.start
         for token in self.found.get(hypothesis.tokens, ()):
             node = self._write(node, token)
         yield from self.written
         self.written = []
-        node = self.run.start
+        node = self.start
         for id in hypothesis.tokens:
-            child = self.space.tree.child(node, id)
+            child = self.explorer.tree.child(node, id)
             if child is None:
                 break
             node = child
         score = hypothesis.score if hypothesis.slot is None else None
-        text = self.space.text(node, self.run.start)
-        yield Wrote(node, self.run.start, hypothesis.reason, text, hypothesis.logprob, self.seed, score)
+        text = self.explorer.text(node, self.start)
+        yield Wrote(node, self.start, hypothesis.reason, text, hypothesis.logprob, self.seed, score)

@@ -233,41 +233,21 @@ def explore(path: Path, *flags: str, script: str = "generate 1\n") -> Done:
     return genctl("explore", "--open", str(path), "--script", "-", *flags, stdin=script)
 
 
-def test_a_tree_leaves_out_what_it_may_not_set_and_says_so(traps: Traps, tree: Path) -> None:
-    values = {key: value for key, value in traps.values().items() if key != "model"}
-    done = explore(change(tree, layered(values)))
-    assert done.status == 0, done.err
-    traps.check(done)
-    for key in values:
-        assert f"note: the tree's {key} = " in done.err, key
-
-
-def test_the_table_of_settings_of_a_tree_is_the_files_too(traps: Traps, tree: Path) -> None:
+@pytest.mark.parametrize("where", ["first line", "step"])
+def test_a_tree_leaves_out_what_it_may_not_set_and_says_so(traps: Traps, tree: Path, where: str) -> None:
     values = {key: value for key, value in traps.values().items() if key != "model"}
 
     def edit(lines: list[dict[str, Any]]) -> None:
-        lines += [
-            {"event": "begun", "line": "set top_k=2", "step": True},
-            {"event": "knobs", "values": values},
-            {"event": "settled", "settings": 1 + sum(line["event"] == "knobs" for line in lines)},
-        ]
+        if where == "step":
+            lines.append({"event": "treestep", "line": "set top_k=2", "settings": values})
+        else:
+            lines[0]["layers"] = [{"origin": "flag", "kind": "command", "typed": True, "values": values}]
 
-    change(tree, edit)
-    done = explore(tree, script="set top_k=3\ngenerate 1\nshow 2\n")
+    done = explore(change(tree, edit), script="set top_k=3\ngenerate 1\nshow 2\n")
     assert done.status == 0, done.err
     traps.check(done)
     for key in values:
         assert f"note: the tree's {key} = " in done.err, key
-
-
-@pytest.mark.parametrize("name", ["set grammar={secret}", "set assistant_model=stranger/model", "preset {secret}"])
-def test_a_command_that_was_cut_short_is_the_files_too(traps: Traps, tree: Path, name: str) -> None:
-    line = name.format(secret=f"{traps.secret}.toml" if name.startswith("preset") else traps.secret)
-    Path(f"{traps.secret}.toml").write_text(f"top_k = '{SECRET}'\n")
-    change(tree, lambda lines: lines.append({"event": "begun", "line": line, "step": True}))
-    done = explore(tree)
-    assert done.status in (0, 2)
-    traps.check(done)
 
 
 # -- goldens, journals -------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def _sealed(lines: list[Any]) -> bytes:
 
 
 def _tree(path: Path) -> Done:
-    lines = "generate 2\nbookmark here\nleft 1\ntake 2 1\nundo\nredo\nset temperature=0.7\nsample 1 2\nstart\n"
+    lines = "generate 2\nleft 1\ntake 2 1\nundo\ntake 2 1\nset temperature=0.7\nsample 1 2\nstart\n"
     words = ("explore", "Once upon", *STORIES, "--top-k", "50", "--script", "-", "--save", str(path), "--seed", "1")
     return genctl(*words, stdin=lines)
 
@@ -68,7 +68,7 @@ def _both(path: Path) -> tuple[Done, ...]:
 
 def _tree_read(path: Path) -> tuple[Done, ...]:
     again = path.with_suffix(".copy")
-    script = "show\ntext\nup\ndown\nwhy\nnext 0\nend\ngenerate 1\nundo\n"
+    script = "show\ntext\nup\ndown\nwhy\nend\ngenerate 1\nundo\n"
     again.write_bytes(path.read_bytes())
     return *_both(path), genctl("explore", "--open", str(again), "--script", "-", stdin=script)
 
@@ -233,10 +233,10 @@ def test_one_wrong_value_is_refused_or_harmless(name: str, sound: Callable[[str]
         ("events", 2, ("rows", 0, "logprob"), -1e308,
          "f.jsonl, line 3: rows.0.logprob: expected at least -1e+40, got -1e+308"),
         ("events", 2, ("rows", 0, "parent"), -1, "f.jsonl, line 3: rows.0.parent: expected at least 0, got -1"),
-        ("tree", 3, ("settings",), -50, "is damaged at line 4: settings: expected at least 0, got -50"),
+        ("tree", 3, ("rank",), -50, "is damaged at line 4: rank: expected at least 1, got -50"),
         ("tree", 3, ("id",), 2**70, "is damaged at line 4: id: expected at most 9223372036854775807"),
-        ("tree", 3, ("id",), 1536, "is damaged: node 1: id: 1536 is none of the 1536 ids of the checkpoint"),
-        ("tree", 3, ("id",), -1, "is damaged: node 1: id: -1 is none of the 1536 ids of the checkpoint"),
+        ("tree", 3, ("id",), 1536, "is damaged: node 2: id: 1536 is none of the 1536 ids of the checkpoint"),
+        ("tree", 3, ("id",), -1, "is damaged: node 2: id: -1 is none of the 1536 ids of the checkpoint"),
         ("tree", 0, ("layers", 0, "values"), None, "at line 1: layers.0.values: expected an object, got null"),
         ("golden", 0, ("dtype",), "load",
          "line 1: dtype: expected 'float32', 'bfloat16', 'float16' or 'float64', got 'load'"),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from genctl.events import Failed, Stepped
-from genctl.tree.journal import read_tree
+from genctl.tree.saved import read_tree
 from tests.cli.tool import genctl
 from tests.hostile.corpus import TEXTS
 from tests.pages.pages import page_of, search, sentence

@@ -6,12 +6,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from genctl.tree.changes import SCHEMA
-from genctl.tree.journal import tree_of_lines
-from genctl.tree.nodes import Tree
+from genctl.tree.saved import tree_of_lines
+from genctl.tree.token_tree import SCHEMA, TokenTree
 
 OPENED = {
-    "event": "opened",
+    "event": "treeopened",
     "schema": SCHEMA,
     "model": "m",
     "checkpoint": "c",
@@ -23,13 +22,14 @@ Line = dict[str, Any]
 
 
 def grown(node: int, parent: int, id: int, **more: Any) -> Line:
-    return {"event": "grown", "node": node, "parent": parent, "id": id, "logprob": -0.5, "text": f" w{id}", **more}
+    return {"event": "tokennode", "node": node, "parent": parent, "id": id, "logprob": -0.5, "text": f" w{id}", **more}
 
 
-def step(*inside: Line, line: str = "generate", **settled: Any) -> Iterator[Line]:
-    yield {"event": "begun", "line": line, "step": True}
+def step(*inside: Line, line: str = "generate", **at: int) -> Iterator[Line]:
+    yield {"event": "treestep", "line": line}
     yield from inside
-    yield {"event": "settled", **settled}
+    if at:
+        yield {"event": "at", **at}
 
 
 def chain(size: int) -> Iterator[Line]:
@@ -75,5 +75,5 @@ def content(lines: Iterator[Line] | list[Line], opened: Line = OPENED) -> list[b
     return [json.dumps(line).encode() + b"\n" for line in (opened, *lines)]
 
 
-def tree(lines: Iterator[Line] | list[Line]) -> Tree:
+def tree(lines: Iterator[Line] | list[Line]) -> TokenTree:
     return tree_of_lines(content(lines), "tree")

@@ -16,8 +16,8 @@ from genctl.engines.session import Session
 from genctl.errors import ModelError
 from genctl.params import Runtime
 from genctl.tree.explorer import Explorer
-from genctl.tree.nodes import ROOT
 from genctl.tree.results import TokenWritten, Wrote
+from genctl.tree.token_tree import ROOT
 from tests import tiny
 from tests.tree.trees import explorer, stories
 
@@ -44,16 +44,16 @@ def test_the_scores_after_every_node_are_those_of_its_text_alone(arch: str, memo
     tree = made(arch, memory=memory)
     for line in SCRIPT:
         tree.all(line)
-    forward = tree.space.session.forward
+    forward = tree.session.forward
     assert len(tree.tree) > 15
-    for node in list(tree.tree.subtree())[::-1]:
+    for node in range(len(tree.tree), -1, -1):
         ids = tree.tree.ids(node)
         alone = forward.prefill(ids, None, use_cache=False).logits[0].log_softmax(-1)
-        kept = tree.space.branches.scores(node).log_softmax(-1)
+        kept = tree.branches.scores(node).log_softmax(-1)
         assert torch.allclose(kept, alone, atol=2e-4), (arch, node)
         if node != ROOT:
             token = tree.tree.nodes[node]
-            own = tree.space.branches.scores(token.parent).log_softmax(-1)
+            own = tree.branches.scores(token.parent).log_softmax(-1)
             assert token.logprob == pytest.approx(float(own[token.id]), abs=2e-4)
 
 
@@ -68,9 +68,9 @@ def test_the_tokens_are_those_of_a_run_with_the_same_ids(arch: str, runtime: str
     for line in ("generate 5", "left 2", "take 3 0"):
         tree.all(line)
     start = tree.tree.cursor
-    tree.space.distribution(start)
+    tree.distribution(start)
     (wrote,) = [result for result in tree.all("generate 12") if isinstance(result, Wrote)]
-    engine = tree.space.session
+    engine = tree.session
     resolved = engine.resolve([Layer("flag", {**knobs, "max_new_tokens": 12}, said="command", typed=True)])
     request = Request("0", resolved, wrote.seed or 0, prompt_ids=tree.tree.ids(start))
     (finished,) = [event for event in engine.stream(iter([request])) if isinstance(event, events.Finished)]
@@ -79,47 +79,49 @@ def test_the_tokens_are_those_of_a_run_with_the_same_ids(arch: str, runtime: str
     )
 
 
-def test_going_back_to_a_branch_reads_nothing() -> None:
+def test_going_back_to_a_branch_reads_one_token() -> None:
     made = explorer()
     for line in ("generate 6", "left 2", "take 2 3", "start", "sample 3 4", "left"):
         made.all(line)
-    branches = made.space.branches
-    ends = list(made.tree.leaves)
+    branches = made.branches
+    ends = [*made.tree.leaves]
     for node in ends:
-        branches.scores(node)
+        made.all(f"goto {node}")
+        made.all("show 3")
+    branches.forget()
     read = branches.read_tokens
-    assert read <= made.tree.length(ROOT) + len(made.tree)  # every token once
     for node in [*ends, *ends[::-1]]:
         made.all(f"goto {node}")
         made.all("show 3")
         made.all("start")
         made.all("right")
         made.all("show 3")
-    assert branches.read_tokens == read
-    forwards = made.space.session.forward.forwards
+    assert branches.read_tokens - read <= 2 * len(ends)  # the last token of each, for its scores
+    forwards = made.session.forward.forwards
     made.all("set temperature=0.5")
     made.all("show")
     made.all("why")
-    assert made.space.session.forward.forwards == forwards  # other settings need no pass
+    assert made.session.forward.forwards == forwards  # other settings need no pass
 
 
 def given(made: Explorer, ids: list[int]) -> list[TokenWritten]:
-    with made.space.step("edit"):
-        return list(made.space.write_given(made.tree.cursor, ids, "edit"))
+    made.begin_step()
+    return list(made.write_given(made.tree.cursor, ids, "edit"))
 
 
-def test_a_text_that_is_given_is_read_in_one_pass_and_stays_in_the_cache() -> None:
+def test_a_text_that_is_given_is_read_in_one_pass_and_is_not_read_again() -> None:
     made = explorer()
     ids = stories().loaded.tokenizer(" and the little dog ran home to sleep in the warm barn", add_special_tokens=False)
     made.all("generate 2")
     made.all("show")
-    branches, forward = made.space.branches, stories().forward
-    forwards, read = forward.forwards, branches.read_tokens
+    branches, forward = made.branches, stories().forward
+    forwards = forward.forwards
     written = given(made, ids["input_ids"])
     assert len(written) == len(ids["input_ids"]) > 10
-    assert forward.forwards == forwards + 1
+    assert forward.forwards <= forwards + 2  # the last token of what was there, and the text
+    read = branches.read_tokens
     made.all("show")
-    assert branches.read_tokens == read + len(written)
+    assert branches.read_tokens == read + 1
     alone = explorer(memory=1)
     alone.all("generate 2")
     for result in written:
@@ -130,48 +132,17 @@ def test_a_text_that_is_given_is_read_in_one_pass_and_stays_in_the_cache() -> No
         )  # fmt: skip
 
 
-def test_branches_share_the_columns_of_what_they_have_in_common() -> None:
-    made = explorer()
-    made.all("generate 6")
-    branches, prompt = made.space.branches, made.tree.length(ROOT)
-    branches.scores(made.tree.tip)
-    assert branches.shared(made.tree.tip) == (0, prompt + 6)
-    made.all("left 2")
-    made.all("take 2 2")
-    branches.scores(made.tree.tip)
-    assert branches.shared(made.tree.tip) == (prompt + 4, 3)
-    assert branches.shared(6) == (prompt + 4, 2)
-    column = branches.columns.bytes / (prompt + 6 + 3)
-    whole = stories().forward.prefill(made.tree.ids(6), None, whole=True).cache
-    assert whole is not None
-    assert column == sum(part["bytes"] for part in whole.describe()) / (prompt + 6)  # nothing is stored twice
-
-
-def test_the_branch_that_was_visited_longest_ago_leaves_first() -> None:
-    made = explorer()
-    made.all("sample 4 6")
-    branches, columns = made.space.branches, made.space.branches.columns
-    ends = list(made.tree.leaves)
-    for node in ends:
-        branches.scores(node)
-    columns.most = columns.bytes
-    branches.scores(ends[0])
-    columns.states(branches_path(made, ends[0]), made.tree.length(ends[0]))  # visited again
-    made.all(f"goto {ends[1]}")
-    made.all("take 2 8")
-    branches.scores(made.tree.tip)
-    held = {node: columns.held(branches_path(made, node)) == made.tree.length(node) for node in ends}
-    assert columns.bytes <= columns.most
-    assert held[ends[0]]
-    assert not held[ends[2]]
-    read = branches.read_tokens
-    branches._scores.clear()
-    branches.scores(ends[2])
-    assert branches.read_tokens > read  # read again when it is visited
-
-
-def branches_path(made: Explorer, node: int) -> list[int]:
-    return [ROOT, *made.tree.path(node)]
+def test_the_text_that_was_visited_longest_ago_leaves_first() -> None:
+    made = explorer(memory=1)
+    for line in ("generate 6", "start", "take 2 4"):
+        made.all(line)
+    texts = made.session.texts
+    assert texts is not None
+    assert texts.bytes <= texts.most
+    made.branches.forget()
+    read = made.branches.read_tokens
+    made.all("show")
+    assert made.branches.read_tokens - read == made.tree.length(made.tree.cursor)  # read again
 
 
 @pytest.mark.parametrize("arch", ["t5", "bart"])

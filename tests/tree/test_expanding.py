@@ -19,7 +19,6 @@ from genctl.engines.session import Session
 from genctl.params import Runtime
 from genctl.tree.expanding import BLOCK
 from genctl.tree.explorer import Explorer
-from genctl.tree.nodes import ROOT
 from genctl.tree.results import Continuation, Covered
 from tests import tiny
 from tests.tree.trees import explorer
@@ -110,18 +109,18 @@ def test_the_work_is_bounded() -> None:
 def test_a_vocabulary_of_more_than_a_block_is_gone_through() -> None:
     made = explorer()
     found = [one for one in made.all("expand depth=1") if isinstance(one, Continuation)]
-    assert len(found) == made.space.session.forward.vocab_size > BLOCK
+    assert len(found) == made.session.forward.vocab_size > BLOCK
     assert len({one.token_ids for one in found}) == len(found)
     assert found[-1].mass == pytest.approx(1.0, abs=1e-6)
-    assert made.space.session.forward.vocab_size == len(made.tree)
-    assert [one.token_ids[0] for one in found[:5]] == [one.id for one in made.space.distribution(0).top(5)]
+    assert made.session.forward.vocab_size == len(made.tree)
+    assert [one.token_ids[0] for one in found[:5]] == [one.id for one in made.distribution(0).top(5)]
 
 
 def test_siblings_share_a_pass() -> None:
     made = explorer()
-    before = made.space.session.forward.forwards
+    before = made.session.forward.forwards
     (covered,) = [one for one in made.all("expand mass=0.5,depth=4") if isinstance(one, Covered)]
-    assert made.space.session.forward.forwards - before < covered.nodes / 2
+    assert made.session.forward.forwards - before < covered.nodes / 2
 
 
 def test_undo_takes_an_expansion_back() -> None:
@@ -130,14 +129,3 @@ def test_undo_takes_an_expansion_back() -> None:
     assert len(made.tree) > 3
     made.all("undo")
     assert len(made.tree) == 0
-
-
-def test_a_token_that_was_undone_is_found_and_not_shown() -> None:
-    made = explorer()
-    made.all("take 1 0")
-    (node,) = made.tree.children(ROOT)
-    id = made.tree.nodes[node].id
-    assert made.tree.child(ROOT, id) == node
-    made.all("undo")
-    assert made.tree.find(ROOT, id) == node
-    assert made.tree.child(ROOT, id) is None

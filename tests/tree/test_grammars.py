@@ -18,7 +18,7 @@ def written(*lines: str, **knobs: Any) -> str:
     try:
         for line in lines:
             tree.all(line)
-        return tree.space.text(tree.tree.tip)
+        return tree.text(tree.tree.tip)
     finally:
         tree.close()
 
@@ -39,8 +39,8 @@ def test_every_command_goes_on_with_the_text(command: str) -> None:
 def test_tokens_that_are_taken_by_hand_are_of_the_text() -> None:
     tree = explorer(do_sample=False, regex=WORDS)
     tree.all("generate 24")
-    first, second = (tree.tree.nodes[node].id for node in tree.tree.branch()[:2])
-    whole = tree.space.text(tree.tree.tip)
+    first, second = (tree.tree.nodes[node].id for node in tree.tree.path(tree.tree.tip)[:2])
+    whole = tree.text(tree.tree.tip)
     tree.close()
     assert written(f"take id:{first} 0", "end", f"take id:{second} 22", regex=WORDS) == whole
 
@@ -67,7 +67,7 @@ def test_what_may_follow_a_part_is_what_the_grammar_has_next() -> None:
     tree.all("generate 9")
     tree.all("start")
     tree.all("right 2")
-    best = tree.space.distribution(tree.tree.cursor).processed
-    allowed = {tree.space.piece(id) for id in (best > -float("inf")).nonzero()[0].tolist()}
+    best = tree.distribution(tree.tree.cursor).processed
+    allowed = {tree.piece(id) for id in (best > -float("inf")).nonzero()[0].tolist()}
     assert not any(text.startswith(" ") for text in allowed)
     tree.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import threading
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -21,12 +20,9 @@ from genctl.pages.page import PageData, page
 from genctl.pages.search_tree import SearchTree, TreeBuilder
 from genctl.tree import as_events
 from genctl.tree.as_events import events_of, left_out
-from genctl.tree.explorer import Explorer
-from genctl.tree.nodes import Tree
-from genctl.tree.workspace import Workspace
 from tests.cli.tool import genctl
 from tests.tree.shapes import SHAPES, comb, content, teeth, tree
-from tests.work import growth, lines
+from tests.work import growth
 
 SIZE = 100
 MOST = 2.6  # times, where an input doubles: what has a constant part grows by less than 2, what sorts by a little more
@@ -124,57 +120,3 @@ def test_branches_within_branches_are_drawn_as_deep_as_they_are() -> None:
     assert f"branches more than {DEEPEST} deep are not indented further" in drawn[-1]
     shallow = [line.plain for line in tree_lines(built(list(events_of(tree(teeth(5))))))]
     assert "not indented further" not in shallow[-1]
-
-
-class _NoModel(Workspace):
-    """The commands that need no model."""
-
-    def __init__(self, tree: Tree) -> None:
-        self.tree, self.journal, self.lock, self._expected = tree, None, threading.RLock(), []  # type: ignore[assignment]
-
-
-COMMANDS = ["left", "right", "left 500", "right 500", "start", "end", "goto 7", "up", "down", "next 0", "previous 0",
-            "bookmark m", "undo", "redo"]  # fmt: skip
-
-
-@pytest.mark.parametrize("begin", ["start", "end"])
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("shape", ["chain", "fork", "comb", "takes"])
-def test_as_many_commands_as_there_are_tokens(shape: str, command: str, begin: str) -> None:
-    def make(size: int) -> Callable[[], object]:
-        explorer = Explorer(_NoModel(tree(SHAPES[shape](size))))
-        explorer.all(begin)
-        if command == "redo":
-            for _ in range(size):
-                explorer.all("undo")
-        return lambda: [explorer.all(command) for _ in range(size)]
-
-    assert growth(make, SIZE) < MOST
-
-
-def test_the_token_under_the_cursor_is_found_without_a_walk() -> None:
-    for size in (100, 100_000):
-        whole = tree(SHAPES["chain"](size))
-        assert lines(whole.under) < 300
-        assert whole.under() == 1
-
-
-def test_what_is_above_what_is_what_a_walk_finds() -> None:
-    import random
-
-    draw = random.Random(5)
-    parents = [0] + [draw.randrange(max(node - 9, 0), node) for node in range(1, 200)]
-    from tests.tree.shapes import grown, step
-
-    whole = tree(list(step(*(grown(node, parents[node], node) for node in range(1, 200)))))
-
-    def walk(node: int) -> list[int]:
-        return [node] if not node else [node, *walk(parents[node])]
-
-    for _ in range(2000):
-        a, b = draw.randrange(200), draw.randrange(200)
-        up, other = walk(a), set(walk(b))
-        assert whole.is_on(a, b) == (a in other)
-        assert whole.fork_of(a, b) == next(node for node in up if node in other)
-        depth = draw.randrange(len(up))
-        assert whole.above(a, depth) == up[::-1][depth]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from genctl.errors import UsageError
-from genctl.tree.language import COMMANDS, parse
+from genctl.tree.commands import COMMANDS, parse
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "explore.md"
 
@@ -31,9 +31,8 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "explore.md"
         ('set stop_strings=["a"]', {"key": "stop_strings", "value": ["a"]}),
         ("expand mass=0.9,depth=6", {"mass": 0.9, "depth": 6}),
         ("expand depth=2 nodes=5", {"mass": 1.0, "depth": 2, "nodes": 5}),
-        ("compare a 3", {"names": ("a", "3")}),
-        ("next", {"entropy": 1.0}),
-        ("bookmark", {"name": ""}),
+        ("goto 12", {"node": 12}),
+        ("save a file.jsonl", {"name": "a file.jsonl"}),
     ],
 )
 def test_a_line_is_a_command_with_arguments(line: str, arguments: dict[str, object]) -> None:
@@ -41,12 +40,18 @@ def test_a_line_is_a_command_with_arguments(line: str, arguments: dict[str, obje
 
 
 @pytest.mark.parametrize("line", ["", "left 0", "left -1", "take", "take x", 'take "a', "take id:x", "edit", 'edit "a',
-                                  "sample 1 2 3", "goto", "goto a b", "compare", "compare a b c", "bookmark 7",
-                                  "undo now", "next -1", "next nan", "set", "set top_p", "set seed_=1", "expand",
-                                  "left 99999999999"])  # fmt: skip
+                                  "sample 1 2 3", "goto", "goto a", "goto -1", "undo now", "set", "set top_p",
+                                  "set seed_=1", "expand", "save", "left 99999999999"])  # fmt: skip
 def test_what_cannot_be_read_is_a_usage_error(line: str) -> None:
     with pytest.raises(UsageError):
         parse(line)
+
+
+@pytest.mark.parametrize("name", ["next", "previous", "redo", "reset", "bookmark", "layers", "compare", "beside",
+                                  "copy", "repeat"])  # fmt: skip
+def test_a_command_that_was_removed_says_what_does_its_job(name: str) -> None:
+    with pytest.raises(UsageError, match=f"^{name} was removed: "):
+        parse(f"{name} 1")
 
 
 def test_every_command_is_done_and_documented() -> None:

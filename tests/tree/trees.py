@@ -9,8 +9,8 @@ from typing import Any
 from genctl.config.layers import Layer
 from genctl.engines.session import Session
 from genctl.params import Runtime
+from genctl.tree.commands import MEMORY
 from genctl.tree.explorer import Explorer
-from genctl.tree.workspace import MEMORY
 
 PROMPT = "Once upon a time"
 

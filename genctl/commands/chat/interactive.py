@@ -24,6 +24,7 @@ from genctl.commands.options import SHOWN_TOP
 from genctl.engines.protocol import Flow, Report
 from genctl.errors import Exit, GenctlError, UsageError, count
 from genctl.events.results import Result
+from genctl.io.sessions import sessions_folder
 from genctl.terminal import theme, widgets
 from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.message import print_message
@@ -51,7 +52,7 @@ class Interactive:
         self._own = {"retry": self._retry, "edit": self._edit, "load": self._load}
         self.top = SHOWN_TOP if options.top_logprobs is None else options.top_logprobs
         colored = self.out.is_interactive and not self.out.no_color
-        self.lines = line_input(color=colored, history=history_file(saved.sessions_folder().parent))
+        self.lines = line_input(color=colored, history=history_file(sessions_folder().parent))
         self._stopped = False  # Ctrl-C was the last thing that happened
         self._draft = ""  # what the next prompt begins with
         self._full = ""  # what was chosen when the context was full: d or g

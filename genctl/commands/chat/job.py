@@ -33,6 +33,7 @@ from genctl.io.output import open_beside
 from genctl.io.record_output import RecordOutput, RowTally
 from genctl.io.records import result_record
 from genctl.io.rows import BadRow, InputRow, RefusedRow
+from genctl.io.sessions import new_file
 from genctl.io.sink import Sink
 from genctl.terminal import first_sign
 from genctl.terminal.standard_streams import is_terminal
@@ -105,7 +106,7 @@ class ChatJob(job.Job[ChatOptions]):
 
             self.new_file = begin
         elif self.interactive:
-            self.new_file = lambda words: open_beside(saved.new_path(words))
+            self.new_file = lambda words: open_beside(new_file("chat", words))
         self.tally = RowTally()
         self.live = self.interactive or self.options.on_screen
         if not self.live:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shlex
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ from genctl.commands.chat.log_file import NotAChat
 from genctl.commands.chat.options import ChatOptions
 from genctl.commands.messages import Messages
 from genctl.errors import Exit, GenctlError, InputError, OutputError, count, printable
-from genctl.io.output import unwritable
+from genctl.io.sessions import made_folder, sessions_folder
 from genctl.io.writers import to_json, tsv_cell
 from genctl.terminal import theme, widgets
 from genctl.terminal.console import make_consoles
@@ -46,42 +44,13 @@ class SavedChat:
         return self.path.stem if here else str(self.path)
 
 
-def sessions_folder() -> Path:
-    """Where chats are saved: `$XDG_STATE_HOME/genctl/sessions`, `~/.local/state/genctl/sessions` by default."""
-    home = Path(os.environ.get("XDG_STATE_HOME", ""))
-    # The XDG specification says to ignore a relative path.
-    base = home if home.is_absolute() else Path("~/.local/state").expanduser()
-    return base / "genctl" / "sessions"
-
-
-def new_path(words: str) -> Path:
-    """A new name in the folder of sessions, which is made: the time and the first words. Raises OutputError."""
-    folder = _made_folder()
-    first = "-".join(re.findall(r"[a-z0-9]+", words.lower()))[:32].strip("-")
-    name = "-".join(part for part in (time.strftime("%Y%m%d-%H%M%S"), "chat", first) if part)
-    path, number = folder / f"{name}.jsonl", 2
-    while os.path.lexists(path):
-        path = folder / f"{name}-{number}.jsonl"
-        number += 1
-    return path
-
-
 def remember(path: Path) -> None:
     """Let the folder of sessions have a link to a chat that is saved elsewhere, by which it is found again."""
     with suppress(OSError, OutputError):  # the chat is saved all the same; the link may be there
-        path, folder = path.resolve(), _made_folder()
+        path, folder = path.resolve(), made_folder()
         if path.parent != folder.resolve():
             digest = hashlib.blake2b(os.fsencode(path), digest_size=8).hexdigest()
             (folder / f"{digest}{LINK}").symlink_to(path)
-
-
-def _made_folder() -> Path:
-    folder = sessions_folder()
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise unwritable(error, folder) from None
-    return folder
 
 
 def saved_chats() -> Iterator[SavedChat]:

@@ -15,62 +15,46 @@ from genctl.terminal import theme
 from genctl.terminal.widgets import token_text, visible
 from genctl.tree.results import (
     Alternative,
-    At,
-    AtLayer,
-    Beside,
-    Bookmarked,
     BranchText,
-    Compared,
     Continuation,
     Covered,
-    Repeat,
     Result,
+    Saved,
     Settings,
     Shown,
     Why,
     Wrote,
 )
+from genctl.tree.token_tree import At
 
 COLUMNS = ("sequence", "logprob", "total", "mass", "ended", "token_ids", "text")
 
 
-def continuation_record(sequence: int, found: Continuation) -> dict[str, Any]:
-    """A row of --expand. `beside` and `parts` tell of a second distribution, if there is one."""
-    second = {} if found.beside is None else {"beside": finite(found.beside), "parts": found.parts}
+def record(result: Result, sequence: int | None) -> dict[str, Any]:
+    """A result as a record; a continuation with a number is a row of --expand. What is not finite is null."""
+    found: dict[str, Any] = finite(events.to_json(result))
+    if sequence is None or not isinstance(result, Continuation):
+        return found
     return {
         "schema": "genctl/1",
         "sequence": sequence,
-        "token_ids": list(found.token_ids),
-        "text": found.text,
-        "logprob": found.logprob,
-        "total": finite(found.total),
-        "mass": found.mass,
-        "ended": found.ended,
-        **({"dead": True} if found.dead else {}),
-        **second,
+        "token_ids": list(result.token_ids),
+        "text": result.text,
+        "logprob": result.logprob,
+        "total": finite(result.total),
+        "mass": result.mass,
+        "ended": result.ended,
+        **({"dead": True} if result.dead else {}),
     }
-
-
-def result_record(result: Result) -> dict[str, Any]:
-    """A result of a command, as `genctl.events` writes events; numbers that are not finite are null."""
-    record: dict[str, Any] = finite(events.to_json(result))
-    return record
 
 
 def continuation_line(found: Continuation, *, tabs: bool) -> str:
     """A row of --expand for people: its probability, the mass so far, and the text; `tabs` for a pipe."""
     share = math.exp(found.total)
-    beside = ""
-    if found.beside is not None:  # the token at which the two part is marked
-        where = "" if found.parts is None else f" ≠{found.parts + 1}"
-        beside = f"{percent(math.exp(found.beside))}{where}"
-    if tabs and beside:
-        return f"{share:.6g}\t{found.mass:.6g}\t{math.exp(found.beside or 0.0):.6g}\t{tsv_cell(found.text)}"
     if tabs:
         return f"{share:.6g}\t{found.mass:.6g}\t{tsv_cell(found.text)}"
-    beside = f"{beside:<14}  " if beside else ""
     end = " ■" if found.ended else " ✗ no token can follow" if found.dead else ""
-    return f"{percent(share):>8}  {percent(found.mass):>8}  {beside}{_quoted(found.text)}{end}"
+    return f"{percent(share):>8}  {percent(found.mass):>8}  {_quoted(found.text)}{end}"
 
 
 def covered_line(done: Covered) -> str:
@@ -89,20 +73,20 @@ def percent(share: float) -> str:
     return errors.percent(min(share, 1.0), significant=4)
 
 
-def lines_of(result: Result) -> Iterator[str]:
-    """A result for people without colour, as scripts write it."""
+def lines_of(result: Result, *, tabs: bool = False) -> Iterator[str]:
+    """A result for people without colour, as scripts write it; a row of --expand for a pipe has `tabs`."""
+    if isinstance(result, Continuation):
+        return iter([continuation_line(result, tabs=tabs)])
     return (line.plain for line in drawn(result, coloured=False))
 
 
-def drawn(result: Result, *, coloured: bool = True, width: int | None = None) -> Iterator[Text]:
-    """A result for people, in scripts and in dialogs; `width`: cells in which the line of a layer has to fit.
+def drawn(result: Result, *, coloured: bool = True) -> Iterator[Text]:
+    """A result for people, in scripts and in dialogs.
 
     Tokens that are written one by one give none: what was written comes at the end.
     """
     if isinstance(result, Shown):
         yield from _shown(result, coloured)
-    elif isinstance(result, AtLayer):
-        yield _layer(result, coloured, width)
     else:
         yield from map(Text, _plain(result))
 
@@ -121,29 +105,13 @@ def _plain(result: Result) -> Iterator[str]:
         yield covered_line(result)
     elif isinstance(result, Why):
         yield from _why(result)
-    elif isinstance(result, Compared):
-        yield f"shared  {_quoted(result.shared_text)}"
-        for node, text, logprob, length in zip(
-            result.nodes, result.texts, result.logprobs, result.lengths, strict=True
-        ):
-            yield f"node {node}  {_quoted(text)}  ({length} tokens, {logprob:.3f} nats)"
-    elif isinstance(result, Beside):
-        yield _beside(result)
-    elif isinstance(result, Bookmarked):
-        yield f"{result.name} is node {result.node}"
     elif isinstance(result, Settings):
         values = ", ".join(f"{key} = {value!r}" for key, value in result.values.items())
         yield "; ".join([values or "the settings that the tree began with", *result.notes])
     elif isinstance(result, BranchText):
         yield visible(result.prompt + result.text)
-    elif isinstance(result, Repeat):
-        yield from result.commands
-        if result.note:
-            yield f"# {result.note}"
-
-
-def _share(share: float, coloured: bool, width: int = 0) -> Text:
-    return Text(f"{percent(share):>{width}}", style=theme.colour(share) if coloured else theme.PLAIN)
+    elif isinstance(result, Saved):
+        yield f"the tree is saved in {visible(result.path)}"
 
 
 def _shown(shown: Shown, coloured: bool) -> Iterator[Text]:
@@ -154,32 +122,8 @@ def _shown(shown: Shown, coloured: bool) -> Iterator[Text]:
     for effect in shown.effects:
         yield Text(f"  {effect.processor}: removed {effect.removed}, moved {percent(effect.moved)}")
     for each in shown.alternatives:
-        share = _share(each.probability, coloured, 9)
+        share = Text(f"{percent(each.probability):>9}", theme.colour(each.probability) if coloured else theme.PLAIN)
         yield Text.assemble(f"{each.rank:>6}  ", share, f"  {_after(each):<24}  {token_text(each.id, each.text)}")
-
-
-def _layer(layer: AtLayer, coloured: bool, width: int | None) -> Text:
-    """What a layer would say: as many of its tokens as there is room for."""
-    line = Text(f"layer {layer.layer:>2}  entropy {layer.entropy:.2f}", no_wrap=True)
-    own = Text()
-    if layer.rank is not None and layer.logprob is not None:
-        share = _share(math.exp(layer.logprob), coloured)
-        own = Text.assemble(f"  (written: rank {layer.rank}, ", share, ")")
-    for id, text, value in layer.alternatives:
-        each = Text.assemble(f"  {token_text(id, text)} ", _share(math.exp(value), coloured))
-        if width is not None and line.cell_len + each.cell_len + own.cell_len > width:
-            break
-        line.append_text(each)
-    return line.append_text(own)
-
-
-def _beside(both: Beside) -> str:
-    """Two distributions at one token: ≠ where the two would write different ones."""
-    one, two = both.best
-    written = "" if both.written is None else token_text(both.written[0].id, both.written[0].text)
-    chances = "" if both.written is None else " | ".join(percent(each.chance) for each in both.written)
-    differ = f"≠ {token_text(one.id, one.text)} | {token_text(two.id, two.text)}" if both.parts else ""
-    return f"{written:<16} {chances:<22} {percent(both.moved):>8} apart  {differ}".rstrip()
 
 
 def _after(each: Alternative) -> str:

@@ -7,21 +7,15 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from genctl.commands.options import FORMAT, IN_OUT, PAGE, PresetOptions, memory_bytes
+from genctl.commands.options import FORMAT, IN_OUT, PAGE, PresetOptions
 from genctl.commands.table import Command, Conflict, OptionGroup, because, given, needless_force, same_file
-from genctl.config.sides import FORM, LOADING, Kind, Side, read, read_list
 from genctl.errors import UsageError
 from genctl.io.writers import Format
-from genctl.params import Generation, Runtime, knobs
+from genctl.params import Generation, knobs
 from genctl.terminal.standard_streams import is_terminal
-from genctl.tree import language
-from genctl.tree.language import MEMORY
+from genctl.tree import commands
 
-KINDS: tuple[Kind, ...] = ("server", "preset", "mode", "file", "checkpoint")  # of --beside
-SHARED = {*knobs(Runtime)} - {*LOADING} | {"backend", "tensor_parallel"}  # what both distributions have
-_FEW = "a tree needs the distribution over all token ids, and {} gives a few"
-REFUSED: dict[Kind, str] = {"server": _FEW.format("a server"), "file": _FEW.format("a file of results")}
-SCREEN, TREE, SCREENLESS = OptionGroup("On the screen"), OptionGroup("The tree"), OptionGroup("Without a screen")
+TREE, SCREENLESS = OptionGroup("The tree"), OptionGroup("Without a screen")
 
 
 @dataclass(frozen=True)
@@ -38,24 +32,12 @@ class ExploreOptions(PresetOptions):
     save: str | None = TREE.option("save the tree in this new file", "FILE")
     open: str | None = TREE.option("continue the tree that a file has", "FILE")
     memory: str | None = TREE.option("memory for the caches of branches (default: 1GiB)", "SIZE")
-    models: str | None = SCREEN.option("go through A, and show beside it what B would write", "A,B")
-    beside: str | None = SCREEN.option("show beside it what another way to run makes of it", FORM)
     format: Format = FORMAT
 
     @property
     def has_screen(self) -> bool:
         """Whether a person goes through the tree."""
         return self.expand is None and self.script is None
-
-
-def no_screen() -> str:
-    """Why there is no screen here; "" if there is one."""
-    if os.environ.get("TERM", "").lower() in ("dumb", "unknown"):
-        return "TERM=dumb: this terminal cannot be drawn on"
-    for stream, name in ((sys.stdin, "input"), (sys.stdout, "output"), (sys.stderr, "error")):
-        if not is_terminal(stream):
-            return f"standard {name} is no terminal"
-    return ""
 
 
 CONFLICTS: tuple[Conflict, ...] = (
@@ -82,7 +64,6 @@ CONFLICTS: tuple[Conflict, ...] = (
     ),
     (given(save=["-"]), "--save -: a tree is a file that is read again; give it a name"),
     (given(open=["-"]), "--open -: a tree is a file that is continued; give its name"),
-    (given("models", "beside"), "--models {models} and --beside {beside}: one distribution is shown beside the tree's"),
     same_file("save", "output"),
     same_file("save", "report"),
     same_file("open", "output"),
@@ -99,7 +80,7 @@ EXPLORE = Command(
     ExploreOptions,
     "genctl.commands.explore.job:ExploreJob",
     """Go through the tree of what a model may write: see what is probable at each token, take another one, sample or
-    search from there, undo, compare. --expand and --script do it without a terminal.
+    search from there, undo. --expand and --script do it without a terminal.
 
     --expand writes the continuations of the prompt in the order of their joint probability: exact, not sampled, after
     the processors of the settings. A continuation ends with EOS or has the depth. Each row has its token_ids, text,
@@ -107,14 +88,13 @@ EXPLORE = Command(
     before it.
 
     --script does the commands that the keys of the screen stand for: take, generate, sample, beams, edit, undo, set,
-    show, why, layers, compare, repeat … docs/explore.md lists them.""",
+    show, why … docs/explore.md lists them.""",
     (
         'genctl explore "Hello"',
         'genctl explore "Hello" --expand mass=0.9,depth=4',
         'genctl explore "Hello" --script FILE --save tree.jsonl',
     ),
     {
-        SCREEN: ("models", "beside"),
         SCREENLESS: ("expand", "max_nodes", "script"),
         TREE: ("save", "open", "memory"),
         "Model and settings": ("model", "presets", "set", "do_sample", "seed"),
@@ -129,42 +109,19 @@ def check_screen(options: ExploreOptions) -> None:
     """Raises UsageError where there is no screen, and no option that does without one."""
     if not options.has_screen:
         return
-    if reason := no_screen():
+    streams = ((sys.stdin, "input"), (sys.stdout, "output"), (sys.stderr, "error"))
+    reasons = [f"standard {name} is no terminal" for stream, name in streams if not is_terminal(stream)]
+    if os.environ.get("TERM", "").lower() in ("dumb", "unknown"):
+        reasons.insert(0, "TERM=dumb: this terminal cannot be drawn on")
+    if reasons:
         raise UsageError(
-            f"{reason}, and going through a tree by keys needs one",
+            f"{reasons[0]}, and going through a tree by keys needs one",
             hint="--expand mass=0.9,depth=6 writes the continuations, --script FILE does commands",
         )
 
 
-def sides_of(options: ExploreOptions) -> tuple[Side | None, Side | None]:
-    """The checkpoint of the tree, if --models names it, and what is shown beside the tree. Raises UsageError."""
-    if options.models is not None:
-        sides = read_list(options.models, "--models", refused=REFUSED)
-        if len(sides) != 2 or sides[0].name == sides[1].name:
-            raise UsageError(f"--models {options.models}: two different models are shown side by side, as A,B")
-        if any("model" in layer.values for layer in options.flags):
-            raise UsageError(f"--models {options.models} names both models; leave out --model")
-    elif options.beside is not None:
-        sides = [read(options.beside, "--beside", KINDS, refused=REFUSED)]
-    else:
-        return None, None
-    if shared := next((key for key in sides[-1].settings if key in SHARED), None):
-        raise UsageError(f"{sides[-1].origin}: {shared} holds for the whole tree")
-    return sides[0] if sides[1:] else None, sides[-1]
-
-
-def told_apart(names: tuple[str, str]) -> tuple[str, str]:
-    """Two names of models without the folders that both lie in."""
-    parts = [name.rstrip("/").split("/") for name in names]
-    shared = 0
-    while all(len(each) > shared + 1 for each in parts) and parts[0][shared] == parts[1][shared]:
-        shared += 1
-    first, second = ("/".join(each[shared:]) for each in parts)
-    return first, second
-
-
 def check_opened(options: ExploreOptions) -> None:
-    """Raises UsageError for flags of settings that a tree has already."""
+    """Raises UsageError for flags of settings that a tree has already, and for trust in a checkpoint that it names."""
     own = {*knobs(Generation), "seed", "chat", "system"}
     for layer in options.flags:
         for key in layer.values:
@@ -174,11 +131,9 @@ def check_opened(options: ExploreOptions) -> None:
                     f"{flag}: --open {options.open} continues a tree, which has its own settings",
                     hint=f"the command `set {key}=VALUE` changes them" if key in knobs(Generation) else "",
                 )
-
-
-def memory(options: ExploreOptions) -> int:
-    """The bytes of --memory. Raises UsageError."""
-    return MEMORY if options.memory is None else memory_bytes(options.memory)
+    if any(options.trust.values()) and not any("model" in layer.values for layer in options.flags):
+        flag = next(name for name, value in options.trust.items() if value).replace("_", "-")
+        raise UsageError(f"--{flag}: --open {options.open} names the checkpoint", hint="--model names one you trust")
 
 
 def expansion(options: ExploreOptions) -> dict[str, Any] | None:
@@ -186,7 +141,7 @@ def expansion(options: ExploreOptions) -> dict[str, Any] | None:
     if options.expand is None:
         return None
     try:
-        limits = language.expansion(options.expand)
+        limits = commands.expansion(options.expand)
     except ValueError as error:
         raise UsageError(f"--expand {options.expand}: {error}", hint="--expand mass=0.9,depth=6") from None
     if options.max_nodes is not None:

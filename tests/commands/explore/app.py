@@ -10,9 +10,7 @@ from unittest.mock import patch
 from textual import events
 from textual.pilot import Pilot
 
-from genctl.commands.explore.screen_app import ExploreApp
-from genctl.commands.explore.screen_source import TreeSource
-from genctl.tree.beside import Second
+from genctl.commands.explore.screen import ExploreApp
 from genctl.tree.explorer import Explorer
 from tests.tree.trees import explorer
 
@@ -27,7 +25,7 @@ class Shown:
 
     @property
     def tree(self) -> Any:
-        return self.app.source.tree
+        return self.app.shown_tree
 
     @property
     def lines(self) -> list[str]:
@@ -43,7 +41,8 @@ class Shown:
     async def settled(self) -> None:
         for _ in range(2):
             await self.pilot.pause(0)  # until every widget has seen what waits for it; `pause()`: until the CPU is idle
-            while not (self.app.worker.idle and not self.app.inbox and not self.app.held):
+            behind = self.app.model.submit(int)  # after everything that the model has to do
+            while not behind.done() or self.app.waiting or self.app.inbox:
                 await self.pilot.pause(0.01)
             await self.pilot.pause(0)
         await self.pilot.pause()
@@ -65,16 +64,8 @@ class Shown:
         await self.settled()
 
     async def burst(self, text: str) -> None:
-        """All keys of a text at once, as when a terminal is pasted into, or a program types."""
-        named = {
-            "\r": "enter",
-            "\t": "tab",
-            "\x1b": "escape",
-            "\x13": "ctrl+s",
-            ":": "colon",
-            "/": "slash",
-            " ": "space",
-        }
+        """All keys of a text at once, as when a program types."""
+        named = {"\r": "enter", "\x1b": "escape", ":": "colon", "/": "slash", " ": "space"}
         for character in text:
             self.app.post_message(events.Key(named.get(character, character), character))
         await self.settled()
@@ -90,23 +81,15 @@ async def _at_once(*_: float) -> None:
 
 def play(part: Play, made: Explorer | None = None, size: tuple[int, int] = (140, 40), **options: Any) -> ExploreApp:
     """Show a tree, do `part`, and close."""
-    coloured = options.pop("coloured", True)
-    first = options.pop("first_command", "")
-    made = made or explorer(max_new_tokens=6, do_sample=False)
-    session, knobs = options.pop("other_model", None), options.pop("other_settings", None)
-    second = Second(made.space, session=session, knobs=knobs) if session or knobs else None
-    source = TreeSource(made, second, **options)
-    if first == "resume":
-        source.resume()
-    app = ExploreApp(source, coloured=coloured)
-    app.first_command = first
+    app = ExploreApp(made or explorer(max_new_tokens=6, do_sample=False), **options)
 
     async def run() -> None:
         async with app.run_test(size=size) as pilot:
             shown = Shown(app, pilot)
             await shown.settled()
             await part(shown)
-        assert app.worker.close(20)
 
     asyncio.run(run())
+    app.stop()
+    app.model.shutdown(cancel_futures=True)
     return app

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -78,17 +76,18 @@ show 4
 why
 undo
 beams 2 3
-next 0.5
-bookmark here
+goto 3
 edit  and
 find cat
-compare here
-layers
 expand mass=0.3,depth=2
 text
-repeat
-copy
-redo
+undo
+undo
+undo
+undo
+undo
+undo
+undo
 """
 
 
@@ -98,11 +97,11 @@ def test_a_script_does_what_keys_do(tmp_path: Path) -> None:
     assert text.status == 0, text.err
     assert 'node 6  ", there was a curious girl"  (length, ' in text.out
     assert "removed by top_p" in text.out
-    assert "nothing is left to redo" in text.out
+    assert "nothing is left to undo" in text.out
     done = genctl("explore", PROMPT, "--script", "-", "--seed", "3", "--format", "jsonl", stdin=SCRIPT)
     kinds = [record["event"] for record in done.records]
-    assert {"tokenwritten", "wrote", "at", "shown", "why", "settings", "searching", "bookmarked", "compared",
-            "atlayer", "continuation", "covered", "branchtext", "repeat"} == set(kinds)  # fmt: skip
+    assert {"tokenwritten", "wrote", "at", "shown", "why", "settings", "searching", "continuation", "covered",
+            "branchtext"} == set(kinds)  # fmt: skip
     shown = [record for record in done.records if record["event"] == "shown"]
     assert shown[0]["alternatives"][0]["rank"] == 1
     assert [len(record["alternatives"]) for record in shown[:2]] == [3, 4]
@@ -125,26 +124,42 @@ def test_a_saved_tree_is_opened_and_made_a_page(tmp_path: Path) -> None:
     assert "curious" in page.read_text() or PROMPT in page.read_text()
 
 
-def test_a_torn_tree_is_finished_before_the_script_begins(tmp_path: Path) -> None:
-    whole, torn = tmp_path / "whole", tmp_path / "torn"
-    for path in (whole, torn):
-        lines = "generate 6\n" if path == torn else "generate 6\ntake 2 2\n"
-        assert genctl("explore", PROMPT, "--save", str(path), "--script", "-", "--seed", "1", stdin=lines).status == 0
-    torn.write_bytes(torn.read_bytes()[:-200])
-    done = genctl("explore", "--open", str(torn), "--script", "-", stdin="take 2 2\n")
+def test_a_torn_tree_goes_on_from_its_last_whole_token(tmp_path: Path) -> None:
+    torn = tmp_path / "torn"
+    begin = ["explore", PROMPT, "--save", str(torn), "--script", "-", "--seed", "1"]
+    assert genctl(*begin, stdin="generate 6\n").status == 0
+    torn.write_bytes(torn.read_bytes()[:-20])
+    done = genctl("explore", "--open", str(torn), "--script", "-", stdin="generate 1\ntext\n")
     assert done.status == 0, done.err
-    assert torn.read_bytes() == whole.read_bytes()
+    assert done.out.splitlines()[-1] == "Once upon a time, there was a curious girl"
 
 
-def test_the_command_that_repeats_a_branch_repeats_it() -> None:
-    script = "generate 3\nsample 2 8\nrepeat\nend\ntext\n"
-    done = genctl("explore", PROMPT, "--script", "-", "--seed", "3", "--top-k", "30", "--format", "jsonl", stdin=script)
-    (command,) = next(record["commands"] for record in done.records if record["event"] == "repeat")
-    wrote = next(record for record in done.records if record["event"] == "wrote" and record["start"] == 3)
-    row, line = command.split(" | ")
-    printed = subprocess.run(["bash", "-c", row], capture_output=True, check=True).stdout
-    again = genctl(*shlex.split(line)[1:], stdin=printed)
-    assert again.out == wrote["text"] + "\n"
+def test_save_writes_a_tree_that_had_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "tree.jsonl"
+    script = f"generate 3\nsave {path}\ngenerate 3\n"
+    done = genctl("explore", PROMPT, "--script", "-", stdin=script)
+    assert done.status == 0, done.err
+    assert f"the tree is saved in {path}" in done.out
+    again = genctl("explore", "--open", str(path), "--script", "-", stdin="text\n")
+    assert again.out == "Once upon a time, there was a curious girl\n"
+    taken = genctl("explore", PROMPT, "--script", "-", stdin=script)
+    assert taken.status == 2
+    assert f"save {path}: {path} exists already" in taken.err
+
+
+@pytest.mark.parametrize("flag", ["--models", "--beside"])
+def test_a_second_distribution_was_removed(flag: str) -> None:
+    done = genctl("explore", PROMPT, "--expand", "depth=1", flag, "creative")
+    assert done.status == 2
+    assert f"{flag} was removed: use genctl compare" in done.err
+
+
+def test_trust_is_not_given_to_a_checkpoint_that_a_file_names(tmp_path: Path) -> None:
+    tree = tmp_path / "t"
+    assert genctl("explore", PROMPT, "--save", str(tree), "--script", "-", stdin="generate 1\n").status == 0
+    done = genctl("explore", "--open", str(tree), "--script", "-", "--trust-remote-code", stdin="generate 1\n")
+    assert done.status == 2
+    assert f"--trust-remote-code: --open {tree} names the checkpoint" in done.err
 
 
 def test_ids_are_enough(tmp_path: Path) -> None:
@@ -206,9 +221,9 @@ def test_every_mistake_of_a_script_is_said_with_its_line(tmp_path: Path) -> None
 
 
 def test_a_command_that_cannot_be_done_is_named() -> None:
-    done = genctl("explore", PROMPT, "--script", "-", stdin="generate 2\ngoto nowhere\ngenerate 2\n")
+    done = genctl("explore", PROMPT, "--script", "-", stdin="generate 2\ngoto 99\ngenerate 2\n")
     assert done.status == 2
-    assert "goto nowhere: 'nowhere' is no bookmark (there are none yet) and no node from 0 to 2" in done.err
+    assert "goto 99: there is no node 99: the nodes are 0 to 2" in done.err
 
 
 def test_samples_of_a_temperature_of_0_are_refused() -> None:

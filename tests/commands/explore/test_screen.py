@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +10,11 @@ from typing import Any
 import pytest
 
 from genctl.commands.explore.formats import lines_of
-from genctl.commands.explore.screen_keys import KEYS, markdown_table
-from genctl.commands.explore.screen_source import TreeSource
-from genctl.tree.explorer import Explorer
-from genctl.tree.journal import read_tree
+from genctl.commands.explore.keys import KEYS, markdown_table
+from genctl.commands.explore.panes import ROWS, TENTHS, share
+from genctl.commands.explore.screen import ExploreApp
 from tests.commands.explore.app import Shown, play
-from tests.tree.trees import explorer, stories
+from tests.tree.trees import explorer
 
 SIZES = [(60, 30), (80, 24), (140, 40)]
 each_size = pytest.mark.parametrize("size", SIZES, ids=lambda size: str(size[0]))
@@ -29,7 +27,7 @@ def test_space_generates_and_the_panes_show_it(size: tuple[int, int]) -> None:
         await shown.press("space")
         tree = shown.tree
         assert tree.depths[tree.tip] == 6
-        written = "".join(tree.nodes[node].text for node in tree.branch())
+        written = "".join(tree.nodes[node].text for node in tree.path(tree.tip))
         assert written[:8] in shown.text.replace("\n", " ")
         assert "entropy" in shown.text
         assert f"logprob {tree.joints[tree.tip]:.3f}" in shown.text
@@ -41,17 +39,17 @@ def test_space_generates_and_the_panes_show_it(size: tuple[int, int]) -> None:
 def test_arrows_move_the_cursor_and_the_alternatives_follow_it() -> None:
     async def part(shown: Shown) -> None:
         await shown.press("space")
-        app, branch = shown.app, shown.tree.branch()
-        assert app.place.cursor == branch[-1]
+        app, branch = shown.app, shown.tree.path(shown.tree.tip)
+        assert app.at.cursor == branch[-1]
         await shown.press("left", "left")
-        assert app.place.cursor == branch[-3]
+        assert app.at.cursor == branch[-3]
         assert app.choices.selected == shown.tree.nodes[branch[-2]].id
         await shown.press("right")
-        assert app.place.cursor == branch[-2]
+        assert app.at.cursor == branch[-2]
         await shown.press("home")
-        assert app.place.cursor == 0
+        assert app.at.cursor == 0
         await shown.press("end")
-        assert app.place.cursor == branch[-1]
+        assert app.at.cursor == branch[-1]
 
     play(part)
 
@@ -63,12 +61,12 @@ def test_enter_takes_the_alternative_and_generates_on() -> None:
         before = len(shown.tree)
         await shown.press("enter")
         tree = shown.tree
-        taken = tree.branch()[2]
+        taken = tree.path(tree.tip)[2]
         assert tree.nodes[taken].id == wanted
         assert tree.nodes[taken].by == "take"
         assert tree.depths[tree.tip] > 3
         assert len(tree) > before
-        assert shown.app.place.tip == tree.tip
+        assert shown.app.at.tip == tree.tip
 
     play(part)
 
@@ -80,33 +78,9 @@ def test_a_digit_samples_that_many_continuations() -> None:
         assert len(tree.steps) == 1
         assert tree.steps[0].line == "sample 3"
         assert len(tree.leaves) > 1
-        assert len(shown.app.tree_pane.rows.parts) >= len(tree.leaves)
+        assert len(shown.app.tree_pane.rows) >= len(tree.leaves)
 
     play(part, explorer(max_new_tokens=12, temperature=2.0, do_sample=True))
-
-
-def test_b_beams_and_shows_the_rows_while_it_searches(monkeypatch: pytest.MonkeyPatch) -> None:
-    do = TreeSource.do
-
-    def slow(self: TreeSource, line: str, /) -> Iterator[Any]:
-        for result in do(self, line):
-            yield result
-            time.sleep(0.02)  # else the search may be over before the screen draws
-
-    monkeypatch.setattr(TreeSource, "do", slow)
-
-    async def part(shown: Shown) -> None:
-        drawn: list[int] = []
-        show = shown.app.beams.show
-        shown.app.beams.show = lambda history: (drawn.append(len(history.rows)), show(history))[1]  # type: ignore[method-assign]
-        await shown.press("b")
-        assert drawn
-        assert max(drawn) == 4
-        assert shown.tree.steps[0].line == "beams"
-        assert shown.app.choices.display
-        assert not shown.app.beams.display
-
-    play(part)
 
 
 def test_e_edits_the_text_from_here_and_forks() -> None:
@@ -116,7 +90,7 @@ def test_e_edits_the_text_from_here_and_forks() -> None:
         await shown.type(" a cat sat")
         await shown.press("f2")
         tree = shown.tree
-        assert "".join(tree.nodes[node].text for node in tree.branch()).endswith(" a cat sat")
+        assert "".join(tree.nodes[node].text for node in tree.path(tree.tip)).endswith(" a cat sat")
         assert tree.nodes[tree.tip].by == "edit"
         assert len(tree.leaves) == 2
 
@@ -134,55 +108,23 @@ def test_escape_leaves_the_editor_and_nothing_changes() -> None:
     play(part)
 
 
-def test_u_undoes_and_capital_u_redoes() -> None:
-    async def part(shown: Shown) -> None:
-        await shown.press("space", "u")
-        assert len(shown.tree) == 0
-        assert "no tokens yet" in shown.text
-        await shown.press("U")
-        assert len(shown.tree) == 6
-        assert shown.app.place.tip == shown.tree.tip
-        await shown.press("U")
-        assert "nothing is left to redo" in shown.text
-
-    play(part)
-
-
-def test_n_goes_to_the_uncertain_tokens() -> None:
-    async def part(shown: Shown) -> None:
-        await shown.press("space", "home")
-        tree, app = shown.tree, shown.app
-        places = [tree.nodes[node].parent for node in tree.branch()[1:] if tree.nodes[node].entropy >= 1.0]
-        assert places
-        for place in places:
-            await shown.press("n")
-            assert app.place.cursor == place
-        await shown.press("n")
-        assert "no token after this one" in shown.text
-        for place in places[-2::-1]:
-            await shown.press("N")
-            assert app.place.cursor == place
-
-    play(part, explorer(max_new_tokens=16, do_sample=False))
-
-
 def test_s_changes_a_knob_and_the_distribution_without_a_forward_pass() -> None:
     async def part(shown: Shown) -> None:
         await shown.press("space", "home", "right", "right")
-        space = shown.app.source.explorer.space  # type: ignore[attr-defined]
-        read = space.branches.read_tokens
+        branches = shown.app.explorer.branches
+        read = branches.read_tokens
         await shown.press("s")
         await shown.answer("top_k=2")
-        look = shown.app.look
-        assert look is not None
-        order = look.first.order
-        assert [look.first.of(int(id)).processed > float("-inf") for id in order[:3]] == [True, True, False]
-        assert look.first.how(int(order[2])) == "top_k 2 at 3"
+        found = shown.app.choices.distribution
+        assert found is not None
+        order = found.order
+        assert [found.of(int(id)).processed > float("-inf") for id in order[:3]] == [True, True, False]
+        assert found.how(int(order[2])) == "top_k 2 at 3"
         assert "top_k 2 at 3" in shown.text
-        assert space.branches.read_tokens == read
+        assert branches.read_tokens == read
         await shown.press("s")
         await shown.answer("greedy")
-        assert shown.tree.knobs["do_sample"] is False
+        assert shown.tree.settings["do_sample"] is False
         await shown.press("s")
         await shown.answer("top_q=2")
         assert "unknown setting" in shown.text
@@ -208,10 +150,10 @@ def test_s_changes_a_knob_and_the_distribution_without_a_forward_pass() -> None:
 def test_a_setting_that_cannot_be_used_is_one_line_and_changes_nothing(answer: str, words: str) -> None:
     async def part(shown: Shown) -> None:
         tree = shown.tree
-        view, steps = tree.view, list(tree.steps)
+        at, steps = tree.at, list(tree.steps)
         await shown.press("s")
         await shown.answer(answer)
-        assert (tree.view, list(tree.steps), len(tree.settings)) == (view, steps, 1)
+        assert (tree.at, list(tree.steps), tree.settings) == (at, steps, {})
         assert shown.app.failed
         assert words in shown.app.answer, shown.app.answer
         assert "\n" not in shown.app.answer
@@ -227,12 +169,12 @@ def test_a_temperature_of_0_takes_the_best_token() -> None:
         await shown.press("s")
         await shown.answer("temperature=0")
         assert not shown.app.failed, shown.app.answer
-        look = shown.app.look
-        assert look is not None
-        assert look.first.of(look.first.best).rank == 1
+        found = shown.app.choices.distribution
+        assert found is not None
+        assert found.of(found.best).rank == 1
         await shown.press("space")
         assert "generate: done" in shown.text
-        assert all(shown.tree.nodes[node].rank == 1 for node in shown.tree.branch()[1:])
+        assert all(shown.tree.nodes[node].rank == 1 for node in shown.tree.path(shown.tree.tip)[1:])
         await shown.press("3")  # nothing is drawn, so there are no samples
         assert "temperature = 0 takes the best one" in shown.text
         assert len(shown.tree) == 3
@@ -243,7 +185,7 @@ def test_a_temperature_of_0_takes_the_best_token() -> None:
 def test_x_expands_and_says_what_is_covered() -> None:
     async def part(shown: Shown) -> None:
         await shown.press("x")
-        assert shown.app.prompt.value == "mass=0.9,depth=6"
+        assert shown.app.line.value == "mass=0.9,depth=6"
         await shown.pilot.press("ctrl+u")
         await shown.answer("mass=0.5,depth=2")
         assert "of the mass" in shown.text
@@ -253,41 +195,38 @@ def test_x_expands_and_says_what_is_covered() -> None:
     play(part)
 
 
-def test_m_bookmarks_the_place() -> None:
+def test_u_undoes() -> None:
     async def part(shown: Shown) -> None:
-        await shown.press("space", "left", "m")
-        assert dict(shown.tree.bookmarks) == {"m1": shown.app.place.cursor}
-        assert "★m1" in shown.text
+        await shown.press("space", "u")
+        assert len(shown.tree) == 0
+        assert "no tokens yet" in shown.text
+        await shown.press("u")
+        assert "nothing is left to undo" in shown.text
+        await shown.press("space")  # the numbers of nodes are used again
+        assert len(shown.tree) == 6
+        assert shown.app.choices.distribution.node == shown.tree.tip  # type: ignore[union-attr]
 
     play(part)
 
 
-@each_size
-def test_d_shows_two_branches_side_by_side(size: tuple[int, int]) -> None:
+def test_b_searches_and_shows_what_it_found() -> None:
     async def part(shown: Shown) -> None:
-        await shown.press("space", "d")
-        assert "press d again" in shown.text
-        first = "".join(shown.tree.nodes[node].text for node in shown.tree.branch()[2:])
-        await shown.press("home", "right", "right", "down", "enter", "d")
-        second = "".join(shown.tree.nodes[node].text for node in shown.tree.branch()[2:])
-        seen = " ".join(shown.text.split())
-        assert "they part here" in seen
-        assert first.split()[0] in seen
-        assert second.split()[0] in seen
-        await shown.press("escape")
-        assert len(shown.app.screen_stack) == 1
+        await shown.press("b")
+        assert shown.tree.steps[0].line == "beams"
+        assert len(shown.tree.leaves) == 4
+        assert "beams: done" in shown.text
 
-    play(part, size=size)
+    play(part)
 
 
-@pytest.mark.parametrize("line", ["layers", "show 5", "find the", "why", "repeat"])
+@pytest.mark.parametrize("line", ["show 5", "find the", "why"])
 @pytest.mark.parametrize("size", [(80, 24), (140, 40)], ids=lambda size: str(size[0]))
 def test_a_dialog_shows_what_a_script_writes(line: str, size: tuple[int, int]) -> None:
     made = explorer(max_new_tokens=6, do_sample=False)
     for each in ("generate", "left 5", "set repetition_penalty=1.3"):
         made.all(each)
     written = [text for result in made.all(line) for text in lines_of(result)]
-    assert len(written) >= (1 if line == "repeat" else 2)
+    assert len(written) >= 2
 
     async def part(shown: Shown) -> None:
         await shown.press("colon")
@@ -295,53 +234,121 @@ def test_a_dialog_shows_what_a_script_writes(line: str, size: tuple[int, int]) -
         assert f"{line}: " in shown.text
         for text in written[:12]:  # the rest is scrolled
             assert "".join(text.split())[:20] in "".join(shown.text.split()).replace("│", "")
-        if line == "layers":
-            assert shown.text.count("(written: rank ") == len(written), "each line keeps what it says of the token"
         await shown.press("escape")
         assert len(shown.app.screen_stack) == 1
 
     play(part, made, size=size)
 
 
-def test_the_heads_stand_above_their_columns_after_a_beam_search() -> None:
+def test_slash_filters_the_alternatives() -> None:
     async def part(shown: Shown) -> None:
-        await shown.press("space", "home")
-        before = next(line for line in shown.lines if "rank token" in line)
-        await shown.press("b")
-        assert next(line for line in shown.lines if "rank token" in line) == before
+        await shown.press("slash")
+        await shown.type("girl")
+        choices = shown.app.choices
+        found = choices.distribution
+        assert found is not None
+        texts = [found.of(id).text for id in choices.ids]
+        assert texts
+        assert all("girl" in text for text in texts)
+        await shown.press("enter", "escape")
+        assert len(choices.ids) == ROWS
 
     play(part)
+
+
+def test_tab_moves_the_focus_and_enter_opens_a_branch_of_the_tree() -> None:
+    async def part(shown: Shown) -> None:
+        await shown.press("space", "home", "right", "down", "enter")
+        app = shown.app
+        here = app.at.tip
+        await shown.press("tab")
+        assert app.focused is app.tree_pane
+        ends = [*app.tree_pane.rows]
+        other = next(end for end in ends if end in shown.tree.leaves and end != here)
+        app.tree_pane.move_cursor(app.tree_pane.rows[other])
+        await shown.press("enter")
+        assert app.at.tip == other
+        assert app.tree_pane.rows[other].label.plain.startswith("▸")  # type: ignore[union-attr]
+        await shown.press("tab")
+        assert app.focused is app.choices
+
+    play(part)
+
+
+def test_the_mouse_moves_and_takes() -> None:
+    async def part(shown: Shown) -> None:
+        await shown.press("space")
+        app = shown.app
+        column = shown.lines[1].index(" there") + 2
+        await shown.pilot.click(offset=(column, 1))
+        await shown.settled()
+        branch = shown.tree.path(shown.tree.tip)
+        assert shown.tree.nodes[shown.tree.under(app.at)].text == " there"
+        await shown.pilot.click("#alternatives", offset=(5, 3))
+        await shown.settled()
+        assert app.choices.cursor_row == 2
+        await shown.pilot.click("#alternatives", offset=(5, 3))
+        await shown.settled()
+        assert shown.tree.steps[-1].line.startswith("take id:")
+        first = next(end for end in app.tree_pane.rows if end == branch[-1])
+        line = app.tree_pane.rows[first].line
+        await shown.pilot.click("#tree", offset=(5, 1 + line))
+        await shown.settled()
+        assert app.at.tip == branch[-1]
+
+    play(part)
+
+
+def test_without_colour_digits_show_the_probabilities() -> None:
+    async def part(shown: Shown) -> None:
+        await shown.press("space")
+        written = "".join(
+            f"{shown.tree.nodes[node].text}{TENTHS[min(int(share(shown.tree.nodes[node].logprob) * 10), 9)]}"
+            for node in shown.tree.path(shown.tree.tip)
+        )
+        assert written[:20] in shown.lines[1]
+
+    play(part, coloured=False)
+
+
+def test_keys_that_arrive_together_act_in_their_order() -> None:
+    async def part(shown: Shown) -> None:
+        await shown.burst(":set max_new_tokens=3\r:take 1 0\r")
+        assert shown.tree.settings == {"max_new_tokens": 3}
+        assert [step.line for step in shown.tree.steps] == ["set max_new_tokens=3", "take 1 0"]
+
+    play(part)
+
+
+def test_a_key_is_answered_while_the_model_writes() -> None:
+    made = explorer(max_new_tokens=40, do_sample=False)
+
+    async def part(shown: Shown) -> None:
+        await shown.send("space")
+        while len(shown.tree) < 3:
+            await shown.pilot.pause(0.01)
+        await shown.send("home", "b", "space")
+        await shown.settled()
+        assert shown.app.at.cursor == 0  # where the person went
+        assert [step.line for step in shown.tree.steps] == ["generate"]  # one command at a time
+        assert len(shown.tree) < 40
+
+    do = made.do
+
+    def slow(line: str) -> Iterator[Any]:
+        for result in do(line):
+            yield result
+            time.sleep(0.05)
+
+    made.do = slow  # type: ignore[assignment, method-assign]
+    play(part, made)
 
 
 def test_c_copies_the_text_of_the_branch() -> None:
     async def part(shown: Shown) -> None:
         await shown.press("space", "c")
         tree = shown.tree
-        assert shown.app.clipboard == "".join(tree.nodes[node].text for node in tree.branch())
-
-    play(part)
-
-
-def test_y_shows_and_copies_the_command_that_repeats_the_branch() -> None:
-    async def part(shown: Shown) -> None:
-        await shown.press("space", "y")
-        assert "genctl run" in shown.text
-        assert "genctl run" in shown.app.clipboard
-
-    play(part)
-
-
-def test_slash_filters_the_alternatives() -> None:
-    async def part(shown: Shown) -> None:
-        await shown.press("slash")
-        await shown.app.workers.wait_for_complete()
-        await shown.type("girl")
-        choices = shown.app.choices
-        texts = [choices.first.of(choices._id_at(row)).text for row in range(len(choices))]  # type: ignore[union-attr]
-        assert texts
-        assert all("girl" in text for text in texts)
-        await shown.press("enter", "escape")
-        assert len(choices) == len(choices.first)  # type: ignore[arg-type]
+        assert shown.app.clipboard == "".join(tree.nodes[node].text for node in tree.path(tree.tip))
 
     play(part)
 
@@ -364,31 +371,9 @@ def test_q_leaves() -> None:
 
 
 def test_every_key_of_the_table_has_an_action() -> None:
-    app = play(_nothing)
     for key in KEYS:
-        name = key.action.split("(")[0].removeprefix("app.")
-        assert hasattr(app, f"action_{name}")
-
-
-async def _nothing(shown: Shown) -> None:
-    pass
-
-
-def test_tab_moves_the_focus_and_enter_opens_a_branch_of_the_tree() -> None:
-    async def part(shown: Shown) -> None:
-        await shown.press("space", "home", "right", "down", "enter")
-        app = shown.app
-        here = app.place.tip
-        await shown.press("tab")
-        assert app.focused is app.tree_pane
-        rows = [part.end for part in app.tree_pane.rows.parts]
-        other = next(end for end in rows if end in shown.tree.leaves and end != here)
-        await shown.press(*(["up"] * len(rows)), *(["down"] * rows.index(other)), "enter")
-        assert app.place.tip == other
-        await shown.press("tab")
-        assert app.focused is app.text_pane
-
-    play(part)
+        name = key.action.split("(")[0]
+        assert not name or hasattr(ExploreApp, f"action_{name}")
 
 
 def test_a_command_line_does_what_a_script_does() -> None:
@@ -403,70 +388,6 @@ def test_a_command_line_does_what_a_script_does() -> None:
     play(part)
 
 
-def test_the_mouse_moves_and_takes() -> None:
-    async def part(shown: Shown) -> None:
-        await shown.press("space")
-        app = shown.app
-        flow = app.text_pane.flow
-        cell = flow.cell_of(3)
-        await shown.pilot.click("#text", offset=(cell + 1, 1 + flow.line_of(3)))
-        await shown.settled()
-        assert app.place.index == 3
-        await shown.pilot.click("#alternatives", offset=(5, 2))
-        await shown.settled()
-        assert app.choices.at == 2
-        await shown.pilot.click("#alternatives", offset=(5, 2), times=2)
-        await shown.settled()
-        assert shown.tree.steps[-1].line.startswith("take id:")
-        await shown.pilot.click("#tree", offset=(5, 1))
-        await shown.settled()
-        assert app.place.tip == app.tree_pane.selected
-
-    play(part)
-
-
-def test_without_colour_digits_show_the_probabilities() -> None:
-    async def part(shown: Shown) -> None:
-        await shown.press("space")
-        flow, lines = shown.app.text_pane.flow, shown.lines
-        row = next(number for number, line in enumerate(lines) if "Once upon a time" in line)
-        below = lines[row + 1].split("│")[1]
-        for index, piece in enumerate(flow.pieces[1:], 1):
-            if flow.line_of(index) == 0:
-                assert below[flow.cell_of(index)] == str(min(int((piece.probability or 0) * 10), 9))
-
-    play(part, coloured=False)
-
-
 def test_the_documents_have_every_key() -> None:
     document = (Path(__file__).parents[3] / "docs" / "explore.md").read_text(encoding="utf-8")
     assert markdown_table() in document
-
-
-@pytest.mark.parametrize("place", [0, 2])
-def test_a_resumed_command_that_comes_out_differently_leaves_the_screen_open(place: int, tmp_path: Path) -> None:
-    path = tmp_path / "t"
-    made = explorer(path, max_new_tokens=6, do_sample=False)
-    made.all("generate 4")
-    made.close()
-    lines = path.read_text().splitlines(keepends=True)
-    nodes = [number for number, line in enumerate(lines) if '"grown"' in line]
-    other = json.loads(lines[nodes[place]]) | {"id": 99, "text": " another"}
-    path.write_text("".join([*lines[: nodes[place]], json.dumps(other) + "\n"]))
-    content = path.read_bytes()
-    again = Explorer.reopen(stories(), path)
-
-    async def part(shown: Shown) -> None:
-        assert "does not come out the same here" in shown.text
-        assert " another" in shown.text
-        assert path.read_bytes() == content
-        assert len(shown.tree) == place + 1
-        await shown.press("space")
-        assert "generate: done" in shown.text
-        assert len(shown.tree) > place + 1
-        await shown.pilot.press("q")
-
-    app = play(part, again, first_command="resume")
-    again.close()
-    assert app.return_code == 0
-    assert read_tree(path) == again.tree

@@ -1,7 +1,7 @@
 """The commands of a tree, a row each: one language for scripts, for the line of the screen and for its keys.
 
 A line is a name and its arguments. Everything that needs no checkpoint is checked here, so that a script is checked
-whole before anything is loaded.
+as a whole before anything is loaded.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal, TypeAlias
 
+from genctl.config import removed
 from genctl.config.check import Wrong, check, did_you_mean, known
 from genctl.config.presets import parse_value
 from genctl.errors import UsageError, nearest
 
-MEMORY = 2**30  # bytes for caches and scores, where nobody says how many
+MEMORY = 2**30  # bytes for the texts that were read, by default
 Arguments: TypeAlias = "dict[str, Any]"
 
-# What a command does: it moves the cursor; writes a branch, which the cursor follows; writes several; goes back or
-# forth in what was done; changes settings; names a node; only looks.
-Kind: TypeAlias = Literal["move", "write", "fork", "back", "set", "name", "look"]
+# What a command does: it moves the cursor; writes a branch, which the cursor follows; writes several; undoes; changes
+# settings; only looks.
+Kind: TypeAlias = Literal["move", "write", "fork", "back", "set", "look"]
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,12 @@ class Call:
 
 @dataclass(frozen=True)
 class TreeCommand:
-    """A command that there is."""
+    """One command. Its function has its name: a move takes (tree, At, …) to an At, others yield from an Explorer."""
 
     usage: str  # its name and its arguments
     about: str
     read: Callable[[str], Arguments]
     kind: Kind
-    does: str  # module and function of this package. A move takes (tree, At, …) to an At, others yield from an Explorer
 
     @property
     def name(self) -> str:
@@ -51,16 +51,19 @@ class TreeCommand:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """Its function, which has its name where `does` gives none. Imports what runs the model."""
-        module, _, name = self.does.partition(".")
-        found: Callable[..., Any] = getattr(import_module(f"genctl.tree.{module}"), name or self.name)
+        """Its function. Imports what runs the model."""
+        module = {"move": "token_tree", "write": "writing", "fork": "writing"}.get(self.kind, "actions")
+        name = "set_knob" if self.name == "set" else self.name
+        found: Callable[..., Any] = getattr(import_module(f"genctl.tree.{module}"), name)
         return found
 
 
 def parse(line: str) -> Call:
-    """The command of a line. Raises UsageError, naming the nearest command for one that there is not."""
+    """The command of a line. Raises UsageError, which says what does the job of a command that there is no more."""
     name, _, rest = line.strip("\r\n").lstrip().partition(" ")
     if name not in COMMANDS:
+        if sentence := removed.sentence("explore", name):
+            raise UsageError(sentence)
         near = nearest(name, COMMANDS)
         raise UsageError(f"unknown command {name!r:.60}" + (f"; did you mean {near}?" if near else ""))
     try:
@@ -104,11 +107,15 @@ def _whole(text: str, least: int, what: str) -> int:
     return int(text)
 
 
-def _count(name: str, default: int | None, least: int = 1) -> Callable[[str], Arguments]:
-    def read(rest: str) -> Arguments:
-        return {name: _whole(rest, least, name) if rest else default}
+def _number(name: str, default: int | None) -> Callable[[str], Arguments]:
+    return lambda rest: {name: _whole(rest, 1, name) if rest else default}
 
-    return read
+
+def _two_numbers(rest: str) -> Arguments:
+    words = rest.split()
+    if len(words) > 2:
+        raise ValueError(f"two numbers at most, not {rest!r:.60}")
+    return {"k": _whole(words[0], 1, "K") if words else 4, "n": _whole(words[1], 1, "N") if len(words) > 1 else None}
 
 
 def _taken(rest: str) -> Arguments:
@@ -140,36 +147,7 @@ def _text(rest: str) -> Arguments:
     return {"text": text}
 
 
-def _node(rest: str) -> Arguments:
-    if not rest or " " in rest:
-        raise ValueError(f"one bookmark or number of a node, not {rest!r:.60}")
-    return {"name": rest}
-
-
-def _mark(rest: str) -> Arguments:
-    if " " in rest or (rest.isascii() and rest.isdigit()):
-        raise ValueError(f"{rest!r:.60} is not a name: one word, not a number")
-    return {"name": rest}
-
-
-def _two(rest: str) -> Arguments:
-    names = rest.split()
-    if not 1 <= len(names) <= 2:
-        raise ValueError("one or two branches, by bookmark or node")
-    return {"names": tuple(names)}
-
-
-def _threshold(rest: str) -> Arguments:
-    try:
-        value = float(rest) if rest else 1.0
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value < 1e6:
-        raise ValueError(f"an entropy in nats, not {rest!r:.60}")
-    return {"entropy": value}
-
-
-def _knobs(rest: str) -> Arguments:
+def _knob(rest: str) -> Arguments:
     found = re.fullmatch(r"([\w-]+)(?:\s*=|\s)\s*(.*)", rest, re.DOTALL)
     if found is None:
         raise ValueError(f"got {rest!r:.60}")
@@ -213,69 +191,29 @@ def expansion(text: str) -> Arguments:
     return found
 
 
-def _both(rest: str) -> Arguments:
-    words = rest.split()
-    if len(words) > 2:
-        raise ValueError(f"two numbers at most, not {rest!r:.60}")
-    return {"k": _whole(words[0], 1, "K") if words else 4, "n": _whole(words[1], 1, "N") if len(words) > 1 else None}
-
-
 # -- the commands ------------------------------------------------------------------------------------------------------
 
 _ROWS = (
-    TreeCommand("left [N]", "the token before", _count("n", 1), "move", "moves"),
-    TreeCommand("right [N]", "the next token of the branch", _count("n", 1), "move", "moves"),
-    TreeCommand("up", "the branch above, of those that part at the cursor", _nothing, "move", "moves"),
-    TreeCommand("down", "the branch below", _nothing, "move", "moves"),
-    TreeCommand("start", "the beginning: the end of the prompt", _nothing, "move", "moves"),
-    TreeCommand("end", "the end of the branch", _nothing, "move", "moves"),
-    TreeCommand("goto NODE", "a node, by its number or its bookmark", _node, "move", "moves"),
-    TreeCommand(
-        "next [NATS]",
-        "the next token chosen with at least this entropy (1)",
-        _threshold,
-        "move",
-        "moves.next_uncertain",
-    ),
-    TreeCommand("previous [NATS]", "the one before", _threshold, "move", "moves.previous_uncertain"),
-    TreeCommand(
-        'take RANK|id:N|"TEXT" [N]', "this token, and N more (max_new_tokens; 0: no more)", _taken, "write", "writing"
-    ),
-    TreeCommand("generate [N]", "continue from the cursor by N tokens", _count("n", None), "write", "writing"),
-    TreeCommand("sample [K] [N]", "K continuations from the cursor, each with its own seed", _both, "fork", "writing"),
-    TreeCommand(
-        "beams [K] [N]", "the K best continuations from the cursor that a beam search finds", _both, "fork", "writing"
-    ),
-    TreeCommand("edit TEXT", "another text from the cursor on", _text, "write", "writing"),
-    TreeCommand("expand mass=SHARE,depth=N", "all continuations by joint probability", expansion, "fork", "expanding"),
-    TreeCommand("undo", "take back the last step", _nothing, "back", "altering"),
-    TreeCommand("redo", "do it again", _nothing, "back", "altering"),
-    TreeCommand(
-        "set KNOB=VALUE",
-        "a setting of what follows; the distribution changes at once",
-        _knobs,
-        "set",
-        "altering.set_knob",
-    ),
-    TreeCommand("preset NAME", "the settings of a preset", _name, "set", "altering"),
-    TreeCommand("reset", "the settings that the tree began with", _nothing, "set", "altering"),
-    TreeCommand(
-        "bookmark [NAME]", "name the node at the cursor; without a name, one is made", _mark, "name", "altering"
-    ),
-    TreeCommand(
-        "show [N]",
-        "the N most probable tokens at the cursor, and what processors made of them",
-        _count("n", 20),
-        "look",
-        "looking",
-    ),
-    TreeCommand("find TEXT", "the tokens at the cursor that have this text", _text, "look", "looking"),
-    TreeCommand("why", "what each processor did to the token at the cursor", _nothing, "look", "looking"),
-    TreeCommand("layers", "what the model would say after each of its layers", _nothing, "look", "looking"),
-    TreeCommand("compare A [B]", "two branches side by side (B: the current one)", _two, "look", "looking"),
-    TreeCommand("beside", "both distributions of --models or --beside, token by token", _nothing, "look", "looking"),
-    TreeCommand("text", "the text of the branch", _nothing, "look", "looking"),
-    TreeCommand("copy", "the same, for the clipboard", _nothing, "look", "looking.text"),
-    TreeCommand("repeat", "the genctl command line that writes this branch again", _nothing, "look", "looking"),
+    TreeCommand("left [N]", "the token before", _number("n", 1), "move"),
+    TreeCommand("right [N]", "the next token of the branch", _number("n", 1), "move"),
+    TreeCommand("up", "the branch above, of those that part at the cursor", _nothing, "move"),
+    TreeCommand("down", "the branch below", _nothing, "move"),
+    TreeCommand("start", "the beginning: the end of the prompt", _nothing, "move"),
+    TreeCommand("end", "the end of the branch", _nothing, "move"),
+    TreeCommand("goto NODE", "a node, by its number", lambda rest: {"node": _whole(rest, 0, "a node")}, "move"),
+    TreeCommand('take RANK|id:N|"TEXT" [N]', "this token, and N more (max_new_tokens; 0: no more)", _taken, "write"),
+    TreeCommand("generate [N]", "continue from the cursor by N tokens", _number("n", None), "write"),
+    TreeCommand("sample [K] [N]", "K continuations from the cursor, each with its own seed", _two_numbers, "fork"),
+    TreeCommand("beams [K] [N]", "the K best continuations that a beam search finds", _two_numbers, "fork"),
+    TreeCommand("edit TEXT", "another text from the cursor on", _text, "write"),
+    TreeCommand("expand mass=SHARE,depth=N", "all continuations by joint probability", expansion, "fork"),
+    TreeCommand("undo", "take back the last step", _nothing, "back"),
+    TreeCommand("set KNOB=VALUE", "a setting of what follows; the distribution changes at once", _knob, "set"),
+    TreeCommand("preset NAME", "the settings of a preset", _name, "set"),
+    TreeCommand("show [N]", "the N most probable tokens, and what processors made of them", _number("n", 20), "look"),
+    TreeCommand("find TEXT", "the tokens at the cursor that have this text", _text, "look"),
+    TreeCommand("why", "what each processor did to the token at the cursor", _nothing, "look"),
+    TreeCommand("text", "the text of the branch", _nothing, "look"),
+    TreeCommand("save FILE", "save the tree in a new file, which gets what follows, too", _name, "look"),
 )
 COMMANDS = {row.name: row for row in _ROWS}

@@ -1,0 +1,500 @@
+"""The full screen of `genctl explore`. Its keys are commands of the tree, or move the screen's own cursor.
+
+The model runs in a thread of its own, one command after another; it answers what is looked at between two tokens. This
+thread only reads the tree, so that every key is answered at once.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shlex
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, ClassVar
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+from textual import events, on
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Container, Vertical
+from textual.message import Message
+from textual.suggester import SuggestFromList
+from textual.widgets import Input, Static
+
+from genctl.commands.explore import formats
+from genctl.commands.explore.dialogs import Dialog, Editor
+from genctl.commands.explore.keys import COLUMNS, KEYS
+from genctl.commands.explore.panes import Alternatives, TextPane, TreePane
+from genctl.config import presets
+from genctl.config.check import known
+from genctl.errors import GenctlError, count
+from genctl.terminal import theme, widgets
+from genctl.terminal.message import print_message
+from genctl.tree import token_tree
+from genctl.tree.commands import COMMANDS, parse
+from genctl.tree.distribution import Distribution
+from genctl.tree.explorer import Explorer
+from genctl.tree.results import BranchText, Covered, Result, Saved, Searching, Settings, TokenWritten
+from genctl.tree.token_tree import At
+
+POLL_S = 0.1  # how often a signal is looked for
+NARROW = 76  # columns below which the panes stand one below the other
+
+
+class ExploreApp(App[int]):
+    """Three panes, a line of input and a status line."""
+
+    CSS_PATH = "screen.tcss"
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(Binding(key.keys, key.action, show=False, priority=True) for key in KEYS if key.keys),
+        Binding("enter", "answer", show=False, priority=True),  # of the line, when it is open
+    ]
+
+    class Arrived(Message):
+        """The model has put something into the inbox."""
+
+    def __init__(self, explorer: Explorer, *, coloured: bool = True, signalled: Callable[[], int] = lambda: 0) -> None:
+        super().__init__(ansi_color=True)
+        self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (NARROW, "-middle"), (100, "-wide")]
+        self.explorer, self.shown_tree = explorer, explorer.tree
+        self.coloured, self.signalled = coloured, signalled
+        self._at = self.shown_tree.at  # the screen's own cursor
+        self.answer, self.failed = "? shows the keys", False
+        self.waiting: deque[str] = deque()  # commands, the one that runs first
+        self.written = 0  # tokens of the command that runs
+        self.times: list[float] = []  # when those came that the model chose
+        self.speed = 0.0  # tokens a second
+        self.follows = False  # whether the cursor goes with the tokens that are written
+        self.stopping = False
+        self.purpose = ""  # of the line of input
+        self.wanted = ""  # the filter
+        self.found: list[Result] = []  # by a command that looks
+        self.look: int | None = None  # a node that is looked at
+        self.inbox: deque[Callable[[], None]] = deque()  # of the model's thread, as calls for this one
+        self.outdated: set[str] = set()  # panes to draw anew
+        self.model = ThreadPoolExecutor(1, "model")
+
+    def compose(self) -> ComposeResult:
+        """The panes."""
+        with Container(id="panes"):
+            with TextPane(id="text") as text:
+                text.border_title = "text"
+            with Vertical(id="choices") as choices:
+                choices.border_title = "next token"
+                yield Alternatives(id="alternatives", cursor_type="row", cell_padding=0)
+                yield Static(id="detail", markup=False)
+            tree = TreePane(coloured=self.coloured, id="tree")
+            tree.border_title = "tree: probability, tokens"
+            yield tree
+        yield Input(id="line", compact=True, select_on_focus=False)
+        yield Static(id="status", markup=False)
+
+    def on_mount(self) -> None:
+        """Show the tree once the panes have their sizes."""
+        self.line = self.query_one("#line", Input)
+        self.choices = self.query_one("#alternatives", Alternatives)
+        self.tree_pane = self.query_one("#tree", TreePane)
+        self.line.display = False
+        self.screen.set_focus(self.choices)
+        self.set_interval(POLL_S, self._leave_on_signal)
+
+    def on_resize(self) -> None:
+        """Fit the panes to the new width."""
+        self.call_after_refresh(self.show_all)
+
+    def _leave_on_signal(self) -> None:
+        if self.signalled():
+            self.exit(self.signalled())
+
+    @property
+    def at(self) -> At:
+        """Where the person is; where the tree is, once an undo has taken that away."""
+        with self.explorer.lock:
+            is_undone = max(self._at.cursor, self._at.tip) >= len(self.shown_tree.nodes)
+            return self.shown_tree.at if is_undone else self._at
+
+    # -- what the panes show -------------------------------------------------------------------------------------------
+
+    def show_all(self) -> None:
+        """Show the place of the cursor in all panes."""
+        with self.explorer.lock:
+            self.tree_pane.show(self.shown_tree, self.at)
+        self.show_place()
+
+    def show_place(self) -> None:
+        """Show the branch, and what may follow the cursor once the model has said it."""
+        with self.explorer.lock:
+            self.query_one("#text", TextPane).show(self.shown_tree, self.at, coloured=self.coloured)
+        if not (self.waiting and self.follows):
+            self.look = self.at.cursor
+            self.model.submit(self._look)
+        self.show_status()
+
+    def show_status(self) -> None:
+        """Show what is going on, and figures of the place."""
+        state = self.answer
+        if self.waiting and not self.failed:
+            state = f"{self.waiting[0].split()[0]}: {count(self.written, 'token')} · Space stops"
+        with self.explorer.lock:
+            figures = [f"logprob {widgets.rounded(self.shown_tree.joints[self.at.cursor])}"]
+        if self.choices.distribution is not None:
+            figures.insert(0, f"entropy {self.choices.distribution.entropy:.2f}")
+        figures += [f"{self.speed:.1f} tokens/s"] if self.speed else []
+        figures += [f"{key}={value}" for key, value in self.shown_tree.settings.items()]
+        width = max(self.size.width, 20)
+        style = "bold red" if self.failed and self.coloured else "bold"
+        lines = Text(widgets.first_words(state, width), style).append("\n")
+        lines.append(widgets.first_words(" · ".join(figures), width), theme.DIM)
+        self.query_one("#status", Static).update(lines)
+        self.query_one("#detail", Static).update(Text(self.choices.detail(), theme.DIM, no_wrap=True))
+
+    def report(self, words: str, *, failed: bool = False) -> None:
+        """Answer in the status line."""
+        self.answer, self.failed = words, failed
+        self.show_status()
+
+    @on(Alternatives.RowHighlighted)
+    def _row_highlighted(self) -> None:
+        self.show_status()
+
+    # -- the thread of the model ---------------------------------------------------------------------------------------
+
+    def run_command(self, line: str, *, at: At | None = None) -> bool:
+        """Give a command to the model; with `at`, from there. False while another one writes."""
+        if any(kind_of(each) in ("write", "fork") for each in self.waiting):
+            self.report("one command at a time: Space stops what runs", failed=True)
+            return False
+        self.waiting.append(line)
+        self.stopping = False
+        self.model.submit(self._do, line, at)
+        return True
+
+    def stop(self) -> None:
+        """Stop what runs at its next token."""
+        self.stopping = True
+        self.explorer.pause()
+
+    def _do(self, line: str, at: At | None) -> None:
+        """In the thread of the model: do a command, and tell what it comes to."""
+        self._post(self._began, line)
+        error = ""
+        try:
+            if at is not None:
+                self.explorer.move(at.cursor, at.tip)
+            for result in self.explorer.do(line):
+                self._post(self._take_result, result)
+                self._look()
+                if self.stopping:  # it may have come before the command began
+                    self.explorer.pause()
+        except Exception as failed:
+            error = in_words(failed)
+        self._post(self._done, line, error)
+
+    def _look(self) -> None:
+        """In the thread of the model: answer what is looked at."""
+        node, self.look = self.look, None
+        if node is None or node >= len(self.shown_tree.nodes):
+            return
+        try:
+            found = self.explorer.distribution(node)
+            _ = found.rank(0), found.entropy, found.effects  # here, and not where keys are answered
+            self._post(self._show_distribution, node, found)
+        except Exception as failed:
+            self._post(self._show_distribution, node, None, in_words(failed))
+
+    def _post(self, take: Callable[..., None], *arguments: Any) -> None:
+        """In the thread of the model: have something taken in by the thread of the screen."""
+        first = not self.inbox
+        self.inbox.append(partial(take, *arguments))
+        if first:
+            self.post_message(self.Arrived())
+
+    @on(Arrived)
+    def _take_in(self) -> None:
+        """Take in everything that has arrived, and draw once."""
+        if not self.is_running or not self.screen_stack:
+            return
+        while self.inbox:
+            self.inbox.popleft()()
+        if "tree" in self.outdated:
+            self.show_all()
+        elif self.outdated:
+            self.show_place()
+        self.outdated.clear()
+        self.show_status()
+
+    def _began(self, line: str) -> None:
+        self.written, self.times, self.answer, self.failed = 0, [], "", False
+        self.follows = kind_of(line) == "write"
+
+    def _show_distribution(self, node: int, found: Distribution | None, error: str = "") -> None:
+        with self.explorer.lock:
+            if found is not None and node == self.at.cursor:
+                self.choices.show(found, self.shown_tree, self.at, self.wanted, coloured=self.coloured)
+        if found is None and node == self.at.cursor:
+            self.report(error, failed=True)
+
+    def _done(self, line: str, error: str) -> None:
+        self.waiting.popleft()
+        self.outdated |= {"tree", "place"}
+        if self.follows or kind_of(line) in ("move", "back", "fork"):
+            self._at = self.shown_tree.at
+        self.follows = False
+        if error:
+            self.answer, self.failed = error, True
+        elif not self.answer:
+            self.answer = "stopped" if self.stopping else f"{line.split()[0]}: done"
+        found, self.found = self.found, []
+        if found and not error:
+            lines = [line for each in found for line in formats.drawn(each, coloured=self.coloured)]
+            self.push_screen(Dialog(f"{line}: {COMMANDS[line.split()[0]].about}", Group(*lines)))
+
+    def _take_result(self, result: Result) -> None:
+        """What a command answers: in the panes, in the status line, on the clipboard, or in a dialog at its end."""
+        if isinstance(result, TokenWritten):
+            self._grow(result)
+        elif isinstance(result, Searching):
+            self.written += 1
+        elif isinstance(result, At):
+            self.answer = self.answer or result.note
+        elif isinstance(result, Settings):
+            self.answer = " · ".join([*result.notes, *(f"{key}={value}" for key, value in result.values.items())])
+        elif isinstance(result, Covered):
+            covered = widgets.percent(result.mass).strip()
+            self.answer = f"{count(result.continuations, 'continuation')}, {covered} of the mass"
+            self.answer += f": {result.reason}" if result.reason else ""
+        elif isinstance(result, BranchText):
+            self.copy_to_clipboard(result.text)
+            self.answer = f"copied {len(result.text)} characters"
+        elif isinstance(result, Saved):
+            self.answer = f"saved in {result.path}"
+        elif kind_of(self.waiting[0]) == "look":
+            self.found.append(result)
+
+    def _grow(self, result: TokenWritten) -> None:
+        self.written += 1
+        node = result.token.node
+        if result.token.by == "generate":
+            self.times.append(time.monotonic())
+            seconds = self.times[-1] - self.times[0]
+            self.speed = (len(self.times) - 1) / seconds if seconds else 0.0
+        with self.explorer.lock:
+            if self.follows:
+                self._at = At(node, node)
+                self.outdated.add("place")
+            is_there = node < len(self.shown_tree.nodes)  # not undone since
+            if not result.known and not (is_there and self.tree_pane.grow(self.shown_tree, node)):
+                self.outdated.add("tree")
+
+    # -- keys ----------------------------------------------------------------------------------------------------------
+
+    async def on_event(self, event: events.Event) -> None:
+        """Type into the line at once, so that Enter comes after all of it, however fast the keys arrive."""
+        typed = isinstance(event, events.Key) and event.is_printable and self.screen_stack and self.focused is self.line
+        if typed and isinstance(event, events.Key) and event.character is not None:
+            self.line.insert_text_at_cursor(event.character)
+        else:
+            await super().on_event(event)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Whether a key acts: not while a dialog is open, and few while a line is typed."""
+        if action not in {key.action.partition("(")[0] for key in KEYS if key.keys} | {"answer", "place"}:
+            return True
+        if len(self.screen_stack) > 1:
+            return False
+        typing = self.focused is self.line
+        return action in ("answer", "let_go", "stop_or_leave") if typing else action != "answer"
+
+    def _go(self, at: At) -> None:
+        if at.note:
+            self.report(at.note)
+        else:
+            is_other = at.tip != self.at.tip
+            self._at, self.follows = at, False
+            if is_other:
+                self.show_all()
+            else:
+                self.show_place()
+
+    def action_move(self, name: str) -> None:
+        """The move that the command of this name makes."""
+        with self.explorer.lock:
+            self._go(COMMANDS[name].function(self.shown_tree, self.at, **parse(name).arguments))
+
+    def action_place(self, node: int) -> None:
+        """Go to a node of the branch: the token after it was clicked."""
+        self._go(At(node, self.at.tip))
+
+    def action_run(self, line: str, place: str = "") -> None:
+        """A command: from the `cursor` or the `tip` of the branch, or from wherever the tree is."""
+        self.run_command(line, at={"cursor": self.at, "tip": At(self.at.tip, self.at.tip)}.get(place))
+
+    def action_pause(self) -> None:
+        """Stop what runs; else generate on from the end of the branch."""
+        if self.waiting:
+            self.stop()
+        elif self.run_command("generate", at=At(self.at.tip, self.at.tip)):
+            self.action_move("end")
+
+    @on(Alternatives.RowSelected)
+    def _take(self) -> None:
+        if self.choices.selected is not None:
+            self.run_command(f"take id:{self.choices.selected}", at=self.at)
+
+    @on(TreePane.NodeSelected)
+    def _open_branch(self, event: TreePane.NodeSelected[Any]) -> None:
+        if event.node.data is not None:
+            with self.explorer.lock:
+                self._go(token_tree.goto(self.shown_tree, self.at, event.node.data.end))
+
+    def action_edit(self) -> None:
+        """Another text from here."""
+        at = self.at
+        with self.explorer.lock:
+            rest = "".join(self.shown_tree.nodes[node].text for node in self.shown_tree.path(at.tip, at.cursor))
+
+        def edited(text: str | None) -> None:
+            if text:
+                self.run_command(f"edit {json.dumps(text, ensure_ascii=False)}", at=at)
+            elif text is not None:
+                self.report("there is no text to write", failed=True)
+
+        self.push_screen(Editor(rest), lambda text: None if text == rest else edited(text))
+
+    def action_ask(self, purpose: str, label: str, value: str = "") -> None:
+        """Open the line of input."""
+        settings = [f"{name}=" for name in sorted(known())]
+        names = sorted({preset.name for preset in presets.available()})
+        suggestions = {
+            "setting": [*settings, *names],
+            "command": [*COMMANDS, *(f"set {each}" for each in settings), *(f"preset {each}" for each in names)],
+        }.get(purpose)
+        self.purpose = purpose
+        self.line.suggester = SuggestFromList(suggestions) if suggestions else None
+        self.line.border_title = self.line.placeholder = label
+        self.line.value, self.line.cursor_position = value, len(value)
+        self.line.display = True
+        self.screen.set_focus(self.line)
+
+    @on(Input.Changed)
+    def _filter(self, event: Input.Changed) -> None:
+        if self.purpose == "filter" and self.line.display:
+            self.wanted = event.value
+            self.show_place()
+
+    def _close_line(self) -> str:
+        """Hide the line. Returns what it is for."""
+        purpose, self.purpose = self.purpose, ""
+        self.line.display = False
+        if self.focused in (self.line, None):
+            self.screen.set_focus(self.choices)
+        return purpose
+
+    @on(Input.Blurred)
+    def _left_line(self) -> None:
+        if self.line.display and self.app_focus and self.focused not in (self.line, None):
+            self._close_line()  # another pane was clicked
+
+    def action_answer(self) -> None:
+        """Do what was typed."""
+        text = self.line.value.strip()
+        purpose = self._close_line()
+        if purpose == "filter":
+            self.wanted = self.line.value
+            self.show_place()
+        elif text.lower() in ("help", "?"):
+            self.action_help()
+        elif text.lower() in ("quit", "q", "exit"):
+            self.action_leave()
+        elif text and purpose == "expand":
+            self.run_command(f"expand {text}", at=self.at)
+        elif text and purpose == "setting":
+            is_value = "=" in text or text.split()[0].replace("-", "_") in known()  # KEY=VALUE, KEY VALUE
+            self.run_command(f"{'set' if is_value else 'preset'} {text}")
+        elif text:
+            self.run_command(text, at=self.at)
+
+    def action_let_go(self) -> None:
+        """Close the line; else stop what runs, else remove the filter."""
+        if self.line.display and self._close_line() != "filter":
+            return
+        if self.waiting and not self.wanted:
+            self.stop()
+        self.wanted = ""
+        self.show_place()
+
+    def action_help(self) -> None:
+        """The keys, what the panes show, and the commands of `:`."""
+        sections: dict[str, list[tuple[str, str]]] = {
+            "": [(key.shown, key.about) for key in KEYS if key.shown],
+            "columns": list(COLUMNS),
+            "commands of : and of --script": [(row.usage, row.about) for row in COMMANDS.values()],
+        }
+        body: list[RenderableType] = []
+        for title, rows in sections.items():
+            table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+            for shown, about in rows:
+                table.add_row(Text(shown, style="bold"), Text(about))
+            body += [*([Text(f"\n{title}", style=theme.DIM)] if title else []), table]
+        self.push_screen(Dialog("help", Group(*body)))
+
+    def action_stop_or_leave(self) -> None:
+        """Stop what runs, else leave."""
+        if self.waiting:
+            self.stop()
+        elif self.line.display:
+            self.report("Escape leaves the line")
+        else:
+            self.action_leave()
+
+    def action_leave(self) -> None:
+        """Leave."""
+        self.exit(0)
+
+
+def in_words(failed: Exception) -> str:
+    """What failed, for the status line."""
+    if isinstance(failed, GenctlError):
+        return f"{failed.message}{f' ({failed.hint})' if failed.hint else ''}"
+    return f"unexpected {type(failed).__name__}: {failed} (this is a bug)"
+
+
+def kind_of(line: str) -> str:
+    """The kind of a command, as its row has it."""
+    name = line.split()[0]
+    return COMMANDS[name].kind if name in COMMANDS else ""
+
+
+def run_screen(explorer: Explorer, *, coloured: bool = True, signalled: Callable[[], int] = lambda: 0) -> int:
+    """Show a tree until the person leaves. Returns the exit status.
+
+    `signalled` is the status to exit with once a signal has come, else 0; whoever calls handles signals. Raises
+    GenctlError after the terminal is restored, if the screen itself fails.
+    """
+    app = ExploreApp(explorer, coloured=coloured, signalled=signalled)
+    errors = io.StringIO()
+    app.error_console = Console(file=errors, width=200, color_system=None)
+    status = app.run()
+    app.stop()
+    app.model.shutdown(cancel_futures=True)
+    if explorer.file is not None:
+        command = f"genctl explore --open {shlex.quote(str(explorer.file.path))}"
+        print_message(f"saved: {command} continues this tree", whole=command)
+    if app.return_code:
+        raised = errors.getvalue()
+        last = next(iter(re.findall(r"^\w+(?:Error|Exception|Exit|Matches)\b.*$", raised, re.MULTILINE)), "no message")
+        hint = "this is a bug; --debug shows where"
+        raise ScreenError(f"the screen failed: {last}", hint=hint) from RuntimeError(raised)
+    return signalled() or int(status or 0)
+
+
+class ScreenError(GenctlError):
+    """The screen failed, not the model."""

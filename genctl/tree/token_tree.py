@@ -1,0 +1,284 @@
+"""A tree of tokens: what was tried after a prompt, and where the cursor is. Plain values, no model.
+
+Nodes are numbered in the order in which they were written; 0 is the root, which stands for the prompt. Undo removes
+the nodes of the last command: they are the newest ones. A token that is written again after the same tokens is the
+same node. A tree is the fold of its changes, which are the lines of its file (`saved`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypedDict
+
+from genctl.documents.shapes import Natural
+from genctl.errors import InputError
+from genctl.events import Amount, Id, Logprob, Rank, Seed
+
+SCHEMA = "genctl-tree/2"
+ROOT = 0
+
+# Where a token comes from: the decode loop, an alternative that a person chose, a typed text, an expansion.
+By: TypeAlias = Literal["generate", "take", "edit", "expand"]
+
+
+class TreeLayer(TypedDict):
+    """Settings from one place, as `config.layers.Layer` has them."""
+
+    origin: str
+    kind: Literal["model", "user", "command", "row"]
+    typed: bool
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TreeOpened:
+    """The first line of a file: the prompt, the checkpoint and the settings that the tree began with."""
+
+    schema: str
+    model: str  # as the user named it
+    checkpoint: str  # `LoadedModel.fingerprint`
+    prompt: str
+    prompt_ids: tuple[Id, ...]
+    seed: Seed  # of the tree; the seed of each generation is derived from it
+    layers: tuple[Annotated[dict[str, Any], TreeLayer], ...] = ()  # settings of generation, lowest first
+    shown: str = ""  # the prompt as people read it, where it is a conversation
+
+
+@dataclass(frozen=True, slots=True)
+class TreeStep:
+    """A command begins that undo can take back. The nodes up to the next step are its own."""
+
+    line: str
+    runs: Natural = 0  # generations that were begun in the tree, with those of this command
+    settings: dict[str, Any] | None = None  # from now on, above those that the tree began with; None: unchanged
+
+
+@dataclass(frozen=True, slots=True)
+class TokenNode:
+    """A token."""
+
+    node: Natural  # its number, from 1
+    parent: Natural
+    id: Id
+    logprob: Logprob  # the model's own, in nats
+    text: str = ""  # the whole characters that it completes after the tokens before it
+    rank: Rank | None = None  # among the model's tokens, from 1
+    entropy: Amount | None = None  # of the model's distribution from which it was chosen, in nats
+    seed: Seed | None = None  # None where nothing was drawn
+    start: Natural = 0  # the node where its command began
+    by: By = "generate"
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """The cursor: commands act after node `cursor`, which is on the branch that ends at `tip`."""
+
+    cursor: Natural
+    tip: Natural
+    note: str = ""  # why it did not move
+
+
+@dataclass(frozen=True, slots=True)
+class StepUndone:
+    """The last step is taken back."""
+
+
+Change: TypeAlias = TreeOpened | TreeStep | TokenNode | At | StepUndone
+KINDS: dict[str, type] = {kind.__name__.lower(): kind for kind in (TreeOpened, TreeStep, TokenNode, At, StepUndone)}
+
+
+class Before(NamedTuple):
+    """What undo restores."""
+
+    line: str  # of the step
+    size: int  # the number of nodes before it
+    at: At
+    settings: dict[str, Any]
+
+
+class TokenTree:
+    """A tree, changed by `apply` alone."""
+
+    def __init__(self, opened: TreeOpened) -> None:
+        self.opened = opened
+        self.nodes = [TokenNode(ROOT, 0, -1, 0.0)]  # by number; the root is not a token
+        self.joints = [0.0]  # log-probability of all tokens down to the node
+        self.depths = [0]  # tokens after the prompt
+        self.settings_of: list[dict[str, Any]] = [{}]  # with which the node was written
+        self.at = At(ROOT, ROOT)
+        self.settings: dict[str, Any] = {}  # above those that the tree began with; replaced, never changed
+        self.steps: list[Before] = []
+        self.runs = 0  # generations that were begun, also those that were undone
+        self._children: list[dict[int, int]] = [{}]  # of each node: token id -> node, oldest first
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TokenTree) and self._state() == other._state()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _state(self) -> tuple[Any, ...]:
+        return self.opened, self.nodes, self.settings_of, self.at, self.settings, self.steps, self.runs
+
+    def __len__(self) -> int:
+        """The number of tokens."""
+        return len(self.nodes) - 1
+
+    @property
+    def cursor(self) -> int:
+        """The node after which everything happens."""
+        return self.at.cursor
+
+    @property
+    def tip(self) -> int:
+        """The end of the current branch."""
+        return self.at.tip
+
+    @property
+    def leaves(self) -> dict[int, None]:
+        """The ends of all branches."""
+        return {node: None for node, children in enumerate(self._children) if not children}
+
+    def children(self, node: int) -> list[int]:
+        """The nodes after a node, oldest first."""
+        return list(self._children[node].values())
+
+    def child(self, node: int, id: int) -> int | None:
+        """The node of a token after a node."""
+        return self._children[node].get(id)
+
+    def upwards(self, node: int, above: int = ROOT) -> Iterator[int]:
+        """The nodes from `node` up to `above`, which is left out."""
+        while node != above:
+            yield node
+            node = self.nodes[node].parent
+
+    def path(self, node: int, above: int = ROOT) -> list[int]:
+        """The nodes after `above` down to `node`."""
+        return list(self.upwards(node, above))[::-1]
+
+    def ids(self, node: int) -> tuple[int, ...]:
+        """The prompt's tokens and those down to `node`."""
+        return (*self.opened.prompt_ids, *(self.nodes[each].id for each in self.path(node)))
+
+    def length(self, node: int) -> int:
+        """The number of tokens down to `node`, the prompt's included."""
+        return len(self.opened.prompt_ids) + self.depths[node]
+
+    def above(self, node: int, depth: int) -> int:
+        """The node `depth` tokens after the prompt on the branch down to `node`, which is no higher itself."""
+        while self.depths[node] > depth:
+            node = self.nodes[node].parent
+        return node
+
+    def is_on(self, node: int, end: int) -> bool:
+        """Whether a node is on the branch down to `end`, its end included."""
+        return self.above(end, self.depths[node]) == node
+
+    def under(self, at: At | None = None) -> int | None:
+        """The token under the cursor: the next one of the branch; None at its end."""
+        at = at or self.at
+        return None if at.cursor == at.tip else self.above(at.tip, self.depths[at.cursor] + 1)
+
+    def end_of(self, node: int) -> int:
+        """The end of the newest branch through a node."""
+        while self._children[node]:
+            node = next(reversed(self._children[node].values()))
+        return node
+
+    # -- changes -------------------------------------------------------------------------------------------------------
+
+    def apply(self, change: Change) -> None:
+        """Take in one change. Raises InputError for one that does not fit those before it."""
+        if isinstance(change, TokenNode):
+            self._add(change)
+        elif isinstance(change, At):
+            self._move(change)
+        elif isinstance(change, TreeStep):
+            self.steps.append(Before(change.line, len(self.nodes), self.at, self.settings))
+            self.runs = max(self.runs, change.runs)
+            self.settings = self.settings if change.settings is None else change.settings
+        elif isinstance(change, StepUndone):
+            self._undo()
+        else:
+            raise InputError("a tree has one beginning")
+
+    def _add(self, node: TokenNode) -> None:
+        if node.node != len(self.nodes) or not self.steps:
+            where = f"follows node {len(self.nodes) - 1}" if self.steps else "is outside of a step"
+            raise InputError(f"node {node.node} {where}")
+        if node.parent >= node.node or node.id in self._children[node.parent]:
+            raise InputError(f"node {node.node} cannot stand after node {node.parent}")
+        goes_on = node.start in (node.parent, self.nodes[node.parent].start)
+        if not goes_on and (node.start >= node.node or not self.is_on(node.start, node.parent)):
+            raise InputError(f"node {node.node} began at node {node.start}, which is not above it")
+        self.nodes.append(node)
+        self.joints.append(self.joints[node.parent] + node.logprob)
+        self.depths.append(self.depths[node.parent] + 1)
+        self.settings_of.append(self.settings)
+        self._children.append({})
+        self._children[node.parent][node.id] = node.node
+        self.at = At(node.node, node.node)  # what a command leaves behind that is killed here
+
+    def _move(self, at: At) -> None:
+        if not max(at.cursor, at.tip) < len(self.nodes) or not self.is_on(at.cursor, at.tip):
+            raise InputError(f"the cursor, node {at.cursor}, is not on the branch of the tip, node {at.tip}")
+        self.at = At(at.cursor, at.tip)
+
+    def _undo(self) -> None:
+        if not self.steps:
+            raise InputError("nothing is left to undo")
+        _, size, self.at, self.settings = self.steps.pop()
+        for node in reversed(self.nodes[size:]):
+            del self._children[node.parent][node.id]
+        for column in (self.nodes, self.joints, self.depths, self.settings_of, self._children):
+            del column[size:]
+
+
+# -- moves: from a place to another one; commands move the tree's cursor by them, keys that of the screen --------------
+
+
+def left(tree: TokenTree, at: At, n: int) -> At:
+    """`n` tokens up the branch."""
+    node = tree.above(at.cursor, max(tree.depths[at.cursor] - n, 0))
+    return At(node, at.tip, "" if node != at.cursor else "this is the beginning")
+
+
+def right(tree: TokenTree, at: At, n: int) -> At:
+    """`n` tokens down the branch."""
+    node = tree.above(at.tip, tree.depths[at.cursor] + n)
+    return At(node, at.tip, "" if node != at.cursor else "this is the end of the branch")
+
+
+def up(tree: TokenTree, at: At) -> At:
+    """The branch above, of those that part at the cursor."""
+    return _sibling(tree, at, -1)
+
+
+def down(tree: TokenTree, at: At) -> At:
+    """The branch below."""
+    return _sibling(tree, at, 1)
+
+
+def _sibling(tree: TokenTree, at: At, by: int) -> At:
+    siblings, under = tree.children(at.cursor), tree.under(at)
+    if under is None or len(siblings) < 2:
+        return At(at.cursor, at.tip, "no branches part here")
+    return At(at.cursor, tree.end_of(siblings[(siblings.index(under) + by) % len(siblings)]))
+
+
+def start(tree: TokenTree, at: At) -> At:
+    """The end of the prompt."""
+    return At(ROOT, at.tip)
+
+
+def end(tree: TokenTree, at: At) -> At:
+    """The end of the branch."""
+    return At(at.tip, at.tip)
+
+
+def goto(tree: TokenTree, at: At, node: int) -> At:
+    """A node, on this branch if that has it, else on the newest one through it. Raises InputError."""
+    if node >= len(tree.nodes):
+        raise InputError(f"there is no node {node}: the nodes are 0 to {len(tree)}")
+    return At(node, at.tip if tree.is_on(node, at.tip) else tree.end_of(node))

@@ -1,0 +1,236 @@
+"""The file of a tree: cut anywhere, opened by two, of another checkpoint, damaged, foreign."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from genctl.errors import GenctlError, InputError, OutputError, UsageError
+from genctl.io.sessions import new_file
+from genctl.tree.explorer import Explorer
+from genctl.tree.saved import read_tree
+from genctl.tree.token_tree import TokenTree
+from tests.tree.trees import PROMPT, explorer, stories
+
+SCRIPT = ["generate 3", "left 2", "take 2 2", "start", "sample 2 3", "set temperature=0.7", "beams 2 2", "edit  cat",
+          "undo", "expand mass=0.3,depth=2"]  # fmt: skip
+
+
+def saved(path: Path, lines: list[str]) -> TokenTree:
+    made = explorer(path)
+    for line in lines:
+        made.all(line)
+    made.close()
+    return made.tree
+
+
+def test_a_killed_command_loses_one_line_and_the_tree_goes_on(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    saved(whole, SCRIPT)
+    content = whole.read_bytes()
+    lines = content.splitlines(keepends=True)
+    ends = [len(b"".join(lines[:count])) for count in range(1, len(lines) + 1)]
+    for count, end in enumerate(ends, 1):
+        for more in (0, 7):
+            cut.write_bytes(content[: end + more])
+            again = Explorer.reopen(stories(), cut)
+            assert cut.read_bytes() == content[:end]
+            nodes = len(again.tree)
+            again.all("take 1 0")
+            again.all("undo")
+            again.close()
+            assert (len(again.tree), read_tree(cut)) == (nodes, again.tree), count
+            cut.unlink()
+
+
+def test_commands_that_only_look_write_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    made = explorer(path)
+    for line in ("generate 3", "left 1"):
+        made.all(line)
+    content = path.read_bytes()
+    for line in ("show", "find a", "why", "text"):
+        made.all(line)
+        assert path.read_bytes() == content, line
+    made.close()
+
+
+def test_save_copies_the_tree_and_goes_on_in_the_copy(tmp_path: Path) -> None:
+    path, copy = tmp_path / "t", tmp_path / "copy"
+    made = explorer(path)
+    for line in SCRIPT:
+        made.all(line)
+    made.all(f"save {copy}")
+    content = path.read_bytes()
+    assert b'"stepundone"' in content
+    assert b'"stepundone"' not in copy.read_bytes()  # what was undone is left out
+    made.all("take 1 0")
+    made.close()
+    assert path.read_bytes() == content
+    assert read_tree(copy) == made.tree
+    again = Explorer.reopen(stories(), copy)
+    with pytest.raises(OutputError, match="exists already"):
+        again.all(f"save {path}")
+    again.close()
+
+
+def edited(path: Path, **fields: object) -> None:
+    """Change fields of the first line."""
+    first, *rest = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([json.dumps(json.loads(first) | fields) + "\n", *rest]))
+
+
+FOREIGN = {
+    "json_schema": "/etc/passwd",
+    "grammar": "../grammar.lark",
+    "ban_file": "words",
+    "amateur_model": "other/model",
+    "assistant_model": "builtin:stories",
+    "processors": [{"use": "package.module:Class"}],
+    "stopping": [{"use": "anything"}],
+    "trust_remote_code": True,
+    "allow_pickle": True,
+    "backend": "openai:http://localhost:1",
+    "adapter": "folder",
+    "nonsense": 1,
+}
+
+
+@pytest.mark.parametrize("where", ["first line", "step"])
+def test_settings_that_reach_out_are_left_out_and_told(where: str, tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    saved(path, ["generate 1"])
+    values = FOREIGN | {"top_k": 7, "processors": [*FOREIGN["processors"]]}  # type: ignore[misc]
+    if where == "step":
+        path.write_text(path.read_text() + json.dumps({"event": "treestep", "line": "set", "settings": values}) + "\n")
+    else:
+        edited(path, layers=[{"origin": "flag", "kind": "command", "typed": True, "values": values}])
+    notes: list[str] = []
+    again = Explorer.reopen(stories(), path, note=notes.append)
+    assert [note.split()[2] for note in notes] == list(FOREIGN)
+    assert again.resolved().generation.top_k == 7
+    assert again.resolved().generation.grammar is None
+    again.close()
+
+
+@pytest.mark.parametrize("schema", ["genctl-tree/1", "genctl-tree/3"])
+def test_another_format_is_refused_by_name(schema: str, tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    saved(path, [])
+    edited(path, schema=schema)
+    with pytest.raises(InputError, match=f"has the format '{schema}' of another version of genctl") as error:
+        read_tree(path)
+    assert error.value.hint == "this version reads genctl-tree/2"
+
+
+def test_no_byte_of_the_last_lines_is_a_bad_place_to_die(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    saved(whole, ["generate 2", "take 2 1"])
+    content = whole.read_bytes()
+    lines = content.splitlines(keepends=True)
+    for end in range(len(b"".join(lines[:-3])), len(content) + 1):
+        cut.write_bytes(content[:end])
+        before = len([None for number in range(len(lines)) if len(b"".join(lines[: number + 1])) <= end])
+        tree = read_tree(cut)
+        assert len(tree) == sum(
+            b'"event": "tokennode"' in line for line in lines[:before]
+        )  # at most the line at work is lost
+        if end % 9 == 0:
+            Explorer.reopen(stories(), cut).close()
+            assert cut.read_bytes() == b"".join(lines[:before])
+
+
+def test_a_file_without_its_first_line_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    saved(path, [])
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(InputError, match="it has no whole line"):
+        read_tree(path)
+
+
+def test_a_killed_process_loses_one_token_at_most(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    code = (
+        "import sys; from pathlib import Path; from tests.tree.trees import explorer\n"
+        "made = explorer(Path(sys.argv[1]))\n"
+        "for number, result in enumerate(made.do('generate 40')):\n"
+        "    print(number, flush=True)\n"
+        "    sys.stdin.readline() if number == 5 else None\n"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        while process.stdout.readline().strip() != b"5":
+            pass
+        os.kill(process.pid, signal.SIGKILL)
+    again = Explorer.reopen(stories(), path)
+    assert len(again.tree) == 6
+    again.all("generate 34")
+    again.close()
+    assert [node.id for node in again.tree.nodes] == [
+        node.id for node in saved(tmp_path / "whole", ["generate 40"]).nodes
+    ]
+
+
+def test_a_tree_is_open_once(tmp_path: Path) -> None:
+    made = explorer(tmp_path / "t")
+    with pytest.raises(UsageError, match="another run is at work on"):
+        Explorer.reopen(stories(), tmp_path / "t")
+    made.close()
+    Explorer.reopen(stories(), tmp_path / "t").close()
+
+
+def test_a_file_that_is_there_is_never_written_over(tmp_path: Path) -> None:
+    saved(tmp_path / "t", [])
+    with pytest.raises(OutputError, match="exists already") as error:
+        explorer(tmp_path / "t")
+    assert "--open" in error.value.hint
+
+
+def test_another_checkpoint_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    saved(path, ["generate 1"])
+    lines = path.read_text().splitlines(keepends=True)
+    opened = json.loads(lines[0]) | {"checkpoint": "sha256:" + "0" * 64, "model": "other/model"}
+    path.write_text(json.dumps(opened) + "\n" + "".join(lines[1:]))
+    with pytest.raises(
+        InputError, match=r"was made with other/model \(000000000000…\), and builtin:stories is another"
+    ):
+        Explorer.reopen(stories(), path)
+    path.write_text("".join(lines))
+    Explorer.reopen(stories(), path).close()
+
+
+@pytest.mark.parametrize("content", [b"", b"hello\n", b"[]\n", b'{"event": "began"}\n', b"\xff\xfe\n", b"{" * 99999])
+def test_a_foreign_file_is_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="is not the file of a tree"):
+        read_tree(path)
+
+
+@pytest.mark.parametrize("make", [lambda path: path.mkdir(), os.mkfifo, lambda path: path.symlink_to("elsewhere")])
+def test_what_is_no_regular_file_is_refused(make: object, tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    make(path)  # type: ignore[operator]
+    with pytest.raises(GenctlError, match=r"not a regular file|Is a directory|is a link"):
+        Explorer.reopen(stories(), path)
+
+
+def test_the_folder_of_sessions_is_that_of_the_platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    first = new_file("explore", PROMPT)
+    assert first.parent == tmp_path / "genctl" / "sessions"
+    assert first.parent.is_dir()
+    assert first.name.endswith("-explore-once-upon-a-time.jsonl")
+    first.touch()
+    assert new_file("explore", PROMPT) != first
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert new_file("chat", "Ünïcode?").parent == tmp_path / "home" / ".local" / "state" / "genctl" / "sessions"
