@@ -13,20 +13,19 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from genctl import params
 from genctl.commands.engine_choice import LOCAL, EngineChoice, check_launch
 from genctl.commands.messages import Messages, Reuse
 from genctl.commands.options import ModelOptions
 from genctl.config.check import shown
 from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
 from genctl.engines.protocol import Engine, EngineSetup, JobPlan, Request, trained_length_note
-from genctl.errors import Exit, GenctlError, ModelError, UsageError, count
+from genctl.errors import Exit, GenctlError, UsageError, count
 from genctl.events import Began, Event, Finished, Prefilled
 from genctl.io import writers
 from genctl.io.record_output import RecordOutput
 from genctl.io.records import error_record, finite
 from genctl.io.rows import BadRow, InputRow, random_seed, row_seed
-from genctl.terminal import first_sign
+from genctl.terminal import loading_line
 from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.standard_streams import is_terminal
 
@@ -93,12 +92,7 @@ class Job(ABC, Generic[SomeOptions]):
 
     def check_early(self, resolved: Resolved) -> None:
         """Raises UsageError for settings that cannot be used together with the options or with this launch."""
-        if any(setting.found for setting in resolved.settings.values()):
-            from genctl.config.saved_files import check_trust
-
-            check_trust(resolved.settings, self.options.trust)
-            check_download(resolved)
-            check_key(resolved)
+        check_key(resolved)
         if resolved.runtime.tensor_parallel or "WORLD_SIZE" in os.environ:  # each process would do the whole job
             check_launch(resolved.runtime, shares=self.choice.ranks)
 
@@ -237,7 +231,7 @@ class Job(ABC, Generic[SomeOptions]):
         self.load_s += time.perf_counter() - began
         if self.page is not None:
             self.page.loaded(engine)
-        first_sign.clear()
+        loading_line.clear()
         self.hide()
         self.reuse = Reuse(engine.about.prompt_cache)
         return engine
@@ -245,7 +239,7 @@ class Job(ABC, Generic[SomeOptions]):
     def planned_prompt(self, tokens: int) -> None:
         """Say how long the prompt is that is read next, where a person waits for it alone."""
         if self.live and self.lone:
-            first_sign.status(f"reading {count(tokens, 'token')}", restart=False)
+            loading_line.status(f"reading {count(tokens, 'token')}", restart=False)
 
     def show_prompt(self, row: InputRow | BadRow | None) -> None:
         """Show a prompt at once, in the line that says that the checkpoint is loaded."""
@@ -253,16 +247,16 @@ class Job(ABC, Generic[SomeOptions]):
             from genctl.terminal.text_width import middle_cells
 
             prompt = row.prompt.rstrip()
-            first_sign.show_prompt(lambda width: middle_cells(prompt, width))
+            loading_line.show_prompt(lambda width: middle_cells(prompt, width))
 
     def sign_listeners(self) -> list[Listener]:
         """What takes that line away once there is something to draw: a listener, if there is the line."""
 
         def end(event: Event) -> None:
             if not isinstance(event, (Began, Prefilled)):
-                first_sign.end()
+                loading_line.end()
 
-        return [end] if first_sign.exists() else []
+        return [end] if loading_line.exists() else []
 
     def close_engine(self, *, failed: bool = False) -> None:
         """End what the engine has started."""
@@ -386,28 +380,10 @@ def _libraries_hushed() -> Iterator[None]:
         logging.disable(before)
 
 
-def check_download(resolved: Resolved) -> None:
-    """Raises ModelError for a checkpoint that a saved file names, and that is not on this machine."""
-    from genctl.config.saved_files import to_download
-
-    key = to_download(resolved.settings)
-    if not key or not resolved.runtime.offline or resolved.runtime.backend is not None:
-        return
-    from genctl.models.resolve import needs_download
-
-    setting = resolved.settings[key]
-    if needs_download(setting.value, resolved.runtime.revision if key == "model" else None):
-        raise ModelError(
-            f"{setting.place}: {key} = {shown(setting.value)}: it is not on this machine, and nothing is downloaded "
-            "because a saved file names it",
-            hint=f"--{params.spelled(key)} {setting.value} downloads it, and so does --no-offline",
-        )
-
-
 def check_key(resolved: Resolved) -> None:
     """Raises UsageError for a server that gets a key, and that a file chooses which is not the user's own."""
     setting = resolved.settings.get("backend")
-    if setting is None or setting.found != "named" or setting.value is None:
+    if setting is None or not setting.foreign or setting.value is None:
         return
     from genctl.engines.server.address import key_of, read
 

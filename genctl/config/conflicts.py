@@ -9,17 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 from genctl.config import chat_settings
 from genctl.config.check import default, known, shown
 from genctl.config.listed_knobs import CRITERIA, LISTS, PROCESSORS, WINDOW
 from genctl.config.names import ALSO_READ_BY, SEARCHES
 from genctl.params import DRAFTING, Generation, knobs, spelled
-
-# Whose file a setting is from. "named": a settings file or preset that the command line names. "unnamed": a saved
-# chat, tree or recording, which may be somebody else's; "kept": one that genctl keeps for the user. "": all others.
-Found: TypeAlias = Literal["", "kept", "named", "unnamed"]
 
 # Knobs that refine others and have no effect without one of them: those of a processor's row, and those that say so.
 REFINES: dict[str, tuple[str, ...]] = {
@@ -39,7 +35,7 @@ class Setting:
     kind: Literal["model", "user", "command", "row"] = "user"
     typed: bool = False  # whether the user typed it for this job
     implied: bool = False  # whether it follows from other settings (see `imply`)
-    found: Found = ""  # whose file it is from, if it is not the user's own
+    foreign: bool = False  # whether it is from a file outside of the user's own folder
 
 
 class Clash(NamedTuple):

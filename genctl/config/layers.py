@@ -6,7 +6,7 @@ presets, environment variables GENCTL_*, flags and `--set`, the row's own params
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -25,10 +25,9 @@ from genctl.config.check import (
     names_file,
     shown,
 )
-from genctl.config.conflicts import Found, Merged, Rulings, Setting, imply, notices, settle
+from genctl.config.conflicts import Merged, Rulings, Setting, imply, notices, settle
 from genctl.config.listed_knobs import LISTS, check_list, code_in
 from genctl.config.names import BOOKKEEPING, FILES, OF_RUN, OUTWARD, REFUSED, UNSAFE
-from genctl.config.saved_files import stay_offline
 from genctl.config.toml import printable
 from genctl.documents import reader
 from genctl.errors import PresetError
@@ -67,7 +66,7 @@ class Layer:
     said: Kind | None = None
     broken: tuple[PresetError, ...] = ()
     typed: bool = False
-    found: Found = ""
+    foreign: bool = False
     is_user_file: bool = False
     items: Mapping[tuple[str, int, str], str] = field(default_factory=dict)
 
@@ -105,15 +104,6 @@ def flags_layer(values: Mapping[str, Any], where: Mapping[str, str] | None = Non
 def row_layer(values: Mapping[str, Any], place: str = "") -> Layer:
     """The `params` of a JSONL row; `place` names the row."""
     return Layer(f"{ROW} of {place}" if place else ROW, values, said="row")
-
-
-def values_of(layers: Iterable[Layer]) -> dict[str, list[Any]]:
-    """The values that the user sets in layers, by knob."""
-    values: dict[str, list[Any]] = {}
-    for layer in layers:
-        for key, value in layer.values.items():
-            values.setdefault(key, []).append(value)
-    return values
 
 
 @dataclass(frozen=True)
@@ -180,7 +170,7 @@ class _Reading:
                     raise Wrong(f"{key} = {shown(value)} contradicts {shown(earlier.value)} ({earlier.place})")
                 if layer.kind == "row":
                     self._check_row(key, checked)
-                self.settings[key] = Setting(checked, level, place, layer.kind, typed=typed, found=layer.found)
+                self.settings[key] = Setting(checked, level, place, layer.kind, typed=typed, foreign=layer.foreign)
             except ListMistakes as wrong:
                 self.mistaken.add(key)
                 self.mistakes += [
@@ -208,7 +198,7 @@ class _Reading:
 
     def finish(self, levels: int, *, tentative: bool = False) -> Resolved:
         """The job. Raises PresetError if anything is wrong."""
-        settings = imply(stay_offline(self.settings))
+        settings = imply(self.settings)
         settled = settle(settings)
         clashes = [clash for clash in settled.clashes if not clash.keys & self.mistaken]
         if tentative or self.incomplete:

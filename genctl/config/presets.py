@@ -24,7 +24,6 @@ from genctl.config.check import (
     shown,
     structured,
 )
-from genctl.config.conflicts import Found
 from genctl.config.layers import SET, Layer
 from genctl.config.toml import decode, parse, places, printable, read_bytes
 from genctl.documents import reader
@@ -90,9 +89,9 @@ def is_below(path: Path, folder: Path) -> bool:
     return Path(os.path.abspath(path)).is_relative_to(folder)  # noqa: PTH100
 
 
-def found_of(path: Path) -> Found:
-    """Whose a file is that the command line names: "" for the user's own and those of genctl, else "named"."""
-    return "" if is_below(path, config_home()) or is_below(path, shipped_folder()) else "named"
+def is_foreign(path: Path) -> bool:
+    """Whether a file that the command line names is neither in the user's own folder nor one of genctl's."""
+    return not is_below(path, config_home()) and not is_below(path, shipped_folder())
 
 
 def expanded(name: str) -> Path:
@@ -179,7 +178,7 @@ def _load(path: Path, chain: tuple[Path, ...], seen: set[Path]) -> list[Layer]:
             layers += _load(path.parent / parent, (*chain, real), seen)
         else:
             mistakes.append(PresetError(f"{place}: extends = {shown(parent)}: leads out of the folder of the file"))
-    own = Layer(name, table.values, table.where, "user", tuple(mistakes), found=found_of(path), items=table.items)
+    own = Layer(name, table.values, table.where, "user", tuple(mistakes), foreign=is_foreign(path), items=table.items)
     return [*layers, own]
 
 

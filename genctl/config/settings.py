@@ -18,8 +18,8 @@ from genctl.config.presets import (
     config_home,
     expanded,
     folders,
-    found_of,
     in_this_folder,
+    is_foreign,
     load,
     parse_value,
     read_table,
@@ -74,7 +74,9 @@ def file_layers(path: Path) -> list[Layer]:
     except PresetError as error:
         presets = [broken(name, error)]
     own = path == user_file()
-    layer = Layer(name, table.values, table.where, "user", found=found_of(path), is_user_file=own, items=table.items)
+    layer = Layer(
+        name, table.values, table.where, "user", foreign=is_foreign(path), is_user_file=own, items=table.items
+    )
     return [*presets, layer]
 
 

@@ -166,9 +166,6 @@ class WordWrap:
         if sent:
             self._send("".join(sent))
 
-    def flush(self) -> None:
-        """Do nothing: no text is held back."""
-
     def _start(self) -> int:
         """The cell at which the last word begins."""
         start = self._used

@@ -13,8 +13,8 @@ from genctl.errors import count
 from genctl.events import Event, Finished, Loading, Stepped
 from genctl.events.history import LaneHistory
 from genctl.terminal import theme, widgets
-from genctl.terminal.departures import Certain
 from genctl.terminal.live_region import LiveRegion
+from genctl.terminal.stable_prefix import StablePrefix
 from genctl.terminal.text_width import terminal_wrap
 
 THOUGHT_LINES = 4  # of a thought that are on the screen while it lasts
@@ -42,7 +42,7 @@ class AnswerView:
         self._open = False  # whether a line has no end yet
         self._folded = False
         self._lane: LaneHistory | None = None
-        self._certain = Certain()
+        self._certain = StablePrefix()
         self._shown = ""  # what is certain of the answer
         for kind, piece in self._splitter.feed(prefill):
             self._show(kind, piece)
@@ -72,8 +72,6 @@ class AnswerView:
         for kind, text in self._splitter.finish():
             self._show(kind, text)
         self._fold()
-        if self._wrap is not None:
-            self._wrap.flush()
         if self._open:
             self._write("\n")
         self._out.file.flush()

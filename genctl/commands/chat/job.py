@@ -35,7 +35,7 @@ from genctl.io.records import result_record
 from genctl.io.rows import BadRow, InputRow, RefusedRow
 from genctl.io.sessions import new_file
 from genctl.io.sink import Sink
-from genctl.terminal import first_sign
+from genctl.terminal import loading_line
 from genctl.terminal.standard_streams import is_terminal
 
 TEE_S = 0.05  # until what reads the pipe has shown the answer, so that the sign stands below it
@@ -148,7 +148,7 @@ class ChatJob(job.Job[ChatOptions]):
 
     def deliver(self, stack: ExitStack) -> None:
         """Hold the conversation."""
-        first_sign.end()
+        loading_line.end()
         assert self.chat is not None
         if self.interactive:
             from genctl.commands.chat.interactive import Interactive

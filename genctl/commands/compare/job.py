@@ -28,7 +28,7 @@ from genctl.errors import Exit, GenctlError, UsageError, extra, printable
 from genctl.events.results import Collector, Result
 from genctl.io.readers import all_rows
 from genctl.io.rows import BadRow, InputRow, row_seed
-from genctl.terminal import first_sign
+from genctl.terminal import loading_line
 from genctl.terminal.interrupt import Interrupt
 
 LANES = 16  # decoded at once where nothing is live and no batch size is set
@@ -138,7 +138,7 @@ class CompareJob(Job[CompareOptions]):
         engine.use_threads(sum(self.plans[place].rows for place in members) * step * self.seeds)
         self.messages.detail(*engine.notes())
         if self.live and self.lone:
-            first_sign.status("reading the prompt")
+            loading_line.status("reading the prompt")
         self.interrupt.gentle = True
         top = SHOWN_TOP if options.report is not None else 0
         report = Report(top, True, watch=engine.watched(options.watch))

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from genctl.comparing.metrics import Divergence
-from genctl.terminal import departures, theme, widgets
+from genctl.terminal import divergences, theme, widgets
 from genctl.terminal.score_formula import number
 
 SIDE_BY_SIDE = 100  # columns of a terminal from which texts stand side by side
@@ -59,7 +59,7 @@ def passage_text(passage: Passage, before: str = "") -> Text:
     What it shares with the text `before` it, of the same run, is dimmed.
     """
     text, point = passage.text, passage.divergence
-    shared = departures.leaves(text, before) if before else 0
+    shared = divergences.word_boundary(text, before) if before else 0
     at = len(text) if point is None else min(point.character, len(text))
     line = Text(widgets.visible(text[:at]))
     if point is not None:
@@ -119,11 +119,11 @@ def others_lines(passage: Passage, width: int) -> list[Text]:
     if not passage.others or passage.chosen is None:
         return []
     texts = [passage.text, *(text for _, text in passage.others[:OTHERS])]
-    found = departures.departures(texts, [()] * len(texts))
+    found = divergences.divergences(texts, [()] * len(texts))
     left = len(passage.others) - OTHERS
     more = f", {left} more are lower" if left > 0 else ""
     lines = [Text(f"score {number(passage.chosen)}; not chosen{more}:", style=theme.DIM)]
-    parts = departures.parts(texts, found, max(width - 12, 8))
+    parts = divergences.parts(texts, found, max(width - 12, 8))
     for (score, _), part in zip(passage.others, parts[1:], strict=False):
         lines.append(Text(f"  {number(score):>9} ", style=theme.DIM).append_text(part))
     return [widgets.fit(line, width) for line in lines]

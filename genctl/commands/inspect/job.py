@@ -19,7 +19,7 @@ from genctl.engines.protocol import Flow, Request
 from genctl.errors import GenctlError, InputError, UsageError, count
 from genctl.io import writers
 from genctl.io.rows import InputRow
-from genctl.terminal import first_sign
+from genctl.terminal import loading_line
 from genctl.terminal.progress_bars import LoadingBar
 
 COLUMNS = ("step", "rows", "layer", "kind", "shape", "dtype", "device", "bytes", "new")  # of --format tsv
@@ -93,7 +93,7 @@ class InspectJob(Job[InspectOptions]):
             decode([_uncached(request) for request in requests], [uncached.feed])
             if measured.written() != uncached.written():
                 self.messages.note("without a cache other tokens were written")
-        first_sign.end()
+        loading_line.end()
         self.messages.release()
 
         if self.saved is not None and not (self.failed or interrupt.status):

@@ -11,7 +11,7 @@ from rich.text import Text
 from genctl.engines.protocol import Scored
 from genctl.errors import count
 from genctl.events import Token
-from genctl.terminal import departures, theme, widgets
+from genctl.terminal import divergences, theme, widgets
 from genctl.terminal.marked_text import MarkedPiece, marked
 from genctl.terminal.text_width import first_cells, hanging, one_line
 
@@ -75,8 +75,8 @@ def ranking(entries: Sequence[Scored], by: str, width: int) -> list[Text]:
     texts = [entry.text for entry in entries]
     shown, shared = [Text(first_cells(text, room)) for text in texts], [""] * len(texts)
     cut = any(cell_len(one_line(text)) > room for text in texts)
-    if cut and (common := departures.column(found := departures.departures(texts, [()] * len(texts)))):
-        shared, shown = common, departures.parts(texts, found, max(room - len(common[0]), 8))
+    if cut and (common := divergences.column(found := divergences.divergences(texts, [()] * len(texts)))):
+        shared, shown = common, divergences.parts(texts, found, max(room - len(common[0]), 8))
     for rank, sums in enumerate(entries, 1):
         cells = {
             "mean": widgets.rounded(sums.mean),
@@ -93,7 +93,7 @@ def ranking(entries: Sequence[Scored], by: str, width: int) -> list[Text]:
         lines.append(line)
     lines = [widgets.fit(line, width) for line in lines]
     words = f"sorted by {by}; log-probabilities in nats"
-    words += f"; {departures.legend([()])}" if any(shared) else ""
+    words += f"; {divergences.legend([()])}" if any(shared) else ""
     return lines + hanging("", words + (f"; no room for {', '.join(left_out)}" if left_out else ""), width, theme.DIM)
 
 
