@@ -456,7 +456,7 @@ class Torture:
             os.kill(child, signal.SIGSTOP)
             ended = second.run(self.arguments(self.prompts, out, flag))
             os.kill(child, signal.SIGCONT)
-            self._expect(toll, f"a second run with {flag}", ended, (2,), "another run is at work on")
+            self._expect(toll, f"a second run with {flag}", ended, (2,), "is locked by another genctl process")
             return True
 
         self._expect(

@@ -34,7 +34,7 @@ def words(text: str) -> list[str]:
 
 
 def measure(written: Written) -> Values:
-    """The metrics of one sequence; None for what a server does not tell.
+    """The metrics of one sequence; None for what a server does not report.
 
     `tokens` (EOS included); `mean_logprob` per token under the model, nats; `perplexity`; `score` as the search has it;
     `entropy`, the mean of the model's distributions, nats; `distinct_1` and `distinct_2`, the share of different words

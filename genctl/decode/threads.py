@@ -123,7 +123,7 @@ class OtherLoad:
 
 
 def _busy_s() -> float | None:
-    """Seconds that the cores of this process have worked for any process; None if the system does not tell."""
+    """Seconds that the cores of this process have worked for any process; None if the system does not say."""
     try:
         lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
         own = {f"cpu{core}" for core in os.sched_getaffinity(0)}

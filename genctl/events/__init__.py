@@ -29,11 +29,11 @@ Logprob: TypeAlias = Annotated[float, Ge(-LARGEST), Le(ROUNDING)]  # nats
 Score: TypeAlias = Annotated[float, Ge(-LARGEST), Le(LARGEST)]
 Share: TypeAlias = Annotated[Known, Ge(-ROUNDING), Le(1 + ROUNDING)]  # a probability
 Amount: TypeAlias = Annotated[Known, Ge(-ROUNDING), Le(LARGEST)]
-Id: TypeAlias = Annotated[int, Ge(-(2**63)), Le(2**63 - 1)]  # of a token; below 0 where a server does not tell it
+Id: TypeAlias = Annotated[int, Ge(-(2**63)), Le(2**63 - 1)]  # of a token; below 0 where a server does not report it
 Rank: TypeAlias = Annotated[int, Ge(1), Le(2**63 - 1)]
 Seed: TypeAlias = Annotated[int, Ge(-(2**63)), Le(2**64 - 1)]
 Alternative: TypeAlias = tuple[Id, str, Logprob]  # id, text, log-probability
-UNKNOWN_ID = -1  # of a token whose id a server does not tell; its alternatives go down from there
+UNKNOWN_ID = -1  # of a token whose id a server does not report; its alternatives go down from there
 Watched: TypeAlias = tuple[Id, str, Logprob, Rank]  # id, text, log-probability, rank
 
 
@@ -97,7 +97,7 @@ class Hypothesis:
     thought: Natural | None = None  # tokens of thought, if there is a budget
     thought_cut: bool = False  # whether the budget ended the thought
     thought_text: str = ""  # that a server keeps apart from the text
-    counted: Natural = 0  # new tokens, where a server does not tell all their ids
+    counted: Natural = 0  # new tokens, where a server does not report all their ids
     seed: Seed | None = None  # its own, where a server gave it to another request than those before it
 
     @property

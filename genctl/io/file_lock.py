@@ -55,7 +55,7 @@ def lock(descriptor: int, path: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise UsageError(f"another run is at work on {printable(str(path))}") from None
+        raise UsageError(f"{printable(str(path))} is locked by another genctl process") from None
     except OSError:  # a file system without locks
         return
 

@@ -138,7 +138,7 @@ def error_record(id: str, code: str, message: str, columns: Mapping[str, Any] | 
 def token_entry(token: events.Token, *, timing: bool = False) -> dict[str, Any]:
     """One entry of `tokens`; `top` as [id, text, logprob].
 
-    `processed`, `top`, `watched` and `trace` only if there are any. An id that a server does not tell is null.
+    `processed`, `top`, `watched` and `trace` only if there are any. An id that a server does not report is null.
 
     An entry of `watched` is [id, text, logprob, rank]. A trace has its seconds with `timing`.
     """
@@ -165,7 +165,7 @@ def token_entry(token: events.Token, *, timing: bool = False) -> dict[str, Any]:
 
 
 def known_id(id: int) -> int | None:
-    """The id of a token; None for one that a server does not tell."""
+    """The id of a token; None for one that a server does not report."""
     return None if id <= events.UNKNOWN_ID else id
 
 

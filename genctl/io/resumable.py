@@ -78,7 +78,7 @@ class Resumable:
         if self.header is None or not self.journal.marks:
             if there and (self.header is None or self.path.is_symlink() or self.path.stat().st_size):
                 raise UsageError(
-                    f"{self.name} exists, and no journal says how it came about, so it cannot be resumed",
+                    f"{self.name} exists and was not written with --resume, so it cannot be resumed",
                     hint="give another --output, or --force instead of --resume to replace it",
                 )
             return None

@@ -90,7 +90,7 @@ def test_the_old_file_stays_until_the_new_one_is_whole(
     with path.open("rb") as other:  # another run is writing it
         fcntl.flock(other, fcntl.LOCK_EX)
         refused = done(words, name, path)
-    assert (refused.status, refused.err.splitlines()[-1]) == (2, f"error: another run is at work on {path}")
+    assert (refused.status, refused.err.splitlines()[-1]) == (2, f"error: {path} is locked by another genctl process")
     assert untouched()
     with monkeypatch.context() as patch:
         patch.setattr(output, "unbuffered", Full)

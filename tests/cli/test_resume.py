@@ -348,7 +348,7 @@ def test_a_file_of_somebody_else_is_neither_gone_on_with_nor_replaced(gpt2: Path
     out.write_text("precious\n")
     done = run(gpt2, given, out, "--resume")
     assert done.status == 2
-    assert "no journal says how it came about" in done.err
+    assert "was not written with --resume" in done.err
     assert "exists already" in run(gpt2, given, out).err
     assert out.read_text() == "precious\n"
     assert not beside(out).exists()
@@ -450,9 +450,9 @@ def test_nobody_writes_a_path_at_which_another_run_is_at_work(gpt2: Path, given:
     try:
         for path in (out, beside(out)):
             done = genctl("run", "-m", str(gpt2), "hi", "-n", "1", flag, str(path), "--force")
-            assert (done.status, done.err) == (2, f"error: another run is at work on {path}\n")
+            assert (done.status, done.err) == (2, f"error: {path} is locked by another genctl process\n")
         done = run(gpt2, given, out, "--resume")
-        assert (done.status, done.err) == (2, f"error: another run is at work on {out}\n")
+        assert (done.status, done.err) == (2, f"error: {out} is locked by another genctl process\n")
     finally:
         other.release()
     assert (out.read_bytes(), beside(out).read_bytes()) == before

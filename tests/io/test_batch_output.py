@@ -253,13 +253,13 @@ def test_two_runs_never_write_one_path(path: Path) -> None:
     for force in (False, True):
         with pytest.raises((OutputError, UsageError)):
             open_output(path, None, force=force)
-    with pytest.raises(UsageError, match=r"^another run is at work on .*out\.jsonl$"):
+    with pytest.raises(UsageError, match=r"out\.jsonl is locked by another genctl process$"):
         reopen(path, 0)
     first.write(b"first\n")
     first.close()
     second = open_output(path, None, force=True)  # replaces it at the end, and holds it until then
     for attempt in (lambda: open_output(path, None, force=True), lambda: reopen(path, 0)):
-        with pytest.raises(UsageError, match="another run is at work on"):
+        with pytest.raises(UsageError, match="is locked by another genctl process"):
             attempt()
     second.write(b"second\n")
     second.close()
@@ -274,7 +274,7 @@ def test_a_run_with_a_journal_is_respected_before_it_has_an_output(path: Path) -
         for attempt in (path, journal.path):
             with pytest.raises((UsageError, OutputError)) as caught:
                 open_output(attempt, None, force=force)
-            assert force is False or "another run is at work on" in caught.value.message
+            assert force is False or "is locked by another genctl process" in caught.value.message
     journal.close()
     assert list(path.parent.iterdir()) == []
 

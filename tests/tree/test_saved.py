@@ -180,7 +180,7 @@ def test_a_killed_process_loses_one_token_at_most(tmp_path: Path) -> None:
 
 def test_a_tree_is_open_once(tmp_path: Path) -> None:
     made = explorer(tmp_path / "t")
-    with pytest.raises(UsageError, match="another run is at work on"):
+    with pytest.raises(UsageError, match="is locked by another genctl process"):
         Explorer.reopen(stories(), tmp_path / "t")
     made.close()
     Explorer.reopen(stories(), tmp_path / "t").close()
