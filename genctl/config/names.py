@@ -32,18 +32,6 @@ OUTWARD = {
     **dict.fromkeys(("processors", "stopping"), "code"),
 }
 
-# What no saved chat, tree or recording sets -> what it does.
-NEVER_SAVED = {
-    "backend": "decides who gets the prompts and the key",
-    "offload_folder": "names a folder to write to",
-    "adapter": "names a folder to read an adapter from",
-    "compile": "starts a compiler and runs what it writes",
-    **dict.fromkeys(UNSAFE, "runs code that others wrote"),
-}
-OTHER_MODELS = ("assistant_model", "amateur_model")
-DOWNLOADED = ("model", *OTHER_MODELS)  # knobs whose value may be fetched from the Hub
-CHECKPOINTS = (*DOWNLOADED, "revision", "tokenizer", "adapter", "prompt_cache")
-
 # -- how knobs of sampling and search work together --------------------------------------------------------------------
 
 # Knobs of sampling with another use: contrastive search takes its candidates by top_k.

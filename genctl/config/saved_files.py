@@ -1,43 +1,31 @@
-"""What a golden file may set: how text is generated, and with which checkpoint.
+"""What the file of a chat or a tree may set: how text is generated.
 
-Such a file may come from somebody else. It cannot choose code, a server, or a file to read or write: only the user sets
-those, on the command line, in the environment, or in a settings file or preset that the command line names.
+Anybody may have written such a file, so it chooses no files, no code and no further checkpoints.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Container
 from typing import Any
 
-from genctl.config.check import default, names_file
-from genctl.config.listed_knobs import LISTS, code_in
-from genctl.config.names import CHECKPOINTS, FILES, NEVER_SAVED, OTHER_MODELS, UNSAFE
+from genctl.config.check import names_file
+from genctl.config.listed_knobs import LISTS
+
+CHECKPOINTS = ("assistant_model", "amateur_model")
 
 
-def objection(key: str, value: Any) -> str:
-    """Why a saved file may not set `key` to this value, as a verb with its object; "" if it may."""
-    if key in NEVER_SAVED:
-        return NEVER_SAVED[key] if key in UNSAFE or value not in (None, default(key)) else ""
-    if key in LISTS:
-        tables = [table for table in value if isinstance(table, dict)] if isinstance(value, (list, tuple)) else []
-        if code := code_in(key, tables):
-            return f"names code ({code})"
-        return next(filter(None, (objection(*item) for table in tables for item in table.items())), "")
-    if not isinstance(value, str):
-        return ""
-    if key in CHECKPOINTS and value.startswith(("\\\\", "//")):
-        return "names a folder of another machine"
-    if key in OTHER_MODELS:
-        return "names a checkpoint of the Hub" if may_download(value) else ""
-    is_file = key in ("prompt_cache", "draft_corpus") or (key in FILES and names_file(key, value))
-    return "names a file" if is_file else ""
-
-
-def may_download(value: Any) -> bool:
-    """Whether a checkpoint is no built-in one and no file of this machine."""
-    if not isinstance(value, str):
-        return False
-    try:
-        return not value.startswith("builtin:") and not Path(value).expanduser().exists()
-    except (OSError, RuntimeError, ValueError):
-        return False
+def objection(key: str, value: Any, allowed: Container[str]) -> str:
+    """Why a saved file may not set `key` to this value, as the end of "it …"; "" if it may."""
+    if key not in allowed:
+        return "is no setting of a saved file"
+    if key in CHECKPOINTS and value is not None:
+        return "names another checkpoint"
+    if names_file(key, value):
+        return "names a file"
+    for table in value if key in LISTS and isinstance(value, (list, tuple)) else ():
+        if not isinstance(table, dict) or table.get("use") not in LISTS[key]:
+            return "names code that is no part of genctl"
+        for name, inner in table.items():
+            if name != "use" and (why := objection(name, inner, allowed)):
+                return why
+    return ""

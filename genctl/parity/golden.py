@@ -15,8 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from genctl.config.check import Wrong, check, shown
-from genctl.config.saved_files import objection
+from genctl.config.check import Wrong, check
 from genctl.engines.protocol import never
 from genctl.errors import GenctlError, UsageError
 from genctl.identity import change, changed, checkpoint_change, versions
@@ -196,9 +195,6 @@ def _recorded(golden: Golden, side: LocalSide) -> LocalSide:
     changes: dict[str, Any] = {name: golden.knobs.get(name) for name in WEIGHTS}
     changes |= {"dtype": golden.dtype, "runtime": changes["runtime"] or planner.runtime.runtime}
     for name, value in changes.items():
-        wrong = objection(name, value)
-        if wrong and value != getattr(planner.runtime, name):
-            raise UsageError(f"{name} = {shown(value)} of the recording is not used: it {wrong}")
         try:
             check(name, value)
         except Wrong as mistake:

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from genctl import events
-from genctl.config.check import names_file, shown
+from genctl.config.check import shown
 from genctl.config.layers import Layer
 from genctl.config.listed_knobs import LISTS
+from genctl.config.saved_files import objection
 from genctl.documents import reader
 from genctl.documents.reader import Unreadable
 from genctl.errors import InputError, OutputError, printable, reason_of
@@ -27,7 +28,7 @@ from genctl.io.output import Sink, open_beside, unbuffered
 from genctl.params import Generation, knobs
 from genctl.tree.token_tree import KINDS, SCHEMA, Change, TokenTree, TreeOpened, TreeStep
 
-CHECKPOINTS = ("assistant_model", "amateur_model")  # settings that name another checkpoint
+_ALLOWED = frozenset({*knobs(Generation), *LISTS})
 
 
 def create(path: Path | Sink, opened: TreeOpened, changes: Iterable[Change] = ()) -> Sink:
@@ -192,23 +193,9 @@ def allowed(values: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     """The settings of a file without those that it may not bring along, each of which is a note."""
     held = {}
     for key, value in values.items():
-        if why := _objection(key, value):
+        if why := objection(key, value, _ALLOWED):
             note = f"the tree's {printable(key)} = {shown(value)} is not used: it {why}"
             notes += [note] if note not in notes else []
         else:
             held[key] = value
     return held
-
-
-def _objection(key: str, value: Any) -> str:
-    """Why a file may not set a key, as the end of a sentence; "" if it may."""
-    if key in LISTS:
-        tables = value if isinstance(value, (list, tuple)) else ()
-        if all(isinstance(table, dict) and table.get("use") in LISTS[key] for table in tables):
-            tables = [table for table in tables if any(names_file(name, each) for name, each in table.items())]
-        return "may name code or a file" if tables else ""
-    if key not in knobs(Generation):
-        return "is not a setting of generation"
-    if key in CHECKPOINTS and value is not None:
-        return "names another checkpoint"
-    return "names a file" if names_file(key, value) else ""

@@ -161,7 +161,7 @@ def test_a_chat_leaves_out_what_it_may_not_set_and_says_so(traps: Traps, saved: 
     traps.check(done)
     for key in values:
         assert f"note: the chat's {key} = " in done.err, key
-    words = "is not used: it is no setting that a saved chat has; --backend sets it"
+    words = "is not used: it is no setting of a saved file; --backend sets it"
     assert f'note: the chat\'s backend = "{traps.server.url}" {words}\n' in done.err
 
 

@@ -16,11 +16,11 @@ from genctl.config.chat_settings import KNOBS
 from genctl.config.check import names_file, shown
 from genctl.config.layers import Layer
 from genctl.config.listed_knobs import LISTS
+from genctl.config.saved_files import objection
 from genctl.params import Generation, knobs, spelled
 
 OF_PROMPTS = {"system", "seed", "truncate", "row_timeout", "src_lang", "tgt_lang", *KNOBS}
 SAVED = frozenset({*knobs(Generation), *LISTS, *OF_PROMPTS})
-CHECKPOINTS = ("assistant_model", "amateur_model")
 
 
 def to_save(layers: Iterable[Layer]) -> tuple[ChatLayer, ...]:
@@ -60,26 +60,8 @@ def continued(
 
 def usable(layer: Layer, note: Callable[[str], object], overriding: Iterable[str] = ()) -> Layer:
     """A layer of a file without what a file may not choose."""
-    refused = {key: why for key, value in layer.values.items() if (why := _objection(key, value))}
+    refused = {key: why for key, value in layer.values.items() if (why := objection(key, value, SAVED))}
     for key in refused.keys() - set(overriding):
         value = shown(layer.values[key])
         note(f"the chat's {key} = {value} is not used: it {refused[key]}; --{spelled(key)} sets it")
     return replace(layer, values={key: value for key, value in layer.values.items() if key not in refused})
-
-
-def _objection(key: str, value: Any) -> str:
-    """Why a file may not choose this value; "" if it may."""
-    if key not in SAVED:
-        return "is no setting that a saved chat has"
-    if key in CHECKPOINTS and value is not None:
-        return "names another checkpoint"
-    if names_file(key, value):
-        return "names a file"
-    for table in value if key in LISTS and isinstance(value, list) else ():
-        own = isinstance(table, dict) and table.get("use") in LISTS[key]
-        if not own:
-            return "names code that is no part of genctl"
-        for name, inner in table.items():
-            if name != "use" and (why := _objection(name, inner)):
-                return why
-    return ""
