@@ -135,7 +135,7 @@ def test_a_number_is_named_with_its_parameter(write: Write, causes: str) -> None
         (False, 1.0, {"min-p": 0.2}, 3),
         (False, 2.0, {"min-p": 0.4}, 3),
         (True, 2.0, {"min-p": 0.4}, 2),
-        (True, 1.0, {"top-k": 2.0, "top-p": 0.7}, 2),  # of what is kept: 0.5 of 0.8 is less than 0.7
+        (True, 1.0, {"top-k": 2.0, "top-p": 0.6}, 1),  # of what is kept: 0.5 is more than 0.6 of 0.8
         (True, 1.0, {"top-k": 3.0, "top-p": 0.5}, 1),
     ],
 )
