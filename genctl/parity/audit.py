@@ -16,8 +16,8 @@ from torch import Tensor
 from genctl.errors import percent
 from genctl.parity import ways
 from genctl.parity.audit_values import Audit, AuditPosition, TriedCause
-from genctl.parity.causes import Form, cause
-from genctl.parity.hypotheses import Hypotheses
+from genctl.parity.causes import CAUSES, GGUF, Form, cause
+from genctl.parity.hypotheses import FLASH, Hypotheses
 from genctl.parity.numbers import RAW
 from genctl.parity.oracle import Oracle
 from genctl.parity.other_models import OtherModels
@@ -25,6 +25,7 @@ from genctl.parity.rereading import kind_of
 from genctl.parity.trial import Tried, Way, beats, contains
 
 HALF = 0.5  # of what codes change may be left by a cause beside them
+BASES = 2  # forms of honest rounding beside which causes are tried, those that leave least
 LEFT = 0.1  # of all rows may be left unexplained, where a cause is named
 LEFT_TOKENS = 0.02  # of all tokens, where more rows are
 
@@ -44,19 +45,19 @@ class Auditor(Hypotheses):
             if self._is_within(nothing, self._every):
                 return self._same(nothing)
             found.append((form, nothing))
-        if self._declared is not None:
-            self._base, nothing = min(found, key=lambda pair: self._typical(pair[1], self._every))
+        for form, words in () if self._declared else ways.honest(self._oracle):
+            nothing = self._plainly(found[0][1], Way(form=form))
+            if self._is_within(nothing, self._every):
+                self._notes.append(f"{words}, as llama.cpp computes it: this is no cause")
+                return self._same(nothing)
+            found.append((form, nothing))
+        coded = [pair for pair in found if self._declared or (pair[0] and pair[0].weights in ("file", *GGUF))]
+        if coded:
+            self._base, nothing = min(coded, key=lambda pair: self._typical(pair[1], self._every))
             if (audit := self._beside_codes(nothing)) is not None:
                 return audit
-        else:
-            for form, words in ways.honest(self._oracle):
-                nothing = self._plainly(found[0][1], Way(form=form))
-                if self._is_within(nothing, self._every):
-                    self._notes.append(f"{words}, as llama.cpp computes it: this is no cause")
-                    return self._same(nothing)
-                found.append((form, nothing))
         found.sort(key=lambda pair: self._typical(pair[1], self._every) * (1 if pair[0] is None else 2))
-        return self._explained(found[:1] if self._declared else found)
+        return self._explained(found[: 1 if self._declared else BASES])
 
     def _explained(self, found: Sequence[tuple[Form | None, Tried]]) -> Audit:
         """The verdict where honest rounding is not all. `found`: each form of it, and what it leaves."""
@@ -73,8 +74,7 @@ class Auditor(Hypotheses):
                 nothing = again
             sample, first = self._begun(nothing)
             tried = self._judged(self._singles(sample, first), first, self._at(sample))
-            if not any(self._fits(one) for one in tried):
-                tried += self._judged(self._beside_flash(tried, sample, first), first, self._at(sample))
+            tried += self._judged(self._beside_flash(tried, sample, first), first, self._at(sample))
             if any(self._fits(one) for one in tried):
                 audit = self._concluded(nothing, first, [*tried], sample)
                 if audit.verdict == "explained" or len(found) == 1:
@@ -102,7 +102,7 @@ class Auditor(Hypotheses):
     def _begun(self, nothing: Tried) -> tuple[list[int], Tried]:
         sample = self._sample(nothing)
         at = self._at(sample)
-        first = Tried((), (), RAW, nothing.sizes[at], nothing.scale[at])
+        first = Tried((), (), RAW, nothing.sizes[at], nothing.scale[at], sharp=nothing.sharp[at])
         self._judged([first], first, at)
         return sample, first
 
@@ -113,7 +113,7 @@ class Auditor(Hypotheses):
         """
         moved, known = self._moved(), self.places.known
         own, codes, most = nothing.scale, float(moved[known].median()), float(moved[known].square().mean().sqrt())
-        nothing.scale = (own.square() + most**2).sqrt()
+        nothing.scale, nothing.plausible = (own.square() + most**2).sqrt(), True
         self._judged([nothing], nothing, self._at(self._every))
         is_same = self._is_within(nothing, self._every)
         self._codes = nothing.off = codes
@@ -122,8 +122,8 @@ class Auditor(Hypotheses):
         if not is_same:
             return None
         sample, first = self._begun(nothing)
-        only = ways.prompts(self._prompts, self._rows)
-        tried = self._judged(self._singles(sample, first, only=only), first, self._at(sample))
+        tried = self._singles(sample, first, only=lambda cause: cause.family == "prompt")
+        self._judged(tried, first, self._at(sample))
         best = max(tried, key=lambda one: one.total, default=first)  # all may be beaten on a row
         left, before = (self._typical(one, sample) for one in (best, first))
         if left > HALF * before or not beats(best, first, self._count):
@@ -152,6 +152,12 @@ class Auditor(Hypotheses):
         best = next((one for one in tried if self._fits(one)), first)
         if best is first or not beats(best, first, self._count):
             return self._unexplained(nothing, tried, [])
+        parts = (one for one in tried if contains(best, one) and self._fits(one) and not beats(best, one, self._count))
+        best = next(parts, best)  # what more is said is not seen
+        more = (one for one in tried if one.ways[:1] == (FLASH,) and contains(one, best) and self._fits(one))
+        if (beside := next(more, None)) is not None and not beats(best, beside, self._count):
+            note = f"{CAUSES['flash-float16'].words}, may be there, too: beside {best.words} it is not seen"
+            self._notes += [note] * (note not in self._notes)
         rivals = [one for one in tried if one.keys != best.keys and not contains(one, best)]
         doubtful = [one for one in rivals if one.plausible and not beats(best, one, self._count)]
         if doubtful:

@@ -139,7 +139,7 @@ _ARITHMETIC: tuple[tuple[str, str, str, tuple[Form, ...]], ...] = (
         Form(weights="int8", activations="int8"), Form(weights="int8", activations="int8", linears=True),
         Form(", whose sums overflow 16 bits", weights="int8", overflows=True))),
     ("int8-weights", "int8 weights", _EIGHT, (Form(weights="int8"), Form(weights="int8", linears=True))),
-    *((name, f"GGUF {name.upper()}", "use a GGUF file with more bits", (Form(weights=name),)) for name in GGUF),
+    *((name, f"GGUF {name.upper()}{{}}", "use a GGUF file with more bits", (Form(weights=name),)) for name in GGUF),
     ("int4", "int4 weights in groups of 32", _FOUR, (Form(weights="int4"), Form(weights="int4", linears=True))),
     ("int4-128", "int4 weights in groups of 128", _FOUR, (Form(weights="int4-128", linears=True),)),
     ("nf4", "NF4 weights", _FOUR, (Form(weights="nf4", linears=True),)),

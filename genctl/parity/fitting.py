@@ -32,9 +32,11 @@ _VALUES: dict[str, tuple[float, ...]] = {
 }
 _DEFAULTS = {"top-k": 40.0, "top-p": 0.95, "min-p": 0.05}  # of llama-server
 _AMOUNTS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0)
-_PENALTIES = {
-    "repetition": (1.01, 1.03, 1.05, 1.08, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0), "presence": _AMOUNTS, "frequency": _AMOUNTS,
-}  # fmt: skip
+_PENALTIES = (  # with a sign: less than 1, or than 0, rewards what is repeated
+    ("repetition", 1, (1.01, 1.03, 1.05, 1.08, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0)),
+    ("repetition", 1, (0.5, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99)),
+    *((key, sign, _AMOUNTS) for key in ("presence", "frequency") for sign in (1, -1)),
+)
 ROUNDS = 3  # of all filters in turn
 STARTS = 3  # from which they are sought
 
@@ -187,8 +189,9 @@ def _fitted_on(logits: Tensor, places: Entries) -> tuple[Entries, Tensor]:
     return places, (sums / copies.clamp(min=1)).log() + highest
 
 
-def _changed(one: Number, key: str, value: float) -> Number:
+def _changed(one: Number, key: str, value: float, sign: int = 1) -> Number:
     """A number with one more cause, whose parameter is a field of it."""
+    value *= sign
     fields: Any = {key: value, "causes": (*one.causes, (key, f"{value:.4g}")), "parameters": one.parameters + 1}
     return replace(one, **fields)
 
@@ -217,9 +220,9 @@ def _fitted(logits: Tensor, places: Entries) -> Iterator[Number]:
     for filters_first in (False, True):
         yield from _filtered(ordered, first=filters_first)
     for recent in (False, True):
-        for key, values in _PENALTIES.items():
+        for key, sign, values in _PENALTIES:
             if any(written for _, written in few.before) or key == "repetition":
-                yield _refined(partial(_changed, replace(RAW, recent=recent), key), values, rows, few)
+                yield _refined(partial(_changed, replace(RAW, recent=recent), key, sign=sign), values, rows, few)
 
 
 def several(one: Number, logits: Tensor, places: Entries) -> Iterator[Number]:

@@ -30,6 +30,9 @@ SUMMED = 800  # where a number is the sum of several
 FEWER = 60  # positions on which pairs are tried first
 WAYS = 10  # of reading, to which numbers are fitted
 PAIRS = 12  # of them are tried on the sample
+BESIDE = 12  # causes that are tried beside llama.cpp's attention
+BESIDE_DEAR = 4  # the same of a large model
+WITHIN = 3  # weights that fit, beside which it is tried
 MOVED = 10  # positions that a cause moves, at least
 RESOLVED = 4.0  # times the noise, by which it moves them
 TINY = 1e-9  # nats: nothing is moved
@@ -130,7 +133,8 @@ class Hypotheses(Rereader):
                 off = torch.where(sizes > TINY, one.off, 0.0)  # other numbers are exact
             else:
                 one.plausible = 0.3 <= slope(before, moved) <= 3.0
-        one.scale = (scale.square() + self._cut[at].square() + off**2 + self._codes**2).sqrt()
+        one.sharp = (scale.square() + self._cut[at].square()).sqrt()
+        one.scale = (one.sharp.square() + off**2 + self._codes**2).sqrt()
 
     def _moves(self, one: Tried, rows: Sequence[int]) -> bool:
         """Whether every part of a hypothesis moves numbers beyond noise."""
@@ -222,16 +226,17 @@ class Hypotheses(Rereader):
         return None if not firsts or min(firsts)[0] == 0 else min(index + prompt for index, prompt in firsts)
 
     def _singles(
-        self, sample: Sequence[int], first: Tried, *, only: Iterable[Way] | None = None, beside: tuple[Way, ...] = ()
-    ) -> list[Tried]:
-        """Every cause alone, or all numbers and `only` some ways of reading, on the sample; each `beside` others.
+        self, sample: Sequence[int], first: Tried, *, only: Callable[[Cause], bool] = lambda cause: True,
+        beside: tuple[Way, ...] = (),
+    ) -> list[Tried]:  # fmt: skip
+        """Every cause alone, or all numbers and `only` some causes, on the sample; each `beside` others.
 
         Of a large model each is first tried on the most telling row. Once one explains all, its family is the last.
         """
         self._stage("hypotheses")
         at, few = self._at(sample), self._telling(first, sample)[:1]
         part = torch.isin(at, self._at(few))
-        begin = Tried((), (), RAW, first.sizes[part], first.scale[part])
+        begin = Tried((), (), RAW, first.sizes[part], first.scale[part], sharp=first.sharp[part])
         own = part[self.places.known[at]]  # of positions with a number
         tried: list[Tried] = []
 
@@ -253,21 +258,21 @@ class Hypotheses(Rereader):
         sure = False
         with OtherModels(self._side, self._others) as models:
             others = (Way(cause(key, parameter), load=load) for key, parameter, load in models.all())
-            for way in chain(self._all_ways(first, sample), others) if only is None else only:
+            for way in chain(self._all_ways(first, sample), others):
+                assert way.cause is not None
+                if not only(way.cause) or (beside and way.form is not None and way.form.keys):  # the same cache
+                    continue
                 if self._is_dear and tried and not sure:
                     self._judged([first, *tried], first, at)
                     best = max(tried, key=lambda one: one.total)
                     gain = float((best.likelihood - first.likelihood).sum())
                     sure = self._fits(best) and gain > SURE * math.log(self._count / ERROR_RATE)
-                assert way.cause is not None
                 # a factor of the logits is the same as a temperature
                 is_alike = sure and way.cause.key == "scale-ignored" and best.number.temperature != 1.0
                 if sure and not is_alike and way.cause.family not in {one.family for one in best.causes}:
                     note = f"{best.words} explains all, so that not every cause is tried"
                     self._notes += [note] * (note not in self._notes)
                     continue
-                if beside and way.form is not None and way.form.keys:
-                    continue  # the same cache
                 try:
                     tried += found((way,), [RAW])
                 except (GenctlError, ValueError, RuntimeError) as error:
@@ -279,12 +284,19 @@ class Hypotheses(Rereader):
         return tried
 
     def _beside_flash(self, tried: Sequence[Tried], sample: Sequence[int], first: Tried) -> list[Tried]:
-        """All causes, of a large model the best ones, of an engine that computes llama.cpp's attention in float16."""
+        """The best causes, of an engine that computes llama.cpp's attention in float16.
+
+        Where weights in codes fit already, these alone: what they change may hide the attention.
+        """
         if not any(one.ways == (FLASH,) for one in [*tried, *self._beaten]):
             return []
         best = sorted((one for one in tried if one.ways and one.ways != (FLASH,)), key=lambda one: -one.total)
-        only = [one.ways[0] for one in best[:4] if one.ways[0].load is None] if self._is_dear else None
-        return self._singles(sample, first, only=only, beside=(FLASH,))
+        if any(self._fits(one) for one in tried):
+            more = [one for one in best if self._fits(one) and one.ways[0].rounds_weights][:WITHIN]
+            return [two for one in more for two in self._try((FLASH, *one.ways), [one.number], sample)]
+        causes = [one.ways[0].cause for one in best if one.ways[0].load is None or not self._is_dear]
+        causes = causes[: BESIDE_DEAR if self._is_dear else BESIDE]
+        return self._singles(sample, first, only=causes.__contains__, beside=(FLASH,))
 
     def _pairs(self, singles: Sequence[Tried], sample: Sequence[int], first: Tried, at: Tensor) -> list[Tried]:
         """Causes together: every way of reading with every number, and the best ways that change different things."""
@@ -319,7 +331,7 @@ class Hypotheses(Rereader):
         logits, places = self._read_as((), group), self._few(group)
         more = [two for one in singles if not one.ways for two in several(one.number, logits, places)]
         screened += self._try((), more, few) if more else []
-        begin = Tried((), (), RAW, first.sizes[part], first.scale[part])
+        begin = Tried((), (), RAW, first.sizes[part], first.scale[part], sharp=first.sharp[part])
         self._judged([begin, *screened], begin, self._at(few))
         screened.sort(key=lambda one: -one.total)
         for one in screened[: 2 if self._is_dear else PAIRS]:

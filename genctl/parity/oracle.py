@@ -79,7 +79,7 @@ class Oracle:
         named = model.named_tensors() if isinstance(model, NativeModel) else model.named_parameters()
         self.stored = {tensor.dtype for _, tensor in named if tensor.is_floating_point()}
         self.parts = _parts(model, types)
-        self._codes: tuple[Form | None, dict[int, Tensor]] = (None, {})  # of the form that was read last
+        self._codes: tuple[str, dict[int, Tensor]] = ("", {})  # of the weights that were rounded last
 
     def exact(self, readings: Sequence[Reading], dtype: torch.dtype) -> Tensor:
         """Logits f64 [M, V] of the wanted positions, with weights of `dtype`, without any rounding."""
@@ -126,8 +126,8 @@ class Oracle:
         return bool(some)
 
     def _coded(self, form: Form, dtype: torch.dtype, wide: torch.dtype) -> Coded:
-        if self._codes[0] != form:
-            self._codes = form, {}
+        if self._codes[0] != form.weights:
+            self._codes = form.weights, {}
         spec: Any = getattr(self.side.session.loaded.model, "spec", None)
         return Coded(
             self._weights(dtype), form, wide, parts=self.parts, layers=getattr(spec, "layers", 1),

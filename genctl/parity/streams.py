@@ -110,6 +110,10 @@ class Streams:
             return
         about = _object(event, "meta_info") or event
         key = f"{hint.__name__} {about.get('id')} {about.get('id_slot')}"
+        if key not in self._answers and event.get("stop") is True and not event.get("completion_probabilities"):
+            # llama-server names its slot in the last event alone
+            begun = (name for name, one in self._answers.items() if one.open and name.startswith(hint.__name__))
+            key = next(begun, key)
         try:
             event = value_of(hint, event)
         except BadShape as error:

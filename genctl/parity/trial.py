@@ -37,6 +37,11 @@ class Way:
         """Whether numbers are rounded otherwise: how exactly an engine does so is not known."""
         return self.dtype is not None or (self.form is not None and self.form.shift is None)
 
+    @property
+    def rounds_weights(self) -> bool:
+        """Whether weights are rounded."""
+        return self.dtype is not None or (self.form is not None and bool(self.form.weights))
+
     def and_(self, other: Way) -> Way:
         """Both; the causes stay those of `self`."""
         form = self.form and other.form and self.form.and_(other.form)
@@ -64,6 +69,7 @@ class Tried:
     tail: float = math.nan  # their quantile `hypotheses.TAIL`
     explained: float = 0.0  # of the difference
     off: float = 0.0  # nats, by which an engine may round otherwise than its form says
+    sharp: Tensor = field(default_factory=lambda: torch.zeros(0))  # f64, the noise where it rounds just so
     plausible: bool = True  # the direction of what it changes is in the data, not only the size
 
     @property
@@ -101,12 +107,20 @@ def excess(one: Tried, known: Tensor) -> float:
 
 
 def likelihood(one: Tried, known: Tensor) -> Tensor:
-    """The logarithm of the density of what is left at each known position, for the scale that suits it best."""
+    """The logarithm of the density of what is left at each known position, for the scale that suits it best.
+
+    Codes of an engine are those of its form at some positions, and once rounding moves one of them, others follow: half
+    of the density is that of the noise alone.
+    """
     size = one.sizes[known] + 1e-12
+    scales = [one.scale[known], one.sharp[known] if len(one.sharp) else one.scale[known]]
     best: Tensor | None = None
     for factor in (0.35, 0.5, 0.7, 1.0, 1.4, 2.0):
-        scale = one.scale[known] * factor
-        found = -scale.log() - (FREEDOM + 1) / 2 * (1 + (size / scale).square() / FREEDOM).log()
+        wide, sharp = (
+            -(scale * factor).log() - (FREEDOM + 1) / 2 * (1 + (size / (scale * factor)).square() / FREEDOM).log()
+            for scale in scales
+        )
+        found = torch.logaddexp(wide, sharp) - math.log(2)
         if best is None or float(found.sum()) > float(best.sum()):
             best = found
     assert best is not None

@@ -51,21 +51,21 @@ def arithmetic(oracle: Oracle, dtype: torch.dtype, said: str | None, *, dear: bo
     is_wide = torch.float32 in oracle.stored and dtype == torch.float32
     heads = getattr(getattr(model, "spec", None), "head_dim", 1)
     for key in ("bfloat16", "float16"):
-        if is_wide:
+        if is_wide and not oracle.holds(FORMS[key][0]):  # else it would only allow for more rounding
             yield Way(cause(key), dtype=DTYPES[key])
-    files: set[tuple[str, ...]] = set()
+    alike: dict[tuple[str, ...], list[str]] = {}  # files whose matrices have the same types
+    for key in GGUF:
+        alike.setdefault(oracle.types(FORMS[key][0]) if oracle.parts else (key,), []).append(key)
+    others = {first: more for first, *more in alike.values()}
     for key, forms in FORMS.items():
-        if (said and key.startswith(said)) or (key in DTYPES and not is_wide):
+        if (said and key.startswith(said)) or (key in DTYPES and not is_wide) or (key in GGUF and key not in others):
             continue
         for form in forms:
             slow = (form.overflows and dear) or (form.weights in SEARCHED and not searched)
             if slow or (form.rotated and heads % 64) or (form.weights and oracle.holds(form)):
                 continue  # a form that the weights have already is what the reference is
-            if form.weights in GGUF and oracle.parts:
-                if (types := oracle.types(form)) in files:
-                    continue
-                files.add(types)
-            yield Way(cause(key, form.parameter), form=form)
+            more = " and ".join(map(str.upper, others.get(key, ())))
+            yield Way(cause(key, form.parameter or (more and f" (or {more}, the same here)")), form=form)
 
 
 def shifted(rows: Sequence[AuditRow], parts: int | None) -> Iterator[Way]:

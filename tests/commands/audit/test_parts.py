@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,12 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from genctl.parity import entries, fitting, numbers, rereading
+from genctl.parity import entries, fitting, ggml, numbers, rereading, ways
+from genctl.parity.audit import Auditor
 from genctl.parity.causes import FORMS, Form
 from genctl.parity.hypotheses import Hypotheses
+from genctl.parity.oracle import Oracle
+from genctl.parity.prompts import AuditPrompts, AuditRow
 from genctl.parity.trial import Way
 from genctl.parity.values import Text
-from tests.commands.audit.traces import BOS, MARKS, auditor, reference, rollouts
+from scripts import make_traces
+from tests.commands.audit.traces import BOS, MARKS, STORIES, auditor, reference, rollouts
+from tests.parity.sides import side
 
 pytestmark = MARKS
 
@@ -100,3 +106,67 @@ def test_a_cause_fits_where_no_more_is_left_than_rounding_allows(ratio: float, t
     audit: Any = SimpleNamespace(noise=lambda dtype: SimpleNamespace(typical_allowed=2.0, allowed=5.0), _dtype=None)
     one: Any = SimpleNamespace(ratio=ratio, tail=tail, plausible=True, causes=("temperature",))
     assert Hypotheses._fits(audit, one) is fits
+
+
+def test_what_the_weights_are_already_is_no_cause() -> None:
+    """Float16 weights were named where the checkpoint holds float16: a wider tolerance explains anything."""
+    found = ways.arithmetic(auditor(rollouts()[:1])._oracle, torch.float32, None, dear=False, searched=True)
+    words = {way.cause.key: way.cause.sentence for way in found if way.cause is not None}
+    assert "float16" not in words
+    assert "bfloat16" in words
+    assert words["q5_1"] == "GGUF Q5_1 (or Q5_K_S, the same here)"
+    assert words["q8_0"] == "GGUF Q8_0 (or Q6_K, the same here)"
+    assert not {"q5_k_s", "q6_k"} & words.keys()
+
+
+def test_prompts_change_where_their_names_say() -> None:
+    one = auditor(rollouts()[:1])
+    ids = one._rows[0].text.prompt_ids
+    end = reference().session.loaded.tokenizer.eos_token_id
+    found = {key: prompts[0] for key, _, prompts in one._prompts.changes(one._rows)}
+    assert found["bos-missing"] == ids[1:]
+    assert found["bos-doubled"] == (BOS, *ids)
+    assert found["eos-appended"] == (*ids, end)
+    assert "bos-added" not in found
+    without = [replace(row, text=replace(row.text, prompt_ids=ids[1:])) for row in one._rows]
+    found = {key: prompts[0] for key, _, prompts in one._prompts.changes(without)}
+    assert found["bos-added"] == ids
+    assert not {"bos-missing", "bos-doubled"} & found.keys()
+
+
+@pytest.mark.parametrize(("temperature", "verdict", "causes"), [(1.0, "same", []), (0.7, "explained", ["temperature"])])
+def test_a_file_in_blocks_is_its_own_reference(
+    temperature: float, verdict: str, causes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers of 9 of 12 files were accused: rounding alone moves rows to other codes, and what follows with them."""
+    random = torch.Generator().manual_seed(1)
+    plain, size, beside = ggml.TYPES["q8_0"]
+
+    def moved(blocks: Tensor) -> Tensor:
+        return plain(blocks + 2e-4 * blocks.abs().amax(-1, True) * torch.randn(blocks.shape, generator=random))
+
+    make_traces.gguf(STORIES, tmp_path / "stories.gguf", "Q4_0")
+    one = side(tmp_path / "stories.gguf", whole=True, dtype="float32", dequantize=True)
+    prompts = AuditPrompts(one.session.loaded, one.resolved, bos=BOS)
+    rows = auditor(rollouts())._rows
+    oracle = Oracle(one, "native")
+    with torch.inference_mode():
+        with monkeypatch.context() as context:
+            context.setitem(ggml.TYPES, "q8_0", (moved, size, beside))
+            texts = [row.text for row in rows]
+            logits = oracle.exactly(torch.float32, lambda: rereading._read(oracle.side, texts), Form(weights="file"))
+        spread = iter((logits / temperature).log_softmax(-1))
+        audit = Auditor(one, [_with_numbers(row, spread) for row in rows], prompts, dtype=torch.float32)
+        found = audit.run("stories")
+    assert (found.verdict, [cause.key for cause in found.causes]) == (verdict, causes), found.reason
+
+
+def _with_numbers(row: AuditRow, spread: Iterator[Tensor]) -> AuditRow:
+    """A row with the numbers of an engine, and lists of ten."""
+    own = [next(spread) for _ in row.text.token_ids]
+    numbers = tuple(float(each[id]) for each, id in zip(own, row.text.token_ids, strict=True))
+    best = [each.topk(10) for each in own]
+    tops = (dict(zip(one.indices.tolist(), one.values.tolist(), strict=True)) for one in best)
+    others = tuple({id: value for id, value in top.items() if id != chosen}
+                   for top, chosen in zip(tops, row.text.token_ids, strict=True))  # fmt: skip
+    return replace(row, numbers=numbers, tops=others)

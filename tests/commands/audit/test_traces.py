@@ -107,9 +107,9 @@ def _chat(id: str | None, text: str, index: int = 0, end: str | None = None) -> 
         {"index": index, "delta": {"content": text or None}, "logprobs": logprobs, "finish_reason": end}]}  # fmt: skip
 
 
-def _llama(text: str, *, stop: bool = False) -> dict[str, Any]:
+def _llama(text: str, *, stop: bool = False, slot: int = 0) -> dict[str, Any]:
     entries = {"completion_probabilities": [{**ENTRY, "token": text}], "tokens": [14]} if text else {"tokens": []}
-    return {"index": 0, "id_slot": 0, "content": text, "stop": stop, **entries}
+    return {"index": 0, "id_slot": slot, "content": text, "stop": stop, **entries}
 
 
 def _ollama(text: str, *, done: bool = False) -> dict[str, Any]:
@@ -127,10 +127,12 @@ def _sglang(text: str) -> dict[str, Any]:
         ([_chat(None, ","), _chat(None, "x", end="length"), _chat(None, "y"), _chat(None, "z")], [",x", "yz"]),
         ([_chat("a", "x", 1), _chat("a", "y"), _chat("a", "z", 1)], ["y", "xz"]),
         ([_llama(","), _llama("x"), _llama("", stop=True), _llama("y"), _llama("", stop=True)], [",x", "y"]),
+        ([*(_llama(text, slot=-1) for text in ",x"), _llama("", stop=True), _llama("y", slot=-1),
+          _llama("", stop=True)], [",x", "y"]),
         ([_ollama(","), _ollama("x"), _ollama("", done=True), _ollama("y", done=True)], [",x", "y"]),
         ([_sglang(","), _sglang(",x"), _sglang(",xy")], [",xy"]),
     ],
-    ids=["interleaved", "without ids", "choices", "llama-server", "Ollama", "SGLang"],
+    ids=["interleaved", "without ids", "choices", "llama-server", "a slot in the last event alone", "Ollama", "SGLang"],
 )  # fmt: skip
 @pytest.mark.parametrize("before", ["data: ", ""])
 def test_events_of_a_stream_are_one_answer(events: list[Any], texts: list[str], before: str, tmp_path: Path) -> None:
