@@ -243,7 +243,7 @@ def _run(arguments: list[str]) -> int:
             return _traceback(error, status)
         if isinstance(error, OSError) and error.filename is None and error.errno in _UNWRITTEN:
             return unwritten(error)
-        return _say(message, hint, status, color=_color(arguments))
+        return _print_error(message, hint, status, color=_color(arguments))
 
 
 def _color(arguments: Sequence[str]) -> str:
@@ -259,12 +259,12 @@ def _usage(error: typer.TyperException, arguments: Sequence[str]) -> int:
         print(context.get_help(), file=sys.stderr)
         return int(Exit.USAGE)
 
-    if gone := _removed(error, context, arguments):
-        return _say(gone, "", int(Exit.USAGE), color=_color(arguments))
+    if removed_error := _removed(error, context, arguments):
+        return _print_error(removed_error, "", int(Exit.USAGE), color=_color(arguments))
     flag = vars(error).get("option_name", "")
     message = plain_words(error.message if "option_name" in vars(error) else error.format_message(), arguments)
     hint = "" if context is None else option_hint(context, flag)
-    return _say(message, hint, int(Exit.USAGE), color=_color(arguments))
+    return _print_error(message, hint, int(Exit.USAGE), color=_color(arguments))
 
 
 def _removed(error: typer.TyperException, context: Any, arguments: Sequence[str]) -> str:
@@ -301,10 +301,10 @@ def unwritten(error: OSError) -> int:
     drop_stdout()
     if isinstance(error, BrokenPipeError):
         return int(Exit.DONE)
-    return _say(f"the output could not be written: {error.strerror} (stdout)", "", int(Exit.USAGE))
+    return _print_error(f"the output could not be written: {error.strerror} (stdout)", "", int(Exit.USAGE))
 
 
-def _say(message: str, hint: str, status: int, *, color: str = "auto") -> int:
+def _print_error(message: str, hint: str, status: int, *, color: str = "auto") -> int:
     from genctl.terminal.message import print_message
 
     try:

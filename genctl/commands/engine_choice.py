@@ -126,7 +126,7 @@ def number_of(options: Any) -> int | None:
 def refused(*rows: Conflict) -> tuple[Conflict, ...]:
     """Conflicts with workers. Sentences follow the flag that asks for them."""
 
-    def asked(name: str, when: Callable[[Any], object]) -> Callable[[Any], object]:
+    def with_option(name: str, when: Callable[[Any], object]) -> Callable[[Any], object]:
         return lambda options: wanted(options) == flag_of(name) and when(options)
 
     number: Conflict = (
@@ -135,7 +135,7 @@ def refused(*rows: Conflict) -> tuple[Conflict, ...]:
     )
     return (
         number,
-        *((asked(name, when), f"{flag_of(name)} {sentence}") for when, sentence in rows for name in FLAGS),
+        *((with_option(name, when), f"{flag_of(name)} {sentence}") for when, sentence in rows for name in FLAGS),
     )
 
 

@@ -133,7 +133,7 @@ class CommandGroup(TyperGroup):
         if self.get_command(ctx, name) is None and not ctx.resilient_parsing:
             if not ctx.parent and (error := removed.sentence("command", name, shown=f"genctl {name}")):
                 raise UsageError(error)
-            near = meant(name, self.list_commands(ctx), cutoff=0.6)
+            near = closest(name, self.list_commands(ctx), cutoff=0.6)
             shown = name if name.isprintable() else ascii(name)[1:-1]
             hint = f'did you mean "{near}"?' if near else f"see {ctx.command_path} --help"
             if (
@@ -203,7 +203,7 @@ _FOREIGN: Mapping[str, str] = {
 ELSEWHERE = {foreign: ours for ours, names in _FOREIGN.items() for foreign in names.split()}
 
 
-def meant(name: str, names: Iterable[str], cutoff: float = 0.7) -> str:
+def closest(name: str, names: Iterable[str], cutoff: float = 0.7) -> str:
     """The one of `names` that `name` abbreviates or misspells, else an empty string."""
     names = sorted(names, key=len)
     longer = [known for known in names if name and known.startswith(name)]
@@ -220,7 +220,7 @@ def option_hint(context: Any, flag: str) -> str:
         return ours if ours[0] != "-" else f"did you mean {ours}?" if "," in ours else f'did you mean "{ours}"?'
     if not flag.startswith("--"):
         return hint
-    if near := meant(name, [known[2:] for known in flags]):
+    if near := closest(name, [known[2:] for known in flags]):
         return f'did you mean "--{near}"?'
     root = context.find_root().command
     wanted = ours or flag
@@ -260,8 +260,8 @@ def refuse_boolean_words(words: Sequence[str], parameters: Iterable[Any]) -> Non
     options = words[: words.index("--")] if "--" in words else words
     for flag, word in pairwise(options):
         if flag in known and word.lower() in (*TRUE, *FALSE):
-            meant = opposites.get(flag) if word.lower() in FALSE else flag
-            instead = f"write {meant}" if meant else f"leave {flag} out"
+            other = opposites.get(flag) if word.lower() in FALSE else flag
+            instead = f"write {other}" if other else f"leave {flag} out"
             raise UsageError(
                 f"{flag} takes no value, but {word} follows it", hint=f"{instead}; a prompt goes before it or after --"
             )

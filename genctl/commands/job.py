@@ -98,7 +98,7 @@ class Job(ABC, Generic[SomeOptions]):
 
     def read(self, stack: ExitStack) -> bool:
         """Open the input. Returns whether there is one."""
-        rows = self.options.prompts(self.messages.say, **self.reading)
+        rows = self.options.prompts(self.messages.print, **self.reading)
         if rows is not None:
             self.input: Rows = iter(stack.enter_context(rows))
             self.lone = rows.is_alone()
@@ -162,7 +162,7 @@ class Job(ABC, Generic[SomeOptions]):
         words = [*([] if self.lone else [f"{self.what} {row.name}"]), *more]
         return f"{', '.join(words)}: " if words else ""
 
-    def say_failed(self, record: Mapping[str, Any]) -> None:
+    def print_failure(self, record: Mapping[str, Any]) -> None:
         """Print why a row failed, once for all rows that failed alike."""
         self.messages.error(record["error"]["message"], *self.failures.pop(record["id"], ()))
 
@@ -304,16 +304,18 @@ class Job(ABC, Generic[SomeOptions]):
             else:
                 yield row, made
 
-    def fail(self, row: InputRow | BadRow, code: str, message: str, *, said: bool = False, hint: str = "") -> None:
-        """Count a row that failed, and write its record; where there is none to read, say why, unless it is `said`."""
+    def fail(
+        self, row: InputRow | BadRow, code: str, message: str, *, already_shown: bool = False, hint: str = ""
+    ) -> None:
+        """Count a row that failed, and write its record, or print why unless it is `already_shown`."""
         self.failed += 1
         if self.page is not None:
             self.page.failed(row.id, code, message)
         record = error_record(row.id, code, message, row.columns)
         self.failures[row.id] = self.of(row), hint
         with self.interrupt.busy():
-            if (self.output is None or self.shown) and not said:
-                self.say_failed(record)
+            if (self.output is None or self.shown) and not already_shown:
+                self.print_failure(record)
             if self.output is not None:
                 self.output.put(row.index, [record])
 

@@ -15,8 +15,8 @@ _PLACE = re.compile(r",? ?\b(line|record|argument) \d+(?=:)")  # where in the in
 class RepeatedErrors:
     """Prints an error once. Errors with the same message are counted, and `close` prints how many there were."""
 
-    def __init__(self, say: Callable[[str], object]) -> None:
-        self._say = say
+    def __init__(self, print_line: Callable[[str], object]) -> None:
+        self._print = print_line
         self._more: dict[str, int] = {}
 
     def is_new(self, message: str) -> bool:
@@ -30,7 +30,7 @@ class RepeatedErrors:
         several = len(self._more) > 1
         for message, more in self._more.items():
             if more:
-                self._say(f"error: {more:,} more like it" + (f": {message}" if several else ""))
+                self._print(f"error: {more:,} more like it" + (f": {message}" if several else ""))
         self._more.clear()
 
 
@@ -49,11 +49,11 @@ class Messages:
         hide: Callable[[], object] = lambda: None,
     ) -> None:
         self._quiet, self._verbose, self._color, self._hide = quiet, verbose, color, hide
-        self._errors = RepeatedErrors(self.say)
-        self._said: set[str] = set()
+        self._errors = RepeatedErrors(self.print)
+        self._printed: set[str] = set()
         self.held: list[str] | None = None
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         """Print one line."""
         from genctl.terminal.message import print_message
 
@@ -63,7 +63,7 @@ class Messages:
     def remark(self, line: str) -> None:
         """Print a note, with --quiet too."""
         if self.held is None:
-            self.say(f"note: {line}")
+            self.print(f"note: {line}")
         else:
             self.held.append(line)
 
@@ -84,20 +84,20 @@ class Messages:
 
     def is_new(self, line: str) -> bool:
         """Whether this is asked of a line for the first time."""
-        new = line not in self._said
-        self._said.add(line)
+        new = line not in self._printed
+        self._printed.add(line)
         return new
 
     def error(self, message: str, subject: str = "", hint: str = "") -> None:
         """Print an error, once for all that are alike, and what may help."""
         if self._errors.is_new(message):
-            self.say(f"error: {subject}{message}")
+            self.print(f"error: {subject}{message}")
             self.advise(hint)
 
     def advise(self, hint: str) -> None:
         """Print what may help after an error, if there is anything."""
         if hint:
-            self.say(f"hint: {hint}")
+            self.print(f"hint: {hint}")
 
     def shortage(self, what: str, width: int, fewer: int) -> None:
         """Say that memory is short."""

@@ -196,7 +196,7 @@ class ModelOptions(CommandOptions):
         own = (layer.values.get(name) is True for layer in self.config_layers if layer.is_user_file)
         return bool(getattr(self, name)) or any(own)
 
-    def prompts(self, say: Callable[[str], object], **how: Any) -> readers.Prompts | None:
+    def prompts(self, report: Callable[[str], object], **how: Any) -> readers.Prompts | None:
         """The prompts of the command line, or None if there is none. `how` goes to `readers.open_prompts`.
 
         `say` prints a remark on the input, but not with --quiet.
@@ -208,7 +208,7 @@ class ModelOptions(CommandOptions):
             stdin_is_terminal=sys.stdin is None or is_terminal(sys.stdin),
             format=self.input_format,
             template=self.prompt_template,
-            report=(lambda line: None) if self.quiet else say,
+            report=(lambda line: None) if self.quiet else report,
             **how,
         )
 

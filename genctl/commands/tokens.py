@@ -71,9 +71,9 @@ class TokensOptions(PresetOptions):
         if self.decode and self.arguments:
             object.__setattr__(self, "arguments", (" ".join(self.arguments),))
 
-    def prompts(self, say: Callable[[str], object], **how: Any) -> Prompts | None:
+    def prompts(self, report: Callable[[str], object], **how: Any) -> Prompts | None:
         """The texts of the command line, or the ids; None if there is nothing."""
-        return super().prompts(say, **{**how, **({"shape": IDS} if self.decode else {})})
+        return super().prompts(report, **{**how, **({"shape": IDS} if self.decode else {})})
 
 
 CONFLICTS: tuple[Conflict, ...] = (
@@ -167,7 +167,7 @@ class TokensJob(Job[TokensOptions]):
                 writer = writers.TsvWriter(sink, COUNTS if options.count else TEXTS if options.decode else COLUMNS)
             else:
                 escape = widgets.visible if sink.is_terminal else str
-                writer = writers.open_writer(options.format, sink, on_error=self.say_failed, shown=escape)
+                writer = writers.open_writer(options.format, sink, on_error=self.print_failure, shown=escape)
         self.output: RecordOutput = RecordOutput(writer)
 
     def load(self) -> None:

@@ -17,7 +17,7 @@ from genctl.config.listed_knobs import CRITERIA, LISTS, PROCESSORS, WINDOW
 from genctl.config.names import ALSO_READ_BY, SEARCHES
 from genctl.params import DRAFTING, Generation, knobs, spelled
 
-# Knobs that refine others and have no effect without one of them: those of a processor's row, and those that say so.
+# Knobs that refine others and have no effect without one of them: those of a processor's row, and those that phrase so.
 REFINES: dict[str, tuple[str, ...]] = {
     knob: row.knobs[:1] for row in PROCESSORS.values() for knob in row.knobs[1:] if knob not in (*PROCESSORS, WINDOW)
 } | {name: refined for name, (kind, _) in known().items() if (refined := knobs(kind)[name].metadata["refines"])}
@@ -53,7 +53,7 @@ class Merged(dict[str, Setting]):
     def __missing__(self, key: str) -> Setting:
         return Setting(default(key) if key in known() else None, -1, "default")
 
-    def say(self, key: str) -> str:
+    def phrase(self, key: str) -> str:
         """A setting with its place."""
         return f"{key} = {shown(self[key].value)} ({self[key].place})"
 
@@ -64,7 +64,7 @@ class Merged(dict[str, Setting]):
     @property
     def search(self) -> str:
         """The setting, in words, that selects a search which samples only with do_sample."""
-        return next((self.say(key) for key in SEARCHES if self[key].value and self[key].value != default(key)), "")
+        return next((self.phrase(key) for key in SEARCHES if self[key].value and self[key].value != default(key)), "")
 
     @property
     def listed_samplers(self) -> list[str]:
@@ -158,7 +158,7 @@ def _named(key: str, place: str) -> str:
 
 
 def _is_greedy(settings: Merged) -> str:
-    return f"{settings.say('temperature')} is greedy: {settings.say('do_sample')} has no effect"
+    return f"{settings.phrase('temperature')} is greedy: {settings.phrase('do_sample')} has no effect"
 
 
 # -- the rules ---------------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ class Rulings(NamedTuple):
 
     def refuse(self, settings: Merged, key: str, other: str, why: str) -> None:
         """Two settings that cannot be combined."""
-        words = f"{settings.say(key)} cannot be combined with {settings.say(other)}: {why}"
+        words = f"{settings.phrase(key)} cannot be combined with {settings.phrase(other)}: {why}"
         self.clashes.append(Clash(frozenset({key, other}), words, "leave out one of them"))
 
     def switch_off(self, settings: Merged, level: int, clash: Clash, key: str, value: Any = None) -> None:
@@ -218,7 +218,7 @@ def _sampling(s: Merged, out: Rulings) -> None:
 
     where = f"in the search of {s.search} " if s.search and off.value is False and off.level < 0 else ""
     for key in s.idle:
-        out.switch_off(s, off.level, clash(key, s.say(key)), key)
+        out.switch_off(s, off.level, clash(key, s.phrase(key)), key)
     if (drawing := s.listed_samplers) and not s.search:
         tables = tuple(table for table in listed.value if table["use"] not in drawing)
         what = f"{' and '.join(drawing)} in the list of processors ({listed.place})"
@@ -235,14 +235,14 @@ def _sequences(s: Merged, out: Rulings) -> None:
     if returned.kind == "model":
         if s.greedy is not None:
             out.moot["num_return_sequences"] = 1, "default"
-            out.notes.append(f"{s.say('num_return_sequences')} is not used while {s.greedy[0]}")
+            out.notes.append(f"{s.phrase('num_return_sequences')} is not used while {s.greedy[0]}")
     elif count > 1:
-        sentence = f"{s.say('num_return_sequences')} cannot exceed {s.say('num_beams')}"
+        sentence = f"{s.phrase('num_return_sequences')} cannot exceed {s.phrase('num_beams')}"
         hint = _add("num_beams", str(returned.value), returned).replace("add", "use", 1)
         out.clashes.append(Clash(keys, sentence, hint))
     elif s.greedy is not None:
         beams = _add("num_beams", str(returned.value), returned).removeprefix("add ")
-        sentence = f"{s.say('num_return_sequences')} would return identical sequences while {s.greedy[0]}"
+        sentence = f"{s.phrase('num_return_sequences')} would return identical sequences while {s.greedy[0]}"
         by_default = s.greedy[1].level < 0 or s["num_beams"].level < 0
         out.clashes.append(Clash(keys, sentence, f"{_add('do_sample', 'true', returned)} or {beams}", by_default))
 
@@ -265,7 +265,7 @@ def _lengths(s: Merged, out: Rulings) -> None:
             # No EOS before `most` tokens, where the text ends anyway: the text is the same.
             out.moot[least] = high.value, high.place
         else:
-            out.clashes.append(Clash(frozenset({least, most}), f"{s.say(least)} exceeds {s.say(most)}"))
+            out.clashes.append(Clash(frozenset({least, most}), f"{s.phrase(least)} exceeds {s.phrase(most)}"))
 
 
 def _caches(s: Merged, out: Rulings) -> None:
@@ -282,7 +282,7 @@ def _caches(s: Merged, out: Rulings) -> None:
             out.moot["use_cache"] = form.value != "off", form.place
     switch = "use_cache" if use.level > form.level or form.value != "off" else "cache_implementation"
     if s["prompt_cache"].value is not None and s[switch].value in (False, "off"):
-        sentence = f"{s.say('prompt_cache')} needs a cache, which {s.say(switch)} turns off"
+        sentence = f"{s.phrase('prompt_cache')} needs a cache, which {s.phrase(switch)} turns off"
         out.clashes.append(Clash(frozenset({"use_cache", "cache_implementation", "prompt_cache"}), sentence))
 
 
@@ -314,7 +314,7 @@ def _refining(s: Merged, out: Rulings) -> None:
             continue
         if key not in idle and all(map(s.is_off, (*bases, last))):
             one_of = f"{', '.join(bases)} or {last}" if bases else last
-            clash = Clash(frozenset({key, last, *bases}), f"{s.say(key)} has no effect without {one_of}")
+            clash = Clash(frozenset({key, last, *bases}), f"{s.phrase(key)} has no effect without {one_of}")
             out.switch_off(s, max(s[base].level for base in (*bases, last)), clash, key)
 
 
@@ -327,7 +327,7 @@ def _listing(s: Merged, out: Rulings) -> None:
         elsewhere = any(s[reader].value for reader in ALSO_READ_BY.get(key, ()))
         if elsewhere or key in read or key in idle or s[key].value in ([], {}) or s.is_off(key):
             continue
-        sentence = f"{s.say(key)} has no effect: the list of processors ({listed.place}) leaves it out"
+        sentence = f"{s.phrase(key)} has no effect: the list of processors ({listed.place}) leaves it out"
         clash = Clash(frozenset({key, "processors"}), sentence, f'add use = "{row.name}" to the list')
         out.switch_off(s, listed.level, clash, key)
     out.moot.pop("ban", None)  # refused by what cannot take a text back
@@ -336,7 +336,7 @@ def _listing(s: Merged, out: Rulings) -> None:
             tables = [table for table in s[kind].value or () if key in rows.get(table["use"], ())]
             different = tables and all(table.get(key, setting.value) != setting.value for table in tables)
             if different and s.weighs(key, s[kind].level):
-                sentence = f"{s.say(key)} has no effect: the list of {kind} ({s[kind].place}) sets it"
+                sentence = f"{s.phrase(key)} has no effect: the list of {kind} ({s[kind].place}) sets it"
                 out.clashes.append(Clash(frozenset({key, kind}), sentence, "leave out one of them"))
 
 

@@ -52,18 +52,18 @@ MOST_MISTAKES = 100
 class Layer:
     """Settings from one place.
 
-    `origin` names the place; `where` gives the exact place of each key (`file.toml:3`, `flag --top-p`). `said` is the
-    kind of the layer; without it the first word of the origin decides (`generation_config`, `flag`, `--set`, `params`),
-    and all other origins are files or the environment. `typed`: the user typed it for this job. `broken` holds errors
-    of reading this place: `resolve` raises them with all other mistakes. `found`: whose file it is, if it is not the
-    user's own; `is_user_file`: it is the user's config.toml, which may set the flags of trust. `items`: the places of
-    the tables of lists, by list, number from 1 and key ("": the table itself).
+    `origin` names the place; `where` gives the exact place of each key (`file.toml:3`, `flag --top-p`). `declared` is
+    the kind of the layer; without it the first word of the origin decides (`generation_config`, `flag`, `--set`,
+    `params`), and all other origins are files or the environment. `typed`: the user typed it for this job. `broken`
+    holds errors of reading this place: `resolve` raises them with all other mistakes. `foreign`: it is a file outside
+    of the user's own folder; `is_user_file`: it is the user's config.toml, which may set the flags of trust. `items`:
+    the places of the tables of lists, by list, number from 1 and key ("": the table itself).
     """
 
     origin: str
     values: Mapping[str, Any]
     where: Mapping[str, str] = field(default_factory=dict)
-    said: Kind | None = None
+    declared: Kind | None = None
     broken: tuple[PresetError, ...] = ()
     typed: bool = False
     foreign: bool = False
@@ -73,7 +73,7 @@ class Layer:
     @property
     def kind(self) -> Kind:
         """The kind of this layer."""
-        return self.said or KINDS.get(self.origin.partition(" ")[0], "user")
+        return self.declared or KINDS.get(self.origin.partition(" ")[0], "user")
 
     def place(self, key: str) -> str:
         """Where `key` is set, in words."""
@@ -93,7 +93,7 @@ class Layer:
 def model_layer(values: Mapping[str, Any], checkpoint: str = "", file: str = f"{MODEL}.json") -> Layer:
     """The settings of a checkpoint, and the file they come from; None counts as not set."""
     name = file.replace(f"{MODEL}.json", MODEL)
-    return Layer(f"{name} of {checkpoint}" if checkpoint else name, values, said="model")
+    return Layer(f"{name} of {checkpoint}" if checkpoint else name, values, declared="model")
 
 
 def flags_layer(values: Mapping[str, Any], where: Mapping[str, str] | None = None) -> Layer:
@@ -103,7 +103,7 @@ def flags_layer(values: Mapping[str, Any], where: Mapping[str, str] | None = Non
 
 def row_layer(values: Mapping[str, Any], place: str = "") -> Layer:
     """The `params` of a JSONL row; `place` names the row."""
-    return Layer(f"{ROW} of {place}" if place else ROW, values, said="row")
+    return Layer(f"{ROW} of {place}" if place else ROW, values, declared="row")
 
 
 @dataclass(frozen=True)
@@ -223,8 +223,8 @@ def _value(layer: Layer, key: str, value: Any) -> Any:
     """The value of a key, checked. Raises Wrong or ListMistakes."""
     if key in REFUSED and key not in known():
         raise Wrong(f"{named(key)} is not supported: {REFUSED[key]}")
-    if gone := removed.sentence("setting", key):
-        raise Wrong(gone)
+    if removed_error := removed.sentence("setting", key):
+        raise Wrong(removed_error)
     if key in UNSAFE and layer.is_user_file:
         return _plain(key, bool, value)
     if key in UNSAFE:

@@ -237,7 +237,7 @@ def layer(name: str, flags: Sequence[Layer]) -> Layer:
     """
     if name not in NAMED:
         error = PresetError(unknown(name), hint=f"there are: {', '.join(NAMED)}")
-        return Layer("flag", {}, said="command", broken=(error,))
+        return Layer("flag", {}, declared="command", broken=(error,))
     own = {key for flag in flags for key in flag.values}
     values = {key: value for key, value in NAMED[name].items() if key not in own}
     return Layer("flag", values, {key: f"--strategy {name}" for key in values}, "command")

@@ -116,10 +116,10 @@ def find(name: str) -> Path:
         return path
     here = in_this_folder(name)
     near = "" if here else did_you_mean(name, [item.name for item in available()])
-    looked = ", ".join(printable(str(path.parent)) for path in paths)
+    searched = ", ".join(printable(str(path.parent)) for path in paths)
     advice = f"; did you mean {near}?" if near else ""
     hint = f"name the file: -p {here}" if here else "see: genctl presets list"
-    raise PresetError(f"preset {name}: no such preset{advice} (looked in {looked})", hint=hint)
+    raise PresetError(f"preset {name}: no such preset{advice} (looked in {searched})", hint=hint)
 
 
 def in_this_folder(name: str) -> str:
@@ -142,7 +142,7 @@ def broken(name: str, error: PresetError, place: str = "") -> Layer:
     """A layer for a file that could not be read; `place` is where it was named."""
     if place:
         error = PresetError("\n".join(f"{place}: {line}" for line in error.message.split("\n")), hint=error.hint)
-    return Layer(name, {}, said="user", broken=(error,))
+    return Layer(name, {}, declared="user", broken=(error,))
 
 
 def _named(name: str, place: str, chain: tuple[Path, ...], seen: set[Path]) -> list[Layer]:

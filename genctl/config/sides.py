@@ -70,7 +70,7 @@ class Side:
     def own(self, *without: str) -> tuple[Layer, ...]:
         """The layer of its settings, `without` some; none if there are none."""
         values = {key: value for key, value in self.settings.items() if key not in without}
-        return (Layer(self.origin, values, said="user", typed=True),) if values else ()
+        return (Layer(self.origin, values, declared="user", typed=True),) if values else ()
 
     @cached_property
     def early(self) -> Resolved:

@@ -333,4 +333,4 @@ def overlaid(base: Resolved, values: Mapping[str, Any]) -> Resolved:
     if not values:
         return base
     where = {key: f"set {key}" for key in values}
-    return overlay(base, Layer("set", dict(values), where, said="row", typed=True))
+    return overlay(base, Layer("set", dict(values), where, declared="row", typed=True))

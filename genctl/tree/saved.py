@@ -186,7 +186,7 @@ def saved_layers(layers: Iterable[Layer]) -> tuple[dict[str, Any], ...]:
 
 def layers_of(opened: TreeOpened) -> list[Layer]:
     """The settings that a tree began with."""
-    return [Layer(each["origin"], each["values"], said=each["kind"], typed=each["typed"]) for each in opened.layers]
+    return [Layer(each["origin"], each["values"], declared=each["kind"], typed=each["typed"]) for each in opened.layers]
 
 
 def allowed(values: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:

@@ -143,7 +143,7 @@ def test_every_value_has_its_origin_beside_it() -> None:
 
 
 def test_an_origin_with_control_characters_stays_in_its_comment() -> None:
-    job = resolve([Layer("a\nmodel = 3\x1b[2J.toml", {"seed": 3}, said="user")])
+    job = resolve([Layer("a\nmodel = 3\x1b[2J.toml", {"seed": 3}, declared="user")])
     assert all(line.isprintable() for line in to_toml(job).splitlines())
     assert_same_job(job, again(job))
 

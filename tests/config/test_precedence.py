@@ -67,7 +67,7 @@ def test_a_flag_is_named_as_it_is_typed() -> None:
 @pytest.mark.parametrize("name", ["params.toml", "flag.toml", "generation_config.toml", "row 1.toml"])
 def test_a_file_is_a_file_whatever_its_name(name: str) -> None:
     with pytest.raises(PresetError):
-        resolve([Layer(name, {"nonsense": 1}, said="user")])
+        resolve([Layer(name, {"nonsense": 1}, declared="user")])
     assert Layer(name, {}).kind == "user"
 
 
@@ -440,7 +440,7 @@ def test_the_last_about_holds() -> None:
 
 @pytest.mark.parametrize("key", sorted(OUTWARD))
 def test_a_checkpoint_names_no_other_file_and_no_code(key: str) -> None:
-    job = resolve([Layer("generation_config.json", {key: "x"}, said="model")])
+    job = resolve([Layer("generation_config.json", {key: "x"}, declared="model")])
     (note,) = job.notes
     assert note.startswith(f"generation_config.json: {key} names {OUTWARD[key]}, which a checkpoint may not choose")
     assert job.origins.get(key, "default") == "default"

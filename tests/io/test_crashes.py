@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from genctl.tree.changes import SCHEMA, Opened
 
 from genctl.commands.chat.log import ChatLog
 from genctl.commands.event_log import event_writer
@@ -29,7 +28,6 @@ from tests.tree.trees import explorer, stories
 
 NAME = "file.jsonl"
 OLD = b"the old file, which is worth something\n"
-OPENED = Opened(SCHEMA, "tiny", "sha256:0", "", (), 3)
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def session(arch: str, runtime: str = "auto") -> Session:
 
 
 def made(arch: str, runtime: str = "auto", memory: int = 2**30, path: Path | None = None, **knobs: object) -> Explorer:
-    layers = [Layer("flag", knobs, said="command", typed=True)] if knobs else []
+    layers = [Layer("flag", knobs, declared="command", typed=True)] if knobs else []
     loaded = session(arch, runtime)
     return Explorer.begin(loaded, "", PROMPT, layers, seed=7, memory=memory, path=path)
 
@@ -71,7 +71,7 @@ def test_the_tokens_are_those_of_a_run_with_the_same_ids(arch: str, runtime: str
     tree.distribution(start)
     (wrote,) = [result for result in tree.all("generate 12") if isinstance(result, Wrote)]
     engine = tree.session
-    resolved = engine.resolve([Layer("flag", {**knobs, "max_new_tokens": 12}, said="command", typed=True)])
+    resolved = engine.resolve([Layer("flag", {**knobs, "max_new_tokens": 12}, declared="command", typed=True)])
     request = Request("0", resolved, wrote.seed or 0, prompt_ids=tree.tree.ids(start))
     (finished,) = [event for event in engine.stream(iter([request])) if isinstance(event, events.Finished)]
     assert (

@@ -34,7 +34,7 @@ def four(arch: str) -> Session:
 
 
 def expand(arch: str, line: str, **knobs: Any) -> tuple[list[Continuation], Covered, Explorer]:
-    layers = [Layer("flag", knobs, said="command", typed=True)] if knobs else []
+    layers = [Layer("flag", knobs, declared="command", typed=True)] if knobs else []
     made = Explorer.begin(four(arch), "", PROMPT, layers, seed=7)
     results = made.all(line)
     (covered,) = [result for result in results if isinstance(result, Covered)]
@@ -44,7 +44,7 @@ def expand(arch: str, line: str, **knobs: Any) -> tuple[list[Continuation], Cove
 def enumerated(arch: str, depth: int, **knobs: Any) -> dict[tuple[int, ...], float]:
     """The log-probability of every continuation, each text read on its own."""
     session = four(arch)
-    resolved = session.resolve([Layer("flag", knobs, said="command", typed=True)])
+    resolved = session.resolve([Layer("flag", knobs, declared="command", typed=True)])
     lane = session.planner.plan(Request("", resolved, 7, prompt_ids=PROMPT), Report()).lane
     found: dict[tuple[int, ...], float] = {}
 

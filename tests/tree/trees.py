@@ -23,5 +23,5 @@ def stories() -> Session:
 def explorer(path: Path | None = None, *, session: Any = None, memory: int = MEMORY, **knobs: Any) -> Explorer:
     session = session or stories()
     ids = session.loaded.tokenizer(PROMPT)["input_ids"]
-    layers = [Layer("flag", knobs, said="command", typed=True)] if knobs else []
+    layers = [Layer("flag", knobs, declared="command", typed=True)] if knobs else []
     return Explorer.begin(session, PROMPT, ids, layers, seed=7, path=path, memory=memory)

@@ -63,7 +63,7 @@ class AuditJob(Job[AuditOptions]):
             raise UsageError(words, hint=f"the records name {' and '.join(sorted(names))}" if names else "")
         if needs_download(name := names.pop(), None):  # nothing is downloaded because of a trace
             raise UsageError(words, hint=f"the records name {name}, which is not on this machine")
-        self.layers.append(Layer(f"the records of {self.options.trace}", {"model": name}, said="user"))
+        self.layers.append(Layer(f"the records of {self.options.trace}", {"model": name}, declared="user"))
         self.early = resolve(self.layers, tentative=True)
         self.messages.note(f"the reference is {name}, which the records name; -m names another one")
 
@@ -76,7 +76,7 @@ class AuditJob(Job[AuditOptions]):
                 traces.with_prompts(self.trace, options.prompts_file)
             self._name_model()
             return True
-        prompts = replace(options, arguments=()).prompts(self.messages.say)
+        prompts = replace(options, arguments=()).prompts(self.messages.print)
         if prompts is None:
             raise InputError("a server needs prompts: --input FILE")
         for row in islice(stack.enter_context(prompts), options.rows):
@@ -164,15 +164,15 @@ class AuditJob(Job[AuditOptions]):
         from genctl.engines.server.logprobs import answers
         from genctl.engines.server.session import RemoteSession
 
-        layer = Layer("the trace", {"backend": self.options.trace}, said="user", typed=True)
+        layer = Layer("the trace", {"backend": self.options.trace}, declared="user", typed=True)
         engine: Any = SERVERS.load(self.setup(resolve([layer], tentative=True), ()))
         stack.callback(engine.close)
         assert isinstance(engine, RemoteSession)
         self.view.stage("asking")
         most = self.early.generation.max_new_tokens or TOKENS
-        asked = [(row, drawn) for drawn in (0.0, DRAWN_TOO) for row in self.prompts]
-        bodies = [_body(row, self.settings_of(row, self.early).runtime, drawn, most) for row, drawn in asked]
-        for (row, drawn), (id, answer) in zip(asked, answers(engine.servers, bodies, self.interrupt), strict=False):
+        requests = [(row, drawn) for drawn in (0.0, DRAWN_TOO) for row in self.prompts]
+        bodies = [_body(row, self.settings_of(row, self.early).runtime, drawn, most) for row, drawn in requests]
+        for (row, drawn), (id, answer) in zip(requests, answers(engine.servers, bodies, self.interrupt), strict=False):
             name = f"{row.id} drawn" if drawn else row.id
             try:
                 if isinstance(answer, GenctlError):

@@ -30,7 +30,7 @@ NOT_A_TURN = {
     for name in knobs(Runtime)
     if name not in CHANGEABLE and name in known()
 }
-_NO_TEMPLATE = Layer("genctl chat", {"chat": False}, said="user")
+_NO_TEMPLATE = Layer("genctl chat", {"chat": False}, declared="user")
 
 Listener = Callable[[Event], object]
 
@@ -119,7 +119,7 @@ class Chat:
                 else:
                     self._note(f"the chat's preset = {argument!r:.60} is not used: it names a file; --preset names it")
             elif name == "system":
-                layers.append(Layer("/system", {"system": argument or None}, said="row", typed=True))
+                layers.append(Layer("/system", {"system": argument or None}, declared="row", typed=True))
             else:
                 layer = presets.parse_set(argument)
                 where = {key: f"/set {key}" for key in layer.values}

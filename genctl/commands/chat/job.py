@@ -111,7 +111,7 @@ class ChatJob(job.Job[ChatOptions]):
         self.live = self.interactive or self.options.on_screen
         if not self.live:
             sink = writers.open_output(self.options.output, sys.stdout, force=self.options.force)
-            writer = writers.open_writer(self.options.format, sink, on_error=self.say_failed)
+            writer = writers.open_writer(self.options.format, sink, on_error=self.print_failure)
             output = self.output = RecordOutput(writer, sink, self.tally)
             stack.push(
                 lambda kind, *_: output.abandon() if kind else output.close(cut_short=bool(self.interrupt.status))
@@ -250,7 +250,7 @@ class ChatJob(job.Job[ChatOptions]):
         try:
             before.log.close()
         except OutputError as error:
-            self.messages.say(f"error: {error.message}")
+            self.messages.print(f"error: {error.message}")
         return chat
 
     # -- turns of an input ---------------------------------------------------------------------------------------------
@@ -275,9 +275,11 @@ class ChatJob(job.Job[ChatOptions]):
             except GenctlError as error:
                 self.fail(usable_row, error.code, error.message, hint=error.hint)
 
-    def fail(self, row: InputRow | BadRow, code: str, message: str, *, said: bool = False, hint: str = "") -> None:
+    def fail(
+        self, row: InputRow | BadRow, code: str, message: str, *, already_shown: bool = False, hint: str = ""
+    ) -> None:
         """Write the record of a row that failed; nothing was said."""
-        super().fail(row, code, message, said=said, hint=hint)
+        super().fail(row, code, message, already_shown=already_shown, hint=hint)
         self.answered += 1
 
     def _answer(self, row: InputRow, base: Resolved, chat: Chat) -> None:
@@ -331,7 +333,7 @@ def _with_saved(options: ChatOptions, path: Path) -> ChatOptions:
     named = {key for layer in now for key in layer.values}
     remarks: list[str] = []
     layers = continued(options.standing_layers(), header.settings, remarks.append, named)
-    layers.append(Layer("the chat", {"model": header.model}, said="user"))
+    layers.append(Layer("the chat", {"model": header.model}, declared="user"))
     served = any(layer.values.get("backend") for layer in [*layers, *now])
     if not header.checkpoint and not served:
         raise UsageError(

@@ -47,7 +47,7 @@ class ChatOptions(PresetOptions):
     report: str | None = None  # of one run
     workers: str | None = None  # a chat has one row at a time
     address: str | None = None
-    beneath: Sequence[Layer] = (Layer("genctl chat", {"chat": True}, said="user"),)
+    beneath: Sequence[Layer] = (Layer("genctl chat", {"chat": True}, declared="user"),)
 
     saved: Sequence[Layer] | None = None  # settings of the continued chat, above the standing ones that are no chat's
     remarks: Sequence[str] = ()  # settings of its file that are not used, in sentences

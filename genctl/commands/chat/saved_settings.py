@@ -53,7 +53,7 @@ def continued(
     for each in saved:
         flag = each["kind"] == "command"  # of that time, so below the flags of now
         origin, kind = f"{each['origin']}, when the chat began", "user" if flag else each["kind"]
-        layer = Layer(origin, each["values"], said=kind, typed=each["typed"] or flag)
+        layer = Layer(origin, each["values"], declared=kind, typed=each["typed"] or flag)
         found.append(usable(layer, note, overriding))
     return found
 

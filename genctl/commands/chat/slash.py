@@ -87,8 +87,8 @@ def read(line: str) -> Typed:
     command = NAMES.get(name)
     if command is None:
         near = nearest(name, NAMES)
-        meant = f"; did you mean /{near}?" if near else ""
-        raise UsageError(f"there is no command /{name}{meant}", hint="/help lists them; // begins a text with /")
+        advice = f"; did you mean /{near}?" if near else ""
+        raise UsageError(f"there is no command /{name}{advice}", hint="/help lists them; // begins a text with /")
     if argument and command.takes == "nothing":
         raise UsageError(f"/{name} takes nothing, but {argument!r:.60} follows it")
     if not argument and command.takes == "something":

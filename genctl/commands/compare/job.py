@@ -231,7 +231,7 @@ class CompareJob(Job[CompareOptions]):
         """Put a result into the cell of its lane."""
         lane = self.lanes[result.lane]
         for note in result.shortfalls(self.of(lane.prompt.row, f"run {self.runs[lane.run].name}")):
-            self.messages.say(f"warning: {note}")
+            self.messages.print(f"warning: {note}")
         error = result.error
         cell = result if error is None else Failure(error.code, error.message, error.hint)
         lane.prompt.cells[lane.run][lane.repetition] = cell

@@ -107,7 +107,7 @@ def settled(options: CompareOptions, runs: Sequence[Side]) -> list[Resolved]:
     for run in runs:
         runtime, key = run.early.runtime, loaded_with(run.early.runtime)
         if run.is_server:  # a server keeps its settings to itself
-            beneath[key] = Layer("backend", {}, said="user")
+            beneath[key] = Layer("backend", {}, declared="user")
         elif key not in beneath:
             from genctl.engines.session import checkpoint_layer
 

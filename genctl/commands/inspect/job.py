@@ -101,7 +101,7 @@ class InspectJob(Job[InspectOptions]):
             self.saved.write(content)
             self.saved.close()
             if not options.quiet:
-                self.messages.say(f"saved {count(tokens, 'token')}, {len(content):,} bytes, to {options.save_cache}")
+                self.messages.print(f"saved {count(tokens, 'token')}, {len(content):,} bytes, to {options.save_cache}")
         if done:
             found = measured.report(weights_bytes(session.loaded.model), form, beside=uncached)
             self._write(found)

@@ -108,7 +108,7 @@ def _compared(path: Path, golden: Golden, side: LocalSide, *, update: bool) -> G
 
 def _read(text: str, max_new_tokens: int) -> Side:
     """A side of a test."""
-    length = Layer("max_new_tokens of the test", {"max_new_tokens": max_new_tokens}, said="user", typed=True)
+    length = Layer("max_new_tokens of the test", {"max_new_tokens": max_new_tokens}, declared="user", typed=True)
     return read_side(text, (length,))
 
 

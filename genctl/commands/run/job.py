@@ -78,7 +78,7 @@ class RunJob(job.Job[RunOptions]):
             counts=self.choice.live,
         )
         self.shown = self.live or options.stream
-        self.results = Results(options, self.messages, self.say_failed, live=self.live, shown=self.shown)
+        self.results = Results(options, self.messages, self.print_failure, live=self.live, shown=self.shown)
         self.output: RecordOutput = self.results.output
         stack.push(lambda kind, *_: self.output.abandon() if kind else self.output.close(cut_short=self._cut_short))
         self.open_event_log(stack, options.events)
@@ -120,7 +120,7 @@ class RunJob(job.Job[RunOptions]):
         options, output = self.options, self.output
         self.source.skip(output)
         if output.finished:
-            self.messages.say(f"{options.output} is complete: {count(output.done, 'row')}, nothing to do")
+            self.messages.print(f"{options.output} is complete: {count(output.done, 'row')}, nothing to do")
             return
         total = len(options.arguments) or (None if self.scan is None else self.scan.rows)
         self.screen.open_bar(stack, total, done=output.done)
@@ -232,15 +232,17 @@ class RunJob(job.Job[RunOptions]):
         if self.interrupt.status and self.options.resume:
             return  # incomplete: the next run decodes it again
         if result.error is not None:
-            self.fail(row, result.error.code, result.error.message, said=self.live, hint=result.error.hint)
+            self.fail(row, result.error.code, result.error.message, already_shown=self.live, hint=result.error.hint)
             return
         if self.results.take(row, self.of(row), result, self.screen.tree_records(row.id)):
             self._count(row)
 
-    def fail(self, row: InputRow | BadRow, code: str, message: str, *, said: bool = False, hint: str = "") -> None:
+    def fail(
+        self, row: InputRow | BadRow, code: str, message: str, *, already_shown: bool = False, hint: str = ""
+    ) -> None:
         """Write the record of a row that failed; with --strict it is the last one."""
         if not self.options.strict:
-            super().fail(row, code, message, said=said, hint=hint)
+            super().fail(row, code, message, already_shown=already_shown, hint=hint)
             self._count(row, failed=True)
         else:
             self.results.stop(FirstFailure(self.of(row), row.index, error_record(row.id, code, message, row.columns)))
@@ -266,13 +268,13 @@ class RunJob(job.Job[RunOptions]):
         if self._cut_short and self.options.resume:
             written = self.results.tally.rows
             done = count(written, "row is", "rows are")
-            self.messages.say(f"{done} in {self.options.output}; rerun the same command to continue")
+            self.messages.print(f"{done} in {self.options.output}; rerun the same command to continue")
         return self.interrupt.status or self.results.status()
 
-    def say_failed(self, record: Mapping[str, Any]) -> None:
+    def print_failure(self, record: Mapping[str, Any]) -> None:
         """Print why a row failed; with --strict `status` does."""
         if not self.options.strict:
-            super().say_failed(record)
+            super().print_failure(record)
 
 
 def run(options: RunOptions) -> int | None:

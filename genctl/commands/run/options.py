@@ -28,7 +28,7 @@ from genctl.config.layers import Layer, Resolved
 from genctl.errors import UsageError
 from genctl.io.writers import FORMATS, Format
 
-BEAMS = (Layer("genctl beam", {"num_beams": 5}, said="user"),)
+BEAMS = (Layer("genctl beam", {"num_beams": 5}, declared="user"),)
 
 Ending = Literal["length", "context", "empty", "stop", "time", "unmet"]
 

@@ -78,7 +78,7 @@ class Results:
             return False
         if row.index >= self.output.done:
             for note in result.shortfalls(subject):
-                self.messages.say(f"warning: {note}")
+                self.messages.print(f"warning: {note}")
             self._report_full(subject, result)
         self.tally.look(row.index, subject, result, self.options.fail_on, texts=self.about.has_texts)
         self.output.put(row.index, trees or self._records(row, result))
@@ -107,7 +107,7 @@ class Results:
             subject, index, record = self.stopped
             before = f"the {index:,} rows before it are written"
             before = {0: "no row is before it", 1: "the row before it is written"}.get(index, before)
-            self.messages.say(f"error: {subject}{record['error']['message']}; --strict stops here, {before}")
+            self.messages.print(f"error: {subject}{record['error']['message']}; --strict stops here, {before}")
             return int(Exit.ROWS_FAILED)
         return self.tally.status()
 

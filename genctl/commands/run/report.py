@@ -57,5 +57,5 @@ def perform(options: ReportOptions) -> int:
         for event in recorded:
             page.feed(event)
     if not options.quiet:
-        Messages().say(f"wrote {target}")
+        Messages().print(f"wrote {target}")
     return int(Exit.ROWS_FAILED if any(isinstance(event, Failed) for event in recorded) else Exit.DONE)

@@ -67,7 +67,7 @@ class ScoreJob(Job[ScoreOptions]):
     def check_early(self, resolved: Resolved) -> None:
         """Raises UsageError for settings that cannot be used together with the options."""
         super().check_early(resolved)
-        flags = any("row_timeout" in layer.values for layer in self.layers if layer.said == "command")
+        flags = any("row_timeout" in layer.values for layer in self.layers if layer.declared == "command")
         if flags and resolved.runtime.backend is None:
             raise UsageError(
                 "--row-timeout is for requests to a server, and there is no --backend: a checkpoint here reads several "
@@ -80,7 +80,7 @@ class ScoreJob(Job[ScoreOptions]):
         writer: writers.Writer = writers.Unclosed()
         if not self.shown:
             sink = self.sink(stack, options.output)
-            writer = writers.open_writer(options.format, sink, on_error=self.say_failed, formats=scored.FORMATS)
+            writer = writers.open_writer(options.format, sink, on_error=self.print_failure, formats=scored.FORMATS)
         self.output: RecordOutput = RecordOutput(writer)
 
     def load(self) -> None:
@@ -286,7 +286,7 @@ class ScoreJob(Job[ScoreOptions]):
             words.append(token_heat.figures(Scored("", (), self.nll, self.tokens, self.bytes, ())))
         if self.failed:
             words.append(f"{self.failed} failed")
-        self.messages.say(" · ".join(words))
+        self.messages.print(" · ".join(words))
 
 
 def score(options: ScoreOptions) -> int | None:

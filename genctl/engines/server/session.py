@@ -95,7 +95,7 @@ class RemoteSession:
 
     def resolve(self, layers: Sequence[Layer]) -> Resolved:
         """The layers, with the server's model beneath them."""
-        return resolve([Layer(self.servers[0].name, {"model": self.about.name}, said="user"), *layers])
+        return resolve([Layer(self.servers[0].name, {"model": self.about.name}, declared="user"), *layers])
 
     def plan(self, resolved: Resolved) -> JobPlan:
         """Check once whether the servers can do a job (`Engine.plan`). Raises BackendError or UsageError."""
