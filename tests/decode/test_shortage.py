@@ -78,6 +78,38 @@ def test_lanes_step_back_and_go_on_with_the_same_tokens(arch: str) -> None:
     assert all(width < 6 for width in told)
 
 
+class SometimesFull(TransformersRuntime):
+    """A model on a device whose memory is short now and then, in passes over more than three rows."""
+
+    def __init__(self, model: Any, seed: int) -> None:
+        super().__init__(model)
+        self.generator, self.shortages = torch.Generator().manual_seed(seed), 0
+
+    def __call__(self, given: Pass) -> Any:
+        if len(given.feed) > 3 and float(torch.rand((), generator=self.generator)) < 0.2:
+            self.shortages += 1
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().__call__(given)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("arch", ["llama", "gpt2", "t5"])
+def test_beams_that_step_back_join_running_rows_again_with_the_rows_that_they_had(arch: str, seed: int) -> None:
+    double = arch in SEQ2SEQ
+    given = []
+    for number in range(10):
+        ids = tuple(range(5 + number, 9 + 2 * number))
+        strategy = Beam(2 + number % 2) if number % 3 else Sample()
+        tokens, source = ((2,), ids) if double else (ids, None)
+        more = {"source": source, "seed": number, "returned": strategy.max_rows}
+        given.append(Lane(str(number), tokens, strategy, 8 + 3 * (number % 4), **more))
+    wanted, _ = results(runtimes.forward(tiny(arch)), 1, given)
+    scarce = SometimesFull(tiny(arch), seed)
+    found, told = results(scarce, 6, given)
+    assert told
+    assert found == wanted
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("arch", ["llama", "gpt2"])
 def test_lanes_that_wait_while_the_choice_of_others_runs_out_of_memory_write_the_same(
