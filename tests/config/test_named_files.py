@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from genctl import params
-from genctl.config.names import CHECKPOINTS, FILES, NEVER_SAVED, UNSAFE
+from genctl.commands.chat.saved_settings import SAVED
+from genctl.config.names import UNSAFE
+from genctl.config.saved_files import objection
 from genctl.config.settings import user_file
 from tests.cli.tool import genctl
 from tests.engines.server.stand_in import StandIn, running
@@ -200,10 +202,9 @@ def test_what_may_hold_text_is_refused_in_a_saved_file_unless_its_text_stays_in_
         "chat_template", "chat_template_kwargs", "tools", "thinking_tags", "thinking_end", "ban",
         "src_lang", "tgt_lang",
     }  # fmt: skip
-    refused = {*NEVER_SAVED, *CHECKPOINTS, *FILES, "draft_corpus"}
     for kind in (params.Generation, params.Runtime):
         texts = {name for name, hint in params.hints(kind).items() if _may_be_text(hint)}
-        assert texts - refused <= inside
+        assert {name for name in texts if not objection(name, "/home/me/secret.txt", SAVED)} <= inside
 
 
 def _may_be_text(hint: object) -> bool:
