@@ -138,6 +138,29 @@ def test_the_tokens_of_a_gguf_file_have_the_same_bounds(
                 gguf_header.read(path)
 
 
+def test_usual_steps_pass(tmp_path: Path) -> None:
+    """T5's normaliser, a decoder of SentencePiece's, and a template with a special token on both sides."""
+    ends = {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}
+    around, text = {"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    data = {
+        "normalizer": {"type": "Sequence", "normalizers": [
+            {"type": "Precompiled", "precompiled_charsmap": ""},
+            {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"},
+            {"type": "Prepend", "prepend": "▁"},
+        ]},
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+        ]},
+        "post_processor": {"type": "Sequence", "processors": [
+            {"type": "ByteLevel", "add_prefix_space": True},
+            {"type": "TemplateProcessing", "single": [around, text, around], "pair": [], "special_tokens": ends},
+        ]},
+    }  # fmt: skip
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    tokenizer_limits.check(tmp_path)
+
+
 def test_a_real_vocabulary_fits() -> None:
     """262,144 tokens, 6,242 of them added, and 514,906 merges: Gemma 3's. 28,672 more are added by speech models."""
     tokenizer_limits.check_vocabulary("x", tokens=262_144 + 28_672, merges=514_906, added=(6_242 + 28_672) * 24)
