@@ -17,7 +17,7 @@ from typing import Any
 
 from genctl.errors import ModelError
 from genctl.identity import PREFIX
-from genctl.models import check, fingerprint, libraries, weights
+from genctl.models import config_limits, fingerprint, libraries, weights
 from genctl.models.fingerprint import Stamps, stamps
 from genctl.models.libraries import guarded
 from genctl.models.weights import Tensor
@@ -119,7 +119,7 @@ def _check_sizes(what: str, config: dict[str, Any], tensors: Mapping[str, Tensor
     if not isinstance(copies, list) or not all(_is_range(pair) for pair in copies):
         raise ModelError(f"{what}: layer_replication in {CONFIG} is no list of first and last layers")
     layers = sum(max(0, last - begin) for begin, last in copies)
-    if layers > check.most_layers(len(tensors)):
+    if layers > config_limits.most_layers(len(tensors)):
         problem = f"layer_replication makes {layers!s:.30} layers, but {WEIGHTS} holds {len(tensors):,} tensors"
         raise ModelError(f"{what}: {problem}")
 

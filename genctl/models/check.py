@@ -6,15 +6,14 @@ All input is untrusted. A folder is refused with one sentence; its Python files 
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from genctl.config.names import FIELDS
 from genctl.errors import ModelError, reason_of
-from genctl.models import sizes, tokenizer_files, weights
-from genctl.models.architectures import facts_of
+from genctl.models import tokenizer_limits, weights
+from genctl.models.config_limits import check_numbers, check_size, parts
 from genctl.models.fingerprint import Stamps, stamps
 from genctl.models.libraries import is_library_error
 from genctl.models.weights import WeightFiles, read_json
@@ -103,27 +102,6 @@ TOKENIZERS = (
 )  # fmt: skip
 _READ_WHOLE = (".json", ".jinja", ".txt", ".model", ".spm", ".tiktoken")  # libraries read these into memory completely
 
-_HIDDEN = ("hidden_size", "d_model", "n_embd", "dim")
-LAYERS = (
-    "num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers",
-    "num_decoder_layers",
-)  # fmt: skip
-_INNER = ("intermediate_size", "d_ff", "ffn_dim", "n_inner", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_hidden_size")
-_HEADS = ("num_attention_heads", "n_head", "num_heads")
-_HEAD_DIM = ("head_dim", "d_kv", "qk_nope_head_dim", "v_head_dim", "qk_head_dim")
-_WINDOWS = ("sliding_window", "attention_chunk_size")
-_POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
-_POSITION_TABLES = ("wpe.weight", "embed_positions.weight", "position_embeddings.weight")
-_COUNTS = (
-    "num_attention_heads", "n_head", "num_heads", "num_key_value_heads", "num_local_experts", "num_experts",
-    "num_labels",
-)  # fmt: skip
-
-_MOST_LAYERS = 1 << 16
-_WIDEST = 1 << 24  # larger than any dimension of a published model
-_MOST_POSITIONS = 1 << 27
-_MOST_COMPUTED = 1 << 20  # numbers of a computed table
-
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -174,7 +152,7 @@ def inspect(folder: Path, *, allow_pickle: bool, trust_remote_code: bool, need_t
 def check_tokenizer(folder: Path, *, needed: bool) -> bool:
     """Whether a folder has a tokenizer, whose files are checked. Raises ModelError if it is `needed` and missing."""
     has_tokenizer = any((folder / name).is_file() for name in TOKENIZERS)
-    tokenizer_files.check(folder)
+    tokenizer_limits.check(folder)
     if needed and not has_tokenizer:
         raise ModelError(
             f"{folder} has no tokenizer (tokenizer.json, tokenizer.model, vocab.json, …), so it cannot read text",
@@ -239,100 +217,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def check_numbers(config: dict[str, Any], source: str = "config.json") -> None:
-    """Refuse sizes that are not positive whole numbers or larger than any model's, and angles of positions that cannot
-    be computed. Raises ModelError.
-
-    `source` is what the message calls the place of the config.
-    """
-    for part, where in parts(config):
-        sizes.check_angles(part, where, source)
-        for name in (*_HIDDEN, "vocab_size", *LAYERS, *_COUNTS, *_INNER, *_POSITIONS, *_WINDOWS):
-            value = part.get(name)
-            if value is None or (name in _WINDOWS and value is False):
-                continue
-            if name in (*_INNER, *_COUNTS) and isinstance(value, list):  # a list: one for each layer
-                continue
-            problem = f"{source} says {where}{name} = {value!r:.40}"
-            if name in _POSITIONS and isinstance(value, float) and value.is_integer():
-                value = int(value)  # musicflamingo's, as transformers saves it
-            if type(value) is not int or value < 0 or (value == 0 and name in _HIDDEN):
-                raise ModelError(f"{problem}, which is not a positive whole number")
-            most = _MOST_LAYERS if name in (*LAYERS, *_COUNTS) else _WIDEST
-            most = _MOST_POSITIONS if name in (*_POSITIONS, *_WINDOWS) else most
-            if facts_of(part.get("model_type")).computes_positions and name in _POSITIONS:
-                most = _MOST_COMPUTED
-            if value > most:
-                raise ModelError(f"{problem}, far above what any model has ({most:,})")
-
-
-def check_size(config: dict[str, Any], files: WeightFiles, source: str = "config.json") -> None:
-    """Refuse a config that implies far more parameters than the weight files hold, before anything is allocated.
-
-    The config implies at least vocabulary x hidden + layers x (2 hidden² + 2 hidden x inner) parameters, and queries of
-    heads x their size. At most four times what the headers hold, plus a million, is accepted. A layer has a tensor of
-    its own, except where layers share them: at most four times as many layers as tensors, plus 256, are accepted.
-    Raises ModelError. `source` is what the message calls the place of the config.
-    """
-    if config.get("quantization_config"):
-        packed = 8  # weights of at least four bits, packed in words of up to 32
-    else:
-        packed = 1
-        _check_dimensions(config, files, source)
-    numbers = sum(tensor.numel for tensor in files.tensors.values()) * packed
-    implied = sum(_implied(part) for part, _ in _built(config))
-    if implied > 4 * numbers + 1_000_000:
-        raise ModelError(f"{source} implies at least {implied:,} parameters, but the weight files hold {numbers:,}")
-    for part, where in _built(config):
-        for name in LAYERS:
-            if type(part.get(name)) is int and part[name] > most_layers(len(files.tensors)):
-                held = f"the weight files hold {len(files.tensors):,} tensors"
-                raise ModelError(f"{source} says {where}{name} = {part[name]:,}, but {held}")
-
-
-def most_layers(tensors: int) -> int:
-    """The largest number of layers that this many tensors may belong to."""
-    return 4 * tensors + 256
-
-
-def _check_dimensions(config: dict[str, Any], files: WeightFiles, source: str) -> None:
-    widest = max(max(tensor.shape, default=1) for tensor in files.tensors.values())
-    built = list(_built(config))
-    for part, where in built:
-        # if parts have a vocabulary, the outer one is not the size of a tensor (T5Gemma)
-        outer = not where and any(inside and "vocab_size" in nested for nested, inside in built)
-        for name in _HIDDEN if outer else (*_HIDDEN, "vocab_size"):
-            if isinstance(part.get(name), int) and part[name] > widest:
-                raise ModelError(
-                    f"{source} says {where}{name} = {part[name]:,}, but no tensor has a dimension above {widest:,}"
-                )
-    sizes.check_sizes(config, widest, known=(*_POSITIONS, *_WINDOWS), source=source)
-    rows = [t.shape[0] for name, t in files.tensors.items() if name.endswith(_POSITION_TABLES) and len(t.shape) == 2]
-    for part, where in parts(config):
-        for name in _POSITIONS:
-            if rows and isinstance(part.get(name), int) and part[name] > 4 * max(rows) + 1000:
-                raise ModelError(
-                    f"{source} says {where}{name} = {part[name]:,}, but the position table has {max(rows):,} rows"
-                )
-
-
-def _built(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """The parts of a config that make up the language model."""
-    audio_parts = facts_of(config.get("model_type")).audio_parts
-    for part, where in parts(config):
-        if not where or not audio_parts:
-            yield part, where
-
-
-def _implied(part: dict[str, Any]) -> int:
-    def largest(names: tuple[str, ...]) -> int:
-        return max((part[name] for name in names if type(part.get(name)) is int), default=0)
-
-    hidden, vocabulary, layers = largest(_HIDDEN), part.get("vocab_size") or 0, largest(LAYERS)
-    heads = largest(_HEADS) * largest(_HEAD_DIM) * hidden  # the queries of one layer: other layers may have none
-    return int(vocabulary * hidden + layers * (2 * hidden * hidden + 2 * hidden * largest(_INNER)) + heads)
-
-
 def _check_types(config: dict[str, Any], files: WeightFiles) -> None:
     if config.get("quantization_config"):
         return
@@ -352,11 +236,3 @@ def check_code(config: dict[str, Any], trust_remote_code: bool) -> None:
                     f"config.json asks for code from elsewhere ({where}{name} = {value!r:.80}), "
                     "refused without --trust-remote-code"
                 )
-
-
-def parts(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """The config and the nested ones (`text_config`, `encoder`, …), each with the prefix of its keys."""
-    yield config, ""
-    for name, value in config.items():
-        if isinstance(value, dict) and (name.endswith("_config") or name in ("encoder", "decoder")):
-            yield value, f"{weights.shown(name)}."

@@ -89,7 +89,7 @@ def state_of(path: Path) -> os.stat_result | None:
 SMALLEST = 1 << 20  # bytes; reading smaller files is as fast as the lookup
 MOST = 1000  # entries; the oldest go
 _KIND = "genctl-digests/1"
-_LARGEST = 4 << 20  # bytes of the file
+_LARGEST = 4 << 20  # bytes of the file; a longer one is not read, and written anew
 _DIGEST = re.compile("[0-9a-f]{64}")
 # A file may be written again with the same time: within a tick of its file system's clock (up to 2 seconds, FAT), or
 # through a mapping whose first write set the time. Younger files are not stored.
@@ -101,7 +101,8 @@ class DigestCache:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._now = clock()  # before anything is read: later writes are too young
-        self._file = _place()
+        folder = process.cache_folder()
+        self._file = None if folder is None else folder / "digests.json"
         self._entries = _read(self._file) if self._file is not None else {}
         self._fresh: dict[str, list[Any]] = {}
 
@@ -123,11 +124,6 @@ class DigestCache:
             entries = {key: entry for key, entry in _read(self._file).items() if key not in self._fresh}
             entries |= self._fresh  # the newest are the last
             _write(self._file, dict(list(entries.items())[-MOST:]))
-
-
-def _place() -> Path | None:
-    folder = process.cache_folder()
-    return None if folder is None else folder / "digests.json"
 
 
 def _key(path: Path) -> str:
@@ -153,9 +149,6 @@ def _read(file: Path) -> dict[str, list[Any]]:
 def _write(file: Path, entries: dict[str, list[Any]]) -> None:
     """Replace the file atomically."""
     text = json.dumps({"kind": _KIND, "digest": _sum(entries), "files": entries})
-    while len(text) > _LARGEST and entries:
-        entries = dict(list(entries.items())[len(entries) // 2 + 1 :])
-        text = json.dumps({"kind": _KIND, "digest": _sum(entries), "files": entries})
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=".digests-")  # readable by its owner only
     try:

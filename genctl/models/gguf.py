@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from genctl.errors import ModelError, reason_of
-from genctl.models import check, gguf_config, gguf_header, libraries, sizes
+from genctl.errors import ModelError
+from genctl.models import check, config_limits, gguf_config, gguf_header, libraries
 from genctl.models.check import GenerationSettings
 from genctl.models.fingerprint import stamps
 from genctl.models.gguf_header import Header
@@ -56,8 +56,8 @@ def inspect(path: Path, *, need_tokenizer: bool) -> check.Checkpoint:
     weights = WeightFiles(
         header.files, {**header.tensors}, dtype="bfloat16" if "BF16" in dtypes - {"F32"} else "float32"
     )
-    check.check_numbers(config, source=name)
-    check.check_size(config, weights, source=name)
+    config_limits.check_numbers(config, source=name)
+    config_limits.check_size(config, weights, source=name)
     files = stamps(path.parent, header.files, code=False)
     own = {file.name: files[file.name] for file in header.files}
     further = header.ends != (header.metadata.get("tokenizer.ggml.eos_token_id"),)  # which the config has
@@ -68,15 +68,8 @@ def inspect(path: Path, *, need_tokenizer: bool) -> check.Checkpoint:
 def tokenizer_header(path: Path, *, needed: bool = True) -> Header:
     """The header of a GGUF file that holds a tokenizer, if one is `needed`. Raises ModelError."""
     name = shown(path.name)
-    try:
-        with path.open("rb") as file:
-            magic = file.read(len(gguf_header.MAGIC))
-    except OSError as error:
-        raise ModelError(f"cannot read {name}: {reason_of(error)}") from error
-    if magic != gguf_header.MAGIC:
-        raise ModelError(f"{name} is no GGUF file: it does not begin with GGUF")
-    libraries.require(name, ("gguf",), "gguf")
     header = gguf_header.read(path)
+    libraries.require(name, ("gguf",), "gguf")
     if needed and _LIST not in header.metadata:
         raise ModelError(
             f"{name} holds no tokenizer, so it cannot read text",
@@ -144,7 +137,7 @@ def _check_metadata(name: str, header: Header) -> None:
         value = max(values, default=0) if isinstance(values, list) else values  # one for each layer
         if size == key or type(value) is not int or _TOKENS.fullmatch(size):
             continue
-        most = widest if size in ("embedding_length", "vocab_size") else max(sizes.MOST, widest)
+        most = widest if size in ("embedding_length", "vocab_size") else max(config_limits.MOST, widest)
         if not 0 <= value <= most:
             shape = f"but no tensor has a dimension above {widest:,}"
             raise ModelError(f"{name} says {shown(key, 60)} = {value:,}, {shape}")
@@ -259,7 +252,7 @@ def _factors(header: Header, name: str) -> tuple[float, ...]:
     held = header.tensors.get(name)
     if held is None:
         return ()
-    if held.numel > sizes.MOST:
+    if held.numel > config_limits.MOST:
         raise ModelError(f"{shown(header.files[held.part].name)}: {name} holds {held.numel:,} factors")
     file = header.files[held.part]
     with file.open("rb") as opened:

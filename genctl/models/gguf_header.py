@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from genctl.errors import ModelError, reason_of
-from genctl.models import sizes
+from genctl.models import tokenizer_limits
+from genctl.models.tokenizer_limits import SPECIAL_TYPES
 from genctl.models.weights import LARGEST_JSON, LARGEST_NUMBER, Tensor, shown
 
 MAGIC = b"GGUF"
@@ -218,7 +219,7 @@ class _Reader:
             self.skip(count * size, name)
             return count if key.startswith("tokenizer.") or count > _MOST_LISTED else self.listed(key)
         if key == _TOKENS:
-            sizes.check_vocabulary(self.name, tokens=count)
+            tokenizer_limits.check_vocabulary(self.name, tokens=count)
         for _ in range(count):
             before = self.at + 8
             self.skip(self.number("<Q"), name)
@@ -229,14 +230,16 @@ class _Reader:
     def check_vocabulary(self, metadata: dict[str, Any]) -> None:
         """Raises ModelError for a vocabulary of which a library would make tables larger than those of any model."""
         lengths = [end - begin for begin, end in self.tokens]
-        added = sum(size for size, kind in zip(lengths, self.types, strict=False) if kind in sizes.ADDED)
+        added = sum(size for size, kind in zip(lengths, self.types, strict=False) if kind in SPECIAL_TYPES)
         merges = metadata.get("tokenizer.ggml.merges")
-        sizes.check_vocabulary(
-            self.name, tokens=len(lengths), merges=merges if isinstance(merges, int) else 0, added=added
+        tokenizer_limits.check_vocabulary(
+            self.name,
+            tokens=len(lengths),
+            merges=merges if isinstance(merges, int) else 0,
+            added=added,
+            pieces=sum(lengths) if metadata.get("tokenizer.ggml.model") == "t5" else 0,
         )
-        if metadata.get("tokenizer.ggml.model") == "t5":
-            sizes.check_unigram(self.name, (self.data[begin:end] for begin, end in self.tokens))
-        elif sum(lengths) > LARGEST_JSON:
+        if sum(lengths) > LARGEST_JSON:
             raise self.refused(f"its tokens have {sum(lengths):,} bytes, far above what any model has")
 
     def alignment(self, metadata: dict[str, Any]) -> int:

@@ -20,7 +20,7 @@ from genctl.models import gguf_header
 from genctl.models.gguf_header import END_TEXTS, Header
 from genctl.models.gguf_splits import SPLITS, Split
 from genctl.models.tokenizer import PlainTokenizer
-from genctl.models.tokenizer_files import check_charsmap
+from genctl.models.tokenizer_limits import check_charsmap
 from genctl.models.weights import shown
 
 _KEY = "tokenizer.ggml"

@@ -51,7 +51,7 @@ def available() -> Iterator[ListedModel]:
     for folder in folders:
         name = folder.name.removeprefix("models--").replace("--", "/")
         try:
-            snapshot = resolve.HubCheckpoint(name, None, True, True, False, None).cached()
+            snapshot = resolve.HubCheckpoint(name, allow_pickle=True).cached()
         except Exception as error:  # any error of the Hub's client
             yield ListedModel(name, str(folder), _bytes(folder), error=brief(error))
             continue

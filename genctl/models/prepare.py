@@ -129,38 +129,37 @@ _SCANNED = 2 << 30  # bytes of weights up to which every number is checked
 
 def check_options(runtime: Runtime) -> None:
     """Refuse conflicting options before torch is imported. Raises UsageError."""
+    quantize, device_map = f"--quantize {runtime.quantize}", f"--device-map {runtime.device_map}"
+    is_set = {
+        "--compile": runtime.compile,
+        "--tensor-parallel": runtime.tensor_parallel,
+        "--adapter": runtime.adapter is not None,
+        "--prompt-cache": runtime.prompt_cache is not None,
+        "--dequantize": runtime.dequantize,
+        "--no-pack": not runtime.pack,
+        "--dtype float16": runtime.dtype == "float16",
+        quantize: runtime.quantize is not None,
+        device_map: runtime.device_map is not None,
+    }
+    one_device = "the model has to be on one device"
+    conflicts = [
+        ("--compile", quantize, "8-bit layers are opaque to a compiler"),
+        ("--compile", device_map, one_device),
+        *(
+            ("--tensor-parallel", flag, "each rank holds a part of the model")
+            for flag in ("--compile", quantize, device_map, "--adapter", "--prompt-cache")
+        ),
+        ("--adapter", device_map, one_device),
+        ("--dequantize", "--quantize gguf", "one unpacks what the other does not"),
+        (quantize, "--no-pack", f"{runtime.quantize} weights are packed ones"),
+        (quantize, device_map, one_device),
+        (quantize, "--dtype float16", "it computes in float32 or bfloat16"),
+    ]
+    for flag, other, why in conflicts:
+        if is_set[flag] and is_set.get(other):
+            raise UsageError(f"{flag} and {other} contradict each other: {why}")
     if runtime.compile:
-        if runtime.quantize is not None:
-            raise UsageError(
-                f"--compile and --quantize {runtime.quantize} contradict each other: "
-                "8-bit layers are opaque to a compiler"
-            )
-        if runtime.device_map is not None:
-            raise UsageError(f"--compile and --device-map {runtime.device_map}: only a model that lies on one device")
         use_own_compile_cache()
-    if runtime.tensor_parallel:
-        conflicting = {
-            "--compile": runtime.compile,
-            f"--quantize {runtime.quantize}": runtime.quantize is not None,
-            f"--device-map {runtime.device_map}": runtime.device_map is not None,
-            "--adapter": runtime.adapter is not None,
-            "--prompt-cache": runtime.prompt_cache is not None,
-        }
-        for conflict in (name for name, is_set in conflicting.items() if is_set):
-            raise UsageError(f"--tensor-parallel and {conflict}: not for a model that is shared out over ranks")
-    if runtime.adapter is not None and runtime.device_map is not None:
-        raise UsageError(f"--adapter and --device-map {runtime.device_map}: only a model that lies on one device")
-    if runtime.dequantize and runtime.quantize == "gguf":
-        raise UsageError("--dequantize and --quantize gguf contradict each other: one unpacks what the other does not")
-    if runtime.quantize is None:
-        return
-    flag = f"--quantize {runtime.quantize}"
-    if not runtime.pack:
-        raise UsageError(f"{flag} and --no-pack contradict each other: {runtime.quantize} weights are packed ones")
-    if runtime.device_map is not None:
-        raise UsageError(f"{flag} and --device-map {runtime.device_map}: only a model that lies on one device")
-    if runtime.dtype == "float16":
-        raise UsageError(f"{flag} computes in float32 or bfloat16, not in --dtype float16")
 
 
 def check_device(runtime: Runtime, device: torch.device | None, *, native: bool) -> None:

@@ -90,7 +90,7 @@ def resolve(
 
 def needs_download(model: str, revision: str | None) -> bool:
     """Whether a name is that of a Hub checkpoint which is not in the cache. Never uses the network."""
-    cached = HubCheckpoint(model, revision, True, False, False, None, configs_only=True).cached
+    cached = HubCheckpoint(model, revision, configs_only=True).cached
     try:
         return not Path(model).expanduser().exists() and _is_hub_id(model) and not cached()
     except (OSError, RuntimeError, ValueError):
@@ -113,11 +113,11 @@ class HubCheckpoint:
     """A Hub id, to be found in the cache or downloaded."""
 
     model: str
-    revision: str | None
-    offline: bool | str
-    allow_pickle: bool
-    trust_remote_code: bool
-    on_event: OnEvent | None
+    revision: str | None = None
+    offline: bool | str = False
+    allow_pickle: bool = False
+    trust_remote_code: bool = False
+    on_event: OnEvent | None = None
     configs_only: bool = False
 
     def fetch(self) -> CheckpointFolder:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from genctl.documents import reader
 from genctl.documents.reader import Unreadable
-from genctl.models import tokenizer_files
+from genctl.models import tokenizer_limits
 from genctl.models.tokenizer_files import BACKEND, UnsupportedTokenizer, class_of
 from genctl.models.weights import LARGEST_JSON, read_json
 
@@ -175,7 +175,7 @@ def _plain(folder: Path, model: dict[str, Any]) -> PlainTokenizer:
     _check_fields(settings)
     template = _template(folder, settings.get("chat_template"))
     clean = bool(settings.get("clean_up_tokenization_spaces", False))
-    file = tokenizer_files.take(path)
+    file = tokenizer_limits.take(path)
     settings, specific, added = _merged(folder, settings, file)
 
     from tokenizers import AddedToken, Tokenizer

@@ -95,22 +95,20 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 
 def find(folder: Path, config: dict[str, Any], *, allow_pickle: bool) -> WeightFiles:
     """The weights of a checkpoint folder, with every header checked. Raises ModelError."""
-    file_name = config.get("transformers_weights")
-    if file_name is not None:
-        _plain_name(file_name, "config.json (transformers_weights)")
-    single, index = folder / (file_name or SINGLE), folder / INDEX
-    if single.name.endswith(".safetensors") and single.is_file():
-        header = read_header(single)
-        return WeightFiles((single,), header, dtype=_first_dtype(header))
-    if single.name.endswith(".index.json") and single.is_file():
-        return _sharded(folder, single)
-    if file_name is not None:
-        raise ModelError(f"config.json names its weights {file_name!r}, but {folder} holds no such safetensors file")
-    if index.is_file():
-        return _sharded(folder, index)
-    for pattern in (SINGLE, INDEX):
-        if (folder / pattern).is_symlink():
-            raise ModelError(f"{pattern} in {folder} is a link to a file that is gone")
+    named = config.get("transformers_weights")
+    if named is not None:
+        _plain_name(named, "config.json (transformers_weights)")
+    places = [folder / named] if named is not None else [folder / SINGLE, folder / INDEX]
+    for path in places:
+        if path.is_file() and path.name.endswith(".index.json"):
+            return _sharded(folder, path)
+        if path.is_file():
+            header = read_header(path)
+            return WeightFiles((path,), header, dtype=_first_dtype(header))
+    if gone := [path.name for path in places if path.is_symlink()]:
+        raise ModelError(f"{gone[0]} in {folder} is a link to a file that is gone")
+    if named is not None:
+        raise ModelError(f"config.json names its weights {named!r}, but {folder} holds no such safetensors file")
     pickles = sorted({path.name for pattern in PICKLES for path in folder.glob(pattern)} - {"training_args.bin"})
     weights = [name for name in pickles if name.startswith("pytorch_model")]
     if weights and allow_pickle:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genctl.errors import ModelError
-from genctl.models import adapter, check, prepare, runtime_choice, tokenizer_files
+from genctl.models import adapter, check, prepare, runtime_choice, tokenizer_limits
 from genctl.models.architectures import facts_of
-from genctl.models.check import LAYERS, parts
+from genctl.models.config_limits import LAYERS, parts
 from genctl.models.libraries import OnEvent, guarded, weights_bar, without_panic_reports
 from genctl.models.weights import Tensor, few, shown, with_whole_index
 from genctl.native.spec import COMPUTED
@@ -133,16 +133,8 @@ def _unfit(described: str, known: set[str], auto: Any) -> ModelError:
 
 
 def _names(table: dict[str, Any]) -> set[str]:
-    """The class names in a table of transformers."""
-    return {*_flat(table.values())}
-
-
-def _flat(values: Any) -> Iterator[str]:
-    for value in values:
-        if isinstance(value, (tuple, list)):
-            yield from value
-        else:
-            yield value
+    """The class names in a table of transformers, which has one or several for an architecture."""
+    return {name for value in table.values() for name in ([value] if isinstance(value, str) else value)}
 
 
 # -- tensors of a checkpoint that its model does not use: errors, or parts for other purposes --------------------------
@@ -262,18 +254,9 @@ class _Parts:
 def _too_few(path: str, numbers: list[int], count: int, config: dict[str, Any]) -> str:
     path = shown(path)
     held = f"{path}.{numbers[0]}" + (f" to {path}.{numbers[-1]}" if len(numbers) > 1 else "")
-    fields = [(where + key, part[key]) for part, where in parts(config) for key in LAYERS if part.get(key) == count]
-    side = "decoder" if "decoder" in path else "encoder" if "encoder" in path else ""
-
-    def far(item: tuple[str, Any]) -> tuple[bool, bool]:
-        part = item[0].rpartition(".")[0].removesuffix("_config")
-        return bool(side) and side not in item[0], part not in ("", "text", "thinker") and part not in path
-
-    fields.sort(key=far)
-    in_config = (
-        f"config.json says {fields[0][0]} = {count}" if fields else f"by config.json the model has {count} of them"
-    )
-    return f"the weight files hold {held}, but {in_config}"
+    fields = [f"{where}{key} = {count}" for part, where in parts(config) for key in LAYERS if part.get(key) == count]
+    stated = f"config.json says {' and '.join(fields)}" if fields else f"by config.json the model has {count} of them"
+    return f"the weight files hold {held}, but {stated}"
 
 
 def load(
@@ -394,6 +377,6 @@ def tokenizer(checkpoint: check.Checkpoint, trust_remote_code: bool) -> Any:
             checkpoint.folder, trust_remote_code=trust_remote_code, local_files_only=True
         )
 
-    tokenizer_files.forget()
+    tokenizer_limits.forget()
     with without_panic_reports():
         return guarded(read, f"the tokenizer in {checkpoint.folder} cannot be loaded")

@@ -267,11 +267,11 @@ REFUSED: dict[str, tuple[Damage, str]] = {
         edit(
             TOKENIZER, normalizer={"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "x" * 999}] * 9}
         ),
-        "its normalizer makes texts 1,000,000 times as long",
+        "its normalizer makes texts more than 1,000 times as long",
     ),
     "a post-processor that repeats the text": (
         edit(TOKENIZER, post_processor=template([{"Sequence": {"id": "A", "type_id": 0}}] * 30_000)),
-        "its post_processor repeats texts 30,000 times",
+        "its post_processor repeats texts more than 16 times",
     ),
     "post-processors that repeat each other's text": (
         edit(
@@ -281,7 +281,7 @@ REFUSED: dict[str, tuple[Damage, str]] = {
                 "processors": [template([{"Sequence": {"id": "A", "type_id": 0}}] * 9)] * 9,
             },
         ),
-        "its post_processor repeats texts 81 times",
+        "its post_processor repeats texts more than 16 times",
     ),
     "a post-processor that adds a million tokens": (
         edit(
@@ -291,7 +291,7 @@ REFUSED: dict[str, tuple[Damage, str]] = {
                 ids=[2] * 1_000_000,
             ),
         ),
-        "its post_processor adds 1,000,000 tokens to a text",
+        "its post_processor adds more than 4,096 tokens to a text",
     ),
     "a suffix of 20 MB for each word": (
         edit(TOKENIZER, model__end_of_word_suffix="x" * 20_000_000),
@@ -314,7 +314,7 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "a tokenizer config as deep as a well": (write(TOKENIZER_CONFIG, deep(90_000)), "tokenizer_config.json is not"),
     "a tokenizer class of nobody": (
         edit(TOKENIZER_CONFIG, added_tokens_decoder={str(BIG): {"content": "x"}}),
-        "token 1000000000 has id 1000000000, far above",
+        "token 1000000000 has an id far above",
     ),
     "an adapter": (write("adapter_config.json", "{}"), "is an adapter"),
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from genctl.models import sizes
+from genctl.models import config_limits
 from tests.cli.tool import genctl
 from tests.tiny import checkpoint
 
@@ -67,4 +67,4 @@ def test_an_angle_that_cannot_be_computed_is_one_line(
     ids=str,
 )
 def test_what_can_be_computed_passes(config: dict[str, Any]) -> None:
-    sizes.check_angles(config)
+    config_limits.check_angles(config)

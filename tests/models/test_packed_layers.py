@@ -306,7 +306,7 @@ def test_bfloat16_is_packed_and_computes_the_same(tmp_path: Path) -> None:
     [
         ({"pack": False}, "--quantize int8 and --no-pack contradict each other"),
         ({"device_map": "auto"}, "--quantize int8 and --device-map auto"),
-        ({"dtype": "float16"}, "--quantize int8 computes in float32 or bfloat16, not in --dtype float16"),
+        ({"dtype": "float16"}, "--quantize int8 and --dtype float16 contradict each other"),
     ],
 )
 def test_int8_contradictions_name_both_sides(options: dict[str, Any], said: str) -> None:

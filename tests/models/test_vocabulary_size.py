@@ -12,34 +12,15 @@ from typing import Any
 import pytest
 
 from genctl.errors import ModelError
-from genctl.models import sizes, tokenizer_files
+from genctl.models import tokenizer_limits
 from tests.cli.tool import genctl
 
-STORIES = Path(tokenizer_files.__file__).parent / "builtin" / "stories"
+STORIES = Path(tokenizer_limits.__file__).parent / "builtin" / "stories"
 Vocabulary = Callable[[Path, int], object]
 
 
 def _json(name: str, make: Callable[[int], Any]) -> Vocabulary:
     return lambda folder, count: (folder / name).write_text(json.dumps(make(count)))
-
-
-def _lines(name: str, line: str = "a b\n") -> Vocabulary:
-    return lambda folder, count: (folder / name).write_text(line * count)
-
-
-def _field(number: int, value: bytes | int) -> bytes:
-    """A field of Protocol Buffers that is short."""
-    return bytes([number << 3, value]) if isinstance(value, int) else bytes([number << 3 | 2, len(value)]) + value
-
-
-def _spm(name: str, *, kind: int = 1, model: int = 2) -> Vocabulary:
-    """A SentencePiece model with pieces of a byte each, of a kind, after an unknown one."""
-
-    def write(folder: Path, count: int) -> None:
-        pieces = [_field(1, _field(1, b"%c" % (65 + place)) + _field(3, kind)) for place in range(count)]
-        (folder / name).write_bytes(b"".join(pieces) + _field(2, _field(3, model)))
-
-    return write
 
 
 def _gguf(model: str, letters: str, kind: int) -> bytes:
@@ -69,14 +50,9 @@ TOKENS = {
     "added_tokens.json": _json("added_tokens.json", lambda n: {f"{i}": i for i in range(n)}),
     "tekken": _json("tekken.json", lambda n: {"vocab": [{}] * n}),
     "tekken, special": _json("tekken.json", lambda n: {"special_tokens": [{}] * n}),
-    "vocab.txt": _lines("vocab.txt"),
-    "tiktoken": _lines("tiktoken.model"),
-    "tiktoken under another name": _lines("tokenizer.model"),
-    **{name: _spm(name) for name in sizes._PIECES},
 }
 MERGES = {
     "tokenizer.json": _json("tokenizer.json", lambda n: {"model": {"merges": ["a b"] * n}}),
-    "merges.txt": _lines("merges.txt"),
 }
 ADDED = {
     "added": _json("tokenizer.json", lambda n: {"added_tokens": _added(n)}),
@@ -94,19 +70,16 @@ ADDED = {
     "added_tokens.json": _json("added_tokens.json", lambda n: {"a" * n: 0}),
     "special_tokens_map.json": _json("special_tokens_map.json", lambda n: {"additional_special_tokens": ["a"] * n}),
     "tekken": _json("tekken.json", lambda n: {"special_tokens": [{"token_str": "a" * n}]}),
-    "user-defined": _spm("tokenizer.model", kind=4),
-    "control": _spm("spiece.model", kind=3),
 }
-PREFIXES = {
+PIECES = {
     "tokenizer.json": _json("tokenizer.json", lambda n: {"model": {"vocab": [[chr(65 + i), 0.0] for i in range(n)]}}),
     "one long": _json("tokenizer.json", lambda n: {"model": {"vocab": [["a" * n, 0.0]]}}),
-    "sentencepiece": _spm("spiece.model", model=1),
 }
 EVERY = [
     *[("MOST_TOKENS", "tokens", name, make) for name, make in TOKENS.items()],
     *[("MOST_MERGES", "merges", name, make) for name, make in MERGES.items()],
     *[("MOST_ADDED", "bytes of added tokens", name, make) for name, make in ADDED.items()],
-    *[("MOST_PREFIXES", "bytes of pieces", name, make) for name, make in PREFIXES.items()],
+    *[("MOST_PIECES", "bytes of pieces", name, make) for name, make in PIECES.items()],
 ]
 
 
@@ -114,25 +87,39 @@ EVERY = [
 def test_more_than_the_bound_is_refused_with_the_bound(
     bound: str, what: str, name: str, make: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sizes, bound, 21)
+    monkeypatch.setattr(tokenizer_limits, bound, 21)
     make(tmp_path, 21)
-    tokenizer_files.check(tmp_path)
+    tokenizer_limits.check(tmp_path)
     make(tmp_path, 22)
     with pytest.raises(ModelError, match=f"has 22 {what}, and at most 21 are read"):
-        tokenizer_files.check(tmp_path)
+        tokenizer_limits.check(tmp_path)
 
 
-def test_what_pieces_share_is_in_a_trie_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizes, "MOST_PREFIXES", 5)
-    sizes.check_unigram("x", ["abc", "abd", "ab", "abce"])
-    with pytest.raises(ModelError, match="has 6 bytes of pieces"):
-        sizes.check_unigram("x", ["abc", "abd", "ab", "abce", "b"])
+@pytest.mark.parametrize("name", [*tokenizer_limits.LISTS, *tokenizer_limits.SENTENCEPIECES])
+def test_a_file_that_is_not_json_is_refused_by_its_length(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer_limits, "LARGEST_LIST", 21)
+    (tmp_path / name).write_bytes(b"x" * 21)
+    tokenizer_limits.check(tmp_path)
+    (tmp_path / name).write_bytes(b"x" * 22)
+    with pytest.raises(ModelError, match="has 22 bytes, and at most 21 are read"):
+        tokenizer_limits.check(tmp_path)
+
+
+def test_a_sentencepiece_model_beside_a_tokenizer_json_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer_limits, "LARGEST_LIST", 21)
+    (tmp_path / "tokenizer.model").write_bytes(b"x" * 22)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    tokenizer_limits.check(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("bound", "what", "types", "model"),
     [("MOST_TOKENS", "tokens", 1, "gpt2"), ("MOST_ADDED", "bytes of added tokens", 3, "gpt2"),
-     ("MOST_ADDED", "bytes of added tokens", 4, "llama"), ("MOST_PREFIXES", "bytes of pieces", 1, "t5")],
+     ("MOST_ADDED", "bytes of added tokens", 4, "llama"), ("MOST_PIECES", "bytes of pieces", 1, "t5")],
 )  # fmt: skip
 def test_the_tokens_of_a_gguf_file_have_the_same_bounds(
     bound: str, what: str, types: int, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -140,7 +127,7 @@ def test_the_tokens_of_a_gguf_file_have_the_same_bounds(
     pytest.importorskip("gguf")
     from genctl.models import gguf_header
 
-    monkeypatch.setattr(sizes, bound, 3)
+    monkeypatch.setattr(tokenizer_limits, bound, 3)
     for letters, fits in (("abc", True), ("abcd", False)):
         path = tmp_path / f"{letters}.gguf"
         path.write_bytes(_gguf(model, letters, types))
@@ -151,15 +138,40 @@ def test_the_tokens_of_a_gguf_file_have_the_same_bounds(
                 gguf_header.read(path)
 
 
+def test_usual_steps_pass(tmp_path: Path) -> None:
+    """T5's normaliser, a decoder of SentencePiece's, and a template with a special token on both sides."""
+    ends = {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}
+    around, text = {"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    data = {
+        "normalizer": {"type": "Sequence", "normalizers": [
+            {"type": "Precompiled", "precompiled_charsmap": ""},
+            {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"},
+            {"type": "Prepend", "prepend": "▁"},
+        ]},
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+        ]},
+        "post_processor": {"type": "Sequence", "processors": [
+            {"type": "ByteLevel", "add_prefix_space": True},
+            {"type": "TemplateProcessing", "single": [around, text, around], "pair": [], "special_tokens": ends},
+        ]},
+    }  # fmt: skip
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    tokenizer_limits.check(tmp_path)
+
+
 def test_a_real_vocabulary_fits() -> None:
     """262,144 tokens, 6,242 of them added, and 514,906 merges: Gemma 3's. 28,672 more are added by speech models."""
-    sizes.check_vocabulary("x", tokens=262_144 + 28_672, merges=514_906, added=(6_242 + 28_672) * 24)
+    tokenizer_limits.check_vocabulary("x", tokens=262_144 + 28_672, merges=514_906, added=(6_242 + 28_672) * 24)
 
 
 def test_the_command_says_it_in_one_line(tmp_path: Path) -> None:
     folder = shutil.copytree(STORIES, tmp_path / "model")
     data = json.loads((folder / "tokenizer.json").read_text())
-    data["added_tokens"].append({**data["added_tokens"][0], "id": 9999, "content": "x" * (sizes.MOST_ADDED + 1)})
+    data["added_tokens"].append(
+        {**data["added_tokens"][0], "id": 9999, "content": "x" * (tokenizer_limits.MOST_ADDED + 1)}
+    )
     (folder / "tokenizer.json").write_text(json.dumps(data))
     done = genctl("run", "-m", str(folder), "Once", "-n", "1")
     assert done.status == 3

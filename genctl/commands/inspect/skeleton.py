@@ -25,7 +25,17 @@ from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Source
 from genctl.engines.runtime import runtime_of
 from genctl.errors import ModelError, UsageError
-from genctl.models import check, hub, packed_layers, prepare, resolve, runtime_choice, weights, with_transformers
+from genctl.models import (
+    check,
+    config_limits,
+    hub,
+    packed_layers,
+    prepare,
+    resolve,
+    runtime_choice,
+    weights,
+    with_transformers,
+)
 from genctl.models.architectures import read_native
 from genctl.models.check import Checkpoint, GenerationSettings
 from genctl.models.libraries import brief, guarded, quiet
@@ -302,7 +312,7 @@ def _transformers_model(kind: Any, config: Any, dtype: torch.dtype, trust_remote
 def _checkpoint(folder: Path, allow_pickle: bool, trust_remote_code: bool) -> Checkpoint:
     """The folder, with every check that its files allow: weights are optional."""
     config = check.read_config(folder)
-    check.check_numbers(config)
+    config_limits.check_numbers(config)
     _check_effort(config)
     if _has_weights(folder, config):
         return check.inspect(
@@ -327,7 +337,7 @@ def _has_weights(folder: Path, config: dict[str, Any]) -> bool:
 
 def _check_effort(config: dict[str, Any]) -> None:
     """Raises ModelError for a config that takes long to build even without weights: modules are built one by one."""
-    for part, where in check.parts(config):
+    for part, where in config_limits.parts(config):
         sizes = {name: value for name, value in part.items() if type(value) is int}
         depths = {name: value for name, value in sizes.items() if _LAYERS.search(name)}
         for name, value in depths.items():
