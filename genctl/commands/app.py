@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -17,57 +16,11 @@ import typer
 import typer.main
 
 from genctl.commands.help import SETTINGS, CommandGroup, option_hint, removed_flag, write_rows
+from genctl.commands.values import WrongValue
 from genctl.config import removed
-from genctl.errors import Exit, GenctlError, nearest, without_secrets
+from genctl.errors import Exit, GenctlError, printable, without_secrets
 from genctl.identity import __version__
 from genctl.terminal.standard_streams import drop_stdout
-
-# -- mistakes on a command line in plain words: what was expected, what was typed, and what was meant ------------------
-
-
-# Words of the command-line parser -> the type that it expects.
-_EXPECTED = {"valid integer": "a whole number", "valid number": "a number", "valid boolean": "true or false"}
-
-
-# What the parser says -> what genctl says.
-_SENTENCES = {
-    r"No such option: (.*)": 'no such option "{}"',
-    r"Option '(.*)' requires an argument\.": "{} needs a value",
-    r"Option '(.*)' does not take a value\.": "{} takes no value",
-    r"Missing argument '(.*)'\.": "{} is missing",
-    r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)": "unexpected: {}",
-}
-
-
-def plain_words(message: str, arguments: Sequence[str]) -> str:
-    """The parser's `message` about `arguments`, in plain words; a message about anything else is returned as it is."""
-    for pattern, sentence in _SENTENCES.items():
-        if match := re.fullmatch(pattern, message, re.DOTALL):
-            return sentence.format(match[1])
-    match = re.fullmatch(r"Invalid value for (.+?): (.*)", message, re.DOTALL)
-    if match is None:
-        return message
-    names, reason = re.findall(r"'([^']+)'", match[1]) or [match[1]], match[2].removeprefix("Value error, ")
-    choice = re.fullmatch(r"'(.*)' is not one of (.*?)\.?", reason, re.DOTALL)
-    if choice:
-        choices = re.findall(r"'([^']*)'", choice[2])
-        near = nearest(choice[1].lower(), choices)
-        expected = f"must be one of {', '.join(choices)}"
-        return f'{names[0]} "{choice[1]}": ' + (f"did you mean {near}? It {expected}" if near else expected)
-    expected = next((words for foreign, words in _EXPECTED.items() if foreign in reason), "")
-    if not expected:
-        return f"{names[0]}: {reason}"
-    return f"{names[0]}: expected {expected}" + _value_typed(names, arguments)
-
-
-def _value_typed(names: Sequence[str], arguments: Sequence[str]) -> str:
-    """The value of the option in `arguments`, as the end of a sentence."""
-    for place, argument in enumerate(arguments):
-        name, equals, value = argument.partition("=")
-        if name in names and (equals or place + 1 < len(arguments)):
-            return f', got "{value if equals else arguments[place + 1]}"'
-    return ""
-
 
 EPILOG = (
     "Exit status: 0 done; 1 some rows failed; 2 usage, preset or input error; 3 model not found or cannot do this; "
@@ -239,8 +192,15 @@ def _run(arguments: list[str]) -> int:
         return _usage(error, arguments)
     except BaseException as error:
         message, hint, status = _explained(error)
-        if debug:
-            return _traceback(error, status)
+        if debug:  # messages of libraries are made harmless for the terminal here, too
+            from traceback import format_exception
+
+            from genctl.terminal.widgets import visible
+
+            trace = visible(without_secrets("".join(format_exception(error))))
+            with contextlib.suppress(BrokenPipeError):
+                print(trace, end="", file=sys.stderr, flush=True)
+            return int(status)
         if isinstance(error, OSError) and error.filename is None and error.errno in _UNWRITTEN:
             return unwritten(error)
         return _print_error(message, hint, status, color=_color(arguments))
@@ -254,26 +214,19 @@ def _color(arguments: Sequence[str]) -> str:
 
 def _usage(error: typer.TyperException, arguments: Sequence[str]) -> int:
     """A command line that Typer cannot read."""
-    context = getattr(error, "ctx", None)
-    if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
-        print(context.get_help(), file=sys.stderr)
+    context, message = vars(error).get("ctx"), error.format_message()
+    hint = f"see {context.command_path} --help" if context else ""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(message, file=sys.stderr)
         return int(Exit.USAGE)
-
-    if removed_error := _removed(error, context, arguments):
-        return _print_error(removed_error, "", int(Exit.USAGE), color=_color(arguments))
-    flag = vars(error).get("option_name", "")
-    message = plain_words(error.message if "option_name" in vars(error) else error.format_message(), arguments)
-    hint = "" if context is None else option_hint(context, flag)
-    return _print_error(message, hint, int(Exit.USAGE), color=_color(arguments))
-
-
-def _removed(error: typer.TyperException, context: Any, arguments: Sequence[str]) -> str:
-    """The sentence for a flag or a format that was removed; "" for every other mistake."""
+    gone = ""
     if type(error).__name__ == "NoSuchOption":
-        return removed_flag(context, vars(error)["option_name"], arguments)
-    pattern = r"Invalid value for '(--[a-z-]+)'.*?: (?:Value error, )?'(.*?)' is not one of .*"
-    choice = re.fullmatch(pattern, error.format_message(), re.DOTALL)
-    return removed.sentence("format", f"{choice[1]} {choice[2]}") if choice else ""
+        flag = vars(error)["option_name"]
+        gone = removed_flag(context, flag, arguments)
+        message, hint = f'no such option "{printable(flag)}"', option_hint(context, flag)
+    elif isinstance(error, WrongValue):
+        gone = removed.sentence("format", f"{error.flag} {error.value}")
+    return _print_error(gone or message, "" if gone else hint, int(Exit.USAGE), color=_color(arguments))
 
 
 def _explained(error: BaseException) -> tuple[str, str, Exit | int]:
@@ -285,8 +238,6 @@ def _explained(error: BaseException) -> tuple[str, str, Exit | int]:
     if isinstance(error, MemoryError):
         return "not enough memory", "a smaller --batch-size or --dtype bfloat16 needs less", Exit.MODEL
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        from genctl.errors import printable
-
         return f"cannot use {printable(os.fsdecode(error.filename))}: {error.strerror}", "", Exit.USAGE
     first = next(iter(str(error).strip().splitlines()), "no message")
     if isinstance(error, Exception):
@@ -314,15 +265,4 @@ def _print_error(message: str, hint: str, status: int, *, color: str = "auto") -
             print_message(f"hint: {' '.join(hint.split())}")
     except BrokenPipeError:
         pass
-    return int(status)
-
-
-def _traceback(error: BaseException, status: int) -> int:
-    """Print the traceback, for `--debug`. Messages of libraries are made harmless for the terminal here, too."""
-    from traceback import format_exception
-
-    from genctl.terminal.widgets import visible
-
-    with contextlib.suppress(BrokenPipeError):
-        print(visible(without_secrets("".join(format_exception(error)))), end="", file=sys.stderr, flush=True)
     return int(status)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -15,9 +16,9 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from genctl.commands.table import Conflict, OptionGroup, flag_of
+from genctl.commands.table import Conflict, OptionGroup, because, flag_of
 from genctl.config.layers import Layer, Resolved, resolve
 from genctl.engines.protocol import Engine, EngineSetup
 from genctl.errors import UsageError
@@ -29,8 +30,7 @@ WORKERS: Any = GROUP.option("compute in N processes; auto: one for each GPU, els
 ADDRESS: Any = GROUP.option(
     "join a Ray cluster: auto (one that runs here), HOST:PORT or ray://HOST:PORT; else Ray starts here", "ADDRESS"
 )
-MOST_DIGITS = 5
-FLAGS = ("workers", "address")
+NUMBER = re.compile(r"auto|(?=0*[1-9])[0-9]{1,5}")
 
 
 def _local(setup: EngineSetup) -> Engine:
@@ -108,14 +108,7 @@ SERVERS = EngineChoice(_servers, planned=lambda runtime, layers, trust: resolve(
 
 def wanted(options: Any) -> str:
     """The flag that asks for workers, or an empty string."""
-    return next((flag_of(name) for name in FLAGS if getattr(options, name) is not None), "")
-
-
-def _wrong_number(options: Any) -> bool:
-    number = options.workers
-    if number in (None, "auto"):
-        return False
-    return not (number.isascii() and number.isdecimal() and len(number) <= MOST_DIGITS and int(number) > 0)
+    return next((flag_of(name) for name in ("workers", "address") if getattr(options, name) is not None), "")
 
 
 def number_of(options: Any) -> int | None:
@@ -125,17 +118,13 @@ def number_of(options: Any) -> int | None:
 
 def refused(*rows: Conflict) -> tuple[Conflict, ...]:
     """Conflicts with workers. Sentences follow the flag that asks for them."""
-
-    def with_option(name: str, when: Callable[[Any], object]) -> Callable[[Any], object]:
-        return lambda options: wanted(options) == flag_of(name) and when(options)
-
-    number: Conflict = (
-        _wrong_number,
-        "--workers {workers}: must be a whole number from 1, or auto",
-    )
     return (
-        number,
-        *((with_option(name, when), f"{flag_of(name)} {sentence}") for when, sentence in rows for name in FLAGS),
+        (
+            lambda options: options.workers is not None and not NUMBER.fullmatch(options.workers),
+            "--workers {workers}: must be a whole number from 1, or auto",
+        ),
+        *because(lambda options: wanted(options) == "--workers", "--workers ", *rows),
+        *because(lambda options: wanted(options) == "--address", "--address ", *rows),
     )
 
 
@@ -190,23 +179,23 @@ GRACE_S = 5.0  # seconds for rank 0 to write its results, and for the others to 
 
 def watch_launcher(rank: int) -> None:
     """End this process as SIGTERM does once its parent has ended, if that is a launcher."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(LOOK_S)
+        if rank == 0:
+            with contextlib.suppress(OSError):
+                os.write(2, b"note: the launcher of the ranks (torchrun) has ended, so the ranks end, too\n")
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(GRACE_S)
+        os._exit(128 + signal.SIGTERM)
+
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        threading.Thread(target=_watch, args=(rank, os.getppid()), name="launcher", daemon=True).start()
+        threading.Thread(target=watch, name="launcher", daemon=True).start()
 
 
-def _watch(rank: int, parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(LOOK_S)
-    if rank == 0:
-        with contextlib.suppress(OSError):
-            os.write(2, b"note: the launcher of the ranks (torchrun) has ended, so the ranks end, too\n")
-        os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(GRACE_S)
-    os._exit(128 + signal.SIGTERM)
-
-
-@dataclass(frozen=True)
-class Launch:
+class Launch(NamedTuple):
     """One of several processes that were started together."""
 
     rank: int  # 0 … size - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from genctl import events
@@ -30,7 +30,9 @@ def read_recording(name: str, note: Callable[[str], object] | None = None) -> li
     cut_short = ""
     history = RunHistory()
     try:
-        lines = _lines(name)
+        if name == "-" and sys.stdin is None:
+            raise InputError("cannot read standard input: it is closed")
+        lines = reader.lines(sys.stdin.buffer if name == "-" else name)
         first = next(lines, b"")
         if first.startswith((b'{"event": "treeopened"', b'{"event": "opened"')):
             from genctl.tree.as_events import events_of, left_out
@@ -64,14 +66,6 @@ def read_recording(name: str, note: Callable[[str], object] | None = None) -> li
     if note is not None and cut_short:
         note(f"{cut_short}: the recording was interrupted here")
     return recorded
-
-
-def _lines(name: str) -> Iterator[bytes]:
-    if name != "-":
-        return reader.lines(name)
-    if sys.stdin is None:
-        raise InputError("cannot read standard input: it is closed")
-    return reader.lines(sys.stdin.buffer)
 
 
 # what a file never has: `inspect-cache` alone shows it

@@ -6,21 +6,24 @@ import inspect
 import re
 import shlex
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from genctl.commands.values import Reader
 from genctl.config import removed
-from genctl.errors import UsageError, nearest
+from genctl.errors import UsageError, nearest, printable
 
 GENERAL, ALSO = "General", "Also"
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 TRUE, FALSE = ("true", "yes", "on"), ("false", "no", "off")
 ORDER = "genctl.order"  # key of a context: the names of its options as they stand on the command line, each occurrence
 _BARE = "genctl.bare"  # key of a context: the group that is being read and has no options
+_NUMBER = re.compile(r" \(default: [\d.]+\)$")
 WIDE = 70  # from this width on, the column of flags may be wider
 
 
@@ -33,27 +36,32 @@ class TableCommand(TyperCommand):
 
     examples: Sequence[str] = ()
     brief: Mapping[str, Sequence[str]] = {}
-    readers: Mapping[str, Callable[[Any], Any]] = {}  # of options whose values Typer need not read
-    defaults: Mapping[str, Any] = {}  # of all options
+    readers: Mapping[str, Reader] = {}  # how the values of options are read; others are what was typed
     whole = False  # show the long help
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the command line. Raises UsageError for `--flag false`, whose second word would become a prompt."""
         refuse_boolean_words(args, self.get_params(ctx))
         rest: list[str]
-        found, rest, order = self.make_parser(ctx).parse_args(list(args))
+        parameter: Any
+        with _parser_errors(self, ctx):
+            found, rest, order = self.make_parser(ctx).parse_args(list(args))
         ctx.meta[ORDER] = tuple(str(parameter.name) for parameter in order)
-        # without defaults of ours Typer reads them all: it keeps the values of one call for the next
-        if rest or ctx.resilient_parsing or not self.defaults or any(parameter.is_eager for parameter in order):
+        if ctx.resilient_parsing or any(parameter.is_eager for parameter in order):
             return list(super().parse_args(ctx, args))
-        ctx.params.update(self.defaults)
+        ctx.params.update({one.name: one.default for one in self.params})
         for parameter in dict.fromkeys([*order, *(one for one in self.params if one.required)]):
-            typed, reader = found.get(parameter.name), self.readers.get(str(parameter.name))
-            value = None if typed is None or reader is None else reader(typed)
-            if value is not None:
-                ctx.params[parameter.name] = value
-            elif typed is not None or parameter.required:
-                parameter.handle_parse_result(ctx, found, rest)
+            typed = found.get(parameter.name)
+            if typed is None and parameter.required:
+                raise UsageError(f"{parameter.metavar} is missing", hint=f"see {ctx.command_path} --help")
+            try:
+                if typed is not None:
+                    ctx.params[parameter.name] = self.readers.get(parameter.name, lambda value: value)(typed)
+            except typer.BadParameter as error:
+                error.ctx, error.param = ctx, parameter
+                raise
+        if rest:
+            raise UsageError(f"unexpected: {printable(' '.join(rest))}", hint=f"see {ctx.command_path} --help")
         ctx.args = rest
         return rest
 
@@ -91,7 +99,9 @@ class TableCommand(TyperCommand):
             return
         for heading, shown in self.brief.items():
             if heading != ALSO:
-                write_rows(formatter, heading, [_short(*rows[name]) for name in shown])
+                # without the flag that says no, and without a default that is a number
+                short = [(rows[name][0].split(" / ")[0], _NUMBER.sub("", rows[name][1])) for name in shown]
+                write_rows(formatter, heading, short)
         also = ", ".join(rows[name][0].split(" ")[0].rstrip(",") for name in self.brief.get(ALSO, ()))
         common = "common " if any(getattr(one, "hidden", False) for one in self.get_params(ctx)) else ""
         every = f"{ctx.command_path} --help-all shows all {len(rows)} {common}options."
@@ -111,7 +121,8 @@ class CommandGroup(TyperGroup):
         """Read the options before the command; where there are none, Typer is not asked to."""
         ctx.meta[_BARE] = self if args and not args[0].startswith("-") else None
         try:
-            rest: list[str] = super().parse_args(ctx, args)
+            with _parser_errors(self, ctx):
+                rest: list[str] = super().parse_args(ctx, args)
         finally:
             del ctx.meta[_BARE]
         return rest
@@ -252,6 +263,19 @@ def _flags(command: Any, context: Any) -> list[str]:
     return [flag for flag in flags if flag.startswith("--")]
 
 
+@contextmanager
+def _parser_errors(command: Any, context: Any) -> Iterator[None]:
+    """The error for an option without its value, or with one that it does not take. Raises UsageError."""
+    try:
+        yield
+    except typer.TyperException as error:
+        if type(error).__name__ != "BadOptionUsage":
+            raise
+        flag = vars(error)["option_name"]
+        options = [one for one in command.get_params(context) if flag in (*one.opts, *one.secondary_opts)]
+        raise UsageError(f"{flag} takes no value" if options[0].is_flag else f"{flag} needs a value") from None
+
+
 def refuse_boolean_words(words: Sequence[str], parameters: Iterable[Any]) -> None:
     """Raises UsageError where a switch is followed by true, false or their like, as if it took a value."""
     switches = [parameter for parameter in parameters if getattr(parameter, "is_flag", False)]
@@ -291,11 +315,6 @@ def write_rows(formatter: Any, heading: str, rows: Sequence[tuple[str, str]]) ->
             formatter.write(f"  {flags}".ljust(column) + text.lstrip(" "))
         else:
             formatter.write(_wrapped(flags, formatter.width, "  ", "      ") + text)
-
-
-def _short(flags: str, about: str) -> tuple[str, str]:
-    """A row of the short help: without the flag that says no, and without a default that is a number."""
-    return flags.split(" / ")[0], re.sub(r" \(default: [\d.]+\)$", "", about)
 
 
 def _wrapped(text: str, width: int, first: str = "", rest: str = "") -> str:

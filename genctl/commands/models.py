@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -13,45 +13,9 @@ from genctl.commands.options import COLOR
 from genctl.commands.table import Color, Command, CommandOptions, option, switch
 from genctl.errors import Exit, size
 
-# A list of things with a few facts each: a table where it fits, else each name with its facts beneath.
-
-
-NUMBERS = ("size", "context")  # columns to the right
-
-
-def fact_lines(
-    heads: Mapping[str, str], rows: Sequence[Sequence[str]], beneath: Sequence[Sequence[str]], console: Console
-) -> Iterator[Text]:
-    """The lines of `rows`, each with those `beneath` it. `heads` gives the unit of a fact where there is no table."""
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    fits = sum(widths) + 2 * (len(widths) - 1) <= console.width
-
-    def line(cells: Sequence[str]) -> str:
-        pairs = zip(cells, widths, heads, strict=True)
-        padded = [f"{cell:{'>' if head in NUMBERS else '<'}{width}}" for cell, width, head in pairs]
-        return "  ".join(padded).rstrip()
-
-    def folded(text: str, style: str = "", indent: int = 0) -> Iterator[Text]:
-        for part in Text(text, style).wrap(console, console.width - indent, overflow="fold"):
-            yield Text(" " * indent) + part
-
-    if fits:
-        yield from folded(line(list(heads)), "dim")
-    for cells, details in zip(rows, beneath, strict=True):
-        yield from folded(line(cells) if fits else cells[0], "" if fits else "bold")
-        facts = [
-            f"{cell} {unit}".rstrip()
-            for cell, unit in zip(cells[1:], list(heads.values())[1:], strict=True)
-            if cell != "-"
-        ]
-        if not fits and facts:
-            yield from folded(" · ".join(facts), indent=2)
-        for detail in details:
-            yield from folded(detail, "dim", indent=2)
-
-
 COLUMNS = ("name", "architecture", "bytes", "dtype", "runtime", "context", "why_not_native", "path", "error")
-HEADS = {"model": "", "architecture": "", "size": "", "dtype": "", "runtime": "", "context": "tokens"}  # name: unit
+HEADS = ("model", "architecture", "size", "dtype", "runtime", "context")
+NUMBERS = ("size", "context")  # columns to the right
 
 if TYPE_CHECKING:
     from genctl.models.listing import ListedModel
@@ -101,12 +65,35 @@ def perform(options: ModelsOptions) -> int:
     elif out.is_terminal:
         facts = [[printable(cell) for cell in _cells(model)] for model in models]
         beneath = [[printable(line) for line in _details(model, verbose=options.verbose)] for model in models]
-        for line in fact_lines(HEADS, facts, beneath, out):
-            out.print(line)
+        _print_models(facts, beneath, out)
     else:
         rows = ([*_cells(model), *_details(model, verbose=options.verbose)] for model in models)
         out.file.write("".join("\t".join(map(tsv_cell, row)) + "\n" for row in rows))
     return int(Exit.DONE)
+
+
+def _print_models(rows: Sequence[Sequence[str]], beneath: Sequence[Sequence[str]], console: Console) -> None:
+    """Print a table where it fits, else each name with its facts under it; `beneath` has more lines for each row."""
+
+    def write(text: str, style: str = "", indent: int = 0) -> None:
+        for part in Text(text, style).wrap(console, console.width - indent, overflow="fold"):
+            console.print(Text(" " * indent) + part)
+
+    widths = [max(map(len, column)) for column in zip(HEADS, *rows, strict=True)]
+    fits = sum(widths) + 2 * (len(widths) - 1) <= console.width
+    for cells, details in zip([HEADS, *rows] if fits else rows, [[], *beneath] if fits else beneath, strict=True):
+        if fits:
+            columns = zip(HEADS, cells, widths, strict=True)
+            padded = [cell.rjust(width) if head in NUMBERS else cell.ljust(width) for head, cell, width in columns]
+            write("  ".join(padded).rstrip(), "dim" if cells is HEADS else "")
+        else:
+            write(cells[0], "bold")
+            units = ("", "", "", "", " tokens")
+            facts = [f"{cell}{unit}" for cell, unit in zip(cells[1:], units, strict=True) if cell != "-"]
+            if facts:
+                write(" · ".join(facts), indent=2)
+        for detail in details:
+            write(detail, "dim", indent=2)
 
 
 def _cells(model: ListedModel) -> list[str]:

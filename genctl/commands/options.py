@@ -199,7 +199,7 @@ class ModelOptions(CommandOptions):
     def prompts(self, report: Callable[[str], object], **how: Any) -> readers.Prompts | None:
         """The prompts of the command line, or None if there is none. `how` goes to `readers.open_prompts`.
 
-        `say` prints a remark on the input, but not with --quiet.
+        `report` takes a remark on the input, but not with --quiet.
         """
         return readers.open_prompts(
             self.arguments,

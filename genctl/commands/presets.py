@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -9,6 +10,8 @@ import typer
 
 from genctl.commands import completion
 from genctl.commands.help import SETTINGS, CommandGroup, TableCommand
+from genctl.commands.table import Color
+from genctl.commands.values import Reader, reader_of
 from genctl.config import presets
 from genctl.config.layers import resolve
 from genctl.config.toml import decode, printable, read_bytes
@@ -32,8 +35,15 @@ Name = Annotated[
         metavar="NAME", help="a preset, by name or path", show_default=False, autocompletion=completion.presets
     ),
 ]
-Listing = Annotated[Literal["text", "json"], typer.Option("--format", help="how the list is written")]
-Color = Annotated[Literal["auto", "always", "never"], typer.Option("--color", help="auto decides for each stream")]
+Format = Literal["text", "json"]
+Listing = Annotated[Format, typer.Option("--format", help="how the list is written")]
+Colored = Annotated[Color, typer.Option("--color", help="auto decides for each stream")]
+
+
+class PresetCommand(TableCommand):
+    """A command about presets."""
+
+    readers: Mapping[str, Reader] = {"format": reader_of(Format), "color": reader_of(Color)}
 
 
 def _out(color: Any) -> Console:
@@ -42,27 +52,13 @@ def _out(color: Any) -> Console:
     return make_consoles(color)[0]
 
 
-def _columns(out: Console, rows: list[tuple[str, str, str]]) -> None:
-    """Print name, folder and purpose; on a terminal as a table that wraps, in a pipe between tabs."""
-    from rich.table import Table
-    from rich.text import Text
-
-    if not out.is_terminal:
-        out.file.write("".join("\t".join(row) + "\n" for row in rows))
-        return
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    out.print(table)
-
-
-@app.command("list", cls=TableCommand)
-def list_presets(format: Listing = "text", color: Color = "auto") -> None:
+@app.command("list", cls=PresetCommand)
+def list_presets(format: Listing = "text", color: Colored = "auto") -> None:
     """List every preset with its purpose. A broken one is listed with its mistake."""
     import json
+
+    from rich.table import Table
+    from rich.text import Text
 
     entries: list[dict[str, str]] = []
     for item in presets.available():
@@ -71,21 +67,31 @@ def list_presets(format: Listing = "text", color: Color = "auto") -> None:
             entry["about"] = presets.about(item.path)
         except PresetError as error:
             entry["error"] = error.message.splitlines()[0]
-        entry = hide_secrets(entry)
-        entries.append(entry)
+        entries.append(hide_secrets(entry))
     out = _out(color)
     if format == "json":
         out.file.write(json.dumps(entries, indent=2) + "\n")
         return
-    about = [printable(f"broken: {entry['error']}" if "error" in entry else entry["about"]) for entry in entries]
-    _columns(out, [(entry["name"], entry["where"], line) for entry, line in zip(entries, about, strict=True)])
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for entry in entries:
+        about = printable(f"broken: {entry['error']}" if "error" in entry else entry["about"])
+        row = (entry["name"], entry["where"], about)
+        if out.is_terminal:
+            table.add_row(*map(Text, row))
+        else:
+            out.file.write("\t".join(row) + "\n")
+    if out.is_terminal:
+        out.print(table)
 
 
-@app.command(cls=TableCommand)
+@app.command(cls=PresetCommand)
 def show(
     name: Name,
     raw: Annotated[bool, typer.Option("--raw", help="show the file as it is, without what it extends")] = False,
-    color: Color = "auto",
+    color: Colored = "auto",
 ) -> None:
     """Show what a preset sets, with what it extends, as TOML; comments give the origin of each value.
 
@@ -105,10 +111,10 @@ def show(
     out.file.write(text)
 
 
-@app.command(cls=TableCommand)
+@app.command(cls=PresetCommand)
 def check(
     files: Annotated[list[str], typer.Argument(metavar="FILE", help="presets, by path or name", show_default=False)],
-    color: Color = "auto",
+    color: Colored = "auto",
 ) -> None:
     """Check presets, with what they extend. Prints every mistake of every file; exit status 2 if there is one."""
     mistakes: dict[str, None] = {}
@@ -127,8 +133,8 @@ def check(
         raise PresetError("\n".join(mistakes), hint="; ".join(hints))
 
 
-@app.command(cls=TableCommand)
-def schema(color: Color = "auto") -> None:
+@app.command(cls=PresetCommand)
+def schema(color: Colored = "auto") -> None:
     """Print the JSON Schema (draft 2020-12) of a preset, for completion and checks in editors."""
     import json
 
@@ -137,10 +143,10 @@ def schema(color: Color = "auto") -> None:
     _out(color).file.write(json.dumps(preset_schema(), indent=2, ensure_ascii=False) + "\n")
 
 
-@app.command("path", cls=TableCommand)
+@app.command("path", cls=PresetCommand)
 def path_of(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="a preset", show_default=False)] = None,
-    color: Color = "auto",
+    color: Colored = "auto",
 ) -> None:
     """Print the folders of presets, in order; with NAME, its file."""
     out = _out(color)

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from importlib import import_module
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -21,14 +19,14 @@ import typer
 import typer.main
 
 from genctl import params
+from genctl.commands.completion import COMPLETIONS, among
 from genctl.commands.help import GENERAL, ORDER, SETTINGS, TableCommand, help_all
+from genctl.commands.values import Mixed, reader_of
 from genctl.config.layers import Layer, flags_layer
 from genctl.errors import Exit, UsageError
 
 SHORT = {"model": "-m", "max_new_tokens": "-n"}
 METAVARS = {int: "N", float: "X"}
-# options with a shell completion of their own: the keys of `completion.COMPLETIONS`
-COMPLETED = ("presets", "strategy", "model", "assistant_model", "amateur_model", "device", "set")
 
 Conflict = tuple[Callable[[Any], object], str]
 Color = Literal["auto", "always", "never"]
@@ -93,24 +91,14 @@ def _parameter(name: str, hint: Any, typer_info: Any, default: Any = None) -> in
     )
 
 
-def _completion(name: str, values: Sequence[str] = ()) -> Callable[[str], list[str]]:
-    """The shell completion of an option; without one of its own, among `values`."""
-
-    def complete(typed: str) -> list[str]:
-        from genctl.commands.completion import COMPLETIONS, among  # only a shell that completes needs it
-
-        return COMPLETIONS.get(name, among(values))(typed)
-
-    return complete
-
-
-def _parameters(options: type[CommandOptions]) -> Iterator[inspect.Parameter]:
+def _parameters(rows: Iterable[dataclasses.Field[Any]], hints: Mapping[str, Any]) -> Iterator[inspect.Parameter]:
     """The Typer parameters of a table, positional ones first."""
-    hints = get_type_hints(options)
-    for item in sorted(_rows(options), key=lambda item: "argument" not in item.metadata):
+    for item in sorted(rows, key=lambda item: "argument" not in item.metadata):
         row, hint, default = item.metadata, hints[item.name], item.default
-        if get_origin(hint) is tuple:
-            hint, default = list[_choices(get_args(hint)[0])], None  # type: ignore[misc]  # a type at run time
+        complete = COMPLETIONS.get(item.name)
+        if get_origin(hint) is tuple:  # of texts or of a Literal, of which Typer takes no list
+            choices = get_args(get_args(hint)[0])
+            hint, default, complete = list[str], None, among(choices) if choices else complete
         if default is None:
             hint = hint | None
         shared: dict[str, Any] = {"help": row["help"], "metavar": row["metavar"], "show_default": False}
@@ -118,18 +106,8 @@ def _parameters(options: type[CommandOptions]) -> Iterator[inspect.Parameter]:
             default = inspect.Parameter.empty if row["required"] else default
             yield _parameter(item.name, hint, typer.Argument(**shared), default)
         else:
-            complete = _completion(item.name) if item.name in COMPLETED else None
             info = typer.Option(*_flags(item), rich_help_panel=row["group"], autocompletion=complete, **shared)
             yield _parameter(item.name, hint, info, default)
-
-
-def _choices(hint: Any) -> Any:
-    """An Enum in place of a Literal: Typer takes no list of Literals."""
-    return Enum("Choice", {value: value for value in get_args(hint)}) if get_origin(hint) is Literal else hint
-
-
-def _plain(value: Any) -> Any:
-    return value.value if isinstance(value, Enum) else value
 
 
 def check(options: CommandOptions, conflicts: Iterable[Conflict]) -> None:
@@ -195,46 +173,6 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-# -- values that are what was typed, or nearly -------------------------------------------------------------------------
-
-# Typer makes a Pydantic adapter for each option of a command, given or not, and imports Pydantic for the first one: a
-# tenth of the time in which a run starts. A reader makes the value of what the parser found, or None where Typer has to
-# read or refuse it.
-Reader = Callable[[Any], Any]
-
-
-class Mixed(str):
-    """The value of a flag as it is typed: TOML (`true`, 3, `["a"]`), or bare text."""
-
-
-def _readers(parameters: Iterable[inspect.Parameter]) -> dict[str, Reader]:
-    """How the values of parameters are read; those of other types are not in it."""
-    found = {parameter.name: _reader(get_args(parameter.annotation)[0]) for parameter in parameters}
-    return {name: reader for name, reader in found.items() if reader is not None}
-
-
-def _reader(hint: Any) -> Reader | None:
-    if get_origin(hint) in (Union, types.UnionType):
-        hint = next(choice for choice in get_args(hint) if choice is not type(None))
-    if get_origin(hint) is Literal:
-        choices = get_args(hint)
-        return lambda value: value if value in choices else None
-    return _READERS.get(hint)
-
-
-def _whole(value: Any) -> int | None:
-    return int(value) if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value) else None
-
-
-_READERS: Mapping[Any, Reader] = {
-    str: lambda value: value if isinstance(value, str) else None,
-    Mixed: lambda value: Mixed(value) if isinstance(value, str) else None,
-    bool: lambda value: value if isinstance(value, bool) else None,
-    list[str]: lambda value: list(value) if isinstance(value, (list, tuple)) else None,
-    int: _whole,
-}
-
-
 # -- flags of knobs ----------------------------------------------------------------------------------------------------
 
 
@@ -270,7 +208,8 @@ def _knob_parameters(kinds: Sequence[type], without: frozenset[str]) -> Iterator
             about = item.metadata["about"]
             if isinstance(default, (int, float, str)) and not isinstance(default, bool) and default != "":
                 about = f"{about} (default: {default})"
-            extra["autocompletion"] = _completion(name, list(map(str, get_args(params.hints(kind)[name]))))
+            values = [str(value) for value in get_args(params.hints(kind)[name])]
+            extra["autocompletion"] = COMPLETIONS.get(name, among(values))
             extra |= {"rich_help_panel": item.metadata["group"], "hidden": item.metadata["rare"]}
             info = typer.Option(*flags, help=about, show_default=False, **extra)
             yield _parameter(name, hint | None, info)
@@ -296,16 +235,6 @@ def knob_layers(knobs: Mapping[str, Any], sets: Sequence[str] = (), strategy: st
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------
-
-
-_HELP_ALL = _parameter(
-    "help_all",
-    bool,
-    typer.Option(
-        "--help-all", is_eager=True, callback=help_all, help="show every option, by group", show_default=False
-    ),
-    default=False,
-)
 
 
 @dataclass(frozen=True)
@@ -334,13 +263,15 @@ class Command:
         def callback(ctx: typer.Context, help_all: bool = False, **given: Any) -> int:
             return self._run(ctx, given)
 
-        own = [*_parameters(self.options), *_knob_parameters(self.knobs, self.without)]
-        parameters = [
-            inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context),
-            *own,
-            *([_HELP_ALL] if self.brief else []),
-        ]
-        callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        hints, rows = get_type_hints(self.options), list(_rows(self.options))
+        context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+        knobs = list(_knob_parameters(self.knobs, self.without))
+        about = "show every option, by group"
+        long = typer.Option("--help-all", is_eager=True, callback=help_all, help=about, show_default=False)
+        more = [_parameter("help_all", bool, long, default=False)] if self.brief else []
+        callback.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [context, *_parameters(rows, hints), *knobs, *more]
+        )
         app = typer.Typer(rich_markup_mode=None, context_settings=SETTINGS, add_completion=False)
         app.command(
             self.name, cls=TableCommand, help=f"{summary}\n\n{inspect.cleandoc(self.about)}".strip(), epilog=epilog
@@ -348,19 +279,15 @@ class Command:
         command = typer.main.get_command(app)
         assert isinstance(command, TableCommand)
         command.examples, command.brief = self.examples, self.brief
-        command.readers = _readers(own)
-        command.defaults = {one.name: one.default for one in own if one.default is not inspect.Parameter.empty}
+        command.readers = {item.name: reader_of(hints[item.name]) for item in rows}
+        command.readers |= {knob.name: reader_of(get_args(knob.annotation)[0]) for knob in knobs}
         return command
 
-    def parsed(self, given: Mapping[str, Any]) -> CommandOptions:
-        """The options object. Raises UsageError or PresetError for values that cannot be read."""
-        names = {item.name for item in _rows(self.options)}
-        several = {item.name for item in _rows(self.options) if item.default == ()}
-        own = {name: tuple(map(_plain, given[name] or ())) if name in several else given[name] for name in names}
-        return self.options(**own).with_knobs({name: value for name, value in given.items() if name not in names})
-
-    def _run(self, context: typer.Context, given: Mapping[str, Any]) -> int:
-        options = self.parsed(given).in_order(context.meta[ORDER])
+    def _run(self, context: typer.Context, given: dict[str, Any]) -> int:
+        own = {item.name: given.pop(item.name) for item in _rows(self.options)}
+        own = {name: tuple(value) if isinstance(value, list) else value for name, value in own.items()}
+        options = self.options(**{name: value for name, value in own.items() if value is not None})
+        options = options.with_knobs(given).in_order(context.meta[ORDER])
         check(options, self.conflicts)
         module, _, name = self.perform.partition(":")
         target = getattr(import_module(module), name)

@@ -226,25 +226,21 @@ class TokensJob(Job[TokensOptions]):
             return
         for one in readings:
             cells: dict[str, Any] = {"id": row.id, "model": one.model}
-            if options.format == "tsv" and options.count:
+            if options.format != "tsv":
+                record: dict[str, Any] = {"schema": SCHEMA, "id": row.id}
+                if not options.count:
+                    record["text" if options.decode else "prompt"] = one.text
+                    record |= {"token_ids": one.ids, "tokens": [piece.record() for piece in one.pieces]}
+                record |= {"model": one.model, "usage": {"prompt_tokens": len(one.pieces)}}
+                yield {**record, "notes": list(one.notes)} if one.notes else record
+            elif options.count:
                 yield {**cells, "tokens": len(one.pieces)}
-            elif options.format == "tsv" and options.decode:
+            elif options.decode:
                 yield {**cells, "text": one.text}
-            elif options.format == "tsv":
+            else:
                 for place, piece in enumerate(one.pieces):
                     token = {"token_id": piece.id, "text": piece.text, "bytes": piece.bytes.hex(" ")}
                     yield {**cells, "position": place, **token, "special": piece.special}
-            else:
-                yield self._record(row, one)
-
-    def _record(self, row: InputRow, one: TokenReading) -> dict[str, Any]:
-        options = self.options
-        record: dict[str, Any] = {"schema": SCHEMA, "id": row.id}
-        if not options.count:
-            record["text" if options.decode else "prompt"] = one.text
-            record |= {"token_ids": one.ids, "tokens": [piece.record() for piece in one.pieces]}
-        record |= {"model": one.model, "usage": {"prompt_tokens": len(one.pieces)}}
-        return {**record, "notes": list(one.notes)} if one.notes else record
 
     def _plain(self, row: InputRow, readings: Sequence[TokenReading]) -> str:
         """The lines of a row in a pipe, without the last line's end."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from genctl.commands.app import plain_words
+from genctl.commands.values import WrongValue, reader_of
 from tests.cli.tool import genctl
 
 
@@ -60,6 +61,14 @@ def test_a_number_may_be_written_as_people_write_it(value: str, shown: str) -> N
         (["run", "--chat=1"], "--chat takes no value"),
         (["report"], "EVENTS is missing"),
         (["report", "a", "b c"], "unexpected: b c"),
+        (["-V=1"], 'no such option "-="'),
+        (["run", "x", "--format", "a\x1b[1m\n"], '--format "a\\x1b[1m\\n": must be one of text, json, jsonl, tsv'),
+        (["run", "x", "--a\x1b"], 'no such option "--a\\x1b"'),
+        (["models", "\x1b"], "unexpected: \\x1b"),
+        (["--version=1"], "--version takes no value"),
+        (["presets", "check"], "FILE is missing"),
+        (["presets", "list", "--format", "jsn"], '--format "jsn": did you mean json? It must be one of text, json'),
+        (["parity", "a", "b", "x", "--max-kl", "low"], '--max-kl: expected a number, got "low"'),
     ],
 )
 def test_the_parser_is_given_our_words(arguments: list[str], sentence: str) -> None:
@@ -96,9 +105,13 @@ def test_an_unknown_strategy_is_reported_with_all_other_mistakes() -> None:
     assert all(name in done.err for name in ("did you mean beam?", "did you mean nucleus?", "top_k = -1"))
 
 
-def test_messages_about_other_things_stay() -> None:
-    assert plain_words("Nothing to do", []) == "Nothing to do"
-    assert plain_words("Invalid value for '--at' / '-a': Value error, too late", []) == "--at: too late"
+def test_a_wrong_value_is_an_error_with_fields() -> None:
+    with pytest.raises(WrongValue) as caught:
+        reader_of(list[Literal["json", "text"]] | None)(["text", "jsn"])
+    assert (caught.value.value, caught.value.choices) == ("jsn", ("json", "text"))
+    with pytest.raises(WrongValue) as caught:
+        reader_of(float)("ten")
+    assert (caught.value.value, caught.value.expected) == ("ten", "a number")
 
 
 @pytest.mark.parametrize("flag", ["--output", "--events", "--report", "--adapter", "--prompt-cache"])

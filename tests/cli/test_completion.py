@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from genctl.commands.completion import COMPLETIONS
-from genctl.commands.table import COMPLETED
-
 LINES = {
     "genctl ru": ["run"],
     "genctl run -p nuc": ["nucleus"],
@@ -96,8 +93,3 @@ def test_other_shells_are_answered(shell: str, place: dict[str, str]) -> None:
     done = subprocess.run(tool, env={**place, **asked}, capture_output=True, text=True, check=False)
     assert "nucleus" in done.stdout
     assert done.stderr == ""
-
-
-def test_every_completion_is_known_to_the_table() -> None:
-    """The table does not import the completions, and so has their names."""
-    assert set(COMPLETED) == set(COMPLETIONS)
