@@ -52,7 +52,7 @@ ALLOWED: dict[str, set[str]] = {
     "commands.chat": {*_SLICE, "commands.run"},
     "commands.compare": {*_SLICE, "comparing"},
     "commands.score": _SLICE,
-    "commands.audit": {*_SLICE, "engines.server", "pages", "parity"},
+    "commands.audit": {*_SLICE, "commands.parity", "engines.server", "parity"},
     "commands.parity": {*_SLICE, "comparing", "pages", "parity"},
     "commands.inspect": {*_SLICE, "compat", "decode", "native"},
     "comparing": {"io", *_EARLIER},

@@ -67,3 +67,7 @@ class Levels:
     def colour(self, size: float) -> Style:
         """The ramp of probabilities, from no size to the last step and more."""
         return theme.colour(1 - int(self.digit(size)) / 9)
+
+    def piece(self, token: int, text: str, size: float) -> MarkedPiece:
+        """A token marked with the level of a size."""
+        return MarkedPiece(text or f"‹id {token}›", self.colour(size), self.digit(size))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from genctl.commands.page_file import FileAtEnd
+from genctl.commands.page_file import PageFile
 from genctl.errors import OutputError, UsageError
 from genctl.io.journal import Journal
 from genctl.io.output import Sink, reopen
@@ -106,7 +106,7 @@ def test_a_file_that_is_made_at_once_and_does_not_fit_leaves_nothing(
 ) -> None:
     """The page of --report: an empty part of it stayed, and an old file was named that never was."""
 
-    class Page(FileAtEnd):
+    class Page(PageFile):
         def content(self) -> bytes:
             return b"<html>"
 

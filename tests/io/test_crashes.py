@@ -10,7 +10,7 @@ import pytest
 
 from genctl.commands.chat.log import ChatLog
 from genctl.commands.event_log import event_writer
-from genctl.commands.page_file import FileAtEnd
+from genctl.commands.page_file import PageFile
 from genctl.errors import GenctlError
 from genctl.events import Began
 from genctl.io import resumable
@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 # -- files that appear, or are replaced, when they are whole ---------------------------------------------------------
 
 
-class Page(FileAtEnd):
+class Page(PageFile):
     def content(self) -> bytes:
         return b"<html>" + b"x" * 100
 

@@ -9,10 +9,14 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+from rich.text import Text
+
+from genctl.commands.audit import view
 from genctl.commands.audit.options import UNEXPLAINED, AuditOptions, check_words
-from genctl.commands.audit.view import AuditOutput, AuditPage, LiveAudit
 from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice
 from genctl.commands.job import Job
+from genctl.commands.parity.findings import FindingsWriter
+from genctl.commands.parity.view import LivePairs
 from genctl.config.chat_settings import variables_of
 from genctl.config.layers import Layer, resolve
 from genctl.errors import BackendError, CheckError, GenctlError, InputError, ModelError, UsageError
@@ -41,7 +45,6 @@ class AuditJob(Job[AuditOptions]):
 
     def __init__(self, options: AuditOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
         super().__init__(options, interrupt, choice)
-        self.report: AuditPage | None = None
         self.trace = TraceFile()
         self.prompts: list[InputRow] = []
 
@@ -89,16 +92,13 @@ class AuditJob(Job[AuditOptions]):
             raise InputError(next(iter(self.trace.bad.values()), "there is no prompt"))
         return True
 
-    def open_page(self, stack: ExitStack, path: str) -> None:
-        """Begin the page."""
-        self.report = stack.enter_context(AuditPage(path, force=self.options.force))
-
     def open(self, stack: ExitStack) -> None:
         """Open the outputs and the view."""
         options = self.options
         self.open_consoles()
-        self.results = AuditOutput(options.format, self.out, self.report_sink(stack), positions=options.positions)
-        self.view = LiveAudit(self.err, time.monotonic, quiet=options.quiet)
+        sink = self.report_sink(stack)
+        self.results = FindingsWriter(options.format, self.out, sink, view.COLUMNS, view.flat, self._lines)
+        self.view = LivePairs(self.err, time.monotonic, quiet=options.quiet, stages=view.STAGES)
         stack.callback(self.view.hide)
 
     def deliver(self, stack: ExitStack) -> None:
@@ -121,6 +121,7 @@ class AuditJob(Job[AuditOptions]):
         dtype, form = _declared(declared, own)
         found = Audit(self.options.trace, side.name, "unexplained", "")
         if rows:
+            self.view.begin("audit")
             auditor = Auditor(
                 side, rows, prompts, dtype=DTYPES[dtype], form=form, others=self.options.also,
                 interrupted=self.interrupt, on_stage=self.view.stage,
@@ -139,11 +140,15 @@ class AuditJob(Job[AuditOptions]):
         self.found = replace(found, notes=tuple(notes))
         self.failed = self.trace.failed
         self.hide()
-        piece = detokenizer(session.loaded.tokenizer).piece
-        self.results.take(self.found, piece, self._failed_check())
-        if self.report is not None:
-            self.report.take(self.found, piece, [("digest", session.loaded.fingerprint()), *session.about.facts])
+        self.piece = detokenizer(session.loaded.tokenizer).piece
+        failed_check = self._failed_check()
+        self.results.records(view.records(self.found, positions=self.options.positions, failed_check=failed_check))
+        if self.page is not None:
+            view.add_to_page(self.page, self.found, self.piece)
         self.results.finish()
+
+    def _lines(self, width: int | None) -> list[Text]:
+        return view.lines(self.found, self.piece, width)
 
     def _rows(self, prompts: AuditPrompts, context: int | None) -> Iterator[AuditRow]:
         for row in self.trace.rows:
@@ -168,6 +173,7 @@ class AuditJob(Job[AuditOptions]):
         engine: Any = SERVERS.load(self.setup(resolve([layer], tentative=True), ()))
         stack.callback(engine.close)
         assert isinstance(engine, RemoteSession)
+        self.view.begin("audit")
         self.view.stage("asking")
         most = self.early.generation.max_new_tokens or TOKENS
         requests = [(row, drawn) for drawn in (0.0, DRAWN_TOO) for row in self.prompts]

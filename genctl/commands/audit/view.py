@@ -6,27 +6,26 @@ On a terminal, in records, and on the page of `--report`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
+from urllib.parse import quote
 
-from rich.cells import cell_len
-from rich.console import Console
 from rich.text import Text
 
-from genctl.commands.page_file import FileAtEnd, ReportOutput, plain_page
+from genctl.commands.page_file import PageFile
+from genctl.commands.parity.findings import verdict_lines
 from genctl.errors import count, percent
+from genctl.events import Token
 from genctl.io import writers
 from genctl.io.records import finding
 from genctl.parity.audit_values import Audit, AuditPosition, TriedCause
 from genctl.terminal import theme, widgets
-from genctl.terminal.live_region import LiveRegion
-from genctl.terminal.marked_text import Levels, MarkedPiece, marked
-from genctl.terminal.text_width import hanging, labelled
+from genctl.terminal.marked_text import Levels, marked
+from genctl.terminal.text_width import hanging
 
 SHOWN = 8  # hypotheses
 BAR = 10  # cells
-PLAIN_WIDTH = 80
 _STYLES = {"same": theme.colour(1.0), "explained": theme.colour(0.5), "unexplained": theme.ERROR}
 LEVELS = Levels(tuple(2.0**power for power in range(0, 9)))  # of differences: 1, 2, … 256 times noise
 Piece = Callable[[int], str]
@@ -34,29 +33,24 @@ Piece = Callable[[int], str]
 
 def lines(one: Audit, piece: Piece, width: int | None) -> list[Text]:
     """All that is shown. Without a `width`, lines are not broken."""
-    heading = f"{widgets.visible(one.trace)} against {widgets.visible(one.reference)}"
-    room = PLAIN_WIDTH if width is None else width
-    found = [widgets.header(max(room, cell_len(heading) + 6) if width is None else room, heading)]
-    style = _STYLES[one.verdict] + theme.CHOSEN
-    found += labelled(f"{one.verdict}: ", style, widgets.visible(one.reason), width)
-    for advice in dict.fromkeys(cause.advice for cause in one.causes):
-        found += hanging("change ", widgets.visible(advice), width)
+    details = [("change ", advice) for advice in dict.fromkeys(cause.advice for cause in one.causes)]
     if one.first is not None:
-        found += hanging("from   ", widgets.visible(f"row {one.first[0]}, token {one.first[1] + 1} on"), width)
-    rows = len(one.texts)
-    what = (
-        f"{count(len(one.positions), 'token')} of {count(rows, 'row')}, typically {_number(one.ratio)} times rounding"
-    )
-    if one.positions:
-        what += f" ({_number(one.noise)} nats); up to {_number(one.allowed)} is the same"
-        found += hanging("size   ", what, width)
-    for note in one.notes:
-        found += hanging("note: ", widgets.visible(note), width)
-    for reason in one.failed.values():
-        found += hanging("failed ", widgets.visible(reason), width)
-    found += _tried(one, width)
-    found += strip(one, piece, width)
-    return found
+        details.append(("from   ", f"row {one.first[0]}, token {one.first[1] + 1} on"))
+    if size := _size(one):
+        details.append(("size   ", size))
+    details += [("note: ", note) for note in one.notes]
+    details += [("failed ", reason) for reason in one.failed.values()]
+    found = verdict_lines((one.trace, one.reference), one.verdict, _STYLES[one.verdict], one.reason, details, width)
+    return found + _tried(one, width) + strip(one, piece, width)
+
+
+def _size(one: Audit) -> str:
+    """The size of the difference, in words; "" where no position has one."""
+    if not one.positions:
+        return ""
+    of = f"{count(len(one.positions), 'token')} of {count(len(one.texts), 'row')}"
+    size = f"typically {_number(one.ratio)} times rounding ({_number(one.noise)} nats)"
+    return f"{of}, {size}; up to {_number(one.allowed)} is the same"
 
 
 def _tried(one: Audit, width: int | None) -> list[Text]:
@@ -84,12 +78,6 @@ def worst_row(one: Audit) -> list[AuditPosition]:
     return [each for each in one.positions if each.id == id]
 
 
-def strips(one: Audit) -> list[tuple[str, str]]:
-    """The views of the worst row, and the field of a position that each shows."""
-    before = [("before", "ratio")] if worst_row(one) else []
-    return before + ([("after", "ratio_after")] if one.verdict == "explained" else [])
-
-
 def strip(one: Audit, piece: Piece, width: int | None) -> list[Text]:
     """The worst row, each token with its difference as a digit: before, and after the explanation."""
     own = worst_row(one)
@@ -97,9 +85,9 @@ def strip(one: Audit, piece: Piece, width: int | None) -> list[Text]:
         return []
     text = next(each for each in one.texts if each.id == own[0].id)
     found = [Text(f"row {widgets.visible(text.name or text.id)} differs most", style=theme.DIM)]
-    for label, name in strips(one):
-        sizes = [(piece(each.token) or f"‹id {each.token}›", getattr(each, name)) for each in own]
-        pieces = (MarkedPiece(token, LEVELS.colour(size), LEVELS.digit(size)) for token, size in sizes)
+    views = [("before", "ratio"), *([("after", "ratio_after")] if one.verdict == "explained" else [])]
+    for label, name in views:
+        pieces = (LEVELS.piece(each.token, piece(each.token), getattr(each, name)) for each in own)
         found += [Text(label, style=theme.DIM), *marked(width, text.prompt, pieces)]
     words = "digits: the difference in noise, 0 below 1, then doubling up to 9 from 256"
     return found + hanging("", words, width, theme.DIM)
@@ -144,104 +132,61 @@ def records(one: Audit, *, positions: bool, failed_check: str) -> Iterator[dict[
         yield finding("position", names | asdict(position))
 
 
-class AuditTsvWriter(writers.TsvWriter):
-    """One line for the audit and each hypothesis."""
-
-    def write(self, record: writers.Record) -> None:
-        keys = [one["key"] if isinstance(one, dict) else one for one in record.get("causes", ())]
-        super().write({**record, "causes": " ".join(keys)})
-
-
-class AuditOutput(ReportOutput):
-    """Writes an audit."""
-
-    def __init__(self, format: str, console: Console, sink: writers.Sink | None, *, positions: bool) -> None:
-        super().__init__(format, console, sink, lambda sink: AuditTsvWriter(sink, COLUMNS))
-        self._positions = positions
-        self._found: tuple[Audit, Piece] | None = None
-
-    def take(self, one: Audit, piece: Piece, failed_check: str) -> None:
-        """The audit is done. `failed_check`: why the exit status is 4."""
-        self._found = one, piece
-        self.records(records(one, positions=self._positions, failed_check=failed_check))
-
-    def lines(self, width: int | None) -> list[Text]:
-        """What is found, in lines of at most `width` cells."""
-        return [] if self._found is None else lines(*self._found, width)
+def flat(record: writers.Record) -> writers.Record:
+    """The columns of --format tsv: causes by their keys."""
+    keys = [one["key"] if isinstance(one, dict) else one for one in record.get("causes", ())]
+    return {**record, "causes": " ".join(keys)}
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
 
-MOST = 60  # hypotheses
-LONGEST = 2000  # tokens of a row
+WORST = 12  # positions
 
 
-class AuditPage(FileAtEnd):
-    """The page in the making."""
+def add_to_page(page: PageFile, one: Audit, piece: Piece) -> None:
+    """Add the findings, and each row as two runs of a comparison: as the reference reads it, and as the trace has it.
 
-    def take(self, one: Audit, piece: Piece, facts: Sequence[tuple[str, str]]) -> None:
-        """The audit is done."""
-        self._found, self._piece, self._facts = one, piece, facts
-
-    def content(self) -> bytes:
-        """The page in UTF-8. Every text in it is escaped by the template."""
-        one = self._found
-        facts = [
-            ("trace", one.trace), ("reference", one.reference), ("rows", f"{len(one.texts):,}"),
-            ("tokens", f"{len(one.positions):,}"), *self._facts,
-        ]  # fmt: skip
-        return plain_page(
-            "audit.html.jinja",
-            f"Audit of {widgets.visible(one.trace)}",
-            facts,
-            verdict=one.verdict,
-            reason=widgets.visible(one.reason),
-            remarks=[*map(widgets.visible, (*(each.advice for each in one.causes), *one.notes, *one.failed.values()))],
-            tried=[
-                {
-                    "words": widgets.visible(each.words), "percent": percent(max(each.explained, 0.0)),
-                    "share": f"{100 * min(max(each.explained, 0.0), 1.0):.1f}",
-                    "likelihood": f"{each.log_likelihood:.1f}", "ratio": f"{each.ratio:.3g}",
-                }
-                for each in one.tried[:MOST]
-            ],
-            strips=[self._strip(label, name) for label, name in strips(one)],
-        )  # fmt: skip
-
-    def _strip(self, label: str, name: str) -> dict[str, Any]:
-        pieces = []
-        for each in worst_row(self._found)[:LONGEST]:
-            ratio = getattr(each, name)
-            about = f"token {each.index + 1}: {ratio:.3g} times noise"
-            text = self._piece(each.token) or f"‹id {each.token}›"
-            pieces.append({"text": widgets.visible(text), "level": LEVELS.digit(ratio), "about": about})
-        return {"name": f"The row that differs most, {label}", "pieces": pieces}
+    The row that differs most comes first.
+    """
+    by_row: dict[str, list[AuditPosition]] = {text.id: [] for text in one.texts}
+    for position in one.positions:
+        by_row[position.id].append(position)
+    worst = [
+        f"row {each.id}, token {each.index + 1} “{widgets.token_text(each.token, piece(each.token))}”: written "
+        f"{_number(each.number)}, reference {_number(each.reference)}, {_number(each.ratio)} times noise"
+        for each in sorted(one.positions, key=lambda each: -each.ratio)[:WORST]
+    ]
+    facts = {
+        "trace": one.trace,
+        "reference": one.reference,
+        "verdict": f"{one.verdict}: {one.reason}",
+        "change": "; ".join(dict.fromkeys(cause.advice for cause in one.causes)),
+        "size": _size(one),
+        "notes": "; ".join((*one.notes, *one.failed.values())),
+        "causes tried": "; ".join(f"{percent(max(each.explained, 0.0))} {each.words}" for each in best(one)),
+        "worst positions": "; ".join(worst),
+    }
+    page.facts += [(label, words) for label, words in facts.items() if words]
+    prompts = {text.id: text.prompt for text in one.texts}
+    for id, own in sorted(by_row.items(), key=lambda row: -max((each.ratio for each in row[1]), default=0.0)):
+        shown = [each for each in own if not math.isnan(each.number)]  # a page has no sign for a missing number
+        sides = {"reference": [each.reference for each in shown], "trace": [each.number for each in shown]}
+        for run, (side, numbers) in enumerate(sides.items(), start=1):
+            lane = f"{side}/{quote(id, safe='')}/0"
+            tokens = [Token(each.token, number, piece(each.token)) for each, number in zip(shown, numbers, strict=True)]
+            figures = ""
+            if own and side == "trace":
+                figures = f"differs by up to {_number(max(each.ratio for each in own))} times noise"
+                if left := len(own) - len(shown):
+                    figures += f"; {count(left, 'token')} without a number left out"
+            page.scored(lane, prompts[id], tokens, model=one.reference, figures=figures, run=run)
 
 
 # -- while it is done --------------------------------------------------------------------------------------------------
 
-_STAGES = {
+STAGES = {
     "asking": "the server is asked",
     "reading": "the reference reads",
     "hypotheses": "causes are tried",
     "pairs": "pairs of causes are tried",
 }
-
-
-class LiveAudit:
-    """One line on what is done. `clock` gives seconds."""
-
-    def __init__(self, console: Console, clock: Callable[[], float], *, quiet: bool) -> None:
-        self._console = console
-        self._draws = console.is_interactive and not quiet
-        self._region = LiveRegion(console, clock)
-
-    def stage(self, stage: str) -> None:
-        """What begins now."""
-        if self._draws:
-            line = Text(f"audit: {_STAGES.get(stage, stage)}", style=theme.DIM)
-            self._region.draw([widgets.fit(line, self._console.width)])
-
-    def hide(self) -> None:
-        """Erase what is drawn."""
-        self._region.hide()

@@ -5,16 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, TypeGuard
 
+from rich.text import Text as Line
+
 from genctl.commands.engine_choice import LOCAL, EngineChoice
 from genctl.commands.job import Job, request_of
-from genctl.commands.parity import by_text, golden_file
+from genctl.commands.parity import by_text, golden_file, view
+from genctl.commands.parity.findings import FindingsWriter
 from genctl.commands.parity.loading import WIDTH, GivenTexts, LoadedSides, check_models, check_same
 from genctl.commands.parity.options import LIMITS, ParityCommandOptions, sides_of
-from genctl.commands.parity.output import ParityOutput, failed_checks
+from genctl.commands.parity.output import COLUMNS, failed_checks, flat, records
 from genctl.commands.parity.report import Tops, add_pair, recorded_tops, tops_of, worst_tops
 from genctl.commands.parity.sides import own_length, refused_settings, unused
 from genctl.commands.parity.view import LivePairs, Naming
@@ -23,6 +26,7 @@ from genctl.config.sides import Side
 from genctl.engines.protocol import Engine, Request, TextToScore
 from genctl.errors import CheckError, GenctlError, InputError, ModelError, count
 from genctl.io import readers, scored, writers
+from genctl.io.records import finding
 from genctl.io.rows import BadRow, InputRow
 from genctl.models.text import detokenizer
 from genctl.parity import golden as against_golden
@@ -42,7 +46,9 @@ class ParityJob(Job[ParityCommandOptions]):
         super().__init__(options, interrupt, choice)
         self.golden: Golden | None = None  # the reference of --expect
         self.saved_to: writers.Sink | None = None  # the golden file that is written
-        self.pairs = 0  # that are on the page of --report
+        self.naming = Naming()
+        self.compared: list[Parity] = []
+        self.by_text: list[by_text.TextParity] = []  # of --by-text
         self.checks: list[str] = []  # sentences of checks that failed
         self.lengths: dict[str, int | None] = {}  # most new tokens of a row, where it says so, by id
 
@@ -107,7 +113,7 @@ class ParityJob(Job[ParityCommandOptions]):
         if (path := options.save or (options.expect if options.update else None)) is not None:
             self.saved_to = writers.open_output(path, None, force=options.force or options.update, at_once=True)
             stack.callback(self.saved_to.abandon)
-        self.results = ParityOutput(options.format, self.out, sink, positions=options.positions)
+        self.results = FindingsWriter(options.format, self.out, sink, COLUMNS, flat, self._lines)
         self.view = LivePairs(self.err, time.monotonic, quiet=options.quiet)
         self.listeners_of_pair: dict[str, Any] = {
             "on_position": self.view.position, "on_stage": self.view.stage, "interrupted": self.interrupt,
@@ -180,7 +186,7 @@ class ParityJob(Job[ParityCommandOptions]):
         """Take what tokens and rows are called, and what is known of the reference."""
         golden = "" if self.golden is None else self.options.expect or ""
         piece = detokenizer(side.session.loaded.tokenizer).piece
-        self.results.naming = Naming(piece, {row.id: row.name for row in self.rows}, golden)
+        self.naming = Naming(piece, {row.id: row.name for row in self.rows}, golden)
         if self.page is not None:
             session = side.session
             self.page.facts = [("digest", session.loaded.fingerprint()), *session.about.facts]
@@ -198,7 +204,7 @@ class ParityJob(Job[ParityCommandOptions]):
             self.fail(row, "model", message)
         if not golden.known:
             raise InputError("there is no position to save")
-        content = golden_file.content(golden, self.results.naming.text_of)
+        content = golden_file.content(golden, self.naming.text_of)
         self.saved_to.write(content)
         self.saved_to.close()
         what = f"{count(len(golden.texts), 'text')}, {count(len(golden.known), 'position')}"
@@ -233,7 +239,8 @@ class ParityJob(Job[ParityCommandOptions]):
                     self._fail_text(side, id, error)
             if outcomes[1:]:
                 names = self.sides[0].name, side.name
-                self.results.texts(by_text.compared(names, outcomes[0], outcomes[-1]))
+                self.by_text.append(by_text.compared(names, outcomes[0], outcomes[-1]))
+                self.results.records([finding("texts", asdict(self.by_text[-1]))])
 
     def _texts_by(self, engine: Engine, resolved: Resolved, width: int) -> list[tuple[str, TextToScore]]:
         if self.options.texts is not None:
@@ -291,8 +298,7 @@ class ParityJob(Job[ParityCommandOptions]):
         if self.page is not None:
             worst = worst_tops(one, *tops)
             self._end_if_interrupted()
-            self.pairs += 1
-            add_pair(self.page, one, self.results.naming, self.pairs, worst)
+            add_pair(self.page, one, self.naming, len(self.compared) + 1, worst)
         self.view.end(one)
         if one.verdict == "drift" and all(getattr(self.options, name) is None for name in LIMITS):
             self.hide()
@@ -300,7 +306,14 @@ class ParityJob(Job[ParityCommandOptions]):
         failed = failed_checks(self.options, one)
         self.checks += failed
         self.failed += len(one.failed)
-        self.results.pair(one, failed)
+        self.compared.append(one)
+        self.results.records(records(one, self.naming, positions=self.options.positions, failed=failed))
+
+    def _lines(self, width: int | None) -> Sequence[Line]:
+        """All pairs, in lines of at most `width` cells."""
+        if self.by_text:
+            return by_text.lines(self.by_text, width)
+        return view.lines(self.compared, self.naming, width)
 
     def status(self) -> int:
         """The exit status. Raises CheckError for checks that failed."""

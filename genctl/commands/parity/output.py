@@ -1,26 +1,18 @@
-"""Where the results of a comparison go: records as they come, or tables at the end; and the checks that they fail."""
+"""The records of a comparison, and the checks that it fails."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rich.text import Text as Line
-
-from genctl.commands.page_file import ReportOutput
-from genctl.commands.parity import by_text, view
-from genctl.commands.parity.by_text import TextParity
+from genctl.commands.parity import view
 from genctl.commands.parity.options import LIMITS, ParityCommandOptions
 from genctl.commands.parity.view import Naming
 from genctl.commands.table import flag_of
 from genctl.io import writers
 from genctl.io.records import finding
 from genctl.parity.values import Parity
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
 
 # -- the records of `genctl parity`: a pair of sides, where their texts part, positions, layers; and their TSV form ----
 
@@ -69,25 +61,23 @@ def records(one: Parity, naming: Naming, *, positions: bool, failed: Sequence[st
         yield finding("layer", names | asdict(layer))
 
 
-class ParityTsvWriter(writers.TsvWriter):
-    """One line for each pair and each parting, nested figures flat."""
-
-    def write(self, record: writers.Record) -> None:
-        if record["kind"] not in ("pair", "parting", "texts"):
-            return
-        flat = dict(record)
-        if record["kind"] == "pair":
-            flat["kl_bounded"] = str(record["kl_high"] is not None).lower()  # then the figures of KL are lower bounds
-        for name in ("kl", "regret"):
-            if isinstance(values := record.get(name), Mapping):
-                flat |= {f"{name}_{key}": value for key, value in values.items()}
-        for name in ("agreement", "perplexity_reference", "perplexity_other", "ratio"):
-            if isinstance(value := record.get(name), Mapping):
-                flat[name] = value["value"]
-        if record["kind"] == "texts":
-            change = record["difference"]
-            flat |= {"bpb_difference": change["mean"], "bpb_low": change["low"], "bpb_high": change["high"]}
-        super().write(flat)
+def flat(record: writers.Record) -> writers.Record | None:
+    """The columns of --format tsv, without nested figures; None for records that it leaves out."""
+    if record["kind"] not in ("pair", "parting", "texts"):
+        return None
+    columns = dict(record)
+    if record["kind"] == "pair":
+        columns["kl_bounded"] = str(record["kl_high"] is not None).lower()  # then the figures of KL are lower bounds
+    for name in ("kl", "regret"):
+        if isinstance(values := record.get(name), Mapping):
+            columns |= {f"{name}_{key}": value for key, value in values.items()}
+    for name in ("agreement", "perplexity_reference", "perplexity_other", "ratio"):
+        if isinstance(value := record.get(name), Mapping):
+            columns[name] = value["value"]
+    if record["kind"] == "texts":
+        change = record["difference"]
+        columns |= {"bpb_difference": change["mean"], "bpb_low": change["low"], "bpb_high": change["high"]}
+    return columns
 
 
 def failed_checks(options: ParityCommandOptions, one: Parity) -> list[str]:
@@ -116,30 +106,3 @@ def failed_checks(options: ParityCommandOptions, one: Parity) -> list[str]:
     if one.verdict == "defect" and not options.allow_defect:
         failed.append(f"{one.other}: defect: {view.sized(one)}")
     return failed
-
-
-class ParityOutput(ReportOutput):
-    """Writes pairs of sides."""
-
-    def __init__(self, format: str, console: Console, sink: writers.Sink | None, *, positions: bool) -> None:
-        super().__init__(format, console, sink, lambda sink: ParityTsvWriter(sink, COLUMNS))
-        self._positions = positions
-        self._pairs: list[Parity] = []
-        self._texts: list[TextParity] = []
-        self.naming = Naming()
-
-    def pair(self, one: Parity, failed: Sequence[str]) -> None:
-        """A pair is compared. `failed` are the sentences of checks that it fails."""
-        self._pairs.append(one)
-        self.records(records(one, self.naming, positions=self._positions, failed=failed))
-
-    def texts(self, one: TextParity) -> None:
-        """A pair is compared by the bits of texts."""
-        self._texts.append(one)
-        self.records([finding("texts", asdict(one))])
-
-    def lines(self, width: int | None) -> list[Line]:
-        """The tables, in lines of at most `width` cells."""
-        if self._texts:
-            return by_text.lines(self._texts, width)
-        return view.lines(self._pairs, self.naming, width)

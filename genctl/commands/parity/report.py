@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 from urllib.parse import quote
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from genctl.commands.page_file import PageFile
 from genctl.commands.parity import view
 from genctl.commands.parity.view import Naming
-from genctl.events import Began, Ended, Event, Finished, Hypothesis, Stepped, Token
+from genctl.events import Token
 from genctl.parity.sides import LocalSide
 from genctl.parity.values import Golden, Parity, Place, Position, Text
 
@@ -74,27 +74,13 @@ def add_pair(page: PageFile, one: Parity, naming: Naming, number: int, tops: Seq
         for text in one.texts:
             positions = by_text.get(text.id, [])
             lane = f"{name}/{quote(text.id, safe='')}/0"
-            if run and positions:
-                kl = [position.kl for position in positions]
-                mean, largest = view.nats(math.fsum(kl) / len(kl)), view.nats(max(kl))
-                page.figures(lane, {"": f"KL {mean} nats on average, {largest} at most"})
+            kl, figures = [position.kl for position in positions], ""
+            if run and kl:
+                figures = f"KL {view.nats(math.fsum(kl) / len(kl))} nats on average, {view.nats(max(kl))} at most"
             tokens = []
             for position in positions:
                 top = tops[min(run, 1)].get((text.id, position.index), ())
                 alternatives = tuple((token, naming.text_of(token), logprob) for token, logprob in top)
                 piece = naming.text_of(position.token)
                 tokens.append(Token(position.token, known[id(position)], piece, top=alternatives))
-            for event in _scored(lane, text.prompt, name, run + 1, tuple(tokens)):
-                page.feed(event)
-
-
-def _scored(lane: str, prompt: str, name: str, run: int, tokens: tuple[Token, ...]) -> Iterator[Event]:
-    """The events of a text that a side read."""
-    total = math.fsum(token.logprob for token in tokens)
-    text = "".join(token.text for token in tokens)
-    one = Hypothesis(
-        tuple(token.id for token in tokens), total, total, "scored", total / max(len(tokens), 1), text=text
-    )
-    yield Began(lane, prompt, "score", name, run=run)
-    yield Stepped(lane, 0, (), (Ended(lane, 0, tokens, one),))
-    yield Finished(lane, (one,))
+            page.scored(lane, text.prompt, tokens, model=name, figures=figures, run=run + 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.style import Style
 from rich.text import Text
 
 from genctl import errors
+from genctl.commands.parity.findings import verdict_lines
 from genctl.errors import count, printable
 from genctl.events import shared_length
 from genctl.parity.values import (
@@ -29,8 +30,8 @@ from genctl.parity.values import Text as TextRead
 from genctl.terminal import theme, widgets
 from genctl.terminal.console import takes_lines
 from genctl.terminal.live_region import LiveRegion, RareLines
-from genctl.terminal.marked_text import Levels, MarkedPiece, marked
-from genctl.terminal.text_width import hanging, labelled, last_cells
+from genctl.terminal.marked_text import Levels, marked
+from genctl.terminal.text_width import hanging, labelled
 from genctl.terminal.widgets import first_column, table_lines, token_text
 
 HEADS = ("side", "verdict", "mean KL", "max KL", "agree", "max regret", "perplexity", "difference")
@@ -39,7 +40,6 @@ PARTINGS = 5  # shown of each pair
 CURVE = 40  # parts of the model shown one by one on a terminal
 AROUND = 5  # parts before and after the one at fault, whose layers are shown whole
 LEVELS = Levels(tuple(10 ** (power / 2) for power in range(-8, 1)))  # of KL in nats: 1e-4, 3e-4, …, 1
-PLAIN_WIDTH = 80  # of headings where there is no terminal
 _VERDICTS: dict[Verdict, Style] = {
     "tie": theme.colour(1.0),
     "drift": theme.colour(0.5),
@@ -159,14 +159,11 @@ def verdict_style(verdict: Verdict | None) -> Style:
 
 def pair_lines(one: Parity, naming: Naming, width: int | None) -> list[Text]:
     """One pair: the verdict with its reason, figures, where texts part, layers, and the text that differs most."""
-    found = [_heading(one.other, naming.reference(one.reference), width)]
-    found += labelled(f"{one.word}: ", verdict_style(one.verdict) + theme.CHOSEN, widgets.visible(sized(one)), width)
-    if one.fault is not None:
-        found += hanging("fault  ", widgets.visible(one.fault.reason), width)
-    for note in one.notes:
-        found += hanging("note: ", widgets.visible(note), width)
-    for text, reason in one.failed.items():
-        found += hanging("failed ", widgets.visible(f"text {naming.row(text)}: {reason}"), width)
+    details = [] if one.fault is None else [("fault  ", one.fault.reason)]
+    details += [("note: ", note) for note in one.notes]
+    details += [("failed ", f"text {naming.row(text)}: {reason}") for text, reason in one.failed.items()]
+    names = one.other, naming.reference(one.reference)
+    found = verdict_lines(names, one.word, verdict_style(one.verdict), sized(one), details, width)
     if one.summary.positions:
         heads, rows = figure_rows(one)
         found += table_lines(("nats", *heads[1:]), rows, width)
@@ -190,19 +187,6 @@ def sized(one: Parity) -> str:
         return one.reason
     least = "at least " if figures.kl_high is not None else ""
     return f"KL {least}{nats(figures.kl.mean)}, regret up to {nats(figures.regret.max)}: {one.reason}"
-
-
-def _heading(other: str, reference: str, width: int | None) -> Text:
-    """Both names in a rule; of names that are too long the ends, where paths differ."""
-    names, between = [widgets.visible(other), widgets.visible(reference)], " against "
-    first, second = map(cell_len, names)
-    if width is None:
-        return widgets.header(max(PLAIN_WIDTH, first + second + len(between) + 6), between.join(names))
-    room = max(width - 6 - len(between), 8)
-    if first + second > room:
-        rooms = max(room // 2, room - second), max(room - room // 2, room - first)
-        names = [last_cells(name, cells) for name, cells in zip(names, rooms, strict=True)]
-    return widgets.header(width, between.join(names))
 
 
 def figure_rows(one: Parity) -> tuple[tuple[str, ...], list[list[str]]]:
@@ -307,15 +291,11 @@ def worst_text(one: Parity, naming: Naming, width: int | None) -> list[Text]:
     text = worst_of(one)
     if text is None or width is None:
         return []
-    pieces = (
-        MarkedPiece(
-            naming.text_of(each.token) or f"‹id {each.token}›",
-            LEVELS.colour(each.kl) + Style(underline=not each.same),
-            LEVELS.digit(each.kl),
-        )
-        for each in one.positions
-        if each.text == text.id
-    )
+    pieces = []
+    for each in one.positions:
+        if each.text == text.id:
+            piece = LEVELS.piece(each.token, naming.text_of(each.token), each.kl)
+            pieces.append(replace(piece, style=piece.style + Style(underline=not each.same)))
     line = Text("digits: KL, ", style=theme.DIM, no_wrap=True)
     for level in range(10):
         line.append(str(level), style=LEVELS.colour(LEVELS.steps[level - 1] if level else 0.0))
@@ -337,7 +317,7 @@ def worst_of(one: Parity) -> TextRead | None:
 
 # -- while sides are compared ------------------------------------------------------------------------------------------
 
-_STAGES = {
+STAGES = {
     "writing": "texts are written",
     "reading": "both sides read",
     "noise": "measuring noise",
@@ -348,10 +328,15 @@ _STAGES = {
 
 
 class LivePairs:
-    """Draws the pairs: finished ones with their verdict, the current one with its progress. `clock` gives seconds."""
+    """Draws the pairs: finished ones with their verdict, the current one with its progress. `clock` gives seconds.
 
-    def __init__(self, console: Console, clock: Callable[[], float], *, quiet: bool) -> None:
-        self._console, self._clock = console, clock
+    `stages` are the words for what `measure` or an audit says that it begins.
+    """
+
+    def __init__(
+        self, console: Console, clock: Callable[[], float], *, quiet: bool, stages: Mapping[str, str] = STAGES
+    ) -> None:
+        self._console, self._clock, self._stages = console, clock, stages
         self._draws = console.is_interactive and not quiet
         self._rare = RareLines(clock) if takes_lines(console) and not quiet else None
         self._region = LiveRegion(console, clock)
@@ -365,8 +350,8 @@ class LivePairs:
         self._show(at_once=True)
 
     def stage(self, stage: str) -> None:
-        """What begins now, as `measure` says it."""
-        self._stage = _STAGES.get(stage, stage)
+        """What begins now."""
+        self._stage = self._stages.get(stage, stage)
         self._show(at_once=True)
 
     def position(self, position: Position) -> None:

@@ -18,7 +18,6 @@ from genctl.commands.score.token_heat import figures
 from genctl.config.layers import Resolved
 from genctl.engines.protocol import Detail, Scored, ScoringOptions, TextToScore, trained_length_note
 from genctl.errors import GenctlError, InputError, UsageError, count
-from genctl.events import Began, Ended, Finished, Hypothesis, Stepped
 from genctl.io import scored, writers
 from genctl.io.record_output import RecordOutput
 from genctl.io.records import SCHEMA, finite, token_entry
@@ -225,16 +224,12 @@ class ScoreJob(Job[ScoreOptions]):
         return record
 
     def _feed_page(self, page: PageFile, row: InputRow, outcome: Sequence[Scored]) -> None:
-        """Give the page the figures of a row, and events as if its text had been generated at once."""
+        """Give the page the texts of a row with their figures."""
         for one in outcome:
             lane = row.id if one.rank is None else f"{row.id} rank {one.rank}"
             before = row.extra.get("context", self.options.context) or (row.prompt if one.text != row.prompt else "")
-            ids, text = tuple(token.id for token in one.tokens), "".join(token.text for token in one.tokens)
-            hypothesis = Hypothesis(ids, -one.nll, -one.nll, "scored", score=one.mean, text=text)
-            page.figures(lane, {"": figures(one)})
-            page.feed(Began(lane, f"{before or ''}{one.lead}", "score", self.name, input=row.columns or None))
-            page.feed(Stepped(lane, 0, (), (Ended(lane, 0, one.tokens, hypothesis),)))
-            page.feed(Finished(lane, (hypothesis,)))
+            prompt, words = f"{before or ''}{one.lead}", figures(one)
+            page.scored(lane, prompt, one.tokens, model=self.name, figures=words, input=row.columns or None)
 
     def _show(self, row: InputRow, outcome: Sequence[Scored]) -> None:
         """Count a row, and show it: on a terminal, or with --scores on standard error beside results in a pipe."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from genctl.commands.audit import view
+from genctl.commands.page_file import PageFile
 from genctl.parity.audit import Auditor
-from genctl.parity.audit_values import Audit
+from genctl.parity.audit_values import Audit, AuditPosition
+from genctl.parity.values import Text
 from tests.cli.tool import genctl
 from tests.commands.audit.traces import MARKS, PROMPTS, STORIES, audit, auditor, doubled, rollouts, written
+from tests.pages.pages import Parts
 
 pytestmark = MARKS
 
@@ -42,9 +47,25 @@ def test_a_terminal_shows_bars_and_the_worst_row(
     assert "explained: double BOS (" in done.out
     assert "██████████  100.0%  double BOS" in done.out
     assert {"before", "after"} <= {line.strip() for line in lines}
-    page = (tmp_path / "page.html").read_text()
-    assert "double BOS" in page
-    assert "<script" not in page
+    page = Parts((tmp_path / "page.html").read_text())
+    facts = " ".join(page.texts)
+    assert all(words in facts for words in ("explained: double BOS (", "causes tried", "worst positions", "digest"))
+    assert page.data["comparison"]["runs"] == ["reference", "trace"]
+    assert [lane["run"] for lane in page.data["lanes"]] == ["reference", "trace"] * len(PROMPTS)
+    assert all(("figures" in lane) == (lane["run"] == "trace") for lane in page.data["lanes"])
+
+
+def test_a_page_leaves_out_tokens_without_a_number_and_says_so(tmp_path: Path) -> None:
+    """A page has no sign for a missing number: it would be a probability of 0."""
+    numbers = (-1.0, math.nan, -2.0)
+    positions = (AuditPosition("0", at, 5 + at, number, -1.0, 0.5, 0.5, 3.0, 3.0) for at, number in enumerate(numbers))
+    text = Text("0", (1,), (5, 6, 7), "A prompt")
+    one = Audit("trace", "model", "unexplained", "nothing does", positions=tuple(positions), texts=(text,))
+    with PageFile(str(tmp_path / "page.html"), force=False) as page:
+        view.add_to_page(page, one, lambda token: f" {token}")
+    for lane in Parts((tmp_path / "page.html").read_text()).data["lanes"]:
+        assert lane["sequences"][0]["text"] == " 5 7"
+    assert lane["figures"] == {"": "differs by up to 3 times noise; 1 token without a number left out"}
 
 
 def test_records_have_hypotheses_and_positions(trace: str) -> None:
