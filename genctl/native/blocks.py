@@ -9,7 +9,6 @@ O features out, I features in, G = I / 32, B blocks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import torch
@@ -19,7 +18,6 @@ from genctl.native import pages
 from genctl.native.quantized import AT_ONCE, GROUP, Unpacked, int4_codes
 
 LANES = 16  # outputs that lie side by side
-KEPT_ROWS = 1024  # unpacked embeddings
 _EIGHT = torch.arange(8, dtype=torch.uint8)  # made once: each step unpacks the rows of its tokens
 _TWOS = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
 _SIGNS = torch.tensor([1.0, -1.0], dtype=torch.float16)
@@ -139,21 +137,14 @@ class Embeddings:
 
     def __init__(self, held: Blocks | Tensor, dtype: torch.dtype) -> None:
         self.held, self.dtype, self.shape = held, dtype, held.shape
-        # a text repeats its tokens, and to unpack a row takes as long as a layer of a small model
-        self._row = lru_cache(KEPT_ROWS)(lambda token: self._unpacked(torch.tensor([token])))
 
     def rows(self, tokens: Tensor) -> Tensor:
         """tokens [N, F] -> [N, F, E]."""
         if isinstance(self.held, Tensor):
             return torch.nn.functional.embedding(tokens, self.held).to(self.dtype)
-        found = self._row(int(tokens)) if tokens.numel() == 1 else self._unpacked(tokens.flatten())
-        return found.view(*tokens.shape, -1)
-
-    def _unpacked(self, tokens: Tensor) -> Tensor:
-        """tokens [N] -> [N, E]."""
-        assert isinstance(self.held, Blocks)
-        numbers = Blocks(self.held.kind, self.held.raw[tokens], self.held.width).numbers()
-        return numbers.to(self.dtype)
+        raw = self.held.raw[tokens.flatten()]
+        numbers = Blocks(self.held.kind, raw, self.held.width).numbers()
+        return numbers.to(self.dtype).view(*tokens.shape, -1)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """The bytes of the file."""

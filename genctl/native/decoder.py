@@ -373,9 +373,6 @@ class Decoder(Stack):
         return shared
 
     def _angles(self, rotary: Rotary, positions: Tensor, past: int) -> tuple[Tensor, Tensor]:
-        if past and rotary.fixed is not None and self.device.type == "cpu":  # a step looks them up
-            cos, sin = rotary.table(int(positions.max()) + 1, self.dtype)
-            return cos[positions][:, None], sin[positions][:, None]
         cos, sin = rotary.angles(positions, first=past == 0)
         return cos.to(self.dtype), sin.to(self.dtype)
 

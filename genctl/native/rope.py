@@ -27,21 +27,11 @@ class Rotary:
         self.fixed = None if rope.depends_on_length else _frequencies(rope).to(device)
         # numbers for each pair of features, on the device: [r/2]
         self.powers = _powers(rope.size).to(device)
-        self.tables: dict[torch.dtype, tuple[Tensor, Tensor]] = {}  # see `table`
         self.stretched: tuple[Tensor, Tensor] | None = None  # frequencies of short and of long texts
         if rope.kind == "longrope":  # LongRoPE (Ding et al. 2024, arXiv:2402.13753): two sets of searched factors
             plain = rope.theta**self.powers
             short, long = (plain.new_tensor(factors) for factors in (rope.short_factor, rope.long_factor))
             self.stretched = 1.0 / (short * plain), 1.0 / (long * plain)
-
-    def table(self, until: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and signed sines [P, r] of positions 0, 1, …, `until` at least, where no length changes them."""
-        found = self.tables.get(dtype)
-        if found is None or len(found[0]) < until:
-            positions = torch.arange(max(256, 1 << (until - 1).bit_length()), device=self.device)[None]
-            cos, sin = self.angles(positions, first=False)
-            found = self.tables[dtype] = cos[0, 0].to(dtype), sin[0, 0].to(dtype)
-        return found
 
     def angles(self, positions: Tensor, *, first: bool) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines f32 [N, 1, F, r] for positions int64 [N, F].
@@ -58,8 +48,7 @@ class Rotary:
         angles = positions[..., None].float() * frequencies  # [N, F, r/2]
         library = ops.compiled(angles)
         cos, sin = (angles.cos(), angles.sin()) if library is None else ops.turns(library, angles)
-        if self.rope.attention_factor != 1:
-            cos, sin = cos * self.rope.attention_factor, sin * self.rope.attention_factor
+        cos, sin = cos * self.rope.attention_factor, sin * self.rope.attention_factor
         if self.rope.interleaved:  # (a, b) -> (a cos - b sin, b cos + a sin), a and b neighbours
             cos, sin = cos.repeat_interleave(2, -1), torch.stack([-sin, sin], -1).flatten(-2)
         else:  # a in the first half of the head, b at the same place of the second
