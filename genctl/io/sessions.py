@@ -1,4 +1,4 @@
-"""The folder where chats and trees are saved when the user names no file."""
+"""The files of chats and trees: how they are opened, and the folder for those that the user does not name."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 import time
 from pathlib import Path
 
+from genctl.errors import InputError, printable, reason_of
+from genctl.io.file_lock import NotOurs, open_regular
 from genctl.io.output import unwritable
 
 
@@ -39,3 +41,16 @@ def new_file(kind: str, prompt: str) -> Path:
         path = folder / f"{name}-{number}.jsonl"
         number += 1
     return path
+
+
+def open_session(path: Path, flags: int) -> int:
+    """The descriptor of the file of a chat or a tree, which is never a link. Raises InputError."""
+    name = printable(str(path))
+    try:
+        return open_regular(path, flags)
+    except NotOurs as error:
+        raise InputError(f"{name} {error}") from None
+    except FileNotFoundError:
+        raise InputError(f"there is no file {name}") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot open {name}: {reason_of(error)}") from None

@@ -107,7 +107,7 @@ class Explorer:
         file, tree, notes = saved.reopen(path)
         try:
             explorer = cls(session, tree, file, memory)
-        except BaseException:
+        except BaseException:  # a signal, too: the lock is released
             file.leave()
             raise
         for each in notes:

@@ -22,9 +22,10 @@ from genctl.config.listed_knobs import LISTS
 from genctl.config.saved_files import objection
 from genctl.documents import reader
 from genctl.documents.reader import Unreadable
-from genctl.errors import InputError, OutputError, printable, reason_of
-from genctl.io.file_lock import NotOurs, lock, open_regular
+from genctl.errors import InputError, OutputError, printable
+from genctl.io.file_lock import lock
 from genctl.io.output import Sink, open_beside, unbuffered
+from genctl.io.sessions import open_session
 from genctl.params import Generation, knobs
 from genctl.tree.token_tree import KINDS, SCHEMA, Change, TokenTree, TreeOpened, TreeStep
 
@@ -41,7 +42,7 @@ def create(path: Path | Sink, opened: TreeOpened, changes: Iterable[Change] = ()
         for change in (opened, *changes):
             append(sink, change)
         sink.put_in_place()
-    except BaseException:
+    except BaseException:  # a signal, too: no half of a file stays
         sink.abandon(keep=False)
         raise
     return sink
@@ -53,14 +54,14 @@ def reopen(path: Path) -> tuple[Sink, TokenTree, list[str]]:
     Raises InputError if the file is not a tree or is damaged, OutputError if it cannot be written, UsageError if
     another process has it open.
     """
-    descriptor, name = _open(path, os.O_RDWR), printable(str(path))
+    descriptor, name = open_session(path, os.O_RDWR), printable(str(path))
     lock(descriptor, path)
     notes: list[str] = []
     try:
         with open(descriptor, "rb", closefd=False) as file:
             tree, whole = _read(_lines(file, name), name, notes)
         sink = Sink(unbuffered(descriptor), name, owned=descriptor, path=path, whole=whole)
-    except BaseException:
+    except BaseException:  # a signal, too: the lock goes with the descriptor
         with contextlib.suppress(OSError):
             os.close(descriptor)
         raise
@@ -92,25 +93,13 @@ def changes_of(tree: TokenTree) -> Iterator[Change]:
 def read_tree(path: Path) -> TokenTree:
     """The tree in a file, to look at: another process may be writing it. Raises InputError."""
     name = printable(str(path))
-    with open(_open(path, os.O_RDONLY), "rb") as file:
+    with os.fdopen(open_session(path, os.O_RDONLY), "rb") as file:
         return _read(_lines(file, name), name, [])[0]
 
 
 def tree_of_lines(lines: Iterable[bytes], name: str) -> TokenTree:
     """The tree of the lines of a file, `name` in messages. Raises InputError."""
     return _read(itertools.takewhile(lambda line: line.endswith(b"\n"), lines), name, [])[0]
-
-
-def _open(path: Path, flags: int) -> int:
-    name = printable(str(path))
-    try:
-        return open_regular(path, flags)
-    except NotOurs as error:
-        raise InputError(f"{name} {error}") from None
-    except FileNotFoundError:
-        raise InputError(f"there is no file {name}") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot open {name}: {reason_of(error)}") from None
 
 
 def _lines(file: BinaryIO, name: str) -> Iterator[bytes]:

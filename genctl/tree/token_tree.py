@@ -115,7 +115,7 @@ class TokenTree:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TokenTree) and self._state() == other._state()
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # it changes
 
     def _state(self) -> tuple[Any, ...]:
         return self.opened, self.nodes, self.settings_of, self.at, self.settings, self.steps, self.runs

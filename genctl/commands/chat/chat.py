@@ -262,7 +262,7 @@ def setting(argument: str) -> str:
 
 
 def new_notices(before: Resolved, now: Resolved) -> list[str]:
-    """Effects of settings that may surprise and were not there before; that tokens are drawn is said once."""
+    """Effects of settings that may surprise and were not there before; a note says once that tokens are drawn."""
     drawn = before.generation.do_sample and now.generation.do_sample
     known = {*before.notices, *([sampling_notice(now.settings)] if drawn else [])}
     return [line for line in now.notices if line not in known]

@@ -27,7 +27,7 @@ KEYS = (
     ("Alt-Enter, or \\ and Enter", "a new line"),
     ("Tab", "complete a command, a setting, a file"),
     ("Up, Down, Ctrl-R", "what was typed before, in all chats"),
-    ("Ctrl-C", "end the answer; what was said stays. Twice: leave"),
+    ("Ctrl-C", "end the answer, and keep what it has. Twice: leave"),
     ("Ctrl-D", "leave"),
 )
 MOST_COPIED = 74_000  # bytes that terminals take for their clipboard at once
@@ -91,7 +91,7 @@ def _tree(screen: ChatScreen, typed: slash.Typed) -> None:
         screen.out.print(widgets.fit(line, screen.out.width))
 
 
-# -- what was said -------------------------------------------------------------------------------------------------
+# -- messages ------------------------------------------------------------------------------------------------------
 
 
 def _think(screen: ChatScreen, typed: slash.Typed) -> None:

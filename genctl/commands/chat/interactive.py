@@ -188,7 +188,7 @@ class Interactive:
         return None
 
     def _answer(self, turn: PlannedTurn | None) -> None:
-        """Show an answer while it comes. Ctrl-C ends it; what was said stays."""
+        """Show an answer while it comes. Ctrl-C ends it; what it has so far stays."""
         if turn is None:
             return
         if turn.note:

@@ -348,7 +348,7 @@ class ChatLog:
 
     @property
     def branches(self) -> list[Message]:
-        """The last messages of all branches, in the order in which they were said."""
+        """The last messages of all branches, in the order in which they were written."""
         parents = {message.parent for message in self.messages.values()}
         return [message for message in self.messages.values() if message.id not in parents]
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from genctl.documents import reader
-from genctl.errors import InputError, OutputError, printable, reason_of
-from genctl.io.file_lock import NotOurs, lock, open_regular
+from genctl.errors import InputError, OutputError, printable
+from genctl.io.file_lock import lock
 from genctl.io.output import unbuffered
+from genctl.io.sessions import open_session
 from genctl.io.sink import Sink
 
 SCHEMA = "genctl-chat/1"
@@ -41,7 +42,7 @@ def open_log(path: Path) -> LogFile:
     Raises InputError for a file that is no chat or is damaged, OutputError if it cannot be written, UsageError if
     another process has it open.
     """
-    descriptor = _open(path, os.O_RDWR)
+    descriptor = open_session(path, os.O_RDWR)
     lock(descriptor, path)
     name = printable(str(path))
     try:
@@ -63,7 +64,7 @@ def open_log(path: Path) -> LogFile:
 
 def read(path: Path) -> list[Line]:
     """The whole lines of a file that another process may be writing. Raises InputError."""
-    with open(_open(path, os.O_RDONLY), "rb") as file:
+    with os.fdopen(open_session(path, os.O_RDONLY), "rb") as file:
         return _read(file, printable(str(path)))[0]
 
 
@@ -76,19 +77,6 @@ def damaged(name: str, number: int, error: ValueError) -> InputError:
     """The error for a line that is not one of a chat."""
     hint = "the lines before it are whole: a copy that ends there can be opened"
     return InputError(f"{name} is damaged at line {number}: {error}", hint=hint)
-
-
-def _open(path: Path, flags: int) -> int:
-    """Open a regular file. Raises InputError."""
-    name = printable(str(path))
-    try:
-        return open_regular(path, flags)
-    except NotOurs as error:
-        raise InputError(f"{name} {error}") from None
-    except FileNotFoundError:
-        raise InputError(f"there is no file {name}") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot open {name}: {reason_of(error)}") from None
 
 
 def _read(file: BinaryIO, name: str) -> tuple[list[Line], int]:
