@@ -26,6 +26,12 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as lanes.h nu
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
 
+class Layout(ctypes.Structure):
+    """`Layout` of products.h."""
+
+    _fields_: ClassVar[Any] = [(name, _INT) for name in ("numbers", "bytes", "bits", "scales", "low", "high", "halves")]
+
+
 class Library:
     """One variant of the library, and the functions that it exports."""
 
@@ -47,6 +53,8 @@ class Library:
         self.run = _typed(loaded.run, _POINTER, _INT, _LONG, _LONG, _LONG, _INT)
         self.softmax = _typed(loaded.softmax, _INT, _POINTER, _LONG, _POINTER, _LONG, _LONG, _INT)
         self.entropy = _typed(loaded.entropy, _POINTER, _POINTER, _LONG, _LONG, _INT)
+        self.unpack = _typed(loaded.unpack, ctypes.POINTER(Layout), _POINTER, _LONG, _LONG, _POINTER, _LONG, _POINTER)
+        loaded.unpack.restype = _INT
         loaded.use_openmp.argtypes, loaded.use_openmp.restype = (_POINTER,), None
         loaded.use_openmp(_openmp())
 
@@ -186,6 +194,18 @@ def turns(found: Library, angles: Tensor) -> tuple[Tensor, Tensor]:
     where = angles.data_ptr(), cosines.data_ptr(), sines.data_ptr()
     found.angles(*where, angles.numel(), torch.get_num_threads())
     return cosines, sines
+
+
+def unpack(found: Library, layout: Layout, raw: Tensor, rows: Tensor, width: int) -> Tensor:
+    """Rows int64 [N] of a matrix in blocks, raw uint8 [O, bytes of a row], as its file holds them: float32 [N, width].
+
+    Raises IndexError for a row that it does not have.
+    """
+    rows = rows.reshape(-1).contiguous()
+    y = torch.empty(len(rows), width)
+    if not found.unpack(layout, raw.data_ptr(), len(raw), width, rows.data_ptr(), len(rows), y.data_ptr()):
+        raise IndexError(f"rows {rows.tolist()[:4]} of a matrix with {len(raw)}")
+    return y
 
 
 def log_softmax(x: Tensor) -> Tensor:

@@ -61,6 +61,14 @@ void rms_norm(const void *x, const float *weight, float eps, void *y, int64_t ro
 void layer_norm(const void *x, const float *weight, const float *bias, float eps, void *y, int64_t rows, int64_t size, int64_t period, int32_t type, int32_t threads);
 void activate(int32_t kind, const void *x, int64_t x_row, const void *up, int64_t up_row, void *y, int64_t rows, int64_t size, int32_t type, int32_t threads);
 
+/* -- numbers of blocks as they lie in a file (small.c) -- */
+typedef struct {
+  int32_t numbers, bytes, bits, scales; /* of a block, and the bits of a code */
+  int32_t low, high, halves;            /* bytes of a block before the codes' lower halves, what is above them, and the scale */
+} Layout;
+/* Rows of raw [O, I] -> y [count, I]; 0 if there is no such row */
+int32_t unpack(const Layout *how, const uint8_t *raw, int64_t out, int64_t in, const int64_t *rows, int64_t count, float *y);
+
 /* -- many calls at once (steps.c): a pass over N rows of F tokens, of which the last `keep` have logits -- */
 enum { PRODUCTS, RMS_NORM, LAYER_NORM, ACTIVATE, SUM, COPY, TURN, ATTENTION };
 /* What a call does with each token, so that a list serves any N and F for which its buffers have room. */

@@ -189,3 +189,40 @@ void softmax(int32_t plain, const float *x, int64_t x_row, float *y, int64_t row
   Rows r = {.kind = plain, .x = x, .x_row = x_row, .y = y, .rows = rows, .size = size};
   each(logs_piece, &r, threads);
 }
+
+/* Number k of a block in a file of GGUF, less what is above 4 bits: blocks of 32 have the lower halves of 16 bytes first, then the
+   upper ones; those of 256 of 32 bytes in turn, and of 64 bytes with 6 bits. */
+static int code_of(const uint8_t *block, const Layout *how, int k) {
+  const int run = how->numbers == 32 ? 16 : how->bits == 6 ? 64 : 32;
+  const int low = block[how->low + k / (2 * run) * run + k % run] >> k / run % 2 * 4 & 15;
+  const uint8_t *high = block + how->high;
+  if (how->bits == 4) return low;
+  if (how->bits == 6) return low | (high[k / 128 * 32 + k % 32] >> k % 128 / 32 * 2 & 3) << 4;
+  return low | (how->numbers == 32 ? high[k / 8] >> k % 8 & 1 : high[k % 32] >> k / 32 & 1) << 4;
+}
+/* Scale or offset number g of Q4_K and Q5_K, in 6 bits */
+static int six_bits(const uint8_t *at, int g, int offset) {
+  if (g < 4) return at[4 * offset + g] & 63;
+  return (offset ? at[4 + g] >> 4 : at[4 + g] & 15) | at[4 * offset + g - 4] >> 6 << 4;
+}
+int32_t unpack(const Layout *how, const uint8_t *raw, int64_t out, int64_t in, const int64_t *rows, int64_t count, float *y) {
+  const int type = how->scales == SHORTS ? BF16 : F16, single = how->scales == HALVES || how->scales == SIXTEENS;
+  const int middle = how->bits == 8 || how->scales == RANGES || how->scales == SIXES ? 0 : 1 << (how->bits - 1);
+  for (int64_t row = 0; row < count; row++) {
+    if (rows[row] < 0 || rows[row] >= out) return 0;
+    const uint8_t *block = raw + rows[row] * (in / how->numbers) * how->bytes;
+    for (int64_t left = in / how->numbers; left > 0; left--, block += how->bytes) {
+      uint16_t halves[2] = {0};
+      memcpy(halves, block + how->halves, single ? 2 : 4);
+      const float scale = get(halves, 0, type), offset = get(halves, 1, type);
+      for (int k = 0; k < how->numbers; k++) {
+        const float code = (float)((how->bits == 8 ? (int8_t)block[how->low + k] : code_of(block, how, k)) - middle);
+        float by = scale, more = offset;
+        if (how->scales == SIXES) by *= (float)six_bits(block + 4, k / 32, 0), more = -more * (float)six_bits(block + 4, k / 32, 1);
+        if (how->scales == SIXTEENS) by *= (float)(int8_t)block[192 + k / 16];
+        *y++ = single ? code * by : code * by + more;
+      }
+    }
+  }
+  return 1;
+}

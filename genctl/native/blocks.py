@@ -8,12 +8,12 @@ O features out, I features in, G = I / 32, B blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
+from genctl.kernels import ops
 from genctl.native import pages
 from genctl.native.quantized import AT_ONCE, GROUP, Unpacked, int4_codes
 
@@ -25,20 +25,49 @@ Scales = Literal["halves", "ranges", "shorts", "sixes", "sixteens"]  # as produc
 
 
 class Kind(NamedTuple):
-    """A type of tensors. Both functions read blocks uint8 [B, `bytes`]."""
+    """A type of tensors. `low`, `high` and `halves` are bytes of a block before a part (`Layout` of products.h)."""
 
     numbers: int  # of a block
     bytes: int
     bits: int  # of a code
     scales: Scales
-    halves: slice  # bytes: a scale, or a scale and an offset, of 16 bits each
-    read_codes: Callable[[Tensor], Tensor]  # uint8 [B, numbers], from 0 on; int8 in 8 bits
-    factors: Callable[[Tensor], Tensor] | None = None  # [B, 8, 2]: what scales and offsets are multiplied by
+    low: int  # the lower four bits of the codes, or all eight
+    high: int  # what codes have above them
+    halves: int  # a scale, or a scale and an offset, of 16 bits each
 
     @property
     def middle(self) -> int:
         """The code of 0, or of the offset."""
         return 0 if self.bits == 8 or self.scales in ("ranges", "sixes") else 1 << self.bits - 1
+
+    def codes(self, raw: Tensor) -> Tensor:
+        """Blocks uint8 [B, `bytes`] -> codes from 0 on, uint8 [B, `numbers`]; int8 in 8 bits."""
+        if self.bits == 8:
+            return raw[:, self.low :].contiguous().view(torch.int8)
+        run = 16 if self.numbers == GROUP else 64 if self.bits == 6 else 32  # bytes with lower halves, then upper ones
+        pairs = raw[:, self.low : self.low + self.numbers // 2].reshape(-1, self.numbers // 2 // run, run)
+        codes = torch.cat([pairs & 15, pairs >> 4], -1).flatten(1)
+        if self.bits == 4:
+            return codes
+        high = raw[:, self.high : self.high + self.numbers * (self.bits - 4) // 8]
+        if self.bits == 6:
+            above = high.reshape(-1, 2, 1, 32) >> _TWOS & 3
+        elif self.numbers == GROUP:
+            above = high[..., None] >> _EIGHT & 1
+        else:
+            above = high[:, None] >> _EIGHT[:, None] & 1
+        return codes | above.flatten(1) << 4
+
+    def factors(self, raw: Tensor) -> Tensor | None:
+        """What scales and offsets, or the scales of 16 numbers each, are multiplied by, [B, 8, 2]; None: by nothing."""
+        if self.scales == "sixteens":
+            return raw[:, 192:208].contiguous().view(torch.int8).view(-1, 8, 2)
+        if self.scales != "sixes":
+            return None
+        low, middle, high = raw[:, 4:8], raw[:, 8:12], raw[:, 12:16]
+        scale = torch.cat([low & 63, (high & 15) | (low >> 6 << 4)], 1)
+        least = torch.cat([middle & 63, (high >> 4) | (middle >> 6 << 4)], 1)
+        return torch.stack([scale, least], 2)
 
 
 class Blocks:
@@ -55,7 +84,7 @@ class Blocks:
 
     def codes(self, rows: slice = slice(None)) -> Tensor:
         """[o, I]."""
-        return self.how.read_codes(self._blocks(rows)).view(-1, self.width)
+        return self.how.codes(self._blocks(rows)).view(-1, self.width)
 
     def scales(self, rows: slice = slice(None)) -> Tensor:
         """float32 [o, G, 1], or [o, G, 2]: scales and offsets, or the scales of 16 numbers each ("sixteens")."""
@@ -72,7 +101,8 @@ class Blocks:
 
     def _short(self, rows: slice) -> Tensor:
         """Scales and offsets as they lie, 16 bits: [o, blocks of a row, 1, 1 or 2]; offsets of "sixes" are negative."""
-        raw = self._blocks(rows)[:, self.how.halves].contiguous()
+        size = 2 if self.how.scales in ("halves", "sixteens") else 4
+        raw = self._blocks(rows)[:, self.how.halves : self.how.halves + size].contiguous()
         short = raw.view(torch.bfloat16 if self.how.scales == "shorts" else torch.float16)
         if self.how.scales == "sixes":
             short = short * _SIGNS
@@ -80,9 +110,8 @@ class Blocks:
 
     def _factors(self, rows: slice) -> Tensor | None:
         """[o, blocks of a row, 8, 2]."""
-        if self.how.factors is None:
-            return None
-        return self.how.factors(self._blocks(rows)).view(-1, self.width // self.how.numbers, 8, 2)
+        factors = self.how.factors(self._blocks(rows))
+        return None if factors is None else factors.view(-1, self.width // self.how.numbers, 8, 2)
 
     def panels(self) -> tuple[Tensor, Tensor]:
         """Codes and scales as the compiled library reads them, with `LANES` outputs side by side (see products.h).
@@ -137,13 +166,18 @@ class Embeddings:
 
     def __init__(self, held: Blocks | Tensor, dtype: torch.dtype) -> None:
         self.held, self.dtype, self.shape = held, dtype, held.shape
+        if isinstance(held, Blocks):
+            self.layout = ops.Layout(**held.how._asdict() | {"scales": get_args(Scales).index(held.how.scales)})
 
     def rows(self, tokens: Tensor) -> Tensor:
         """tokens [N, F] -> [N, F, E]."""
         if isinstance(self.held, Tensor):
             return torch.nn.functional.embedding(tokens, self.held).to(self.dtype)
-        raw = self.held.raw[tokens.flatten()]
-        numbers = Blocks(self.held.kind, raw, self.held.width).numbers()
+        found, held = ops.library(), self.held
+        if found is None:
+            numbers = Blocks(held.kind, held.raw[tokens.flatten()], held.width).numbers()
+        else:
+            numbers = ops.unpack(found, self.layout, held.raw, tokens, held.width)
         return numbers.to(self.dtype).view(*tokens.shape, -1)
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -181,50 +215,14 @@ def int4_blocks(weight: Tensor) -> Blocks:
     return Blocks("int4", torch.cat(bytes_, -1).flatten(1), weight.shape[1])
 
 
-def _nibbles(raw: Tensor) -> Tensor:
-    """[B, 16 or 32] -> uint8 [B, 32 or 64]: the lower halves of all bytes, then the upper ones."""
-    return torch.cat([raw & 15, raw >> 4], -1)
-
-
-def _fifth(raw: Tensor) -> Tensor:
-    """Four bytes, each bit of which is the fifth of a code -> 0 or 16, uint8 [B, 32]."""
-    return ((raw[..., None] >> _EIGHT & 1) << 4).flatten(1)
-
-
-def _six_bits(raw: Tensor) -> Tensor:
-    """Blocks of Q4_K or Q5_K -> factors of scales and of offsets, uint8 [B, 8, 2]."""
-    low, middle, high = raw[:, 4:8], raw[:, 8:12], raw[:, 12:16]
-    scale = torch.cat([low & 63, (high & 15) | (low >> 6 << 4)], 1)
-    least = torch.cat([middle & 63, (high >> 4) | (middle >> 6 << 4)], 1)
-    return torch.stack([scale, least], 2)
-
-
-def _q5_k_codes(raw: Tensor) -> Tensor:
-    high, low = raw[:, 16:48], _nibbles(raw[:, 48:].reshape(-1, 4, 32)).view(-1, 8, 32)
-    bits = high[:, None] >> _EIGHT[:, None] & 1
-    return (low | bits << 4).flatten(1)
-
-
-def _q6_k_codes(raw: Tensor) -> Tensor:
-    low = _nibbles(raw[:, :128].reshape(-1, 2, 64)).view(-1, 2, 4, 32)
-    high = raw[:, 128:192].reshape(-1, 2, 1, 32) >> _TWOS & 3
-    return (low | high << 4).flatten(1)
-
-
-_FIRST, _PAIR = slice(0, 2), slice(0, 4)
 KINDS = {
-    "Q8_0": Kind(32, 34, 8, "halves", _FIRST, lambda raw: raw[:, 2:].contiguous().view(torch.int8)),
-    "Q4_0": Kind(32, 18, 4, "halves", _FIRST, lambda raw: _nibbles(raw[:, 2:])),
-    "Q4_1": Kind(32, 20, 4, "ranges", _PAIR, lambda raw: _nibbles(raw[:, 4:])),
-    "Q5_0": Kind(32, 22, 5, "halves", _FIRST, lambda raw: _nibbles(raw[:, 6:]) | _fifth(raw[:, 2:6])),
-    "Q5_1": Kind(32, 24, 5, "ranges", _PAIR, lambda raw: _nibbles(raw[:, 8:]) | _fifth(raw[:, 4:8])),
-    "Q4_K": Kind(
-        256, 144, 4, "sixes", _PAIR, lambda raw: _nibbles(raw[:, 16:].reshape(-1, 4, 32)).flatten(1), _six_bits
-    ),
-    "Q5_K": Kind(256, 176, 5, "sixes", _PAIR, _q5_k_codes, _six_bits),
-    "Q6_K": Kind(
-        *(256, 210, 6, "sixteens", slice(208, 210), _q6_k_codes),
-        lambda raw: raw[:, 192:208].contiguous().view(torch.int8).view(-1, 8, 2),
-    ),
+    "Q8_0": Kind(32, 34, 8, "halves", low=2, high=0, halves=0),
+    "Q4_0": Kind(32, 18, 4, "halves", low=2, high=0, halves=0),
+    "Q4_1": Kind(32, 20, 4, "ranges", low=4, high=0, halves=0),
+    "Q5_0": Kind(32, 22, 5, "halves", low=6, high=2, halves=0),
+    "Q5_1": Kind(32, 24, 5, "ranges", low=8, high=4, halves=0),
+    "Q4_K": Kind(256, 144, 4, "sixes", low=16, high=0, halves=0),
+    "Q5_K": Kind(256, 176, 5, "sixes", low=48, high=16, halves=0),
+    "Q6_K": Kind(256, 210, 6, "sixteens", low=0, high=128, halves=208),
 }
-INT4 = Kind(32, 20, 4, "shorts", _PAIR, lambda raw: _nibbles(raw[:, 4:]))  # of `--quantize int4`
+INT4 = Kind(32, 20, 4, "shorts", low=4, high=0, halves=0)  # of `--quantize int4`

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from genctl.kernels import ops
 from genctl.kernels.ops import Library
 from genctl.native import linear
 from genctl.native.blocks import KINDS, Blocks, BlocksPlain, Embeddings
@@ -49,7 +50,7 @@ def coded(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_numbers_are_those_of_the_gguf_package(kind: str) -> None:
+def test_numbers_are_those_of_the_gguf_package(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     type_ = gguf.GGMLQuantizationType[kind]
     assert gguf.GGML_QUANT_SIZES[type_] == (KINDS[kind].numbers, KINDS[kind].bytes)
     for size in fitting(kind):
@@ -58,7 +59,12 @@ def test_numbers_are_those_of_the_gguf_package(kind: str) -> None:
         assert torch.equal(held.numbers(), wanted)
         assert torch.equal(held.numbers(slice(1, 4)), wanted[1:4])
         tokens = torch.tensor([[0, size[0] - 1], [size[0] // 2, 0]])
-        assert torch.equal(Embeddings(held, torch.float32).rows(tokens), wanted[tokens])
+        for found in (*loadable(), None):
+            monkeypatch.setattr(ops, "library", lambda found=found: found)
+            assert torch.equal(Embeddings(held, torch.float32).rows(tokens), wanted[tokens])
+            for beyond in (-1 - size[0], size[0]):
+                with pytest.raises(IndexError):
+                    Embeddings(held, torch.float32).rows(torch.tensor([[0, beyond]]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -110,9 +116,10 @@ def test_the_largest_codes_are_exact(compiled: Library) -> None:
     cases = [("Q8_0", 128), ("Q8_0", 127), *((kind, code) for kind in KINDS if kind != "Q8_0" for code in (0, 255))]
     for kind, code in cases:
         held = blocks(kind, (48, 1024))
-        raw, halves = held.raw.view(48, -1, held.how.bytes), held.how.halves
+        raw, at = held.raw.view(48, -1, held.how.bytes), held.how.halves
         raw[:] = code
-        raw[..., halves] = torch.tensor([0, 60] * (raw[0, 0, halves].numel() // 2), dtype=torch.uint8)  # 1
+        for half in range(at, at + (2 if held.how.scales in ("halves", "sixteens") else 4), 2):
+            raw[..., half : half + 2] = torch.tensor([0, 60], dtype=torch.uint8)  # 1
         x = torch.ones(3, 1024)
         x[1], x[2, ::2] = -1.0, -1.0
         wanted = held.numbers().sum(1).double()
