@@ -1,11 +1,11 @@
 """Write traces of engines with planted causes, and count what `genctl audit` says of them.
 
-python scripts/make_traces.py FOLDER [--tokens 500] [--repeat 2] [--engines transformers,llama,ctranslate2]
+python scripts/make_traces.py FOLDER [--tokens 500] [--repeat 2] [--engines transformers,ctranslate2]
 python scripts/make_traces.py FOLDER --measure [--chosen] [--jobs 1 --job 0] [--only CAUSE]
 python scripts/make_traces.py FOLDER --clean 2000    (continues where it was stopped)
 
-The engines are transformers, llama-cpp-python and CTranslate2, as far as they are installed. Checkpoints are the
-built-in ones, also with a config.json that the engine does not obey. FOLDER/traces.jsonl lists each with its cause.
+The engines are transformers and CTranslate2, as far as they are installed. Checkpoints are the built-in ones, also with
+a config.json that the engine does not obey. FOLDER/traces.jsonl lists each with its cause.
 """
 
 from __future__ import annotations
@@ -87,28 +87,6 @@ class Transformers(Engine):
         self.cache = answer.past_key_values
         logits: Tensor = answer.logits[0, -1].float()
         return logits
-
-
-class Llama(Engine):
-    def __init__(self, folder: Path, form: str = "F32", cache: str = "f32") -> None:
-        self.api: Any = import_module("llama_cpp")
-        self.place = Path(tempfile.mkdtemp(prefix="traces-"))
-        gguf(folder, self.place / "model.gguf", form)
-        kind = {"f32": self.api.GGML_TYPE_F32, "f16": self.api.GGML_TYPE_F16, "q8_0": self.api.GGML_TYPE_Q8_0}[cache]
-        self.model = self.api.Llama(
-            str(self.place / "model.gguf"), n_ctx=512, logits_all=False, verbose=False, n_threads=1, type_k=kind,
-            type_v=kind, flash_attn=cache == "q8_0",
-        )  # fmt: skip
-        shutil.rmtree(self.place)
-
-    def begin(self) -> None:
-        self.model.reset()
-
-    def read(self, ids: list[int], new: list[int]) -> Tensor:
-        numpy: Any = import_module("numpy")
-        self.model.eval(new)
-        pointer = self.api.llama_get_logits(self.model.ctx)
-        return torch.tensor(numpy.ctypeslib.as_array(pointer, (self.model.n_vocab(),)).copy())
 
 
 class CTranslate2(Engine):
@@ -339,11 +317,6 @@ def traces(folder: Path, arguments: argparse.Namespace) -> Iterator[tuple[str, s
             for cause in ("int8", "bfloat16"):
                 with suppress(ValueError):  # a processor may not have it
                     yield "ctranslate2", cause, make(CTranslate2(stories, cause), greedy=False), STORIES
-        if "llama" in have:
-            for cause, how in {
-                "q8_0": ("Q8_0", "f32"), "q4_0": ("Q4_0", "f32"), "cache-float16": ("F32", "f16"),
-            }.items():  # fmt: skip
-                yield "llama", cause, make(Llama(stories, *how), greedy=False), STORIES
 
 
 def maker(folder: Path, tokens: int, seed: int = 0, each: int = 50) -> Callable[..., Rows]:
@@ -574,10 +547,9 @@ def _rounded_cache(dtype: torch.dtype) -> Any:
 
 
 def _installed(name: str) -> bool:
-    package = {"llama": "llama_cpp"}.get(name, name)
-    if find_spec(package) is not None:
+    if find_spec(name) is not None:
         return True
-    print(f"{name}: not installed, so it writes no traces (pip install {name.replace('llama', 'llama-cpp-python')})")
+    print(f"{name}: not installed, so it writes no traces (pip install {name})")
     return False
 
 
@@ -635,9 +607,6 @@ CLEAN: dict[str, tuple[Callable[[Path], Engine], Asked]] = {
     "transformers bfloat16": (lambda place: Transformers(place, "bfloat16"), {"dtype": "bfloat16"}),
     "ctranslate2 float32": (CTranslate2, {}),
     "ctranslate2 int8": (lambda place: CTranslate2(place, "int8"), {"quantize": "int8"}),
-    "llama F32": (Llama, {}),
-    "llama Q8_0": (lambda place: Llama(place, "Q8_0"), {"quantize": "int8"}),
-    "llama BF16": (lambda place: Llama(place, "BF16"), {"dtype": "bfloat16"}),
 }
 
 
@@ -684,7 +653,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=500)
     parser.add_argument("--clean", type=int, default=0)
     parser.add_argument("--repeat", type=int, default=2)
-    parser.add_argument("--engines", default="transformers,llama,ctranslate2")
+    parser.add_argument("--engines", default="transformers,ctranslate2")
     parser.add_argument("--measure", action="store_true")
     parser.add_argument("--chosen", action="store_true")
     parser.add_argument("--only", default="")

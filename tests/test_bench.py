@@ -16,7 +16,6 @@ import torch
 from scripts.benchmarks import (
     checkpoints,
     commands,
-    curves,
     gguf_files,
     host,
     limit,
@@ -452,14 +451,6 @@ def test_every_case_has_a_key_of_its_own_and_can_be_chosen() -> None:
     assert [case.key for case in rows.cases(PLAN, ["compare"])] == ["compare"]
     assert {case.size.name for case in rows.cases(PLAN, ["qwen"])} == {"tiny-qwen2"}
     assert rows.cases(PLAN, ["nothing"]) == []
-
-
-def test_a_curve_has_a_value_for_each_side_that_is_there(stock: Path) -> None:
-    bench = curves.Bench(opener(stock), PLAN, 1, True, lambda line: None)
-    (curve,) = curves.rows(bench)
-    assert set(curve.lines) == {sides.GENCTL, sides.GENERATE}
-    assert all(len(values) == len(curve.points) for values in curve.lines.values())
-    assert len({len(cells(line)) for line in curve.markdown().splitlines()}) == 1
 
 
 def test_the_page_keeps_everything_around_the_table(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import checkpoints, commands, curves, host, measuring, page, rows, sides, table
+from . import checkpoints, commands, host, measuring, page, rows, sides, table
 from .checkpoints import Size
 from .work import Setup, Side, Unavailable
 
@@ -68,18 +68,16 @@ def parser() -> argparse.ArgumentParser:
         prog="bench.py",
         description="genctl beside generate(), CTranslate2 and llama.cpp, on random weights of real sizes.",
         epilog=f"Rows: {keys}. A row is also chosen by how its name begins. "
-        f"Curves: {', '.join(curves.CURVES)}. Exit status 1 if tokens differ that must not, or a side fails.",
+        "Exit status 1 if tokens differ that must not, or a side fails.",
     )
     made.add_argument("--rounds", type=_positive, default=5, help="how often each side does each row (default: 5)")
     made.add_argument("--threads", type=_positive, help="for every side, on as many cores (default: all)")
     made.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     made.add_argument("--format", choices=("md", "json"), default="md")
-    made.add_argument("--only", nargs="+", default=[], metavar="ROW", help="rows or curves to measure")
+    made.add_argument("--only", nargs="+", default=[], metavar="ROW", help="rows to measure")
     made.add_argument("--sides", nargs="+", choices=list(sides.SIDES), metavar="SIDE", help="leave out the others")
     made.add_argument("--llama", type=Path, metavar="FOLDER", help="where llama.cpp's programs are: llama-bench is run")
     made.add_argument("--quick", action="store_true", help="short texts: to see that it works, not for figures")
-    wanted = "also these curves; all of them where none is named"
-    made.add_argument("--curves", nargs="*", choices=list(curves.CURVES), metavar="CURVE", help=wanted)
     made.add_argument("--folder", type=Path, help="keep the checkpoints there, and use those that are there")
     made.add_argument("--update-docs", action="store_true", help="rewrite the table in docs/performance.md")
     return made
@@ -95,10 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cores = cores[: asked.threads or None]
     plan = rows.Plan(rows.QUICK if asked.quick else rows.Lengths())
     chosen = rows.cases(plan, asked.only)
-    named = asked.only if asked.curves is None else asked.curves or list(curves.CURVES)
-    drawn = {key: make for key, make in curves.CURVES.items() if key in named}
-    if not chosen and not drawn:
-        command.error(f"--only {' '.join(asked.only)}: there is no such row or curve")
+    if not chosen:
+        command.error(f"--only {' '.join(asked.only)}: there is no such row")
     if asked.update_docs and (asked.only or asked.quick or asked.sides):
         command.error("--update-docs wants the whole table: not with --only, --quick or --sides")
     os.environ.update(
@@ -117,22 +113,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bandwidth = host.read_bandwidth() if asked.device == "cpu" else None
         stock = Stock(folder, cores, asked.device, absent, _say, asked.llama)
         results = measuring.run(chosen, stock.open, asked.rounds, _say)
-        bench = curves.Bench(stock.open, plan, asked.rounds, asked.quick, _say)
-        grown: list[table.Curve] = []
-        try:
-            for make in drawn.values():
-                for curve in make(bench):
-                    grown.append(curve)
-        except KeyboardInterrupt:  # half an hour of rows is not thrown away
-            _say("interrupted: the table has the curves so far")
     found = host.header(cores, asked.rounds, asked.device, bandwidth, asked.llama)
     if asked.format == "json":
         records = [table.record(measured, bandwidth) for measured in results]
-        whole = {**found, "rows": records, "curves": [curve.record() for curve in grown]}
+        whole = {**found, "rows": records}
         print(json.dumps(whole, indent=2, ensure_ascii=False))
-    text = "\n\n".join(
-        [host.sentence(found) + ":", table.markdown(results, bandwidth), *(curve.markdown() for curve in grown)]
-    )
+    text = f"{host.sentence(found)}:\n\n{table.markdown(results, bandwidth)}"
     if asked.format == "md":
         print(text)
     if asked.update_docs:

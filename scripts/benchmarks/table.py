@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from .measuring import Measured
@@ -132,30 +131,3 @@ def _kept(results: Sequence[Measured]) -> str:
     found = [kept for measured in results if (kept := measured.kept()) is not None]
     same, count = sum(same for same, _ in found), sum(count for _, count in found)
     return f"- texts that are with drafts what they are without: {same} of {count}" if found else ""
-
-
-@dataclass(frozen=True)
-class Curve:
-    """How one figure grows: a value for each side and point, None where there is none."""
-
-    key: str
-    title: str
-    across: str  # what the points are
-    points: tuple[int | str, ...]
-    unit: str
-    lines: dict[str, list[float | None]]
-
-    def record(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
-
-    def markdown(self) -> str:
-        """A small table: a line for each side, a column for each point."""
-        points = [f"{point:,}" if isinstance(point, int) else point for point in self.points]
-        rows = [
-            f"| {self.title} ({self.unit}); {self.across} | {' | '.join(points)} |",
-            f"|---|{'--:|' * len(points)}",
-        ]
-        for name, values in self.lines.items():
-            rows.append(f"| {name} | {' | '.join('–' if value is None else number(value) for value in values)} |")
-        return "\n".join(rows)
