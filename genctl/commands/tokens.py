@@ -17,7 +17,7 @@ from rich.text import Text
 from genctl import params
 from genctl.commands.engine_choice import LOCAL, EngineChoice
 from genctl.commands.help import ALSO
-from genctl.commands.job import Job
+from genctl.commands.old_job import OldJob as Job
 from genctl.commands.options import FORMAT, IN_OUT, SETTINGS, PresetOptions
 from genctl.commands.table import Command, Conflict, OptionGroup, argument, given, needless_force
 from genctl.config import chat_settings

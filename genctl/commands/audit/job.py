@@ -14,7 +14,7 @@ from rich.text import Text
 from genctl.commands.audit import view
 from genctl.commands.audit.options import UNEXPLAINED, AuditOptions, check_words
 from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice
-from genctl.commands.job import Job
+from genctl.commands.old_job import OldJob as Job
 from genctl.commands.parity.findings import FindingsWriter
 from genctl.commands.parity.view import LivePairs
 from genctl.config.chat_settings import variables_of
@@ -70,7 +70,7 @@ class AuditJob(Job[AuditOptions]):
         self.early = resolve(self.layers, tentative=True)
         self.messages.note(f"the reference is {name}, which the records name; -m names another one")
 
-    def read(self, stack: ExitStack) -> bool:
+    def read_input(self, stack: ExitStack) -> bool:
         """Read the trace; a server is asked later, once its prompts are there."""
         options = self.options
         if not options.is_server:

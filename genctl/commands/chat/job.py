@@ -22,6 +22,7 @@ from genctl.commands.chat.partner import Partner
 from genctl.commands.chat.saved_settings import continued, to_save
 from genctl.commands.chat.thinking import opened_by
 from genctl.commands.engine_choice import SERVERS, engine_of
+from genctl.commands.old_job import OldJob
 from genctl.commands.options import memory_bytes, shown_top
 from genctl.config import presets
 from genctl.config.layers import Layer, Resolved
@@ -62,7 +63,7 @@ def _fields(own: dict[str, Any], columns: Iterable[str]) -> dict[str, Any]:
 ROW = jsonl.RowShape((*jsonl.KNOWN, "role", "content"), (*jsonl.PROMPTS, "role", "content"), _fields)
 
 
-class ChatJob(job.Job[ChatOptions]):
+class ChatJob(OldJob[ChatOptions]):
     """One chat."""
 
     what = "turn"
@@ -82,12 +83,12 @@ class ChatJob(job.Job[ChatOptions]):
         self.memory = None if self.options.memory is None else memory_bytes(self.options.memory)
         return status
 
-    def read(self, stack: ExitStack) -> bool:
+    def read_input(self, stack: ExitStack) -> bool:
         """Open the input; a person at a terminal needs none."""
         if not self.interactive and self._is_typed:
             self.options = replace(self.options, input="-")
         if not self.interactive or self.options.arguments:
-            return super().read(stack)
+            return super().read_input(stack)
         self.input = iter(())
         return True
 

@@ -16,7 +16,8 @@ from genctl.commands.compare.options import CompareOptions, check_prompt_caches,
 from genctl.commands.compare.output import ComparedRuns, ComparisonOutput, SharedWork, heading
 from genctl.commands.compare.view import Column, CompareView
 from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice
-from genctl.commands.job import Job, request_of, start_seed
+from genctl.commands.job import request_of, start_seed
+from genctl.commands.old_job import OldJob as Job
 from genctl.commands.options import SHOWN_TOP
 from genctl.comparing import metrics
 from genctl.comparing.outputs import ComparedPrompt, Failure, prompts_of
@@ -74,10 +75,10 @@ class CompareJob(Job[CompareOptions]):
         each_run = zip(self.runs, self.resolved, strict=True)
         return "\n".join(f"# run {printable(run.name)}\n\n{to_toml(one, defaults=False)}" for run, one in each_run)
 
-    def read(self, stack: ExitStack) -> bool:
+    def read_input(self, stack: ExitStack) -> bool:
         """Read the prompts and the settings of the checkpoints."""
         options = self.options
-        if not super().read(stack):
+        if not super().read_input(stack):
             return False
         self.rows = all_rows(self.input)
         self.seeds = options.seeds or 1

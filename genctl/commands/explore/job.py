@@ -19,7 +19,8 @@ from genctl.commands.explore.options import (
     check_screen,
     expansion,
 )
-from genctl.commands.job import Job, request_of, start_seed
+from genctl.commands.job import request_of, start_seed
+from genctl.commands.old_job import OldJob as Job
 from genctl.commands.options import memory_bytes
 from genctl.config.layers import Layer, Resolved, row_layer
 from genctl.documents import reader
@@ -148,11 +149,11 @@ class ExploreJob(Job[ExploreOptions]):
                 hint="genctl chat talks to servers",
             )
 
-    def read(self, stack: ExitStack) -> bool:
+    def read_input(self, stack: ExitStack) -> bool:
         """Read the prompt; a tree that is opened has its own."""
         if self.options.open is not None:
             return True
-        if not super().read(stack):
+        if not super().read_input(stack):
             return False
         rows = all_rows(self.input)
         if len(rows) != 1:

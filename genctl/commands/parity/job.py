@@ -12,7 +12,8 @@ from typing import Any, TypeGuard
 from rich.text import Text as Line
 
 from genctl.commands.engine_choice import LOCAL, EngineChoice
-from genctl.commands.job import Job, request_of
+from genctl.commands.job import request_of
+from genctl.commands.old_job import OldJob as Job
 from genctl.commands.parity import by_text, golden_file, view
 from genctl.commands.parity.findings import FindingsWriter
 from genctl.commands.parity.loading import WIDTH, GivenTexts, LoadedSides, check_models, check_same
@@ -62,7 +63,7 @@ class ParityJob(Job[ParityCommandOptions]):
             self.golden = golden_file.read(options.expect)
         return None
 
-    def read(self, stack: ExitStack) -> bool:
+    def read_input(self, stack: ExitStack) -> bool:
         """Read all prompts, or texts."""
         options = self.options
         if self.golden is not None:
@@ -84,7 +85,7 @@ class ParityJob(Job[ParityCommandOptions]):
             )
             assert rows is not None
             self.input = iter(stack.enter_context(rows))
-        elif not super().read(stack):
+        elif not super().read_input(stack):
             return False
         self.rows = [row for row in readers.all_rows(self.input) if self._is_usable(row)]
         if not self.rows:

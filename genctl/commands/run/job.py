@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from genctl import events
 from genctl.commands import job
 from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice, engine_of, shared
+from genctl.commands.old_job import OldJob
 from genctl.commands.options import shown_top
 from genctl.commands.run.options import RunOptions, check_backend, check_search
 from genctl.commands.run.output import FirstFailure, Results
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 PARENTS = tuple(name for name, format in FORMATS.items() if format.nested)
 
 
-class RunJob(job.Job[RunOptions]):
+class RunJob(OldJob[RunOptions]):
     """One run of a generating command."""
 
     def __init__(self, options: RunOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
