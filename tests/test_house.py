@@ -261,16 +261,17 @@ def test_the_compiled_library_knows_no_models() -> None:
     assert wrong == []
 
 
-def test_a_command_has_one_job_class() -> None:
-    """Where tokens are computed is an engine (`engines.protocol`), not a subclass of a job."""
-    bases = {}
-    for path in FILES:
-        for node in nodes_of(path):
-            if isinstance(node, ast.ClassDef):
-                bases[node.name] = {ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases}
-    jobs = {name for name, above in bases.items() if "Job" in above}
-    assert len(jobs) > 3
-    assert [name for name, above in bases.items() if above & jobs] == []
+def test_a_command_is_a_function() -> None:
+    """What commands share is `Job`, which no class inherits from: a run does not turn between base and subclass."""
+    bases = [
+        ast.unparse(base)
+        for path in FILES
+        for node in nodes_of(path)
+        if isinstance(node, ast.ClassDef)
+        for base in node.bases
+    ]
+    assert len(bases) > 100
+    assert [base for base in bases if re.search(r"\bJob\b", base)] == []
 
 
 def test_no_flag_says_where_tokens_are_computed() -> None:

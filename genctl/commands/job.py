@@ -1,4 +1,7 @@
-"""One run of a command: settings -> input -> checkpoint -> results. What the commands share is here."""
+"""What the commands share: one run of a command, from its settings to its exit status.
+
+A command is a function in the `job.py` of its folder, which reads top to bottom. It gets a `Job` from `started`.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,13 @@ import os
 import sys
 import time
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from genctl.commands.engine_choice import LOCAL, EngineChoice, check_launch
-from genctl.commands.messages import Messages, Reuse
+from genctl.commands.messages import FailedRecord, Messages, Reuse
 from genctl.commands.options import ModelOptions
 from genctl.config.check import shown
 from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
@@ -23,7 +25,7 @@ from genctl.errors import Exit, GenctlError, UsageError, count
 from genctl.events import Began, Event, Finished, Prefilled
 from genctl.io import writers
 from genctl.io.record_output import RecordOutput
-from genctl.io.records import error_record, finite
+from genctl.io.records import finite
 from genctl.io.rows import BadRow, InputRow, random_seed, row_seed
 from genctl.terminal import loading_line
 from genctl.terminal.interrupt import Interrupt
@@ -36,137 +38,88 @@ WIDTH = 16  # prompts decoded at once where nobody watches
 SPAN = 8  # times as many rows are a group, which is decoded to its end before the next begins
 
 Made = TypeVar("Made")
-SomeOptions = TypeVar("SomeOptions", bound=ModelOptions)
+Row: TypeAlias = InputRow | BadRow
 Listener = Callable[[Event], object]
-Rows = Iterator[InputRow | BadRow]
+SourceOf = Callable[[str], tuple[InputRow, Resolved]]  # the row of a lane, and the settings of its run
 
 
-class Job(ABC, Generic[SomeOptions]):
-    """One run of a command. A subclass opens its outputs, loads, decodes and writes; the engine computes."""
+@contextmanager
+def started(options: ModelOptions, choice: EngineChoice = LOCAL, *, row: str = "prompt") -> Iterator[Job]:
+    """A job, and signals handled while it runs. `row` is what messages call a row of the input."""
+    with Interrupt() as interrupt, ExitStack() as stack:
+        if not options.verbose:
+            stack.enter_context(_libraries_hushed())
+        job = Job(options, interrupt, choice, stack, row)
+        if not choice.follows:
+            job.messages.note(*options.unread_files)
+        yield job
 
-    what = "prompt"  # a row of the input
-    reading: ClassVar[Mapping[str, Any]] = {}  # how the input is read, besides the options
 
-    def __init__(self, options: SomeOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
+class Job:
+    """One run of a command: its messages, its engine, its page, and the rows that failed."""
+
+    def __init__(
+        self, options: ModelOptions, interrupt: Interrupt, choice: EngineChoice, stack: ExitStack, row: str = "prompt"
+    ) -> None:
         self.options, self.interrupt, self.choice = options, interrupt, choice
-        self.loaded: Engine | None = None  # the newest engine, which is to be closed
+        self.stack, self._row = stack, row  # the stack closes the input at the end of the command
+        self.loaded: Engine | None = None  # the newest one, which is to be closed
         self.listeners: list[Listener] = []  # each gets every event, in this order
         self.output: RecordOutput | None = None  # of records, one or more for each row
         self.live = False  # results are shown while they are made, and not written
         self.shown = False  # the view shows results in place of `output`
         self.view: Any = None  # draws what is live; `hide` takes it away
         self.failed = 0  # rows
-        self.scaled_lanes: dict[str, Began] = {}  # lanes whose texts may be longer than those of the training
-        self.lone = False  # there is one prompt, so messages do not say which
-        self.failures: dict[str, tuple[str, str]] = {}  # what messages call a row that failed, and what may help; by id
+        self.single_prompt = False  # so messages do not say which
         self.messages = Messages(quiet=options.quiet, verbose=options.verbose, color=options.color, hide=self.hide)
         self.load_s = 0.0
         self.page: PageFile | None = None  # of --report
         self.reuse = Reuse(None)
         interrupt.hide = self.hide
 
-    @classmethod
-    def perform(cls, options: SomeOptions, choice: EngineChoice = LOCAL) -> int | None:
-        """Do what the options say. Returns the exit status, or None if there is no input."""
-        with Interrupt() as interrupt, ExitStack() as stack:
-            if not options.verbose:
-                stack.enter_context(_libraries_hushed())
-            job = cls(options, interrupt, choice)
-            if not choice.follows:
-                job.messages.note(*options.unread_files)
-            status = job.prepare()
-            if status is None:
-                choice.meet(stack)
-                found = choice.agree(not choice.follows and job.read(stack))
-                if found:
-                    status = job.follow() if choice.follows else job.run()
-            return status
+    # -- settings, input, outputs --------------------------------------------------------------------------------------
 
-    def prepare(self) -> int | None:
-        """Settings without those of the checkpoint. Returns the exit status where that is all, else None."""
-        self.layers = self.options.layers()
-        self.early = resolve(self.layers, tentative=True)
-        self.check_early(self.early)
-        self.choice.check(self.options, self.early)
-        return None
+    def early_settings(self) -> tuple[list[Layer], Resolved]:
+        """The layers, and the settings without those of the checkpoint. Raises UsageError, PresetError, InputError."""
+        layers = self.options.layers()
+        early = resolve(layers, tentative=True)
+        check_early(early, shares=self.choice.ranks)
+        self.choice.check(self.options, early)
+        return layers, early
 
-    def check_early(self, resolved: Resolved) -> None:
-        """Raises UsageError for settings that cannot be used together with the options or with this launch."""
-        check_key(resolved)
-        if resolved.runtime.tensor_parallel or "WORLD_SIZE" in os.environ:  # each process would do the whole job
-            check_launch(resolved.runtime, shares=self.choice.ranks)
-
-    def read(self, stack: ExitStack) -> bool:
-        """Open the input. Returns whether there is one."""
-        rows = self.options.prompts(self.messages.print, **self.reading)
-        if rows is not None:
-            self.input: Rows = iter(stack.enter_context(rows))
-            self.lone = rows.is_alone()
-        return rows is not None
-
-    def run(self) -> int:
-        """Load, decode, write. Returns the exit status."""
-        with ExitStack() as stack:
-            if not self.options.force:
-                writers.check_absent(self.options.new_files)
-            self.open_pictures(stack)
-            # contexts close in reverse order: an engine may take longer than the outputs
-            stack.push(lambda kind, *_: self.close_engine(failed=kind is not None))
-            self.open(stack)
-            self.load()
-            self.deliver(stack)
-        self.messages.close()
-        return self.status()
+    def read(self, **how: Any) -> Iterator[Row] | None:
+        """The rows of the input; None if there is none. `how` goes to `readers.open_prompts`."""
+        rows = self.options.prompts(self.messages.print, **how)
+        if rows is None:
+            return None
+        self.single_prompt = rows.is_alone()
+        return iter(self.stack.enter_context(rows))
 
     @property
     def waits(self) -> bool:
         """Whether rows come from a pipe or a person, so that the next one may take long."""
         return not self.options.arguments and self.options.input in (None, "-")
 
-    def follow(self) -> int:
-        """Compute beside the rank that reads and writes. Returns the exit status."""
-        engine: Any = self.load_engine(self.early, self.layers, waits=self.waits)
-        self.settle(engine, self.layers)
-        return int(engine.follow())
+    @contextmanager
+    def outputs(self) -> Iterator[ExitStack]:
+        """A stack for everything that is opened. It closes in reverse order: outputs, then the engine, then the page.
 
-    @abstractmethod
-    def open(self, stack: ExitStack) -> None:
-        """Open outputs and views. What is opened is closed by `stack`."""
+        Begins the page of --report, which listens to all events.
+        """
+        options = self.options
+        with ExitStack() as stack:
+            if not options.force:
+                writers.check_absent(options.new_files)
+            if options.report is not None:
+                from genctl.commands.page_file import PageFile
 
-    def load(self) -> None:
-        """Load the checkpoint and check the settings on it. Where there are several, `deliver` loads them."""
-
-    @abstractmethod
-    def deliver(self, stack: ExitStack) -> None:
-        """Decode the prompts and write the results."""
-
-    def status(self) -> int:
-        """The exit status. Raises CheckError where a requested check failed."""
-        return self.interrupt.status or int(Exit.ROWS_FAILED if self.failed else Exit.DONE)
-
-    # -- on the terminal -----------------------------------------------------------------------------------------------
-
-    def open_consoles(self) -> None:
-        """Make `out` for results and `err` for everything else."""
-        from genctl.terminal.console import make_consoles
-
-        self.out, self.err = make_consoles(self.options.color)
-
-    def hide(self) -> None:
-        """Take away what moves on the terminal."""
-        if self.view is not None:
-            self.view.hide()
-
-    def of(self, row: InputRow | BadRow, *more: str) -> str:
-        """What a message is about, before its colon: `prompt 2, run a: `; "" where there is nothing to tell apart."""
-        words = [*([] if self.lone else [f"{self.what} {row.name}"]), *more]
-        return f"{', '.join(words)}: " if words else ""
-
-    def print_failure(self, record: Mapping[str, Any]) -> None:
-        """Print why a row failed, once for all rows that failed alike."""
-        self.messages.error(record["error"]["message"], *self.failures.pop(record["id"], ()))
-
-    # -- outputs -------------------------------------------------------------------------------------------------------
+                elsewhere = not self.waits or getattr(options, "expect", None)
+                page = PageFile(options.report, force=options.force, piped="" if elsewhere else options.input_kind)
+                self.page = stack.enter_context(page)
+                self.listeners.append(page.feed)
+            stack.push(lambda kind, *_: self.close_engine(failed=kind is not None))
+            yield stack
+        self.messages.close()
 
     def open_event_log(self, stack: ExitStack, path: str | None) -> None:
         """Add the listener that writes --events."""
@@ -174,21 +127,6 @@ class Job(ABC, Generic[SomeOptions]):
             from genctl.commands.event_log import event_writer
 
             self.listeners.append(event_writer(stack, path, force=self.options.force))
-
-    def open_pictures(self, stack: ExitStack) -> None:
-        """Begin the page of --report, which listens to all events and is written by `stack`."""
-        if self.options.report is not None:
-            self.open_page(stack, self.options.report)
-
-    def open_page(self, stack: ExitStack, path: str) -> None:
-        """Begin the page."""
-        from genctl.commands.page_file import PageFile
-
-        options = self.options
-        elsewhere = options.arguments or options.input not in (None, "-") or getattr(options, "expect", None)
-        page = PageFile(path, force=options.force, piped="" if elsewhere else options.input_kind)
-        self.page = stack.enter_context(page)
-        self.listeners.append(page.feed)
 
     def sink(self, stack: ExitStack, path: str | None, *, at_once: bool = False) -> writers.Sink:
         """Where results go; an error gives it up, so that no old file is lost to it. `at_once`: there when whole."""
@@ -198,11 +136,21 @@ class Job(ABC, Generic[SomeOptions]):
         return sink
 
     def report_sink(self, stack: ExitStack) -> writers.Sink | None:
-        """Where what is found goes; None: as text to the screen."""
-        options: Any = self.options
+        """Where findings go; None: as text to the screen."""
+        options = self.options
         return self.sink(stack, options.output) if options.format != "text" or options.to_file else None
 
-    # -- load ----------------------------------------------------------------------------------------------------------
+    def hide(self) -> None:
+        """Take away what moves on the terminal."""
+        if self.view is not None:
+            self.view.hide()
+
+    def row_label(self, row: Row, *more: str) -> str:
+        """The subject of a message, before its colon: `prompt 2, run a: `; "" where there is only one."""
+        words = [*([] if self.single_prompt else [f"{self._row} {row.name}"]), *more]
+        return f"{', '.join(words)}: " if words else ""
+
+    # -- the engine ----------------------------------------------------------------------------------------------------
 
     def setup(
         self, resolved: Resolved, layers: Sequence[Layer], *, need_tokenizer: bool | None = None, **how: Any
@@ -214,7 +162,7 @@ class Job(ABC, Generic[SomeOptions]):
             self.options.are_texts if need_tokenizer is None else need_tokenizer,
             allow_plugins=self.options.allows("allow_plugins"),
             named=resolved.names_model,
-            on_plan=self.planned_prompt,
+            on_plan=self._planned_prompt,
             note=self.messages.note,
             remark=self.messages.remark,
             interrupted=self.interrupt,
@@ -236,27 +184,10 @@ class Job(ABC, Generic[SomeOptions]):
         self.reuse = Reuse(engine.about.prompt_cache)
         return engine
 
-    def planned_prompt(self, tokens: int) -> None:
+    def _planned_prompt(self, tokens: int) -> None:
         """Say how long the prompt is that is read next, where a person waits for it alone."""
-        if self.live and self.lone:
+        if self.live and self.single_prompt:
             loading_line.status(f"reading {count(tokens, 'token')}", restart=False)
-
-    def show_prompt(self, row: InputRow | BadRow | None) -> None:
-        """Show a prompt at once, in the line that says that the checkpoint is loaded."""
-        if isinstance(row, InputRow) and row.prompt:
-            from genctl.terminal.text_width import middle_cells
-
-            prompt = row.prompt.rstrip()
-            loading_line.show_prompt(lambda width: middle_cells(prompt, width))
-
-    def sign_listeners(self) -> list[Listener]:
-        """What takes that line away once there is something to draw: a listener, if there is the line."""
-
-        def end(event: Event) -> None:
-            if not isinstance(event, (Began, Prefilled)):
-                loading_line.end()
-
-        return [end] if loading_line.exists() else []
 
     def close_engine(self, *, failed: bool = False) -> None:
         """End what the engine has started."""
@@ -265,18 +196,6 @@ class Job(ABC, Generic[SomeOptions]):
             self.loaded.close(hurried=hurried, failed=failed and not hurried)
         self.loaded = None
 
-    def settle(
-        self, engine: Engine, layers: Sequence[Layer], strategy_name: str | None = None
-    ) -> tuple[Resolved, JobPlan]:
-        """The settings with those of the checkpoint beneath them. Raises where the checkpoint cannot do the job."""
-        resolved = engine.resolve(layers)
-        plan = engine.plan(resolved)
-        if strategy_name is not None:
-            from genctl.config import modes
-
-            modes.check(strategy_name, plan.strategy)
-        return resolved, plan
-
     def describe(self, resolved: Resolved, plan: JobPlan, prefix: str = "") -> None:
         """Notes on the settings, and on what the engine makes of them."""
         self.messages.detail(*(f"{prefix}{line}" for line in resolved.notes))
@@ -284,89 +203,68 @@ class Job(ABC, Generic[SomeOptions]):
         if not is_terminal(sys.stdout):
             self.messages.note_once(resolved.sampling_note, prefix)
 
-    # -- requests ------------------------------------------------------------------------------------------------------
+    # -- rows and events -----------------------------------------------------------------------------------------------
 
-    def settings_of(self, row: InputRow, base: Resolved) -> Resolved:
-        """The settings of one row: `base`, with the row's own above it. Raises PresetError or InputError."""
-        own = {**row.params, **{key: value for key, value in row.extra.items() if key != "reference"}}
-        return overlay(base, row_layer(own, row.where)) if own else base
-
-    def usable(self, rows: Rows, make: Callable[[InputRow], Made]) -> Iterator[tuple[InputRow, Made]]:
-        """Each row with what `make` makes of it; a row that is bad, or of which it makes nothing, fails."""
-        for row in rows:
-            if isinstance(row, BadRow):
-                self.fail(row, row.code, row.message)
-                continue
-            try:
-                made = make(row)
-            except GenctlError as error:
-                self.fail(row, error.code, error.message)
-            else:
-                yield row, made
-
-    def fail(
-        self, row: InputRow | BadRow, code: str, message: str, *, already_shown: bool = False, hint: str = ""
-    ) -> None:
+    def fail(self, row: Row, code: str, message: str, *, already_shown: bool = False, hint: str = "") -> None:
         """Count a row that failed, and write its record, or print why unless it is `already_shown`."""
         self.failed += 1
         if self.page is not None:
             self.page.failed(row.id, code, message)
-        record = error_record(row.id, code, message, row.columns)
-        self.failures[row.id] = self.of(row), hint
+        record = FailedRecord(row, code, message, subject=self.row_label(row), hint=hint)
         with self.interrupt.busy():
             if (self.output is None or self.shown) and not already_shown:
-                self.print_failure(record)
+                self.messages.failure(record)
             if self.output is not None:
                 self.output.put(row.index, [record])
 
-    # -- stream --------------------------------------------------------------------------------------------------------
-
-    def listen(self, stream: Generator[Event, None, None], listeners: Sequence[Listener]) -> None:
+    def listen(self, stream: Generator[Event, None, None], listeners: Sequence[Listener], source_of: SourceOf) -> None:
         """Give each event to all listeners, in order."""
         with closing(stream):
             for event in stream:
-                if isinstance(event, Began) and (columns := self.source_of(event.lane)[0].columns):
+                if isinstance(event, Began) and (columns := source_of(event.lane)[0].columns):
                     event = replace(event, input=finite(columns))
                 with self.interrupt.busy():
                     for listener in listeners:
                         listener(event)
 
-    def source_of(self, lane: str) -> tuple[InputRow, Resolved]:
-        """The row of a lane that begins, and the settings of its run."""
-        raise NotImplementedError
-
-    def note_prompt(self, event: Event) -> None:
+    def prompt_notes(self, source_of: SourceOf) -> Listener:
         """A listener that says which prompts were shortened, once for all runs that read one alike, and other notes."""
-        if isinstance(event, Finished) and (began := self.scaled_lanes.pop(event.lane, None)) is not None:
-            before = 0 if began.encoder_decoder else event.prompt_tokens
-            if any(before + one.length > began.settings["trained"] for one in event.hypotheses):
-                self.messages.note_once(
-                    trained_length_note(began.settings["trained"]), self.of(self.source_of(event.lane)[0])
-                )
-        if isinstance(event, Began) and "trained" in event.settings:
-            self.scaled_lanes[event.lane] = event
-        if not isinstance(event, Began) or not event.settings.keys() & {"note", "truncated"}:
-            return
-        row, resolved = self.source_of(event.lane)
-        self.messages.note_once(event.settings.get("note", ""), self.of(row))
-        taken = event.settings.get("truncated", 0)
-        were = count(taken, "token was", "tokens were")
-        side = row.params.get("truncate", resolved.runtime.truncate)
-        note = f"{self.of(row)}{were} taken from the prompt (--truncate {side})"
-        if taken and self.messages.is_new(note):
-            self.messages.remark(note)
+        scaled: dict[str, Began] = {}  # lanes whose texts may be longer than those of the training
 
-    def _rescue(self, stack: ExitStack) -> None:
-        """The model does not return after a signal: write what there is, from the thread that noticed."""
-        self.keep_partial()
+        def note(event: Event) -> None:
+            if isinstance(event, Finished) and (began := scaled.pop(event.lane, None)) is not None:
+                trained = began.settings["trained"]
+                before = 0 if began.encoder_decoder else event.prompt_tokens
+                if any(before + one.length > trained for one in event.hypotheses):
+                    self.messages.note_once(trained_length_note(trained), self.row_label(source_of(event.lane)[0]))
+            if not isinstance(event, Began):
+                return
+            if "trained" in event.settings:
+                scaled[event.lane] = event
+            row, resolved = source_of(event.lane)
+            self.messages.note_once(event.settings.get("note", ""), self.row_label(row))
+            if taken := event.settings.get("truncated", 0):
+                were = count(taken, "token was", "tokens were")
+                side = row.params.get("truncate", resolved.runtime.truncate)
+                line = f"{self.row_label(row)}{were} taken from the prompt (--truncate {side})"
+                if self.messages.is_new(line):
+                    self.messages.remark(line)
+
+        return note
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def rescue(self, stack: ExitStack) -> None:
+        """The model does not return after a signal: close the outputs, from the thread that noticed."""
         stack.close()
         self.messages.close()
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 stream.flush()
 
-    def keep_partial(self) -> None:
-        """Write what the unfinished rows have so far."""
+    def status(self) -> int:
+        """The exit status."""
+        return self.interrupt.status or int(Exit.ROWS_FAILED if self.failed else Exit.DONE)
 
 
 @contextmanager
@@ -380,6 +278,19 @@ def _libraries_hushed() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+def check_early(early: Resolved, *, shares: bool = False) -> None:
+    """Raises UsageError for settings that this launch, or the file that has them, cannot use.
+
+    `shares`: the command can share its work with other processes.
+    """
+    check_key(early)
+    if early.runtime.tensor_parallel or "WORLD_SIZE" in os.environ:  # each process would do the whole job
+        check_launch(early.runtime, shares=shares)
 
 
 def check_key(resolved: Resolved) -> None:
@@ -397,6 +308,42 @@ def check_key(resolved: Resolved) -> None:
         )
 
 
+def settle(engine: Engine, layers: Sequence[Layer], strategy_name: str | None = None) -> tuple[Resolved, JobPlan]:
+    """The settings with those of the checkpoint beneath them. Raises where the checkpoint cannot do the job."""
+    resolved = engine.resolve(layers)
+    plan = engine.plan(resolved)
+    if strategy_name is not None:
+        from genctl.config import modes
+
+        modes.check(strategy_name, plan.strategy)
+    return resolved, plan
+
+
+# -- rows and their requests -------------------------------------------------------------------------------------------
+
+
+def settings_of(row: InputRow, base: Resolved) -> Resolved:
+    """The settings of one row: `base`, with the row's own above it. Raises PresetError or InputError."""
+    own = {**row.params, **{key: value for key, value in row.extra.items() if key != "reference"}}
+    return overlay(base, row_layer(own, row.where)) if own else base
+
+
+def usable(
+    rows: Iterable[Row], make: Callable[[InputRow], Made], fail: Callable[[Row, str, str], object]
+) -> Iterator[tuple[InputRow, Made]]:
+    """Each row with what `make` makes of it. A row that is bad, or of which it makes nothing, goes to `fail`."""
+    for row in rows:
+        if isinstance(row, BadRow):
+            fail(row, row.code, row.message)
+            continue
+        try:
+            made = make(row)
+        except GenctlError as error:
+            fail(row, error.code, error.message)
+        else:
+            yield row, made
+
+
 def start_seed(*resolved: Resolved) -> int:
     """The seed of a run: the first that is set, else a random one."""
     given = next((one.runtime.seed for one in resolved if one.runtime.seed is not None), None)
@@ -412,3 +359,25 @@ def seed_of(row: InputRow, resolved: Resolved, start: int) -> int:
 def request_of(row: InputRow, resolved: Resolved, seed: int, lane: str = "") -> Request:
     """The request of one row. Its lane is named by the row, unless `lane` says otherwise."""
     return Request(lane or row.id, resolved, seed, row.prompt, row.prompt_ids, row.messages, row.place, row.index)
+
+
+# -- the line that says that a checkpoint is loaded --------------------------------------------------------------------
+
+
+def show_prompt(row: Row | None) -> None:
+    """Show a prompt at once, in that line."""
+    if isinstance(row, InputRow) and row.prompt:
+        from genctl.terminal.text_width import middle_cells
+
+        prompt = row.prompt.rstrip()
+        loading_line.show_prompt(lambda width: middle_cells(prompt, width))
+
+
+def end_loading_line() -> list[Listener]:
+    """A listener that takes the line away once there is something to draw, if there is the line."""
+
+    def end(event: Event) -> None:
+        if not isinstance(event, (Began, Prefilled)):
+            loading_line.end()
+
+    return [end] if loading_line.exists() else []

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from genctl import events
 from genctl.engines.protocol import Engine
+from genctl.io.records import error_record
+from genctl.io.rows import BadRow, InputRow
 
 _PLACE = re.compile(r",? ?\b(line|record|argument) \d+(?=:)")  # where in the input: no difference between two errors
 
@@ -32,6 +35,14 @@ class RepeatedErrors:
             if more:
                 self._print(f"error: {more:,} more like it" + (f": {message}" if several else ""))
         self._more.clear()
+
+
+class FailedRecord(dict[str, Any]):
+    """The record of a row that failed. Its message is printed where the output has no place for records."""
+
+    def __init__(self, row: InputRow | BadRow, code: str, message: str, *, subject: str, hint: str) -> None:
+        super().__init__(error_record(row.id, code, message, row.columns))
+        self.subject, self.hint = subject, hint
 
 
 class Messages:
@@ -93,6 +104,11 @@ class Messages:
         if self._errors.is_new(message):
             self.print(f"error: {subject}{message}")
             self.advise(hint)
+
+    def failure(self, record: Mapping[str, Any]) -> None:
+        """Print why a row failed, once for all rows that failed alike."""
+        assert isinstance(record, FailedRecord)
+        self.error(record["error"]["message"], record.subject, record.hint)
 
     def advise(self, hint: str) -> None:
         """Print what may help after an error, if there is anything."""

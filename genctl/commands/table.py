@@ -241,9 +241,9 @@ def knob_layers(knobs: Mapping[str, Any], sets: Sequence[str] = (), strategy: st
 class Command:
     """A command: its table, what it checks, and the function that does it.
 
-    `perform` is `module:name` of a function or a `Job`, imported when the command runs, not for its help. It takes the
-    options and returns the exit status, or None where there is no input. `brief` is the short help: headings and names
-    of options.
+    `perform` is `module:name` of a function, imported when the command runs, not for its help. It takes the options
+    and returns the exit status, or None where there is no input. `brief` is the short help: headings and names of
+    options.
     """
 
     name: str
@@ -291,7 +291,7 @@ class Command:
         check(options, self.conflicts)
         module, _, name = self.perform.partition(":")
         target = getattr(import_module(module), name)
-        status: int | None = getattr(target, "perform", target)(options)
+        status: int | None = target(options)
         if status is not None:
             return status
         print(context.get_usage(), file=sys.stderr)

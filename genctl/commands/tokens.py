@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,8 @@ from rich.style import Style
 from rich.text import Text
 
 from genctl import params
-from genctl.commands.engine_choice import LOCAL, EngineChoice
 from genctl.commands.help import ALSO
-from genctl.commands.job import Job
+from genctl.commands.job import settings_of, started, usable
 from genctl.commands.options import FORMAT, IN_OUT, SETTINGS, PresetOptions
 from genctl.commands.table import Command, Conflict, OptionGroup, argument, given, needless_force
 from genctl.config import chat_settings
@@ -28,11 +27,11 @@ from genctl.io.record_output import RecordOutput
 from genctl.io.records import SCHEMA
 from genctl.io.rows import InputRow, RefusedRow
 from genctl.terminal import summary, theme, widgets
-from genctl.terminal.interrupt import Interrupt
+from genctl.terminal.console import make_consoles
 
 if TYPE_CHECKING:
     from genctl.io.readers import Prompts
-    from genctl.models.tokenizer_alone import TokenPiece, TokenReading
+    from genctl.models.tokenizer_alone import TokenPiece, TokenReader, TokenReading
 
 MODEL, SHOWN = OptionGroup("Model"), OptionGroup("What is shown")
 KNOBS = frozenset({"revision", "chat", "system", *chat_settings.KNOBS})
@@ -85,7 +84,7 @@ CONFLICTS: tuple[Conflict, ...] = (
 TOKENS = Command(
     "tokens",
     TokensOptions,
-    "genctl.commands.tokens:TokensJob",
+    "genctl.commands.tokens:tokens",
     """Spaces are shown as ·, controls as escapes, and of a part of a character its bytes. Special tokens are marked:
     `added` by the tokenizer, `written` in the text or by the chat template, or `unknown`. In a pipe there is a line for
     each token: id, text, and bytes or mark, between tabs. --format jsonl has texts as they are.
@@ -135,145 +134,147 @@ def ids_of(words: str) -> tuple[int, ...]:
     return tuple(map(int, found))
 
 
-class TokensJob(Job[TokensOptions]):
-    """One run of `genctl tokens`."""
+def tokens(options: TokensOptions) -> int | None:
+    """`genctl tokens`."""
+    from genctl.models.chat import check_template
+    from genctl.models.tokenizer_alone import TokenReader
 
-    what = "text"
+    with started(options, row="text") as job:
+        out, _ = make_consoles(options.color)
+        _, early = job.early_settings()
+        _check_settings(options, early)
+        rows = job.read()
+        if rows is None:
+            return None
+        with job.outputs() as stack:
+            job.shown = options.on_screen
+            writer: writers.Writer = writers.Unclosed()
+            if not job.shown:
+                sink = job.sink(stack, options.output)
+                if options.format == "tsv":
+                    writer = writers.TsvWriter(sink, COUNTS if options.count else TEXTS if options.decode else COLUMNS)
+                else:
+                    escape, on_error = widgets.visible if sink.is_terminal else str, job.messages.failure
+                    writer = writers.open_writer(options.format, sink, on_error=on_error, shown=escape)
+            output = job.output = RecordOutput(writer)
 
-    def __init__(self, options: TokensOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
-        super().__init__(options, interrupt, choice)
-        self.open_consoles()
-        self.shown = options.on_screen
-        self.total = [0] * max(len(options.model), 1)
+            runtime = early.runtime
+            if runtime.backend is not None:
+                job.messages.note(f"backend ({early.origins['backend']}) is not used: no server is asked")
+            readers = [TokenReader(name, runtime.revision) for name in options.model or (runtime.model,)]
+            for reader in readers:
+                if runtime.is_chat and not options.decode:
+                    template = runtime.chat_template
+                    source = check_template(reader.tokenizer, reader.name, template, tools=bool(runtime.tools))
+                    unused = chat_settings.unused(source, runtime)
+                    job.messages.note(*(f"the chat template of {reader.name} does not use {name}" for name in unused))
+                if reader.found.left_to:
+                    job.messages.detail(f"tokenizer of {reader.name}: {reader.found.left_to}")
 
-    def check_early(self, resolved: Resolved) -> None:
-        """Raises UsageError for settings that cannot be used together with the options."""
-        super().check_early(resolved)
-        typed = {name for layer in self.options.flags for name in layer.values}
-        if unused := sorted(typed - KNOBS - {"model", "backend"}):
-            raise UsageError(
-                "\n".join(f"{key} ({resolved.origins[key]}) has no effect: nothing is written" for key in unused)
-            )
-        if self.options.decode and typed & KNOBS - {"revision"}:
-            raise UsageError("--decode reads ids, and a chat template makes prompts of texts: leave one of them out")
+            total = [0] * len(readers)
+            read = partial(_readings, options, readers, early)
+            for row, readings in usable(rows, read, job.fail):
+                for one in readings:
+                    for note in one.notes:
+                        job.messages.note_once(note, job.row_label(row, *([one.model] if readings[1:] else [])))
+                total = [sum(pair) for pair in zip(total, (len(one.pieces) for one in readings), strict=True)]
+                if job.shown:
+                    heading = "" if job.single_prompt else f"text {row.name}"
+                    for line in _lines(options, row, readings, heading, out.width):
+                        out.print(line)
+                else:
+                    output.put(row.index, list(_records(options, row, readings)))
+            output.close(cut_short=bool(job.interrupt.status))
+            if job.shown and options.count and not job.single_prompt:
+                out.print(Text("  ".join(f"{number:>9,}" for number in total) + "  in all", style=theme.DIM))
+        return job.status()
 
-    def open(self, stack: ExitStack) -> None:
-        """Open the output."""
-        options = self.options
-        writer: writers.Writer = writers.Unclosed()
-        if not self.shown:
-            sink = self.sink(stack, options.output)
-            if options.format == "tsv":
-                writer = writers.TsvWriter(sink, COUNTS if options.count else TEXTS if options.decode else COLUMNS)
-            else:
-                escape = widgets.visible if sink.is_terminal else str
-                writer = writers.open_writer(options.format, sink, on_error=self.print_failure, shown=escape)
-        self.output: RecordOutput = RecordOutput(writer)
 
-    def load(self) -> None:
-        """Read the tokenizers, and check whether they have a chat template if they need one."""
-        from genctl.models.chat import check_template
-        from genctl.models.tokenizer_alone import TokenReader
+def _check_settings(options: TokensOptions, early: Resolved) -> None:
+    """Raises UsageError for flags of settings that a tokenizer has no use for."""
+    typed = {name for layer in options.flags for name in layer.values}
+    if unused := sorted(typed - KNOBS - {"model", "backend"}):
+        raise UsageError("\n".join(f"{key} ({early.origins[key]}) has no effect: nothing is written" for key in unused))
+    if options.decode and typed & KNOBS - {"revision"}:
+        raise UsageError("--decode reads ids, and a chat template makes prompts of texts: leave one of them out")
 
-        runtime = self.early.runtime
-        if runtime.backend is not None:
-            self.messages.note(f"backend ({self.early.origins['backend']}) is not used: no server is asked")
-        self.sides = [TokenReader(name, runtime.revision) for name in self.options.model or (runtime.model,)]
-        for side in self.sides:
-            if runtime.is_chat and not self.options.decode:
-                tools = bool(runtime.tools)
-                source = check_template(side.tokenizer, side.name, runtime.chat_template, tools=tools)
-                unused = chat_settings.unused(source, runtime)
-                self.messages.note(*(f"the chat template of {side.name} does not use {name}" for name in unused))
-            if side.found.left_to:
-                self.messages.detail(f"tokenizer of {side.name}: {side.found.left_to}")
 
-    def deliver(self, stack: ExitStack) -> None:
-        """Read the texts and write their tokens."""
-        for row, readings in self.usable(self.input, self._readings):
-            for reading in readings:
-                for note in reading.notes:
-                    self.messages.note_once(note, self.of(row, *([reading.model] if readings[1:] else [])))
-            self.total = [sum(pair) for pair in zip(self.total, (len(one.pieces) for one in readings), strict=True)]
-            if self.shown:
-                for line in self._lines(row, readings):
-                    self.out.print(line)
-            else:
-                self.output.put(row.index, list(self._records(row, readings)))
-        self.output.close(cut_short=bool(self.interrupt.status))
-        if self.shown and self.options.count and not self.lone:
-            self.out.print(Text("  ".join(f"{number:>9,}" for number in self.total) + "  in all", style=theme.DIM))
+def _readings(
+    options: TokensOptions, readers: Sequence[TokenReader], early: Resolved, row: InputRow
+) -> list[TokenReading]:
+    """A row as each tokenizer reads it. Raises GenctlError."""
+    runtime = settings_of(row, early).runtime
+    if row.prompt_ids is not None or options.decode:
+        return [reader.decode(row.prompt_ids or ids_of(row.prompt or "")) for reader in readers]
+    if row.messages is None and not runtime.is_chat:
+        chat_settings.check_is_chat(runtime)
+        return [reader.read(row.prompt or "", align=len(readers) > 1) for reader in readers]
+    messages = row.messages or ({"role": "user", "content": row.prompt or ""},)
+    how = {"variables": chat_settings.variables_of(runtime), "template": runtime.chat_template}
+    return [reader.read_chat(messages, system=runtime.system, **how) for reader in readers]
 
-    def _readings(self, row: InputRow) -> list[TokenReading]:
-        """A row as each tokenizer reads it. Raises GenctlError."""
-        runtime = self.settings_of(row, self.early).runtime
-        if row.prompt_ids is not None or self.options.decode:
-            return [side.decode(row.prompt_ids or ids_of(row.prompt or "")) for side in self.sides]
-        if row.messages is None and not runtime.is_chat:
-            chat_settings.check_is_chat(runtime)
-            return [side.read(row.prompt or "", align=len(self.sides) > 1) for side in self.sides]
-        messages = row.messages or ({"role": "user", "content": row.prompt or ""},)
-        how = {"variables": chat_settings.variables_of(runtime), "template": runtime.chat_template}
-        return [side.read_chat(messages, system=runtime.system, **how) for side in self.sides]
 
-    # -- results -------------------------------------------------------------------------------------------------------
+# -- results -----------------------------------------------------------------------------------------------------------
 
-    def _records(self, row: InputRow, readings: Sequence[TokenReading]) -> Iterator[dict[str, Any]]:
-        """What is written for a row: its lines, cells or records."""
-        options = self.options
-        if options.format == "text":
-            yield {"text": self._plain(row, readings)}
-            return
-        for one in readings:
-            cells: dict[str, Any] = {"id": row.id, "model": one.model}
-            if options.format != "tsv":
-                record: dict[str, Any] = {"schema": SCHEMA, "id": row.id}
-                if not options.count:
-                    record["text" if options.decode else "prompt"] = one.text
-                    record |= {"token_ids": one.ids, "tokens": [piece.record() for piece in one.pieces]}
-                record |= {"model": one.model, "usage": {"prompt_tokens": len(one.pieces)}}
-                yield {**record, "notes": list(one.notes)} if one.notes else record
-            elif options.count:
-                yield {**cells, "tokens": len(one.pieces)}
-            elif options.decode:
-                yield {**cells, "text": one.text}
-            else:
-                for place, piece in enumerate(one.pieces):
-                    token = {"token_id": piece.id, "text": piece.text, "bytes": piece.bytes.hex(" ")}
-                    yield {**cells, "position": place, **token, "special": piece.special}
 
-    def _plain(self, row: InputRow, readings: Sequence[TokenReading]) -> str:
-        """The lines of a row in a pipe, without the last line's end."""
-        if self.options.decode:
-            return readings[0].text
-        if self.options.count:
-            return "\t".join(str(len(one.pieces)) for one in readings)
-        lines = [""] if row.index else []
-        for one in readings:
-            begin = f"{one.model}\t" if readings[1:] else ""
-            lines += [f"{begin}{piece.id}\t{_shown(piece)}\t{_remark(piece)}".rstrip("\t") for piece in one.pieces]
-        return "\n".join(lines)
-
-    def _lines(self, row: InputRow, readings: Sequence[TokenReading]) -> Iterator[Text]:
-        """The lines of a row on a terminal."""
-        width = self.out.width
-        if self.options.count:
-            numbers = "  ".join(f"{len(one.pieces):>9,}" for one in readings)
-            room = max(width - cell_len(numbers) - 2, 8)
-            yield Text(f"{numbers}  {widgets.first_words(readings[0].text, room)}", no_wrap=True)
-            return
-        if not self.lone:
-            yield widgets.header(width, f"text {row.name}", "" if self.options.decode else row.shown)
-        if self.options.decode:
-            yield Text(widgets.visible(readings[0].text))
-            return
-        yield from _table(readings, width)
-        counts = [count(len(one.pieces), "token") for one in readings]
-        if readings[1:]:
-            counts = [f"{one.model}: {number}" for one, number in zip(readings, counts, strict=True)]
+def _records(options: TokensOptions, row: InputRow, readings: Sequence[TokenReading]) -> Iterator[dict[str, Any]]:
+    """What is written for a row: its lines, cells or records."""
+    if options.format == "text":
+        yield {"text": _plain(options, row, readings)}
+        return
+    for one in readings:
+        cells: dict[str, Any] = {"id": row.id, "model": one.model}
+        if options.format != "tsv":
+            record: dict[str, Any] = {"schema": SCHEMA, "id": row.id}
+            if not options.count:
+                record["text" if options.decode else "prompt"] = one.text
+                record |= {"token_ids": one.ids, "tokens": [piece.record() for piece in one.pieces]}
+            record |= {"model": one.model, "usage": {"prompt_tokens": len(one.pieces)}}
+            yield {**record, "notes": list(one.notes)} if one.notes else record
+        elif options.count:
+            yield {**cells, "tokens": len(one.pieces)}
+        elif options.decode:
+            yield {**cells, "text": one.text}
         else:
-            counts += [count(len(readings[0].text), "character")]
-        yield from summary.lines(Text(" · ".join(counts), style=theme.DIM), width)
+            for place, piece in enumerate(one.pieces):
+                token = {"token_id": piece.id, "text": piece.text, "bytes": piece.bytes.hex(" ")}
+                yield {**cells, "position": place, **token, "special": piece.special}
+
+
+def _plain(options: TokensOptions, row: InputRow, readings: Sequence[TokenReading]) -> str:
+    """The lines of a row in a pipe, without the last line's end."""
+    if options.decode:
+        return readings[0].text
+    if options.count:
+        return "\t".join(str(len(one.pieces)) for one in readings)
+    lines = [""] if row.index else []
+    for one in readings:
+        begin = f"{one.model}\t" if readings[1:] else ""
+        lines += [f"{begin}{piece.id}\t{_shown(piece)}\t{_remark(piece)}".rstrip("\t") for piece in one.pieces]
+    return "\n".join(lines)
+
+
+def _lines(
+    options: TokensOptions, row: InputRow, readings: Sequence[TokenReading], heading: str, width: int
+) -> Iterator[Text]:
+    """The lines of a row on a terminal."""
+    if options.count:
+        numbers = "  ".join(f"{len(one.pieces):>9,}" for one in readings)
+        room = max(width - cell_len(numbers) - 2, 8)
+        yield Text(f"{numbers}  {widgets.first_words(readings[0].text, room)}", no_wrap=True)
+        return
+    if heading:
+        yield widgets.header(width, heading, "" if options.decode else row.shown)
+    if options.decode:
+        yield Text(widgets.visible(readings[0].text))
+        return
+    yield from _table(readings, width)
+    counts = [count(len(one.pieces), "token") for one in readings]
+    if readings[1:]:
+        counts = [f"{one.model}: {number}" for one, number in zip(readings, counts, strict=True)]
+    else:
+        counts += [count(len(readings[0].text), "character")]
+    yield from summary.lines(Text(" · ".join(counts), style=theme.DIM), width)
 
 
 def _shown(piece: TokenPiece) -> str:

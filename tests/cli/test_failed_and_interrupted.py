@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,14 +27,14 @@ def test_the_status_is_that_of_the_signal(name: str, monkeypatch: pytest.MonkeyP
     """The signal comes while the last results are written."""
     words = (*COMMANDS[name], "--input-format", "jsonl")
     assert genctl(*words, stdin=ROWS).status == 1, "a row fails"
-    before = Job.run
+    before = Job.outputs
     for number in (130, 143):
 
-        def run(job: Any, number: int = number) -> int:
+        def outputs(job: Any, number: int = number) -> AbstractContextManager[ExitStack]:
             job.messages.close = lambda: setattr(job.interrupt, "status", number)  # the last thing before the status
             return before(job)
 
-        monkeypatch.setattr(Job, "run", run)
+        monkeypatch.setattr(Job, "outputs", outputs)
         assert genctl(*words, stdin=ROWS).status == number
 
 

@@ -151,8 +151,8 @@ def test_a_signal_where_nothing_can_be_raised_prints_no_traceback(tmp_path: Path
 def test_the_second_signal_ends_at_once(tmp_path: Path, environment: dict[str, str]) -> None:
     """The first is being taken care of by somebody who takes his time."""
     code = (
-        "import sys, time; from genctl.commands import job;"
-        "job.Job._rescue = lambda self, stack: (print('saving', file=sys.stderr, flush=True), time.sleep(60));"
+        "import sys, time; from genctl.events.results import Collector;"
+        "Collector.unfinished = lambda *a, **k: (print('saving', file=sys.stderr, flush=True), time.sleep(60));"
         "sys.argv[1:1] = ['3']; from tests.cli.stuck import main; main()"
     )
     with started([sys.executable, "-c", code, "run", "x", "--format", "jsonl"], environment, tmp_path) as process:

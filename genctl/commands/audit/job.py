@@ -1,24 +1,23 @@
-"""`genctl audit` at work: a trace is read or asked for, and what its engine computed is looked for."""
+"""`genctl audit`: a trace is read, or requested from a server, and what its engine computed is looked for."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
-from rich.text import Text
-
 from genctl.commands.audit import view
 from genctl.commands.audit.options import UNEXPLAINED, AuditOptions, check_words
-from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice
-from genctl.commands.job import Job
+from genctl.commands.engine_choice import SERVERS
+from genctl.commands.job import Job, settings_of, started
 from genctl.commands.parity.findings import FindingsWriter
 from genctl.commands.parity.view import LivePairs
 from genctl.config.chat_settings import variables_of
-from genctl.config.layers import Layer, resolve
+from genctl.config.layers import Layer, Resolved, resolve
 from genctl.errors import BackendError, CheckError, GenctlError, InputError, ModelError, UsageError
 from genctl.io.rows import BadRow, InputRow
 from genctl.models.resolve import needs_download
@@ -34,186 +33,172 @@ from genctl.parity.sides import LocalSide, greedy
 from genctl.parity.trace_rows import TemplateSettings
 from genctl.parity.traces import TraceFile
 from genctl.parity.ways import DTYPES
-from genctl.terminal.interrupt import Interrupt
+from genctl.terminal.console import make_consoles
 
 DRAWN_TOO = 1.0  # a server is asked greedily, and at this temperature
 TOKENS = 64  # of an answer, where nothing says it
 
 
-class AuditJob(Job[AuditOptions]):
-    """One audit."""
-
-    def __init__(self, options: AuditOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
-        super().__init__(options, interrupt, choice)
-        self.trace = TraceFile()
-        self.prompts: list[InputRow] = []
-
-    def prepare(self) -> int | None:
-        """Settings without those of the checkpoint."""
-        check_words(self.options)
-        status = super().prepare()
-        if self.options.is_server:
-            self._name_model()
-        return status
-
-    def _name_model(self) -> None:
-        """Make the checkpoint that genctl's records name the reference, unless a flag does. Raises UsageError."""
-        known, names = self.early.settings.get("model"), {row.model for row in self.trace.rows} - {""}
-        if (known is not None and known.kind == "command") or (self.early.names_model and len(names) != 1):
-            return
-        words = "genctl audit needs the checkpoint that the engine should have run: -m ./model"
-        if len(names) != 1:
-            raise UsageError(words, hint=f"the records name {' and '.join(sorted(names))}" if names else "")
-        if needs_download(name := names.pop(), None):  # nothing is downloaded because of a trace
-            raise UsageError(words, hint=f"the records name {name}, which is not on this machine")
-        self.layers.append(Layer(f"the records of {self.options.trace}", {"model": name}, declared="user"))
-        self.early = resolve(self.layers, tentative=True)
-        self.messages.note(f"the reference is {name}, which the records name; -m names another one")
-
-    def read(self, stack: ExitStack) -> bool:
-        """Read the trace; a server is asked later, once its prompts are there."""
-        options = self.options
+def audit(options: AuditOptions) -> int | None:
+    """`genctl audit`."""
+    with started(options) as job:
+        check_words(options)
+        layers, early = job.early_settings()
+        trace = TraceFile()
         if not options.is_server:
-            self.trace = traces.read(options.trace, options.rows, traces.field_paths(options.field))
+            trace = traces.read(options.trace, options.rows, traces.field_paths(options.field))
             if options.prompts_file is not None:
-                traces.with_prompts(self.trace, options.prompts_file)
-            self._name_model()
-            return True
-        prompts = replace(options, arguments=()).prompts(self.messages.print)
-        if prompts is None:
-            raise InputError("a server needs prompts: --input FILE")
-        for row in islice(stack.enter_context(prompts), options.rows):
-            if isinstance(row, BadRow):
-                self.trace.fail(row.id, row.message)
-                self.messages.error(row.message, "", "")
-            else:
-                self.prompts.append(row)
-        if not self.prompts:
-            raise InputError(next(iter(self.trace.bad.values()), "there is no prompt"))
-        return True
+                traces.with_prompts(trace, options.prompts_file)
+        if (name := _named_by(trace, options, early)) is not None:
+            layers.append(Layer(f"the records of {options.trace}", {"model": name}, declared="user"))
+            early = resolve(layers, tentative=True)
+            job.messages.note(f"the reference is {name}, which the records name; -m names another one")
+        prompts = _prompts(job, options, trace) if options.is_server else []
 
-    def open(self, stack: ExitStack) -> None:
-        """Open the outputs and the view."""
-        options = self.options
-        self.open_consoles()
-        sink = self.report_sink(stack)
-        self.results = FindingsWriter(options.format, self.out, sink, view.COLUMNS, view.flat, self._lines)
-        self.view = LivePairs(self.err, time.monotonic, quiet=options.quiet, stages=view.STAGES)
-        stack.callback(self.view.hide)
+        with job.outputs() as stack:
+            out, err = make_consoles(options.color)
+            sink = job.report_sink(stack)
+            progress = job.view = LivePairs(err, time.monotonic, quiet=options.quiet, stages=view.STAGES)
+            stack.callback(progress.hide)
 
-    def deliver(self, stack: ExitStack) -> None:
-        """Read, explain, write."""
-        declared = {"dtype": self.early.runtime.dtype, "quantize": self.early.runtime.quantize, **self.options.declared}
-        if self.options.is_server:
-            self._ask(stack)
-        is_gguf = self.early.runtime.model.endswith(".gguf")
-        plain = replace(self.early.runtime, quantize=None, dtype="float32", dequantize=is_gguf)
-        early = replace(self.early, runtime=plain)
-        session: Any = self.load_engine(early, need_tokenizer=False)
-        if session.about.is_encoder_decoder:
-            raise ModelError(f"{session.about.name} is an encoder-decoder: causal models alone are audited")
-        resolved = greedy(session.resolve(self.layers), ("max_length",))
-        side = LocalSide(session.about.name, session, resolved, whole=True)
-        prompts = AuditPrompts(session.loaded, resolved, bos=session.planner.bos)
-        rows = [*self._rows(prompts, session.planner.context)]
-        checkpoint = session.loaded.checkpoint
-        own = (checkpoint and stored_dtype(checkpoint)) or "float32"
-        dtype, form = _declared(declared, own)
-        found = Audit(self.options.trace, side.name, "unexplained", "")
-        if rows:
-            self.view.begin("audit")
-            auditor = Auditor(
-                side, rows, prompts, dtype=DTYPES[dtype], form=form, others=self.options.also,
-                interrupted=self.interrupt, on_stage=self.view.stage,
-            )  # fmt: skip
-            found = auditor.run(self.options.trace)
-        found = replace(prompts.impossible.judge(found), failed=self.trace.bad)
-        if not found.reason:
-            raise InputError(f"{self.options.trace}: no row can be audited")
-        notes = [*found.notes]
-        if self.trace.failed > len(self.trace.bad):
-            notes.append(f"{self.trace.failed:,} rows cannot be audited; the first {len(self.trace.bad)} are listed")
-        if self.trace.total > len(self.trace.rows):
-            notes.append(f"{len(self.trace.rows)} of {self.trace.total:,} rows are audited; --rows says how many")
-        if dtype != own or form:
-            notes.append(f"the engine is said to compute in {form or dtype}")
-        self.found = replace(found, notes=tuple(notes))
-        self.failed = self.trace.failed
-        self.hide()
-        self.piece = detokenizer(session.loaded.tokenizer).piece
-        failed_check = self._failed_check()
-        self.results.records(view.records(self.found, positions=self.options.positions, failed_check=failed_check))
-        if self.page is not None:
-            view.add_to_page(self.page, self.found, self.piece)
-        self.results.finish()
+            declared = {"dtype": early.runtime.dtype, "quantize": early.runtime.quantize, **options.declared}
+            if options.is_server:
+                _ask(job, stack, options.trace, early, prompts, trace)
+            is_gguf = early.runtime.model.endswith(".gguf")
+            plain = replace(early.runtime, quantize=None, dtype="float32", dequantize=is_gguf)
+            session: Any = job.load_engine(replace(early, runtime=plain), need_tokenizer=False)
+            if session.about.is_encoder_decoder:
+                raise ModelError(f"{session.about.name} is an encoder-decoder: causal models alone are audited")
+            resolved = greedy(session.resolve(layers), ("max_length",))
+            side = LocalSide(session.about.name, session, resolved, whole=True)
+            audited = AuditPrompts(session.loaded, resolved, bos=session.planner.bos)
+            rows = [*_rows(job, trace, audited, session.planner.context)]
+            checkpoint = session.loaded.checkpoint
+            own = (checkpoint and stored_dtype(checkpoint)) or "float32"
+            dtype, form = _declared(declared, own)
+            found = Audit(options.trace, side.name, "unexplained", "")
+            if rows:
+                progress.begin("audit")
+                auditor = Auditor(
+                    side, rows, audited, dtype=DTYPES[dtype], form=form, others=options.also,
+                    interrupted=job.interrupt, on_stage=progress.stage,
+                )  # fmt: skip
+                found = auditor.run(options.trace)
+            found = replace(audited.impossible.judge(found), failed=trace.bad)
+            if not found.reason:
+                raise InputError(f"{options.trace}: no row can be audited")
+            notes = [*found.notes]
+            if trace.failed > len(trace.bad):
+                notes.append(f"{trace.failed:,} rows cannot be audited; the first {len(trace.bad)} are listed")
+            if trace.total > len(trace.rows):
+                notes.append(f"{len(trace.rows)} of {trace.total:,} rows are audited; --rows says how many")
+            if dtype != own or form:
+                notes.append(f"the engine is said to compute in {form or dtype}")
+            found = replace(found, notes=tuple(notes))
+            job.failed = trace.failed
 
-    def _lines(self, width: int | None) -> list[Text]:
-        return view.lines(self.found, self.piece, width)
+            job.hide()
+            keys = [one.key for one in found.causes] or [UNEXPLAINED]
+            passed = found.verdict == "same" or all(key in options.allow for key in keys)
+            failed_check = "" if passed else f"{found.trace}: {found.verdict}: {found.reason}"
+            piece = detokenizer(session.loaded.tokenizer).piece
+            lines = partial(view.lines, found, piece)
+            results = FindingsWriter(options.format, out, sink, view.COLUMNS, view.flat, lines)
+            results.records(view.records(found, positions=options.positions, failed_check=failed_check))
+            if job.page is not None:
+                view.add_to_page(job.page, found, piece)
+            results.finish()
+        if failed_check and not job.interrupt.status:
+            raise CheckError(
+                failed_check, hint=f"{' '.join(f'--allow {key}' for key in dict.fromkeys(keys))} passes it"
+            )
+        return job.status()
 
-    def _rows(self, prompts: AuditPrompts, context: int | None) -> Iterator[AuditRow]:
-        for row in self.trace.rows:
-            try:
-                if (one := prompts.row(row)) is None:
-                    continue
-                length = len(one.text.prompt_ids) + len(one.text.token_ids)
-                if context is not None and length > context:
-                    raise InputError(f"{length} tokens, and the model reads {context}")
-                yield one
-            except GenctlError as error:
-                self.trace.fail(row.name, f"row {row.name}: {error.message}")
-                self.hide()
-                self.messages.error(error.message, f"row {row.name}: ", error.hint)
 
-    def _ask(self, stack: ExitStack) -> None:
-        """Ask the server: every prompt greedily, then drawn."""
-        from genctl.engines.server.logprobs import answers
-        from genctl.engines.server.session import RemoteSession
+def _prompts(job: Job, options: AuditOptions, trace: TraceFile) -> list[InputRow]:
+    """The prompts that a server continues. Raises InputError where there is none."""
+    rows = replace(options, arguments=()).prompts(job.messages.print)
+    if rows is None:
+        raise InputError("a server needs prompts: --input FILE")
+    prompts = []
+    for row in islice(job.stack.enter_context(rows), options.rows):
+        if isinstance(row, BadRow):
+            trace.fail(row.id, row.message)
+            job.messages.error(row.message)
+        else:
+            prompts.append(row)
+    if not prompts:
+        raise InputError(next(iter(trace.bad.values()), "there is no prompt"))
+    return prompts
 
-        layer = Layer("the trace", {"backend": self.options.trace}, declared="user", typed=True)
-        engine: Any = SERVERS.load(self.setup(resolve([layer], tentative=True), ()))
-        stack.callback(engine.close)
-        assert isinstance(engine, RemoteSession)
-        self.view.begin("audit")
-        self.view.stage("asking")
-        most = self.early.generation.max_new_tokens or TOKENS
-        requests = [(row, drawn) for drawn in (0.0, DRAWN_TOO) for row in self.prompts]
-        bodies = [_body(row, self.settings_of(row, self.early).runtime, drawn, most) for row, drawn in requests]
-        for (row, drawn), (id, answer) in zip(requests, answers(engine.servers, bodies, self.interrupt), strict=False):
-            name = f"{row.id} drawn" if drawn else row.id
-            try:
-                if isinstance(answer, GenctlError):
-                    raise answer
-                texts: Any = answer.get("choices") if isinstance(answer, dict) else None
-                if not isinstance(texts, list) or len(texts) == 1:  # of thousands none is read
-                    texts = rows_of(answer, f"the answer to prompt {row.name}", id)
-                if len(texts) != 1:
-                    raise InputError(f"prompt {row.name}: one text was requested, and the server gives {len(texts):,}")
-            except GenctlError as error:
-                self.trace.fail(name, error.message)
+
+def _named_by(trace: TraceFile, options: AuditOptions, early: Resolved) -> str | None:
+    """The checkpoint that genctl's records name, where it is the reference: no setting names one. Raises UsageError."""
+    known, names = early.settings.get("model"), {row.model for row in trace.rows} - {""}
+    if (known is not None and known.kind == "command") or (early.names_model and len(names) != 1):
+        return None
+    words = "genctl audit needs the checkpoint that the engine should have run: -m ./model"
+    if len(names) != 1:
+        raise UsageError(words, hint=f"the records name {' and '.join(sorted(names))}" if names else "")
+    if needs_download(name := names.pop(), None):  # nothing is downloaded because of a trace
+        raise UsageError(words, hint=f"the records name {name}, which is not on this machine")
+    return name
+
+
+def _rows(job: Job, trace: TraceFile, prompts: AuditPrompts, context: int | None) -> Iterator[AuditRow]:
+    """The rows of the trace that can be audited."""
+    for row in trace.rows:
+        try:
+            if (one := prompts.row(row)) is None:
                 continue
-            own = {"prompt": row.prompt, "prompt_ids": row.prompt_ids, "messages": row.messages}
-            known = TemplateSettings.__annotations__
-            settings = {key: value for key, value in {**row.params, **row.extra}.items() if key in known}
-            self.trace.rows.append(replace(texts[0], id=name, own_id=True, settings=settings, **own))
-        if self.interrupt.status:
-            raise SystemExit(self.interrupt.status)
-        self.trace.total = len(self.trace.rows)
-        if not self.trace.rows:
-            raise BackendError(f"{self.options.trace}: {next(iter(self.trace.bad.values()), 'no answer')}")
+            length = len(one.text.prompt_ids) + len(one.text.token_ids)
+            if context is not None and length > context:
+                raise InputError(f"{length} tokens, and the model reads {context}")
+            yield one
+        except GenctlError as error:
+            trace.fail(row.name, f"row {row.name}: {error.message}")
+            job.hide()
+            job.messages.error(error.message, f"row {row.name}: ", error.hint)
 
-    def _failed_check(self) -> str:
-        one = self.found
-        names = [each.key for each in one.causes] or [UNEXPLAINED]
-        return "" if one.verdict == "same" or all(name in self.options.allow for name in names) else (
-            f"{one.trace}: {one.verdict}: {one.reason}"
-        )  # fmt: skip
 
-    def status(self) -> int:
-        """The exit status. Raises CheckError where the engine did not compute what it should."""
-        if (check := self._failed_check()) and not self.interrupt.status:
-            keys = " ".join(f"--allow {key}" for key in dict.fromkeys(one.key for one in self.found.causes))
-            raise CheckError(check, hint=f"{keys or f'--allow {UNEXPLAINED}'} passes it")
-        return super().status()
+def _ask(
+    job: Job, stack: ExitStack, address: str, early: Resolved, prompts: Sequence[InputRow], trace: TraceFile
+) -> None:
+    """Add the answers of a server to the trace: to every prompt greedily, then drawn."""
+    from genctl.engines.server.logprobs import answers
+    from genctl.engines.server.session import RemoteSession
+
+    layer = Layer("the trace", {"backend": address}, declared="user", typed=True)
+    engine: Any = SERVERS.load(job.setup(resolve([layer], tentative=True), ()))
+    stack.callback(engine.close)
+    assert isinstance(engine, RemoteSession)
+    job.view.begin("audit")
+    job.view.stage("asking")
+    most = early.generation.max_new_tokens or TOKENS
+    requests = [(row, drawn) for drawn in (0.0, DRAWN_TOO) for row in prompts]
+    bodies = [_body(row, settings_of(row, early).runtime, drawn, most) for row, drawn in requests]
+    for (row, drawn), (id, answer) in zip(requests, answers(engine.servers, bodies, job.interrupt), strict=False):
+        name = f"{row.id} drawn" if drawn else row.id
+        try:
+            if isinstance(answer, GenctlError):
+                raise answer
+            texts: Any = answer.get("choices") if isinstance(answer, dict) else None
+            if not isinstance(texts, list) or len(texts) == 1:  # of thousands none is read
+                texts = rows_of(answer, f"the answer to prompt {row.name}", id)
+            if len(texts) != 1:
+                raise InputError(f"prompt {row.name}: one text was requested, and the server gives {len(texts):,}")
+        except GenctlError as error:
+            trace.fail(name, error.message)
+            continue
+        own = {"prompt": row.prompt, "prompt_ids": row.prompt_ids, "messages": row.messages}
+        known = TemplateSettings.__annotations__
+        settings = {key: value for key, value in {**row.params, **row.extra}.items() if key in known}
+        trace.rows.append(replace(texts[0], id=name, own_id=True, settings=settings, **own))
+    if job.interrupt.status:
+        raise SystemExit(job.interrupt.status)
+    trace.total = len(trace.rows)
+    if not trace.rows:
+        raise BackendError(f"{address}: {next(iter(trace.bad.values()), 'no answer')}")
 
 
 def _body(row: InputRow, runtime: Runtime, temperature: float, most: int) -> tuple[str, str, dict[str, Any]]:

@@ -95,7 +95,7 @@ CONFLICTS: tuple[Conflict, ...] = (
 AUDIT = Command(
     "audit",
     AuditOptions,
-    "genctl.commands.audit.job:AuditJob",
+    "genctl.commands.audit.job:audit",
     """The trace has the tokens that an engine wrote, with their log-probabilities: rollouts of a trainer, answers of a
     server, logs. The checkpoint of --model reads the same tokens exactly. Where rounding does not explain the
     difference, causes are tried: which number was written, which prompt was read, in which arithmetic, by which model.

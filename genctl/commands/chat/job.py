@@ -1,19 +1,20 @@
-"""`genctl chat` at work: turns are typed, or they are the rows of an input."""
+"""`genctl chat`: turns are typed, or they are the rows of an input."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from genctl.commands import job
+from rich.console import Console
+
 from genctl.commands.chat import saved
 from genctl.commands.chat.answer_view import AnswerView
-from genctl.commands.chat.chat import Chat
+from genctl.commands.chat.chat import Chat, PlannedTurn
 from genctl.commands.chat.line_input import SIGN
 from genctl.commands.chat.log import ChatHeader, ChatLog
 from genctl.commands.chat.log_file import SCHEMA
@@ -22,12 +23,14 @@ from genctl.commands.chat.partner import Partner
 from genctl.commands.chat.saved_settings import continued, to_save
 from genctl.commands.chat.thinking import opened_by
 from genctl.commands.engine_choice import SERVERS, engine_of
+from genctl.commands.job import Job, Row, settings_of, start_seed, started, usable
+from genctl.commands.messages import Messages
 from genctl.commands.options import memory_bytes, shown_top
 from genctl.config import presets
 from genctl.config.layers import Layer, Resolved
 from genctl.documents.reader import kind_of
 from genctl.engines.protocol import Flow, Report
-from genctl.errors import ContractError, Exit, GenctlError, InputError, ModelError, OutputError, UsageError, printable
+from genctl.errors import ContractError, GenctlError, InputError, ModelError, OutputError, UsageError, printable
 from genctl.io import jsonl, writers
 from genctl.io.output import open_beside
 from genctl.io.record_output import RecordOutput, RowTally
@@ -36,6 +39,7 @@ from genctl.io.rows import BadRow, InputRow, RefusedRow
 from genctl.io.sessions import new_file
 from genctl.io.sink import Sink
 from genctl.terminal import loading_line
+from genctl.terminal.console import make_consoles
 from genctl.terminal.standard_streams import is_terminal
 
 TEE_S = 0.05  # until what reads the pipe has shown the answer, so that the sign stands below it
@@ -62,138 +66,109 @@ def _fields(own: dict[str, Any], columns: Iterable[str]) -> dict[str, Any]:
 ROW = jsonl.RowShape((*jsonl.KNOWN, "role", "content"), (*jsonl.PROMPTS, "role", "content"), _fields)
 
 
-class ChatJob(job.Job[ChatOptions]):
-    """One chat."""
+def chat(options: ChatOptions) -> int | None:
+    """`genctl chat`."""
+    if options.listed:
+        return saved.write_list(options)
+    if options.continued:
+        options = replace(options, open=str(saved.last_chat()))
+    elif options.open is not None:
+        options = replace(options, open=str(saved.path_of(options.open)))
+    if options.open is not None:
+        options = _with_saved(options, Path(options.open))
+    choice = engine_of(options)
+    choice = replace(choice, check=check_backend) if choice is SERVERS else choice
+    with started(options, choice, row="turn") as job:
+        interrupt, messages = job.interrupt, job.messages
+        _ = options.prompt_template  # a mistake in it is reported at once
+        for line in options.remarks:
+            messages.remark(line)
+        layers, early = job.early_settings()
+        check_settings(early)
+        memory = None if options.memory is None else memory_bytes(options.memory)
+        interactive = options.interactive
+        # a person types the turns, though the answers go elsewhere, as to `tee`
+        typed = job.waits and is_terminal(sys.stdin) and is_terminal(sys.stderr)
+        if typed and not interactive:
+            job.options = options = replace(options, input="-")
+        rows = iter(()) if interactive and not options.arguments else job.read(shape=ROW)
+        if rows is None:
+            return None
 
-    what = "turn"
-    reading: ClassVar[Mapping[str, Any]] = {"shape": ROW}
-    chat: Chat | None = None
-    ended = int(Exit.DONE)  # how a person left
-    answered = 0  # rows, and those that failed
+        with job.outputs() as stack:
+            out, err = make_consoles(options.color)
+            begin_file: Callable[[str], Sink] | None = None
+            if options.save is not None:
+                begin_file = _open_file(stack, Path(options.save), force=options.force)
+            elif interactive:
+                begin_file = lambda words: open_beside(new_file("chat", words))  # noqa: E731
+            tally = RowTally()
+            job.live = interactive or options.on_screen
+            if not job.live:
+                sink = writers.open_output(options.output, sys.stdout, force=options.force)
+                writer = writers.open_writer(options.format, sink, on_error=messages.failure)
+                output = job.output = RecordOutput(writer, sink, tally)
+                stack.push(
+                    lambda kind, *_: output.abandon() if kind else output.close(cut_short=bool(interrupt.status))
+                )
 
-    def prepare(self) -> int | None:
-        """Settings without those of the checkpoint."""
-        _ = self.options.prompt_template  # a mistake in it is reported at once
-        self.interactive = self.options.interactive
-        for line in self.options.remarks:
-            self.messages.remark(line)
-        status = super().prepare()
-        check_settings(self.early)
-        self.memory = None if self.options.memory is None else memory_bytes(self.options.memory)
-        return status
+            # a server streams where its text is saved, so that an answer that a signal ends has what came
+            streams = early.runtime.backend is not None and (options.open is not None or begin_file is not None)
+            engine = job.load_engine(early, layers, need_tokenizer=True, live=job.live or streams, waits=True)
+            partner = Partner(engine, memory)
+            partner.check_system(early.runtime.system, early.origins.get("system", "--system"))
+            files = ChatFiles(job, partner, early, layers)
+            if options.open is not None:
+                log = files.reopened(Path(options.open))
+            else:
+                settings = to_save(layer for layer in layers if layer.origin != "genctl chat")
+                header = ChatHeader(SCHEMA, engine.about.name, partner.fingerprint(), start_seed(early), settings)
+                log = ChatLog(header, begin_file)
+            chat = files.use(log, layers, options.prefill or "")
+            stack.push(lambda kind, *_: files.chat.log.close() if kind is None else files.chat.log.leave())
+            if options.with_tokens:
+                chat.base_plan.require_logprobs("--scores" if options.scores else "--top-logprobs")
+            engine.use_threads(chat.base_plan.rows)
+            messages.detail(*engine.notes())
+            job.describe(chat.base, chat.base_plan)
+            messages.note(*filter(None, [partner.note]))
 
-    def read(self, stack: ExitStack) -> bool:
-        """Open the input; a person at a terminal needs none."""
-        if not self.interactive and self._is_typed:
-            self.options = replace(self.options, input="-")
-        if not self.interactive or self.options.arguments:
-            return super().read(stack)
-        self.input = iter(())
-        return True
+            loading_line.end()
+            if interactive:
+                from genctl.commands.chat.interactive import Interactive
 
-    def open(self, stack: ExitStack) -> None:
-        """Open the output, the terminal and the file of a new chat."""
-        self.open_consoles()
-        self.new_file = None
-        if self.options.save is not None:
-            path = Path(self.options.save)
-            file = open_beside(path, force=self.options.force)
-            stack.callback(file.abandon, keep=False)
+                screen = Interactive(chat, options, (out, err), advise=messages.advise, open_chat=files.change)
+                ended = screen.run(_initial_turns(rows))
+            else:
+                if chat.log.unanswered:
+                    messages.remark("the last turn has no answer yet; it is answered first")
+                    chat.answer(chat.plan_again(), [], Report(), Flow(interrupted=interrupt))
+                with interrupt.rescued_by(lambda: job.rescue(stack)):
+                    _answer_rows(job, options, chat, _typed_rows(rows, messages) if typed else rows, out, tally)
+        return interrupt.status or (ended if interactive else job.status())
 
-            def begin(words: str) -> Sink:
-                saved.remember(path)
-                return file
 
-            self.new_file = begin
-        elif self.interactive:
-            self.new_file = lambda words: open_beside(new_file("chat", words))
-        self.tally = RowTally()
-        self.live = self.interactive or self.options.on_screen
-        if not self.live:
-            sink = writers.open_output(self.options.output, sys.stdout, force=self.options.force)
-            writer = writers.open_writer(self.options.format, sink, on_error=self.print_failure)
-            output = self.output = RecordOutput(writer, sink, self.tally)
-            stack.push(
-                lambda kind, *_: output.abandon() if kind else output.close(cut_short=bool(self.interrupt.status))
-            )
+def _open_file(stack: ExitStack, path: Path, *, force: bool) -> Callable[[str], Sink]:
+    """Open the file of a new chat; what is returned gives it for the first turn."""
+    file = open_beside(path, force=force)
+    stack.callback(file.abandon, keep=False)
 
-        def close(kind: object, *_: object) -> None:
-            if self.chat is not None:
-                self.chat.log.close() if kind is None else self.chat.log.leave()
+    def begin(words: str) -> Sink:
+        saved.remember(path)
+        return file
 
-        stack.push(close)
+    return begin
 
-    def load(self) -> None:
-        """Load the checkpoint; begin or continue the chat."""
-        early, options = self.early, self.options
-        # a server streams where its text is saved, so that an answer that a signal ends has what came
-        streams = early.runtime.backend is not None and (options.open is not None or self.new_file is not None)
-        engine = self.load_engine(early, self.layers, need_tokenizer=True, live=self.live or streams, waits=True)
-        self.partner = Partner(engine, self.memory)
-        self.partner.check_system(early.runtime.system, early.origins.get("system", "--system"))
-        if options.open is not None:
-            log = self._reopened(Path(options.open))
-        else:
-            layers = to_save(layer for layer in self.layers if layer.origin != "genctl chat")
-            seed = job.start_seed(early)
-            header = ChatHeader(SCHEMA, engine.about.name, self.partner.fingerprint(), seed, layers)
-            log = ChatLog(header, self.new_file)
-        chat = self._use(log, self.layers, options.prefill or "")
-        if options.with_tokens:
-            chat.base_plan.require_logprobs("--scores" if options.scores else "--top-logprobs")
-        engine.use_threads(chat.base_plan.rows)
-        self.messages.detail(*engine.notes())
-        self.describe(chat.base, chat.base_plan)
-        self.messages.note(*filter(None, [self.partner.note]))
 
-    def deliver(self, stack: ExitStack) -> None:
-        """Hold the conversation."""
-        loading_line.end()
-        assert self.chat is not None
-        if self.interactive:
-            from genctl.commands.chat.interactive import Interactive
+class ChatFiles:
+    """The chat that is open, and the way to another one."""
 
-            screen = Interactive(
-                self.chat, self.options, (self.out, self.err), advise=self.messages.advise, open_chat=self.change_chat
-            )
-            self.ended = screen.run(self._initial_turns())
-            return
-        if self.chat.log.unanswered:
-            self.messages.remark("the last turn has no answer yet; it is answered first")
-            self.chat.answer(self.chat.plan_again(), [], Report(), Flow(interrupted=self.interrupt))
-        with self.interrupt.rescued_by(lambda: self._rescue(stack)):
-            for row in self._typed_rows() if self._is_typed else self.input:
-                self._take(row, self.chat)
-                if self.interrupt.status:
-                    break
+    chat: Chat
 
-    @property
-    def _is_typed(self) -> bool:
-        """Whether a person types the turns, though the answers go elsewhere, as to `tee`."""
-        read = self.options.input in (None, "-") and not self.options.arguments
-        return read and is_terminal(sys.stdin) and is_terminal(sys.stderr)
+    def __init__(self, job: Job, partner: Partner, early: Resolved, layers: list[Layer]) -> None:
+        self.job, self.partner, self.early, self.layers = job, partner, early, layers
 
-    def _typed_rows(self) -> Iterator[InputRow | BadRow]:
-        """The turns that a person types, each after a sign on standard error."""
-        self.messages.note("type a turn and press Enter; Ctrl-D ends")
-        rows = iter(self.input)
-        while True:
-            time.sleep(TEE_S)
-            sys.stderr.write(SIGN)
-            sys.stderr.flush()
-            row = next(rows, None)
-            if row is None:
-                sys.stderr.write("\n")
-                return
-            yield row
-
-    def status(self) -> int:
-        """The exit status."""
-        return self.interrupt.status or (self.ended if self.interactive else super().status())
-
-    # -- the file ------------------------------------------------------------------------------------------------------
-
-    def _reopened(self, path: Path) -> ChatLog:
+    def reopened(self, path: Path) -> ChatLog:
         """The chat in a file. Raises InputError if it is another checkpoint's, and as `ChatLog.open` does."""
         log = ChatLog.open(path)
         try:
@@ -202,7 +177,8 @@ class ChatJob(job.Job[ChatOptions]):
             log.leave()
             raise
         if log.torn:
-            self.messages.remark(f"{printable(str(path))} ends in half a line, which is dropped: a write was cut off")
+            name = printable(str(path))
+            self.job.messages.remark(f"{name} ends in half a line, which is dropped: a write was cut off")
         return log
 
     def _check_checkpoint(self, path: Path, log: ChatLog) -> None:
@@ -224,103 +200,110 @@ class ChatJob(job.Job[ChatOptions]):
                 f"-m {name} continues {path} with this checkpoint: the chat was begun with {header.model}, in another "
                 "state or by an older genctl, so that earlier answers may not be what it would write now"
             )
-        self.messages.note(f"{path} was begun with {header.model}; {name} continues it, as -m says")
+        self.job.messages.note(f"{path} was begun with {header.model}; {name} continues it, as -m says")
 
-    def _use(self, log: ChatLog, layers: list[Layer], prefill: str) -> Chat:
-        """Go on with a log. Raises what settings raise; then the log is closed."""
+    def use(self, log: ChatLog, layers: list[Layer], prefill: str) -> Chat:
+        """Continue a log. Raises what settings raise; then the log is closed."""
 
         def note(line: str) -> None:
-            if self.messages.is_new(line):
-                self.messages.remark(line)
+            if self.job.messages.is_new(line):
+                self.job.messages.remark(line)
 
         try:
-            chat = Chat(self.partner, layers, log, prefill=prefill, note=note)
+            self.chat = Chat(self.partner, layers, log, prefill=prefill, note=note)
         except BaseException:
             log.leave()
             raise
-        self.chat = chat
-        return chat
+        return self.chat
 
-    def change_chat(self, path: Path) -> Chat:
-        """Go on with the chat in another file, and with its settings."""
-        log, before = self._reopened(path), self.chat
-        assert before is not None
-        layers = continued(self.layers, log.header.settings, self.messages.remark)
-        chat = self._use(log, layers, before.prefill)
+    def change(self, path: Path) -> Chat:
+        """Continue the chat in another file, with its settings."""
+        log, before = self.reopened(path), self.chat
+        layers = continued(self.layers, log.header.settings, self.job.messages.remark)
+        chat = self.use(log, layers, before.prefill)
         try:
             before.log.close()
         except OutputError as error:
-            self.messages.print(f"error: {error.message}")
+            self.job.messages.print(f"error: {error.message}")
         return chat
 
-    # -- turns of an input ---------------------------------------------------------------------------------------------
 
-    def _initial_turns(self) -> Iterator[str]:
-        """The turns of the command line."""
-        for row in self.input:
-            if isinstance(row, InputRow) and row.prompt:
-                yield row.prompt
-            elif isinstance(row, BadRow):
-                raise InputError(row.message)
+# -- turns -------------------------------------------------------------------------------------------------------------
 
-    def _take(self, row: InputRow | BadRow, chat: Chat) -> None:
-        """Say one row, and write the answer."""
-        row = replace(row, index=self.answered)  # rows that are not answered have no record
-        for usable_row, resolved in self.usable(iter([row]), lambda row: self.settings_of(row, chat.base)):
+
+def _initial_turns(rows: Iterable[Row]) -> Iterator[str]:
+    """The turns of the command line."""
+    for row in rows:
+        if isinstance(row, InputRow) and row.prompt:
+            yield row.prompt
+        elif isinstance(row, BadRow):
+            raise InputError(row.message)
+
+
+def _typed_rows(rows: Iterator[Row], messages: Messages) -> Iterator[Row]:
+    """The turns that a person types, each after a sign on standard error."""
+    messages.note("type a turn and press Enter; Ctrl-D ends")
+    while True:
+        time.sleep(TEE_S)
+        sys.stderr.write(SIGN)
+        sys.stderr.flush()
+        row = next(rows, None)
+        if row is None:
+            sys.stderr.write("\n")
+            return
+        yield row
+
+
+def _answer_rows(
+    job: Job, options: ChatOptions, chat: Chat, rows: Iterable[Row], out: Console, tally: RowTally
+) -> None:
+    """Answer each row, and write its record."""
+    top, answered = shown_top(options), 0
+    for each in rows:
+        numbered = replace(each, index=answered + job.failed)  # rows that are not answered have no record
+        for row, resolved in usable([numbered], lambda row: settings_of(row, chat.base), job.fail):
             try:
                 check_settings(resolved)
-                self._answer(usable_row, resolved, chat)
+                if (turn := _turn(chat, row, resolved)) is None:
+                    continue
+                job.messages.note_once(turn.note)
+                view = AnswerView(out, begun=opened_by(turn.opening), prefill=chat.prefill) if job.live else None
+                try:
+                    report = Report(top, options.scores or top > 0)
+                    flow = Flow(interrupted=job.interrupt)
+                    result = chat.answer(turn, [] if view is None else [view.feed], report, flow)
+                finally:
+                    if view is not None:
+                        view.close()
             except (ContractError, OutputError):  # what is wrong for one turn is wrong for all, as a full disk is
                 raise
             except GenctlError as error:
-                self.fail(usable_row, error.code, error.message, hint=error.hint)
-
-    def fail(
-        self, row: InputRow | BadRow, code: str, message: str, *, already_shown: bool = False, hint: str = ""
-    ) -> None:
-        """Write the record of a row that failed; nothing was said."""
-        super().fail(row, code, message, already_shown=already_shown, hint=hint)
-        self.answered += 1
-
-    def _answer(self, row: InputRow, base: Resolved, chat: Chat) -> None:
-        if row.prompt_ids is not None:
-            raise InputError("a chat is made of texts: prompt_ids has no place in it")
-        *context, last = row.messages or ({"role": "user", "content": row.prompt or ""},)
-        for message in (*context, *([last] if last["role"] != "user" else [])):
-            chat.append_message(message["role"], message["content"])
-        if last["role"] != "user":
+                job.fail(row, error.code, error.message, hint=error.hint)
+                continue
+            tally.look(row.index, job.row_label(row), result, (), texts=True)
+            if job.output is not None and result.sequences:
+                reused = None if result.backend else result.reused
+                record = result_record(row, result, 0, tokens=options.with_tokens, extra={}, reused_tokens=reused)
+                job.output.put(row.index, [record])
+            answered += 1
+        if job.interrupt.status:
             return
-        own_id = row.id if row.own_id else ""
-        turn = chat.plan(last["content"], chat.log.end, lane=row.id, own_id=own_id, base=base)
-        self.messages.note_once(turn.note)
-        view = AnswerView(self.out, begun=opened_by(turn.opening), prefill=chat.prefill) if self.live else None
-        try:
-            top = shown_top(self.options)
-            report = Report(top, self.options.scores or top > 0)
-            result = chat.answer(turn, [] if view is None else [view.feed], report, Flow(interrupted=self.interrupt))
-        finally:
-            if view is not None:
-                view.close()
-        self.tally.look(row.index, self.of(row), result, (), texts=True)
-        if self.output is not None and result.sequences:
-            reused = None if result.backend else result.reused
-            tokens = self.options.with_tokens
-            self.output.put(row.index, [result_record(row, result, 0, tokens=tokens, extra={}, reused_tokens=reused)])
-        self.answered += 1
 
 
-def chat(options: ChatOptions) -> int | None:
-    """`genctl chat`."""
-    if options.listed:
-        return saved.write_list(options)
-    if options.continued:
-        options = replace(options, open=str(saved.last_chat()))
-    elif options.open is not None:
-        options = replace(options, open=str(saved.path_of(options.open)))
-    if options.open is not None:
-        options = _with_saved(options, Path(options.open))
-    choice = engine_of(options)
-    return ChatJob.perform(options, replace(choice, check=check_backend) if choice is SERVERS else choice)
+def _turn(chat: Chat, row: InputRow, base: Resolved) -> PlannedTurn | None:
+    """The turn of a row that is to be answered. Messages before it are appended; None where nothing else is there."""
+    if row.prompt_ids is not None:
+        raise InputError("a chat is made of texts: prompt_ids has no place in it")
+    *context, last = row.messages or ({"role": "user", "content": row.prompt or ""},)
+    for message in (*context, *([last] if last["role"] != "user" else [])):
+        chat.append_message(message["role"], message["content"])
+    if last["role"] != "user":
+        return None
+    own_id = row.id if row.own_id else ""
+    return chat.plan(last["content"], chat.log.end, lane=row.id, own_id=own_id, base=base)
+
+
+# -- the settings of a saved chat --------------------------------------------------------------------------------------
 
 
 def _with_saved(options: ChatOptions, path: Path) -> ChatOptions:

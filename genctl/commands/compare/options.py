@@ -63,7 +63,7 @@ class CompareOptions(ModelOptions):
 COMPARE = Command(
     "compare",
     CompareOptions,
-    "genctl.commands.compare.job:CompareJob",
+    "genctl.commands.compare.job:compare",
     """Each -p and each --strategy is one run. A side is [NAME=]WHAT[@setting=value,…]. Other flags hold for every run,
     above its own settings. The runs of a checkpoint share one prefill of the prompt and one forward pass per step; each
     text equals what its run gives alone.""",

@@ -80,7 +80,7 @@ class ComparisonOutput:
 
     def __init__(
         self,
-        job: Job[CompareOptions],
+        job: Job,
         comparison: ComparedRuns,
         options: CompareOptions,
         out: Console,
@@ -123,12 +123,12 @@ class ComparisonOutput:
         """Say which runs failed, where no record does. Returns how many."""
         row = prompt.row
         failures = [
-            (self.job.of(row, f"run {name}"), one.message, one.hint)
+            (self.job.row_label(row, f"run {name}"), one.message, one.hint)
             for place, name in enumerate(self.names)
             for one in prompt.failures(place)
         ]
         if isinstance(row, BadRow):
-            failures = [(self.job.of(row), row.message, "")]
+            failures = [(self.job.row_label(row), row.message, "")]
         for subject, message, hint in failures if self.writer is None else ():
             self.job.messages.error(message, subject, hint)
         return len(failures)

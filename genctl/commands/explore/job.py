@@ -1,27 +1,23 @@
-"""`genctl explore` at work: a tree is made or opened, and expanded, done by a script, or shown on a screen."""
+"""`genctl explore`: a tree is made or opened, and expanded, done by a script, or shown on a screen."""
 
 from __future__ import annotations
 
 import itertools
 import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from genctl.commands.engine_choice import LOCAL, EngineChoice
+from rich.text import Text
+
 from genctl.commands.explore import formats
-from genctl.commands.explore.options import (
-    ExploreOptions,
-    check_opened,
-    check_screen,
-    expansion,
-)
-from genctl.commands.job import Job, request_of, start_seed
+from genctl.commands.explore.options import ExploreOptions, check_opened, check_screen, expansion
+from genctl.commands.job import Job, Row, request_of, settle, start_seed, started
 from genctl.commands.options import memory_bytes
-from genctl.config.layers import Layer, Resolved, row_layer
+from genctl.config.layers import Layer, row_layer
 from genctl.documents import reader
 from genctl.documents.reader import Unreadable
 from genctl.errors import GenctlError, InputError, UsageError
@@ -30,6 +26,7 @@ from genctl.io.output import open_beside
 from genctl.io.readers import all_rows
 from genctl.io.rows import BadRow, InputRow
 from genctl.io.sink import Sink
+from genctl.terminal.console import make_consoles
 from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.progress_bars import LoadingBar
 from genctl.tree.commands import MEMORY, Call, parse_script
@@ -38,6 +35,164 @@ from genctl.tree.results import Continuation, Covered, Result
 if TYPE_CHECKING:
     from genctl.engines.session import Session
     from genctl.tree.explorer import Explorer
+
+
+LONGEST_SCRIPT = 1 << 20  # bytes
+
+
+def explore(options: ExploreOptions) -> int | None:
+    """`genctl explore`."""
+    with started(options) as job:
+        out, err = make_consoles(options.color)
+        check_screen(options)
+        memory = MEMORY if options.memory is None else memory_bytes(options.memory)
+        calls = _script(options)
+        if (limits := expansion(options)) is not None:
+            calls = [Call("expand", limits, f"expand {options.expand}")]
+        if options.open is not None:
+            check_opened(options)
+            job.options = options = _with_saved_model(options, Path(options.open))
+        layers, early = job.early_settings()
+        if early.runtime.backend is not None:
+            raise UsageError(
+                f"backend = {early.runtime.backend} ({early.origins['backend']}): a tree needs the distribution "
+                "over all token ids, and a server gives a few",
+                hint="genctl chat talks to servers",
+            )
+        prompt: InputRow | None = None  # a tree that is opened has its own
+        if options.open is None:
+            rows = job.read()
+            if rows is None:
+                return None
+            prompt = _only_prompt(all_rows(rows))
+            job.single_prompt = True
+
+        with job.outputs() as stack:
+            saved: Sink | None = None  # the file of --save, until it is the tree's
+            if options.save is not None:
+                saved = open_beside(Path(options.save))
+                stack.callback(saved.abandon, keep=False)
+            job.live = options.on_screen
+            sink = None if options.on_screen else job.sink(stack, options.output)
+            results = TreeOutput(options, sink, lambda line: out.print(Text(line)))
+
+            with closing(LoadingBar(err, time.monotonic)) as bar:
+                on_event = None if options.quiet else bar.show
+                needed = prompt is not None and prompt.prompt_ids is None
+                session: Any = job.load_engine(early, layers, on_event=on_event, need_tokenizer=needed, live=job.live)
+            explorer = _explorer(job, options, session, layers, prompt, saved, memory)
+            explorer.interrupted = job.interrupt
+            session.use_threads(session.plan(explorer.base).rows)
+            job.messages.detail(*session.notes())
+            stack.push(lambda kind, *_: explorer.close() if kind is None else explorer.leave())
+
+            job.interrupt.gentle = True
+            if options.has_screen:
+                from genctl.commands.explore.screen import run_screen
+
+                run_screen(explorer, coloured=not out.no_color, signalled=lambda: job.interrupt.status)
+            else:
+                _do(calls, explorer, results, job.interrupt, script=options.script)
+                if job.page is not None:
+                    from genctl.tree.as_events import events_of
+
+                    for event in events_of(explorer.tree):
+                        job.page.feed(event)
+                results.close()
+                if results.expanding and results.covered is not None:
+                    job.messages.note(formats.covered_line(results.covered))
+                if explorer.file is not None:
+                    path = explorer.file.path
+                    job.messages.note(f"the tree is in {path}: --open continues it, genctl report makes a page of it")
+        return job.status()
+
+
+def _script(options: ExploreOptions) -> list[Call]:
+    """The commands of --script. Raises UsageError with all that cannot be read, InputError."""
+    name = options.script
+    if name is None:
+        return []
+    shown = f"--script {name}"
+    if name == "-":
+        shown = "standard input"
+        if options.input == "-" or (options.input is None and not options.arguments and options.open is None):
+            raise UsageError("--script - reads commands from standard input: give the prompt as an argument")
+        if sys.stdin is None:
+            raise InputError("cannot read standard input: it is closed")
+    try:
+        lines = reader.text_lines(reader.text(sys.stdin.buffer if name == "-" else name, LONGEST_SCRIPT))
+    except Unreadable as error:
+        raise InputError(f"cannot read {shown}: {error}") from None
+    return parse_script(lines, shown.removeprefix("--script "))
+
+
+def _with_saved_model(options: ExploreOptions, path: Path) -> ExploreOptions:
+    """The options with the checkpoint that the tree was made with, if no flag names another place of it.
+
+    Nothing is downloaded because a file names it.
+    """
+    from genctl.tree.saved import read_tree
+
+    values = {"model": read_tree(path).opened.model, "offline": True}
+    if any("model" in layer.values or "offline" in layer.values for layer in options.flags):
+        del values["offline"]
+    layer = Layer("saved", values, dict.fromkeys(values, f"--open {path}"), "user")
+    return replace(options, flags=[layer, *options.flags])
+
+
+def _only_prompt(rows: Sequence[Row]) -> InputRow:
+    """The prompt of a tree. Raises UsageError for several, InputError for a bad row."""
+    if len(rows) != 1:
+        raise UsageError(f"a tree has one prompt, and there are {len(rows)}", hint="--input-format text reads one")
+    if isinstance(row := rows[0], BadRow):
+        raise InputError(row.message)
+    return row
+
+
+def _explorer(
+    job: Job,
+    options: ExploreOptions,
+    session: Session,
+    layers: Sequence[Layer],
+    row: InputRow | None,
+    saved: Sink | None,
+    memory: int,
+) -> Explorer:
+    """The tree of --open, or a new one."""
+    from genctl.io.sessions import new_file
+    from genctl.tree.explorer import Explorer
+
+    if row is None:
+        return Explorer.reopen(session, Path(options.open or ""), memory=memory, note=job.messages.remark)
+    layers = [*layers, *([row_layer(row.params, row.where)] if row.params else [])]
+    resolved, plan = settle(session, layers, options.strategy)
+    job.describe(resolved, plan)
+    prompt = session.planner.read(request_of(row, resolved, 0))
+    job.messages.note_once(prompt.note)
+    file: Path | Sink | None = saved
+    if file is None and options.has_screen:  # what a person does by hand is always saved
+        file = new_file("explore", prompt.shown or prompt.text)
+    seed = start_seed(resolved)
+    return Explorer.begin(
+        session, prompt.text, prompt.ids, layers, seed=seed, path=file, memory=memory, shown=prompt.shown
+    )
+
+
+def _do(
+    calls: Sequence[Call], explorer: Explorer, results: TreeOutput, interrupt: Interrupt, *, script: str | None
+) -> None:
+    """Do the commands, and write what they give."""
+    for call in calls:
+        if interrupt.status:
+            return
+        try:
+            for result in explorer.do(call):
+                with interrupt.busy():
+                    results.put(result)
+        except GenctlError as error:
+            if script is not None:
+                error.message = f"{call.line}: {error.message}"
+            raise
 
 
 class TreeOutput:
@@ -78,175 +233,3 @@ class TreeOutput:
         closing = self._writer or self._sink
         if closing is not None:
             closing.close()
-
-
-LONGEST_SCRIPT = 1 << 20  # bytes
-
-
-class ExploreJob(Job[ExploreOptions]):
-    """One run of `genctl explore`."""
-
-    def __init__(self, options: ExploreOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
-        super().__init__(options, interrupt, choice)
-        self.open_consoles()
-        self.row: InputRow | None = None  # the prompt; None for a tree that is opened
-        self.saved: Sink | None = None  # the file of --save, until it is the tree's
-
-    def prepare(self) -> int | None:
-        """Settings without those of the checkpoint, and the commands."""
-        options = self.options
-        check_screen(options)
-        self.memory = MEMORY if options.memory is None else memory_bytes(options.memory)
-        self.calls = self._script()
-        limits = expansion(options)
-        if limits is not None:
-            self.calls = [Call("expand", limits, f"expand {options.expand}")]
-        if options.open is not None:
-            check_opened(options)
-            self._take_saved_model(Path(options.open))
-        return super().prepare()
-
-    def _script(self) -> list[Call]:
-        """The commands of --script. Raises UsageError with all that cannot be read, InputError."""
-        name, options = self.options.script, self.options
-        if name is None:
-            return []
-        shown = f"--script {name}"
-        if name == "-":
-            shown = "standard input"
-            if options.input == "-" or (options.input is None and not options.arguments and options.open is None):
-                raise UsageError("--script - reads commands from standard input: give the prompt as an argument")
-            if sys.stdin is None:
-                raise InputError("cannot read standard input: it is closed")
-        try:
-            lines = reader.text_lines(reader.text(sys.stdin.buffer if name == "-" else name, LONGEST_SCRIPT))
-        except Unreadable as error:
-            raise InputError(f"cannot read {shown}: {error}") from None
-        return parse_script(lines, shown.removeprefix("--script "))
-
-    def _take_saved_model(self, path: Path) -> None:
-        """Load the checkpoint that the tree was made with, if no flag names another place of it.
-
-        Nothing is downloaded because a file names it.
-        """
-        from genctl.tree.saved import read_tree
-
-        values = {"model": read_tree(path).opened.model, "offline": True}
-        flags = self.options.flags
-        if any("model" in layer.values or "offline" in layer.values for layer in flags):
-            del values["offline"]
-        layer = Layer("saved", values, dict.fromkeys(values, f"--open {path}"), "user")
-        self.options = replace(self.options, flags=[layer, *flags])
-
-    def check_early(self, resolved: Resolved) -> None:
-        """Raises UsageError for settings that cannot be used together with a tree."""
-        super().check_early(resolved)
-        if resolved.runtime.backend is not None:
-            raise UsageError(
-                f"backend = {resolved.runtime.backend} ({resolved.origins['backend']}): a tree needs the distribution "
-                "over all token ids, and a server gives a few",
-                hint="genctl chat talks to servers",
-            )
-
-    def read(self, stack: ExitStack) -> bool:
-        """Read the prompt; a tree that is opened has its own."""
-        if self.options.open is not None:
-            return True
-        if not super().read(stack):
-            return False
-        rows = all_rows(self.input)
-        if len(rows) != 1:
-            raise UsageError(f"a tree has one prompt, and there are {len(rows)}", hint="--input-format text reads one")
-        if isinstance(rows[0], BadRow):
-            raise InputError(rows[0].message)
-        self.row, self.lone = rows[0], True
-        return True
-
-    def open(self, stack: ExitStack) -> None:
-        """Open the output, and the file of a new tree."""
-        options = self.options
-        if options.save is not None:
-            self.saved = open_beside(Path(options.save))
-            stack.callback(self.saved.abandon, keep=False)
-        self.shown = self.live = options.on_screen
-        sink = None if self.shown else self.sink(stack, options.output)
-        self.results = TreeOutput(options, sink, self._show)
-
-    def load(self) -> None:
-        """Load the checkpoint; make the tree, or open it."""
-        options = self.options
-        bar = LoadingBar(self.err, time.monotonic)
-        needed = self.row is not None and self.row.prompt_ids is None
-        on_event = None if options.quiet else bar.show
-        with closing(bar):
-            session: Any = self.load_engine(
-                self.early, self.layers, on_event=on_event, need_tokenizer=needed, live=self.shown
-            )
-        self.explorer = self._explorer(session)
-        self.explorer.interrupted = self.interrupt
-        session.use_threads(session.plan(self.explorer.base).rows)
-        self.messages.detail(*session.notes())
-
-    def _explorer(self, session: Session) -> Explorer:
-        """The tree of --open, or a new one."""
-        from genctl.io.sessions import new_file
-        from genctl.tree.explorer import Explorer
-
-        if self.row is None:
-            path = Path(self.options.open or "")
-            return Explorer.reopen(session, path, memory=self.memory, note=self.messages.remark)
-        layers = [*self.layers, *([row_layer(self.row.params, self.row.where)] if self.row.params else [])]
-        resolved, plan = self.settle(session, layers, self.options.strategy)
-        self.describe(resolved, plan)
-        prompt = session.planner.read(request_of(self.row, resolved, 0))
-        self.messages.note_once(prompt.note)
-        file: Path | Sink | None = self.saved
-        if file is None and self.options.has_screen:  # what a person does by hand is always saved
-            file = new_file("explore", prompt.shown or prompt.text)
-        seed = start_seed(resolved)
-        return Explorer.begin(
-            session, prompt.text, prompt.ids, layers, seed=seed, path=file, memory=self.memory, shown=prompt.shown
-        )
-
-    def deliver(self, stack: ExitStack) -> None:
-        """Do the commands, and write what they give; or show the screen."""
-        stack.push(lambda kind, *_: self.explorer.close() if kind is None else self.explorer.leave())
-        self.interrupt.gentle = True
-        if self.options.has_screen:
-            from genctl.commands.explore.screen import run_screen
-
-            run_screen(self.explorer, coloured=not self.out.no_color, signalled=lambda: self.interrupt.status)
-            return
-        for call in self.calls:
-            if self.interrupt.status:
-                break
-            try:
-                for result in self.explorer.do(call):
-                    with self.interrupt.busy():
-                        self.results.put(result)
-            except GenctlError as error:
-                if self.options.script is not None:
-                    error.message = f"{call.line}: {error.message}"
-                raise
-        self._finish()
-
-    def _show(self, line: str) -> None:
-        """Print a line on the terminal."""
-        from rich.text import Text
-
-        self.hide()
-        self.out.print(Text(line))
-
-    def _finish(self) -> None:
-        """Complete the output and the page; say what an expansion came to, and where the tree is."""
-        if self.page is not None:
-            from genctl.tree.as_events import events_of
-
-            for event in events_of(self.explorer.tree):
-                self.page.feed(event)
-        self.results.close()
-        if self.results.expanding and self.results.covered is not None:
-            self.messages.note(formats.covered_line(self.results.covered))
-        if self.explorer.file is not None:
-            path = self.explorer.file.path
-            self.messages.note(f"the tree is in {path}: --open continues it, genctl report makes a page of it")

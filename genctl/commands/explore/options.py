@@ -78,7 +78,7 @@ CONFLICTS: tuple[Conflict, ...] = (
 EXPLORE = Command(
     "explore",
     ExploreOptions,
-    "genctl.commands.explore.job:ExploreJob",
+    "genctl.commands.explore.job:explore",
     """Go through the tree of what a model may write: see what is probable at each token, take another one, sample or
     search from there, undo. --expand and --script do it without a terminal.
 

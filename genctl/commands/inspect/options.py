@@ -53,7 +53,7 @@ CONFLICTS: tuple[Conflict, ...] = (
 INSPECT_CACHE = Command(
     "inspect-cache",
     InspectOptions,
-    "genctl.commands.inspect.job:InspectJob",
+    "genctl.commands.inspect.job:inspect_cache",
     """The prompt is read (step 0), then --steps passes of one token each follow, under any preset. Bytes and shapes are
     those of the tensors in memory. Prompts given together are decoded together, in one batch.
 

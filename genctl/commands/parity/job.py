@@ -1,18 +1,17 @@
-"""`genctl parity` at work: sides are loaded, compared pair by pair, shown and written."""
+"""`genctl parity`: sides are loaded, compared pair by pair, shown and written."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple
 
 from rich.text import Text as Line
 
-from genctl.commands.engine_choice import LOCAL, EngineChoice
-from genctl.commands.job import Job, request_of
+from genctl.commands.job import Job, Row, check_early, request_of, started, usable
 from genctl.commands.parity import by_text, golden_file, view
 from genctl.commands.parity.findings import FindingsWriter
 from genctl.commands.parity.loading import WIDTH, GivenTexts, LoadedSides, check_models, check_same
@@ -27,148 +26,187 @@ from genctl.engines.protocol import Engine, Request, TextToScore
 from genctl.errors import CheckError, GenctlError, InputError, ModelError, count
 from genctl.io import readers, scored, writers
 from genctl.io.records import finding
-from genctl.io.rows import BadRow, InputRow
+from genctl.io.rows import InputRow
 from genctl.models.text import detokenizer
 from genctl.parity import golden as against_golden
 from genctl.parity.measure import ParityOptions, measure
 from genctl.parity.reading import ReadOnce
 from genctl.parity.sides import LocalSide
 from genctl.parity.values import Golden, Parity, Text
-from genctl.terminal.interrupt import Interrupt
+from genctl.terminal.console import make_consoles
 
 NOTHING = "there is nothing to compare the sides on"
 
 
-class ParityJob(Job[ParityCommandOptions]):
-    """One comparison: the reference, and one after another the sides that are compared with it."""
+def parity(options: ParityCommandOptions) -> int | None:
+    """`genctl parity`."""
+    with started(options) as job:
+        sides = sides_of(options)
+        for side in sides:
+            check_early(side.early)
+        golden = None if options.expect is None else golden_file.read(options.expect)
+        rows = _golden_rows(golden) if golden is not None else _rows(job, options, sides[0])
+        if rows is None:
+            return None
 
-    def __init__(self, options: ParityCommandOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
-        super().__init__(options, interrupt, choice)
-        self.golden: Golden | None = None  # the reference of --expect
-        self.saved_to: writers.Sink | None = None  # the golden file that is written
+        with job.outputs() as stack:
+            out, err = make_consoles(options.color)
+            sink = job.report_sink(stack)
+            saved_to: writers.Sink | None = None  # the golden file that is written
+            if (path := options.save or (options.expect if options.update else None)) is not None:
+                saved_to = writers.open_output(path, None, force=options.force or options.update, at_once=True)
+                stack.callback(saved_to.abandon)
+            job.view = LivePairs(err, time.monotonic, quiet=options.quiet)
+            stack.callback(job.view.hide)
+            comparison = Comparison(job, options, sides, rows, saved_to)
+            results = comparison.results = FindingsWriter(options.format, out, sink, COLUMNS, flat, comparison.lines)
+
+            def give_up() -> None:
+                """The model does not return after a signal: what is found so far is not all."""
+                stack.__exit__(SystemExit, SystemExit(job.interrupt.status), None)
+
+            try:
+                with job.interrupt.rescued_by(give_up):
+                    check_models(sides)
+                    needed = options.are_texts or options.texts is not None
+                    loaded = LoadedSides(partial(job.setup, need_tokenizer=needed))
+                    stack.callback(loaded.close)
+                    if options.by_text:
+                        comparison.compare_texts(loaded)
+                    elif golden is not None:
+                        comparison.compare_golden(loaded, golden)
+                    else:
+                        comparison.compare_tokens(loaded, stack)
+            except GenctlError:  # of a later side: what is found is written
+                job.hide()
+                results.finish()
+                raise
+            job.hide()
+            results.finish()
+
+        if comparison.checks and not job.interrupt.status:
+            words = {": defect: ": "--allow-defect", ": other weights: ": "--allow-other-weights"}
+            flags = [flag for word, flag in words.items() if any(word in line for line in comparison.checks)]
+            hint = f"{' '.join(flags)} passes it" if flags else ""
+            raise CheckError("; ".join(comparison.checks), hint=hint)
+        return job.status()
+
+
+class ParityRow(NamedTuple):
+    """A row to compare on, and the most new tokens where it sets them."""
+
+    row: InputRow
+    length: int | None = None
+
+
+def _golden_rows(golden: Golden) -> list[ParityRow]:
+    """The prompts of a golden file."""
+    return [
+        ParityRow(
+            InputRow(
+                text.id,
+                number,
+                text.prompt or None,
+                None if text.prompt else text.prompt_ids,
+                where=f"text {text.name} of the golden file",
+                own_id=text.id != str(number),
+            )
+        )
+        for number, text in enumerate(golden.texts)
+    ]
+
+
+def _rows(job: Job, options: ParityCommandOptions, reference: Side) -> list[ParityRow] | None:
+    """The prompts, or the texts; None where there is no input. Raises InputError where none can be compared."""
+    input: Iterable[Row] | None
+    if options.texts is not None:
+        opened = readers.open_prompts(
+            (), options.texts, None, stdin_is_terminal=True, format=options.input_format, shape=scored.ROW
+        )
+        assert opened is not None
+        input = job.stack.enter_context(opened)
+    else:
+        input = job.read()
+    if input is None:
+        return None
+
+    def length_of(row: InputRow) -> int | None:
+        if message := refused_settings(row):
+            raise InputError(message)
+        return own_length(row, reference.early)
+
+    rows = [ParityRow(*pair) for pair in usable(readers.all_rows(iter(input)), length_of, job.fail)]
+    if not rows:
+        raise InputError(NOTHING)
+    return rows
+
+
+class Comparison:
+    """The reference, and one after another the sides that are compared with it."""
+
+    results: FindingsWriter  # of `lines`, so it is made after this
+
+    def __init__(
+        self,
+        job: Job,
+        options: ParityCommandOptions,
+        sides: Sequence[Side],
+        rows: Sequence[ParityRow],
+        saved_to: writers.Sink | None,
+    ) -> None:
+        self.job, self.options, self.sides, self.saved_to = job, options, sides, saved_to
+        self.interrupt, self.view = job.interrupt, job.view
+        self.rows = {each.row.id: each for each in rows}
         self.naming = Naming()
         self.compared: list[Parity] = []
         self.by_text: list[by_text.TextParity] = []  # of --by-text
         self.checks: list[str] = []  # sentences of checks that failed
-        self.lengths: dict[str, int | None] = {}  # most new tokens of a row, where it says so, by id
-
-    def prepare(self) -> int | None:
-        """The sides, without the settings of their checkpoints."""
-        options = self.options
-        self.sides = sides_of(options)
-        for side in self.sides:
-            self.check_early(side.early)
-        if options.expect is not None:
-            self.golden = golden_file.read(options.expect)
-        return None
-
-    def read(self, stack: ExitStack) -> bool:
-        """Read all prompts, or texts."""
-        options = self.options
-        if self.golden is not None:
-            self.rows = [
-                InputRow(
-                    text.id,
-                    number,
-                    text.prompt or None,
-                    None if text.prompt else text.prompt_ids,
-                    where=f"text {text.name} of the golden file",
-                    own_id=text.id != str(number),
-                )
-                for number, text in enumerate(self.golden.texts)
-            ]
-            return True
-        if options.texts is not None:
-            rows = readers.open_prompts(
-                (), options.texts, None, stdin_is_terminal=True, format=options.input_format, shape=scored.ROW
-            )
-            assert rows is not None
-            self.input = iter(stack.enter_context(rows))
-        elif not super().read(stack):
-            return False
-        self.rows = [row for row in readers.all_rows(self.input) if self._is_usable(row)]
-        if not self.rows:
-            raise InputError(NOTHING)
-        return True
-
-    def _is_usable(self, row: InputRow | BadRow) -> TypeGuard[InputRow]:
-        """Whether a row can be compared; says why it cannot."""
-        if isinstance(row, BadRow):
-            self.fail(row, row.code, row.message)
-            return False
-        try:
-            if message := refused_settings(row):
-                raise InputError(message)
-            self.lengths[row.id] = own_length(row, self.sides[0].early)
-        except GenctlError as error:
-            self.fail(row, error.code, error.message)
-            return False
-        return True
-
-    def open(self, stack: ExitStack) -> None:
-        """Open the outputs and the view."""
-        options = self.options
-        self.open_consoles()
-        sink = self.report_sink(stack)
-        if (path := options.save or (options.expect if options.update else None)) is not None:
-            self.saved_to = writers.open_output(path, None, force=options.force or options.update, at_once=True)
-            stack.callback(self.saved_to.abandon)
-        self.results = FindingsWriter(options.format, self.out, sink, COLUMNS, flat, self._lines)
-        self.view = LivePairs(self.err, time.monotonic, quiet=options.quiet)
-        self.listeners_of_pair: dict[str, Any] = {
+        self.listeners: dict[str, Any] = {
             "on_position": self.view.position, "on_stage": self.view.stage, "interrupted": self.interrupt,
         }  # fmt: skip
-        stack.callback(self.view.hide)
 
-    def deliver(self, stack: ExitStack) -> None:
-        """Compare each side with the reference; write what is found, also where a later side fails."""
+    def lines(self, width: int | None) -> Sequence[Line]:
+        """All pairs, in lines of at most `width` cells."""
+        if self.by_text:
+            return by_text.lines(self.by_text, width)
+        return view.lines(self.compared, self.naming, width)
 
-        def give_up() -> None:
-            stack.__exit__(SystemExit, SystemExit(self.interrupt.status), None)
+    # -- token by token ------------------------------------------------------------------------------------------------
 
-        try:
-            with self.interrupt.rescued_by(give_up):
-                check_models(self.sides)
-                needed = self.options.are_texts or self.options.texts is not None
-                loaded = LoadedSides(partial(self.setup, need_tokenizer=needed))
-                stack.callback(loaded.close)
-                if self.options.by_text:
-                    self._compare_texts(loaded)
-                elif self.golden is not None:
-                    self._compare_golden(loaded, self.golden)
-                else:
-                    self._compare_tokens(loaded, stack)
-        except GenctlError:
-            self.hide()
-            self.results.finish()
-            raise
-        self.hide()
-        self.results.finish()
-
-    def _compare_tokens(self, loaded: LoadedSides, stack: ExitStack) -> None:
-        prompts = [(row.name, row.prompt) for row in self.rows if row.prompt]
-        again = len(self.sides) > 2 or self.page is not None or self.saved_to is not None
+    def compare_tokens(self, loaded: LoadedSides, stack: ExitStack) -> None:
+        """Compare each side with the reference on the texts that it writes, or on those of --texts."""
+        again = len(self.sides) > 2 or self.job.page is not None or self.saved_to is not None
         reference = stack.enter_context(ReadOnce(self._load(loaded, self.sides[0]), keep=again))
         self._name(reference)
-        requests, texts = self._work(reference)
+        requests, texts = list[Request](), list[Text]()
+        if self.options.texts is None:
+            seed = reference.resolved.runtime.seed or 0
+            requests = [self._request(each, reference.resolved, seed) for each in self.rows.values()]
+        else:
+            given = usable([each.row for each in self.rows.values()], GivenTexts(reference).encode, self.job.fail)
+            texts = [text for _, text in given]
+            if not texts:
+                raise InputError(NOTHING)
+        prompts = [(each.row.name, each.row.prompt) for each in self.rows.values() if each.row.prompt]
         for side in self.sides[1:]:
             loaded.keep(self.sides[0], side)
             other = self._load(loaded, side)
             check_same(reference.session.loaded, other.session.loaded, prompts)
             self.view.begin(other.name)
             how = ParityOptions(layers=self.options.show_layers)
-            one = measure(reference, other, requests, texts, how, **self.listeners_of_pair)
+            one = measure(reference, other, requests, texts, how, **self.listeners)
             self._end_if_interrupted()
             self._take(one, tops_of(reference, self.interrupt), tops_of(other, self.interrupt))
         if self.saved_to is not None:
             self._save(reference, requests, texts)
 
-    def _compare_golden(self, loaded: LoadedSides, golden: Golden) -> None:
+    def compare_golden(self, loaded: LoadedSides, golden: Golden) -> None:
+        """Compare the side with the golden file, which --update rewrites."""
         side = self._load(loaded, self.sides[0])
         self._name(side)
         golden_file.check_same(golden, side)
         self.view.begin(side.name)
-        one = against_golden.compare(golden, side, **self.listeners_of_pair)
+        one = against_golden.compare(golden, side, **self.listeners)
         self._end_if_interrupted()
         self._take(one, recorded_tops(golden), tops_of(side, self.interrupt))
         if self.options.update:
@@ -178,39 +216,55 @@ class ParityJob(Job[ParityCommandOptions]):
                 self._save(side, *golden_file.again(golden, side))
 
     def _load(self, loaded: LoadedSides, side: Side) -> LocalSide:
-        found = loaded.load(side, [row.id for row in self.rows])
+        found = loaded.load(side, list(self.rows))
         self._describe(side, found.session, found.resolved)
         return found
 
     def _name(self, side: LocalSide) -> None:
         """Take what tokens and rows are called, and what is known of the reference."""
-        golden = "" if self.golden is None else self.options.expect or ""
         piece = detokenizer(side.session.loaded.tokenizer).piece
-        self.naming = Naming(piece, {row.id: row.name for row in self.rows}, golden)
-        if self.page is not None:
+        self.naming = Naming(piece, {id: each.row.name for id, each in self.rows.items()}, self.options.expect or "")
+        if self.job.page is not None:
             session = side.session
-            self.page.facts = [("digest", session.loaded.fingerprint()), *session.about.facts]
+            self.job.page.facts = [("digest", session.loaded.fingerprint()), *session.about.facts]
+
+    def _take(self, one: Parity, *tops: Tops) -> None:
+        """A pair is compared: check and write it. `tops` give the best tokens of both sides."""
+        if self.job.page is not None:
+            worst = worst_tops(one, *tops)
+            self._end_if_interrupted()
+            add_pair(self.job.page, one, self.naming, len(self.compared) + 1, worst)
+        self.view.end(one)
+        if one.verdict == "drift" and all(getattr(self.options, name) is None for name in LIMITS):
+            self.view.hide()
+            self.job.messages.note(f"{one.other}: no limit was given for this drift; --max-kl X sets one")
+        failed = failed_checks(self.options, one)
+        self.checks += failed
+        self.job.failed += len(one.failed)
+        self.compared.append(one)
+        self.results.records(records(one, self.naming, positions=self.options.positions, failed=failed))
 
     def _save(self, side: LocalSide, requests: Sequence[Request], texts: Sequence[Text]) -> None:
         """Write the golden file, all of it or nothing."""
         assert self.saved_to is not None
         self.view.begin(side.name)
         self.view.stage("recording")
-        prompts = {row.id: row.prompt or "" for row in self.rows}
+        prompts = {id: each.row.prompt or "" for id, each in self.rows.items()}
         golden, failed = golden_file.recorded(side, requests, texts, prompts, self.interrupt)
         self._end_if_interrupted()
         for id, message in failed.items():
-            row = next(row for row in self.rows if row.id == id)
-            self.fail(row, "model", message)
+            self.job.fail(self.rows[id].row, "model", message)
         if not golden.known:
             raise InputError("there is no position to save")
         content = golden_file.content(golden, self.naming.text_of)
         self.saved_to.write(content)
         self.saved_to.close()
         what = f"{count(len(golden.texts), 'text')}, {count(len(golden.known), 'position')}"
-        self.messages.note(f"{self.options.save or self.options.expect}: {what}, {len(content):,} bytes")
+        self.job.messages.note(f"{self.options.save or self.options.expect}: {what}, {len(content):,} bytes")
 
-    def _compare_texts(self, loaded: LoadedSides) -> None:
+    # -- by text -------------------------------------------------------------------------------------------------------
+
+    def compare_texts(self, loaded: LoadedSides) -> None:
         """With --by-text: every side scores the given texts, or those that the reference writes."""
         texts: list[tuple[str, TextToScore]] = []
         outcomes: list[by_text.Outcomes] = []
@@ -243,25 +297,26 @@ class ParityJob(Job[ParityCommandOptions]):
                 self.results.records([finding("texts", asdict(self.by_text[-1]))])
 
     def _texts_by(self, engine: Engine, resolved: Resolved, width: int) -> list[tuple[str, TextToScore]]:
+        """The given texts, or those that the reference writes, in the order of the rows."""
         if self.options.texts is not None:
             return [
-                (row.id, TextToScore(row.prompt or "", row.extra.get("context"), row.extra.get("target")))
-                for row in self.rows
+                (id, TextToScore(row.prompt or "", row.extra.get("context"), row.extra.get("target")))
+                for id, (row, _) in self.rows.items()
             ]
-        requests = [self._request(row, resolved, 0) for row in self.rows]
-        texts = []
+        requests = [self._request(each, resolved, 0) for each in self.rows.values()]
+        texts: dict[str, TextToScore] = {}
         for id, text in by_text.written(engine, requests, width, self.interrupt):
             if isinstance(text, GenctlError):
                 self._fail_text(self.sides[0], id, text)
             else:
-                texts.append((id, text))
+                texts[id] = text
         self._end_if_interrupted()
-        order = {row.id: place for place, row in enumerate(self.rows)}
-        return sorted(texts, key=lambda text: order[text[0]])
+        return [(id, texts[id]) for id in self.rows if id in texts]
 
     def _fail_text(self, side: Side, id: str, error: GenctlError) -> None:
-        row = next(row for row in self.rows if row.id == id)
-        self.fail(row, error.code, f"{side.place}: {error.message}")
+        self.job.fail(self.rows[id].row, error.code, f"{side.place}: {error.message}")
+
+    # -- both ----------------------------------------------------------------------------------------------------------
 
     def _end_if_interrupted(self) -> None:
         """What is found so far is not all: nothing is written."""
@@ -270,56 +325,16 @@ class ParityJob(Job[ParityCommandOptions]):
 
     def _describe(self, side: Side, engine: Engine, resolved: Resolved) -> None:
         """Notes on a side, and on settings that a comparison does not use."""
-        self.hide()
-        self.messages.detail(*(f"{side.place}: {line}" for line in engine.notes()))
+        self.view.hide()
+        self.job.messages.detail(*(f"{side.place}: {line}" for line in engine.notes()))
         lines = [f"its checkpoint is {engine.about.name}"] if side.kind == "preset" else []
         lines += [*unused(engine.resolve(side.layers)), *engine.plan(resolved).remarks]
-        self.messages.note(*(f"{side.place}: {line}" for line in lines))
+        self.job.messages.note(*(f"{side.place}: {line}" for line in lines))
 
-    def _work(self, reference: LocalSide) -> tuple[list[Request], list[Text]]:
-        """What the sides read: prompts, which the reference continues, or texts."""
-        if self.options.texts is None:
-            seed = reference.resolved.runtime.seed or 0
-            return [self._request(row, reference.resolved, seed) for row in self.rows], []
-        texts = [text for _, text in self.usable(iter(self.rows), GivenTexts(reference).encode)]
-        if not texts:
-            raise InputError(NOTHING)
-        return [], texts
-
-    def _request(self, row: InputRow, resolved: Resolved, seed: int) -> Request:
+    def _request(self, each: ParityRow, resolved: Resolved, seed: int) -> Request:
         """The request of a row, with the length that it sets."""
-        request, own = request_of(row, resolved, seed), self.lengths[row.id]
-        if own is None:
+        request = request_of(each.row, resolved, seed)
+        if each.length is None:
             return request
-        return replace(request, resolved=replace(resolved, generation=replace(resolved.generation, max_new_tokens=own)))
-
-    def _take(self, one: Parity, *tops: Tops) -> None:
-        """A pair is compared: check and write it. `tops` give the best tokens of both sides."""
-        if self.page is not None:
-            worst = worst_tops(one, *tops)
-            self._end_if_interrupted()
-            add_pair(self.page, one, self.naming, len(self.compared) + 1, worst)
-        self.view.end(one)
-        if one.verdict == "drift" and all(getattr(self.options, name) is None for name in LIMITS):
-            self.hide()
-            self.messages.note(f"{one.other}: no limit was given for this drift; --max-kl X sets one")
-        failed = failed_checks(self.options, one)
-        self.checks += failed
-        self.failed += len(one.failed)
-        self.compared.append(one)
-        self.results.records(records(one, self.naming, positions=self.options.positions, failed=failed))
-
-    def _lines(self, width: int | None) -> Sequence[Line]:
-        """All pairs, in lines of at most `width` cells."""
-        if self.by_text:
-            return by_text.lines(self.by_text, width)
-        return view.lines(self.compared, self.naming, width)
-
-    def status(self) -> int:
-        """The exit status. Raises CheckError for checks that failed."""
-        if self.checks and not self.interrupt.status:
-            words = {": defect: ": "--allow-defect", ": other weights: ": "--allow-other-weights"}
-            flags = [flag for word, flag in words.items() if any(word in line for line in self.checks)]
-            hint = f"{' '.join(flags)} passes it" if flags else ""
-            raise CheckError("; ".join(self.checks), hint=hint)
-        return super().status()
+        generation = replace(resolved.generation, max_new_tokens=each.length)
+        return replace(request, resolved=replace(resolved, generation=generation))

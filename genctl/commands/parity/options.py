@@ -135,7 +135,7 @@ CONFLICTS: tuple[Conflict, ...] = (
 PARITY = Command(
     "parity",
     ParityCommandOptions,
-    "genctl.commands.parity.job:ParityJob",
+    "genctl.commands.parity.job:parity",
     """A side is [NAME=]WHAT[@setting=value,…], and WHAT a checkpoint or a preset, which ends at the first @ that a name
     and = follow. The first side is the reference, and may be a golden file. All sides read its
     greedy texts, so that every position can be compared, and each writes greedy texts of its own, whose first

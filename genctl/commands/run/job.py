@@ -1,21 +1,31 @@
-"""`genctl run` and `genctl beam` at work: rows are loaded, decoded in groups, shown and written."""
+"""`genctl run` and `genctl beam`: rows are decoded in groups, shown and written."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
-from genctl import events
-from genctl.commands import job
 from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice, engine_of, shared
+from genctl.commands.job import (
+    WIDTH,
+    Job,
+    Row,
+    end_loading_line,
+    request_of,
+    seed_of,
+    settings_of,
+    settle,
+    show_prompt,
+    start_seed,
+    started,
+    usable,
+)
 from genctl.commands.options import shown_top
 from genctl.commands.run.options import RunOptions, check_backend, check_search
-from genctl.commands.run.output import FirstFailure, Results
+from genctl.commands.run.output import Results
 from genctl.commands.run.resume import Grouping, identity
 from genctl.commands.run.row_source import RowSource
 from genctl.commands.run.screen import Screen
@@ -23,268 +33,215 @@ from genctl.config.chat_settings import check_is_chat
 from genctl.config.layers import Resolved
 from genctl.engines.protocol import Flow, Report, Request, Skipped
 from genctl.errors import Exit, UsageError, count
+from genctl.events import Event
 from genctl.events.results import Collector, Result
-from genctl.io.record_output import RecordOutput
-from genctl.io.records import error_record
-from genctl.io.rows import BadRow, InputRow
+from genctl.io.rows import InputRow
 from genctl.io.writers import FORMATS
 from genctl.terminal import loading_line
-from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.standard_streams import is_terminal
-
-if TYPE_CHECKING:
-    from genctl.io.readers import InputScan
 
 # Formats whose records say which row each token of a beam continued.
 PARENTS = tuple(name for name, format in FORMATS.items() if format.nested)
 
 
-class RunJob(job.Job[RunOptions]):
-    """One run of a generating command."""
-
-    def __init__(self, options: RunOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
-        super().__init__(options, interrupt, choice)
-        self.watched: tuple[int, ...] = ()  # ids, known once there is a tokenizer
-        self.rows: dict[str, InputRow] = {}  # those that are being decoded
-
-    def prepare(self) -> int | None:
-        """Settings without those of the checkpoint; with --dry, print the whole job."""
-        _ = self.options.prompt_template  # a mistake in it is an error now, with --dry as well
-        super().prepare()
-        if self.options.view == "beam":
-            check_search(self.early)
-        if self.options.are_texts:
-            check_is_chat(self.early.runtime)
-        if not self.options.dry:
-            return None
-        from genctl.config.dry import to_toml
-
-        sys.stdout.write(to_toml(self.choice.planned(self.early.runtime, self.layers, self.options.trust)))
-        return int(Exit.DONE)
-
-    def open(self, stack: ExitStack) -> None:
-        """Open the output, the event log and the view; look the input file over."""
-        options = self.options
-        plain = options.to_file or options.stream or options.tree_format
-        self.live = not plain and self.choice.live and options.format == "text" and is_terminal(sys.stdout)
-        several = self.early.generation.num_return_sequences > 1
-        self.source = RowSource(self.input)
-        self.view = self.screen = Screen(
-            options,
-            self.interrupt,
-            live=self.live,
-            single_prompt=self.lone,
-            several=several,
-            counts=self.choice.live,
-        )
-        self.shown = self.live or options.stream
-        self.results = Results(options, self.messages, self.print_failure, live=self.live, shown=self.shown)
-        self.output: RecordOutput = self.results.output
-        stack.push(lambda kind, *_: self.output.abandon() if kind else self.output.close(cut_short=self._cut_short))
-        self.open_event_log(stack, options.events)
-        self.screen.open(stack)
-        self.scan: InputScan | None = None  # of an input file, where its content or the number of its rows is needed
-        if options.input not in (None, "-") and (options.resume or self.screen.wants_bar):
-            from genctl.io.readers import scan
-
-            self.scan = scan(str(options.input), options.input_kind)
-        if self.live and self.lone and options.echo is not False:
-            self.show_prompt(self.source.first())
-
-    def load(self) -> None:
-        """Load the checkpoint; begin or continue the output."""
-        options, early = self.options, self.early
-        self.engine = engine = self.load_engine(
-            early, self.layers, on_event=self.screen.loading, live=self.shown, waits=self.waits
-        )
-        if self.screen.view is not None:
-            self.screen.view.load_s = self.load_s
-        self.base, plan = self.settle(engine, self.layers, options.strategy)
-        if options.with_tokens:
-            plan.require_logprobs("--scores" if options.scores else "--top-logprobs")
-        self.results.about, self.results.load_s = engine.about, self.load_s
-        self.results.reused = self.reuse.path is not None
-        self.watched = engine.watched(options.watch)
-        width = engine.width(self.base, 1 if self.live else job.WIDTH)
-        shared = self.choice.batches
-        self.grouping = Grouping.of(engine, plan, self.output, width=width, single_prompt=self.lone, shared=shared)
-        if options.verbose:
-            self.messages.detail(*engine.notes())
-        self.describe(self.base, plan)
-        self._begin()
-        if self.live and self.lone:
-            loading_line.status("reading the prompt")
-
-    def deliver(self, stack: ExitStack) -> None:
-        """Decode the rows that are not done."""
-        options, output = self.options, self.output
-        self.source.skip(output)
-        if output.finished:
-            self.messages.print(f"{options.output} is complete: {count(output.done, 'row')}, nothing to do")
-            return
-        total = len(options.arguments) or (None if self.scan is None else self.scan.rows)
-        self.screen.open_bar(stack, total, done=output.done)
-        self.collector = Collector()
-        self.listeners += [*self.sign_listeners(), self.screen.feed, self.note_prompt]
-        self.listeners += [*self.reuse.listeners, self._collect]
-        with self.interrupt.rescued_by(lambda: self._rescue(stack)):
-            self._decode()
-
-    # -- before decoding -----------------------------------------------------------------------------------------------
-
-    def _begin(self) -> None:
-        """Choose the seed, and with --resume compare the job with the one that began the output."""
-        self.seed = job.start_seed(self.base)
-        if self.page is not None:
+def run(options: RunOptions) -> int | None:
+    """`genctl run` and `genctl beam`: by this process, servers, workers, or ranks that share a model."""
+    with started(options, _choice_of(options)) as job:
+        choice, interrupt, messages = job.choice, job.interrupt, job.messages
+        _ = options.prompt_template  # a mistake in it is an error now, with --dry as well
+        layers, early = job.early_settings()
+        if options.view == "beam":
+            check_search(early)
+        if options.are_texts:
+            check_is_chat(early.runtime)
+        if options.dry:
             from genctl.config.dry import to_toml
 
-            self.page.settled(to_toml(self.base, defaults=False), seed=self.seed)
-        if not self.options.resume:
-            return
-        if changed := self.grouping.changed(self.options.output):
-            self.messages.remark(changed)
-        header = identity(
-            self.options,
-            self.base,
-            seed=self.seed,
-            checkpoints=self.engine.fingerprints(),
-            grouping=self.grouping,
-            input=None if self.scan is None else {**self.scan.identity(), "format": self.options.input_kind},
-            top=self._report().top,
-            watch=self.watched,
-        )
-        given = self.base.runtime.seed is not None
-        self.seed = self.output.begin(header, self.grouping.again, self.base.origins, seed_given=given)
+            sys.stdout.write(to_toml(choice.planned(early.runtime, layers, options.trust)))
+            return int(Exit.DONE)
 
-    # -- while decoding ------------------------------------------------------------------------------------------------
+        choice.meet(job.stack)
+        rows = None if choice.follows else job.read()
+        if not choice.agree(rows is not None):
+            return None
+        if rows is None:  # another rank reads and writes
+            follower = job.load_engine(early, layers, waits=job.waits)
+            settle(follower, layers)
+            return int(follower.follow())  # type: ignore[attr-defined]
 
-    def _decode(self) -> None:
-        """Decode all rows. Where a row's numbers depend on its neighbours, in groups that do not depend on where a run
-        began (`requests.grouped`).
-        """
-        if self.screen.view is not None and not self.choice.live:
-            self.screen.view.begin()
-        self.listen(self._stream(), self.listeners)
-        if not self.interrupt.status:
-            self.results.end(self.source.taken)
+        with job.outputs() as stack:
+            plain = options.to_file or options.stream or options.tree_format
+            job.live = live = not plain and choice.live and options.format == "text" and is_terminal(sys.stdout)
+            job.shown = live or options.stream
+            watched_alone = live and job.single_prompt
+            several = early.generation.num_return_sequences > 1
+            screen = job.view = Screen(
+                options, interrupt, live=live, single_prompt=job.single_prompt, several=several, counts=choice.live
+            )
+            results = Results(job, options, screen)
+            output = job.output = results.output
+            stack.push(lambda kind, *_: output.abandon() if kind else output.close(cut_short=results.cut_short))
+            job.open_event_log(stack, options.events)
+            screen.open(stack)
+            scanned = None  # of an input file, where its content or the number of its rows is needed
+            if options.input not in (None, "-") and (options.resume or screen.wants_bar):
+                from genctl.io.readers import scan
 
-    def _stream(self) -> Generator[events.Event, None, None]:
-        options, grouping, results = self.options, self.grouping, self.results
-        flow = Flow(
-            grouping.width,
-            grouping.span,
-            continuous=bool(grouping.invariant_by),
-            threads=grouping.threads,
-            ahead=grouping.ahead(at_hand=options.unordered and not self.waits),
-            ordered=not options.unordered or options.strict,
-            interrupted=self.interrupt,
-            enough=lambda last: results.stopped is not None and last >= results.stopped.row,
-            on_shortage=partial(self.messages.shortage, "prompts"),
-            on_progress=self.screen.progress,
-        )
-        return self.engine.stream(self._requests(), self._report(), flow)
+                scanned = scan(str(options.input), options.input_kind)
+            source = RowSource(rows)
+            if watched_alone and options.echo is not False:
+                show_prompt(source.first())
 
-    def _requests(self) -> Iterator[Request | Skipped | None]:
+            engine = job.load_engine(early, layers, on_event=screen.loading, live=job.shown, waits=job.waits)
+            if screen.view is not None:
+                screen.view.load_s = job.load_s
+            base, plan = settle(engine, layers, options.strategy)
+            if options.with_tokens:
+                plan.require_logprobs("--scores" if options.scores else "--top-logprobs")
+            results.about, results.reused = engine.about, job.reuse.path is not None
+            report = _report_of(options, base, engine.watched(options.watch), live=choice.live)
+            width = engine.width(base, 1 if live else WIDTH)
+            grouping = Grouping.of(
+                engine, plan, output, width=width, single_prompt=job.single_prompt, shared=choice.batches
+            )
+            if options.verbose:
+                messages.detail(*engine.notes())
+            job.describe(base, plan)
+
+            seed = start_seed(base)
+            if job.page is not None:
+                from genctl.config.dry import to_toml
+
+                job.page.settled(to_toml(base, defaults=False), seed=seed)
+            if options.resume:  # the job is compared with the one that began the output
+                if changed := grouping.changed(options.output):
+                    messages.remark(changed)
+                header = identity(
+                    options,
+                    base,
+                    seed=seed,
+                    checkpoints=engine.fingerprints(),
+                    grouping=grouping,
+                    input=None if scanned is None else {**scanned.identity(), "format": options.input_kind},
+                    top=report.top,
+                    watch=report.watch,
+                )
+                given = base.runtime.seed is not None
+                seed = output.begin(header, grouping.again, base.origins, seed_given=given)
+            if watched_alone:
+                loading_line.status("reading the prompt")
+
+            decoding = Decoding(job, results, base, seed)
+
+            def print_end() -> None:
+                messages.note(*job.reuse.notes(engine, verbose=options.verbose))
+                messages.detail(*engine.done.shares)
+                if results.cut_short and options.resume:
+                    done = count(results.tally.rows, "row is", "rows are")
+                    messages.print(f"{done} in {options.output}; rerun the same command to continue")
+
+            def rescue() -> None:
+                """Write what the unfinished rows have so far; with --resume the next run decodes them again."""
+                if not options.resume and choice.live:
+                    for result in decoding.collector.unfinished(texts=engine.about.has_texts):
+                        decoding.take(result)
+                output.hurried = True
+                print_end()
+                job.rescue(stack)
+
+            source.skip(output)
+            if output.finished:
+                messages.print(f"{options.output} is complete: {count(output.done, 'row')}, nothing to do")
+            else:
+                total = len(options.arguments) or (None if scanned is None else scanned.rows)
+                screen.open_bar(stack, total, done=output.done)
+                slow = job.waits and not choice.ranks  # rows that are there need not wait for those of a slow pipe
+                beside = slow and (not choice.live or (bool(grouping.invariant_by) and grouping.width > 1))
+                idle = (lambda: choice.live and not decoding.rows) if beside else None
+                taken = source.take(output, lambda: results.cut_short, idle)
+                flow = Flow(
+                    grouping.width,
+                    grouping.span,
+                    continuous=bool(grouping.invariant_by),
+                    threads=grouping.threads,
+                    ahead=grouping.ahead(at_hand=options.unordered and not job.waits),
+                    ordered=not options.unordered or options.strict,
+                    interrupted=interrupt,
+                    enough=lambda last: results.stopped is not None and last >= results.stopped.row,
+                    on_shortage=partial(messages.shortage, "prompts"),
+                    on_progress=screen.progress,
+                )
+                job.listeners += [*end_loading_line(), screen.feed, job.prompt_notes(decoding.source_of)]
+                job.listeners += [*job.reuse.listeners, decoding.feed]
+                with interrupt.rescued_by(rescue):
+                    if screen.view is not None and not choice.live:
+                        screen.view.begin()
+                    stream = engine.stream(decoding.requests(taken), report, flow)
+                    job.listen(stream, job.listeners, decoding.source_of)
+                    if not interrupt.status:
+                        results.end(source.taken)
+        print_end()
+        return interrupt.status or results.status()
+
+
+class Decoding:
+    """Rows that become requests, and results that become records."""
+
+    def __init__(self, job: Job, results: Results, base: Resolved, seed: int) -> None:
+        self.job, self.results, self.base, self.seed = job, results, base, seed
+        self.rows: dict[str, InputRow] = {}  # those that are being decoded
+        self.collector = Collector()
+
+    def source_of(self, lane: str) -> tuple[InputRow, Resolved]:
+        """The row of a lane, and its settings apart from those of the row."""
+        return self.rows[lane], self.base
+
+    def requests(self, rows: Iterator[Row | None]) -> Iterator[Request | Skipped | None]:
         """A request for each row, or what stands for it where there is none (`Engine.stream`)."""
-        # nothing is decoded in this process until the next row comes
-        idle = (lambda: self.choice.live and not self.rows) if self._reads_beside else None
-        for row in self.source.take(self.output, lambda: self._cut_short, idle):
+        for row in rows:
             if row is None:
                 yield None
                 continue
-            usable = list(self.usable(iter([row]), lambda row: self.settings_of(row, self.base)))
-            for row, resolved in usable:
-                self.rows[row.id] = row
-                yield job.request_of(row, resolved, job.seed_of(row, resolved, self.seed))
-            if not usable:
+            settled = next(usable([row], lambda row: settings_of(row, self.base), self.results.fail), None)
+            if settled is None:
                 yield Skipped(row.index)
+                continue
+            row, resolved = settled
+            self.rows[row.id] = row
+            yield request_of(row, resolved, seed_of(row, resolved, self.seed))
 
-    @property
-    def _cut_short(self) -> bool:
-        """Whether the run ends before the input does."""
-        return bool(self.interrupt.status) or self.results.stopped is not None
-
-    @property
-    def _reads_beside(self) -> bool:
-        """Whether rows are read beside decoding: those that are there need not wait for a slow pipe."""
-        if not self.waits or self.choice.ranks:
-            return False
-        return not self.choice.live or (bool(self.grouping.invariant_by) and self.grouping.width > 1)
-
-    def _report(self) -> Report:
-        options, top = self.options, shown_top(self.options)
-        listened = options.events or options.report or options.with_tokens
-        listened = listened or self.base.runtime.processed_logprobs
-        steps = self.choice.live or bool(listened or options.tree or options.tree_format)
-        return Report(top, options.scores or top > 0, options.explain, self.watched, steps, options.format in PARENTS)
-
-    def source_of(self, lane: str) -> tuple[InputRow, Resolved]:
-        """The row of a lane that begins, and the settings of its run."""
-        return self.rows[lane], self.base
-
-    def _collect(self, event: events.Event) -> None:
+    def feed(self, event: Event) -> None:
+        """A listener: write each result."""
         if (result := self.collector.feed(event)) is not None:
-            self._take(result)
+            self.take(result)
 
-    def _take(self, result: Result) -> None:
+    def take(self, result: Result) -> None:
         """Write a result."""
-        row = self.rows.pop(result.lane)
-        if self.interrupt.status and self.options.resume:
+        row, error = self.rows.pop(result.lane), result.error
+        if self.job.interrupt.status and self.results.options.resume:
             return  # incomplete: the next run decodes it again
-        if result.error is not None:
-            self.fail(row, result.error.code, result.error.message, already_shown=self.live, hint=result.error.hint)
-            return
-        if self.results.take(row, self.of(row), result, self.screen.tree_records(row.id)):
-            self._count(row)
-
-    def fail(
-        self, row: InputRow | BadRow, code: str, message: str, *, already_shown: bool = False, hint: str = ""
-    ) -> None:
-        """Write the record of a row that failed; with --strict it is the last one."""
-        if not self.options.strict:
-            super().fail(row, code, message, already_shown=already_shown, hint=hint)
-            self._count(row, failed=True)
+        if error is not None:
+            self.results.fail(row, error.code, error.message, already_shown=self.job.live, hint=error.hint)
         else:
-            self.results.stop(FirstFailure(self.of(row), row.index, error_record(row.id, code, message, row.columns)))
-
-    def _count(self, row: InputRow | BadRow, *, failed: bool = False) -> None:
-        if row.index >= self.output.done:
-            self.screen.row_done(failed=failed)
-
-    # -- afterwards ----------------------------------------------------------------------------------------------------
-
-    def keep_partial(self) -> None:
-        """Write what the unfinished rows have so far; with --resume the next run decodes them again."""
-        if not self.options.resume and self.choice.live:
-            for result in self.collector.unfinished(texts=self.engine.about.has_texts):
-                self._take(result)
-        self.output.hurried = True
-        self.status()
-
-    def status(self) -> int:
-        """The exit status. Raises CheckError where a requested check failed."""
-        self.messages.note(*self.reuse.notes(self.engine, verbose=self.options.verbose))
-        self.messages.detail(*self.engine.done.shares)
-        if self._cut_short and self.options.resume:
-            written = self.results.tally.rows
-            done = count(written, "row is", "rows are")
-            self.messages.print(f"{done} in {self.options.output}; rerun the same command to continue")
-        return self.interrupt.status or self.results.status()
-
-    def print_failure(self, record: Mapping[str, Any]) -> None:
-        """Print why a row failed; with --strict `status` does."""
-        if not self.options.strict:
-            super().print_failure(record)
+            self.results.take(row, result)
 
 
-def run(options: RunOptions) -> int | None:
-    """`genctl run` and `genctl beam`: by this process, servers, workers, or ranks that share a model."""
+def _report_of(options: RunOptions, base: Resolved, watched: tuple[int, ...], *, live: bool) -> Report:
+    """What events report of tokens. `live`: somebody may watch them."""
+    top = shown_top(options)
+    listened = options.events or options.report or options.with_tokens or base.runtime.processed_logprobs
+    steps = live or bool(listened or options.tree or options.tree_format)
+    return Report(top, options.scores or top > 0, options.explain, watched, steps, options.format in PARENTS)
+
+
+def _choice_of(options: RunOptions) -> EngineChoice:
+    """The engine, with what it cannot do of a run."""
     choice = engine_of(options)
     if choice is SERVERS:
-        choice = replace(SERVERS, check=check_backend)
-    elif choice is LOCAL and os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ:
-        choice = EngineChoice(shared, _check_ranks, ranks=True)
-    return RunJob.perform(options, choice)
+        return replace(SERVERS, check=check_backend)
+    if choice is LOCAL and os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ:
+        return EngineChoice(shared, _check_ranks, ranks=True)
+    return choice
 
 
 def _check_ranks(options: RunOptions, early: Resolved) -> None:

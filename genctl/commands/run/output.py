@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from genctl.commands.messages import Messages
+from genctl.commands.job import Job
 from genctl.commands.run.options import RunOptions
+from genctl.commands.run.screen import Screen
 from genctl.engines.protocol import About
 from genctl.errors import Exit
 from genctl.events.results import Result
 from genctl.io import writers
 from genctl.io.record_output import RecordOutput, ResumedOutput, RowTally
-from genctl.io.records import other_entry, result_record
-from genctl.io.rows import InputRow
+from genctl.io.records import error_record, other_entry, result_record
+from genctl.io.rows import BadRow, InputRow
 
 
 class FirstFailure(NamedTuple):
@@ -51,43 +52,49 @@ class Results:
     """
 
     about: About
-    load_s: float
     reused: bool
 
-    def __init__(
-        self,
-        options: RunOptions,
-        messages: Messages,
-        on_error: Callable[[writers.Record], None],
-        *,
-        live: bool,
-        shown: bool,
-    ) -> None:
-        self.options, self.messages, self.live = options, messages, live
+    def __init__(self, job: Job, options: RunOptions, screen: Screen) -> None:
+        self.job, self.options, self.screen = job, options, screen
         self.tally = RowTally()
-        self.output = open_records(options, self.tally, on_error, shown=shown)
+        # with --strict, `status` prints the only failure
+        on_error = (lambda record: None) if options.strict else job.messages.failure
+        self.output = open_records(options, self.tally, on_error, shown=job.shown)
         self.stopped: FirstFailure | None = None
         self._reported_full = False  # that a text ended because the context was full
 
-    def take(self, row: InputRow, subject: str, result: Result, trees: Sequence[Mapping[str, Any]] = ()) -> bool:
-        """Write a result, or its `trees` in place of texts. `subject` is what messages call the row.
+    @property
+    def cut_short(self) -> bool:
+        """Whether the run ends before the input does."""
+        return bool(self.job.interrupt.status) or self.stopped is not None
 
-        Returns whether it is written: not after the failure that ends the run.
-        """
+    def take(self, row: InputRow, result: Result) -> None:
+        """Write a result, or its search trees in place of texts; but not after the failure that ends the run."""
         if self.stopped is not None and row.index > self.stopped.row:
-            return False
+            return
+        subject = self.job.row_label(row)
         if row.index >= self.output.done:
             for note in result.shortfalls(subject):
-                self.messages.print(f"warning: {note}")
+                self.job.messages.print(f"warning: {note}")
             self._report_full(subject, result)
         self.tally.look(row.index, subject, result, self.options.fail_on, texts=self.about.has_texts)
-        self.output.put(row.index, trees or self._records(row, result))
-        return True
+        self.output.put(row.index, self.screen.tree_records(row.id) or self._records(row, result))
+        self._count(row, failed=False)
 
-    def stop(self, failure: FirstFailure) -> None:
-        """The first failure, in the order of the input, is the last record."""
-        if self.stopped is None or failure.row < self.stopped.row:
-            self.stopped = failure
+    def fail(
+        self, row: InputRow | BadRow, code: str, message: str, *, already_shown: bool = False, hint: str = ""
+    ) -> None:
+        """Write the record of a row that failed; with --strict that of the first one, in input order, is the last."""
+        if not self.options.strict:
+            self.job.fail(row, code, message, already_shown=already_shown, hint=hint)
+            self._count(row, failed=True)
+        elif self.stopped is None or row.index < self.stopped.row:
+            record = error_record(row.id, code, message, row.columns)
+            self.stopped = FirstFailure(self.job.row_label(row), row.index, record)
+
+    def _count(self, row: InputRow | BadRow, *, failed: bool) -> None:
+        if row.index >= self.output.done:
+            self.screen.row_done(failed=failed)
 
     def end(self, rows: int) -> None:
         """All is decoded that is to be; the input had so many rows."""
@@ -99,7 +106,7 @@ class Results:
     def status(self) -> int:
         """The exit status of a run that was not interrupted. Raises CheckError where a requested check failed."""
         if self.output.differs:
-            self.messages.remark(
+            self.job.messages.remark(
                 f"rows of {self.options.output} that were decoded again came out differently (another machine or "
                 "number of threads, or a time limit); what was written stays"
             )
@@ -107,16 +114,18 @@ class Results:
             subject, index, record = self.stopped
             before = f"the {index:,} rows before it are written"
             before = {0: "no row is before it", 1: "the row before it is written"}.get(index, before)
-            self.messages.print(f"error: {subject}{record['error']['message']}; --strict stops here, {before}")
+            self.job.messages.print(f"error: {subject}{record['error']['message']}; --strict stops here, {before}")
             return int(Exit.ROWS_FAILED)
         return self.tally.status()
 
     def _report_full(self, subject: str, result: Result) -> None:
         """Note once that a text ended because the context was full, where no view shows the ends of texts."""
         full = next((one.hypothesis.cause for one in result.sequences if one.finish_reason == "context"), None)
-        if full is not None and not self._reported_full and not self.live:
+        if full is not None and not self._reported_full and not self.job.live:
             self._reported_full = True
-            self.messages.note(f"{subject}the text ends at the {full}, before max_new_tokens (finish_reason: context)")
+            self.job.messages.note(
+                f"{subject}the text ends at the {full}, before max_new_tokens (finish_reason: context)"
+            )
 
     def _records(self, row: InputRow, result: Result) -> list[dict[str, Any]]:
         """One record for each sequence of a row."""
@@ -142,7 +151,7 @@ class Results:
                     number,
                     hypothesis=hypothesis,
                     tokens=options.with_tokens or any(token.processed is not None for token in sequence.tokens),
-                    load_s=self.load_s if options.timing else None,
+                    load_s=self.job.load_s if options.timing else None,
                     extra=extra,
                     reused_tokens=result.reused if self.reused else None,
                 )
