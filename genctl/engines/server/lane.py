@@ -1,33 +1,39 @@
-"""One row in progress: the texts of its sequences as they come, and the events for them."""
+"""One row in progress: its sequences as the parts of an answer come, checked, and the events for them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from time import monotonic
+from typing import Any
 
 from genctl import events
 from genctl.engines.protocol import Request
-from genctl.engines.server.answer import AnswerPiece, Usage, ending_of
+from genctl.engines.server.answer import AnswerPiece, Ending, Usage, pieces_of, usage_of
 from genctl.engines.server.body import incomplete
 from genctl.engines.server.failure import RowFailure, ServerError
 from genctl.events import Token
+from genctl.params import DEFAULT_NEW_TOKENS
+
+PARTS = 64  # of a stream for each token, at most: servers may send single characters
+FEWEST = 1024  # parts that any stream may have
 
 
 @dataclass
 class RemoteSequence:
-    """One sequence of a row."""
+    """One sequence of a row. Another attempt at it begins anew, but for what events have reported."""
 
-    slot: int
-    tokens: list[Token] = field(default_factory=list)  # that came in the newest attempt
+    tokens: list[Token] = field(default_factory=list)  # of this attempt
     thought: str = ""
+    listed: int = 0  # tokens that the server lists, instead of pieces of text alone
+    has_begun: bool = False
+    end: Ending | None = None
+    usage: Usage = field(default_factory=Usage)
+    seed: int | None = None  # of its own request, where a row has several
     shown: list[Token] = field(default_factory=list)  # that events have reported
     shown_thought: str = ""
-    end: AnswerPiece | None = None
-    usage: Usage = field(default_factory=Usage)  # of this sequence
-    seed: int | None = None  # of its own request, where a row has several
 
     @property
     def total(self) -> float:
@@ -43,35 +49,73 @@ class RemoteLane:
     text.
     """
 
-    def __init__(self, request: Request, count: int, *, live: bool) -> None:
+    def __init__(self, request: Request, *, live: bool) -> None:
         self.name, self.generation = request.id, request.resolved.generation
-        self.sequences = [RemoteSequence(slot) for slot in range(count)]
+        self.sequences = [RemoteSequence() for _ in range(self.generation.num_return_sequences)]
+        self.most = self.generation.max_new_tokens or DEFAULT_NEW_TOKENS  # tokens of each sequence
         self._live = live
-        self._rows: list[RemoteSequence] | None = None  # that live on, in the order of the newest event
+        self._slots: Sequence[int] = ()  # the sequences of this attempt
+        self._parts = 0  # of its answer
+        self._usages: dict[int | None, Usage] = {}  # of it: by slot, as llama-server reports them, or of all together
+        self._is_cut = False  # it had more tokens than were requested
+        self._rows: list[int] | None = None  # slots that live on, in the order of the newest event
         self._hypotheses: dict[int, events.Hypothesis] = {}
         self._step = -1
         self._prompt_tokens = 0
         self._began = self._first = monotonic()
 
-    def again(self, slots: Sequence[int], seed: int) -> None:
-        """A new attempt at some sequences begins: what came of them is forgotten."""
-        for slot in slots:
-            sequence = self.sequences[slot]
-            sequence.tokens, sequence.thought, sequence.end = [], "", None
-            if len(slots) < len(self.sequences) and self.generation.draws:
-                sequence.seed = seed
+    # -- answers -------------------------------------------------------------------------------------------------------
 
-    def take(self, slot: int, piece: AnswerPiece) -> Iterator[events.Event]:
-        """Take the next piece of a sequence. Raises ServerError where it contradicts what was shown before."""
+    def attempt(self, slots: Sequence[int], seed: int) -> None:
+        """Begin an attempt at some sequences."""
+        self._slots, self._parts, self._usages, self._is_cut = slots, 0, {}, False
+        own = seed if len(slots) < len(self.sequences) and self.generation.draws else None
+        for slot in slots:
+            before = self.sequences[slot]
+            self.sequences[slot] = RemoteSequence(seed=own, shown=before.shown, shown_thought=before.shown_thought)
+
+    @property
+    def ended(self) -> list[int]:
+        """The slots of this attempt whose sequences are there."""
+        return [slot for slot in self._slots if self.sequences[slot].end is not None]
+
+    @property
+    def has_text(self) -> bool:
+        """Whether anything has come."""
+        return any(sequence.tokens or sequence.thought for sequence in self.sequences)
+
+    def take(self, part: Mapping[str, Any], top: int, doubts: set[str]) -> Iterator[events.Event]:
+        """Take the next part of the answer. Raises ServerError."""
+        self._parts += 1
+        if self._parts > max(PARTS * self.most, FEWEST) * len(self._slots):
+            raise ServerError(f"the stream does not end: it has {self._parts} parts for at most {self.most} tokens")
+        could_stop = self.generation.stop_strings is not None or self.generation.stop_token_ids is not None
+        pieces, usage = pieces_of(part, top, doubts, could_stop=could_stop), usage_of(part, doubts)
+        if any(piece.choice >= len(self._slots) for piece in pieces):
+            raise ServerError(f"the answer has more than {len(self._slots)} sequences")
+        for piece in pieces:
+            yield from self._take_piece(self._slots[piece.choice], piece)
+        if usage is not None:
+            self._usages[self._slots[pieces[0].choice] if len(pieces) == 1 < len(self._slots) else None] = usage
+
+    def _take_piece(self, slot: int, piece: AnswerPiece) -> Iterator[events.Event]:
         sequence = self.sequences[slot]
         if sequence.end is not None:
             return
         if not self.has_text:
             self._first = monotonic()
+        sequence.has_begun = True
+        if piece.counted:
+            room = self.most - sequence.listed
+            kept, more = piece.tokens[:room], piece.tokens[room:]
+            sequence.listed += len(kept)
+            piece = replace(piece, tokens=kept)
+            if any(token.text for token in more):  # else it is the end, which some servers list as a token
+                self._is_cut = True
+                piece = replace(piece, end=Ending("length"))
         sequence.tokens += piece.tokens
         sequence.thought += piece.thought
-        if piece.finish is not None:
-            sequence.end = piece
+        sequence.end = piece.end
         if not self._live:
             return
         pairs = zip(sequence.shown, sequence.tokens, strict=False)
@@ -80,79 +124,78 @@ class RemoteLane:
         if not (same and thoughts[1].startswith(thoughts[0])):
             raise ServerError("the answer was cut off, and the next one does not begin with the text that was shown")
         new = sequence.tokens[len(sequence.shown) :], sequence.thought[len(sequence.shown_thought) :]
-        yield from self._grow(sequence, *new)
+        yield from self._grow(slot, *new)
+
+    def check(self, note: Callable[[str], object]) -> None:
+        """End an attempt; `note` reports what the answer has too much of. Raises ServerError where it is cut off."""
+        sequences = [self.sequences[slot] for slot in self._slots]
+        if not self.ended or any(one.has_begun and one.end is None for one in sequences):
+            raise ServerError("the answer was cut off before its end", again=True)
+        if self._is_cut:
+            note(f"a text has more than max_tokens = {self.most} tokens and is cut")
+        most, whole = self.most * len(sequences), self._usages.get(None)
+        if whole is not None and whole.new is not None and whole.new > most:
+            if all(one.listed for one in sequences):  # a text that was cut here has as many tokens as were kept
+                self._usages[None] = replace(whole, new=sum(one.listed for one in sequences))
+            else:
+                note(f"it counts {whole.new} tokens for a request of at most {most}")
+        for slot, usage in self._usages.items():
+            self._prompt_tokens = usage.prompt or self._prompt_tokens
+            if slot is not None or len(self._slots) == 1:
+                self.sequences[self._slots[0] if slot is None else slot].usage = usage
+
+    # -- events --------------------------------------------------------------------------------------------------------
 
     def failed(self, message: str, hint: str = "") -> events.Failed:
         """The row is an error."""
         return events.Failed(self.name, RowFailure.code, message, hint)
 
-    def count(self, slots: Sequence[int], usage: Usage | None) -> None:
-        """Take note of the tokens that a request took."""
-        if usage is not None:
-            self._prompt_tokens = usage.prompt or self._prompt_tokens
-            if len(slots) == 1:
-                self.sequences[slots[0]].usage = usage
-
-    @property
-    def has_text(self) -> bool:
-        """Whether anything has come."""
-        return any(sequence.tokens or sequence.thought for sequence in self.sequences)
-
     def finish(self, reason: str = "") -> Iterator[events.Event]:
         """The events that are still missing. `reason` ends the sequences that have not ended."""
         if not self._live:  # all steps of all sequences, side by side, as if they had been decoded together
             for place in range(max((len(sequence.tokens) for sequence in self.sequences), default=0)):
-                for sequence in self.sequences:
+                for slot, sequence in enumerate(self.sequences):
                     if place < len(sequence.tokens):
-                        yield from self._grow(sequence, sequence.tokens[place : place + 1], "", reason)
-        for sequence in list(self._open()):
-            yield from self._grow(sequence, (), "", reason or "length")
-        ordered = [self._hypotheses[slot] for slot in sorted(self._hypotheses)]
-        now = monotonic()
-        yield events.Finished(
-            self.name, tuple(ordered), self._prompt_tokens, now - self._first, self._first - self._began
-        )
+                        yield from self._grow(slot, sequence.tokens[place : place + 1], "", reason)
+        for slot in self._open():
+            yield from self._grow(slot, (), "", reason or "length")
+        ordered = tuple(self._hypotheses[slot] for slot in sorted(self._hypotheses))
+        decoding_s, prefill_s = monotonic() - self._first, self._first - self._began
+        yield events.Finished(self.name, ordered, self._prompt_tokens, decoding_s, prefill_s)
 
-    # -- events --------------------------------------------------------------------------------------------------------
+    def _open(self) -> list[int]:
+        return [*range(len(self.sequences))] if self._rows is None else list(self._rows)
 
-    def _grow(
-        self, sequence: RemoteSequence, tokens: Sequence[Token], thought: str, reason: str = ""
-    ) -> Iterator[events.Event]:
+    def _grow(self, slot: int, tokens: Sequence[Token], thought: str, reason: str = "") -> Iterator[events.Event]:
         """A step in which one sequence grows, and ends if nothing more of it comes."""
-        is_first = self._rows is None
-        if is_first:
+        rows, sequence = self._open(), self.sequences[slot]
+        places = {row: place if self._rows is not None else 0 for place, row in enumerate(rows)}
+        if self._rows is None:
             yield events.Prefilled(self.name, self._prompt_tokens, self._first - self._began)
-        rows = self._open()
-        places = {one.slot: 0 if is_first else place for place, one in enumerate(rows)}
         sequence.shown += tokens
         sequence.shown_thought += thought
         is_whole = len(sequence.shown) == len(sequence.tokens)
         ends = is_whole and (sequence.end is not None or bool(reason))
-        self._rows = list(rows)
+        self._rows = rows
         if not (tokens or thought or ends):
             return
         ended: tuple[events.Ended, ...] = ()
         if ends:
-            hypothesis = self._hypotheses[sequence.slot] = self._hypothesis(sequence, reason)
-            ended = (events.Ended(self.name, places[sequence.slot], tuple(tokens), hypothesis),)
-            self._rows.remove(sequence)
+            hypothesis = self._hypotheses[slot] = self._hypothesis(slot, reason)
+            ended = (events.Ended(self.name, places[slot], tuple(tokens), hypothesis),)
+            rows.remove(slot)
         self._step += 1
         live = []
-        for one in self._rows:
-            written, new = (tuple(tokens), thought) if one is sequence else ((), "")
-            total = one.total
-            live.append(events.Row(self.name, places[one.slot], written, total, total, one.slot, thought=new))
+        for row in rows:
+            written, new = (tuple(tokens), thought) if row == slot else ((), "")
+            total = self.sequences[row].total
+            live.append(events.Row(self.name, places[row], written, total, total, row, thought=new))
         yield events.Stepped(self.name, self._step, tuple(live), ended)
 
-    def _open(self) -> list[RemoteSequence]:
-        return self.sequences if self._rows is None else self._rows
-
-    def _hypothesis(self, sequence: RemoteSequence, reason: str) -> events.Hypothesis:
+    def _hypothesis(self, slot: int, reason: str) -> events.Hypothesis:
+        sequence = self.sequences[slot]
         tokens, total, usage, thought = sequence.tokens, sequence.total, sequence.usage, sequence.thought
-        could_stop = self.generation.stop_strings is not None or self.generation.stop_token_ids is not None
-        stop, kind = "", ""
-        if sequence.end is not None:
-            reason, stop, kind = ending_of(sequence.end, could_stop=could_stop)
+        reason, stop, kind = sequence.end or Ending(reason)
         text = "".join(token.text for token in tokens)
         # a server may leave out EOS; without the other tokens that it counts, the ids are not those of the text
         lacking = 0 if usage.new is None else usage.new - len(tokens)
@@ -166,7 +209,7 @@ class RemoteLane:
             total,
             reason,
             total / max(counted if listed else len(tokens), 1) ** self.generation.length_penalty,
-            sequence.slot,
+            slot,
             stop,
             text,
             kind,
