@@ -166,7 +166,7 @@ class AuditJob(Job[AuditOptions]):
 
     def _ask(self, stack: ExitStack) -> None:
         """Ask the server: every prompt greedily, then drawn."""
-        from genctl.engines.server.logprobs import answers
+        from genctl.engines.server.scorer import answers
         from genctl.engines.server.session import RemoteSession
 
         layer = Layer("the trace", {"backend": self.options.trace}, declared="user", typed=True)

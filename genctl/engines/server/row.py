@@ -1,30 +1,236 @@
-"""One row on a server: its requests, one after another in a thread, and the events that they become."""
+"""One row on a server: its requests, one after another in a thread, and the events that their answers become."""
 
 from __future__ import annotations
 
 import math
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import takewhile
+from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from genctl import events
 from genctl.engines.protocol import Report, Request
-from genctl.engines.server.body import SEEDS, logprob_fields, messages_of, path_of
+from genctl.engines.server.answer import AnswerPiece, Ending, Usage, pieces_of, usage_of
+from genctl.engines.server.body import SEEDS, incomplete, logprob_fields, messages_of, path_of
 from genctl.engines.server.failure import Disconnected, RowFailure, ServerError, TimedOut, one_line, retry
-from genctl.engines.server.lane import RemoteLane
 from genctl.engines.server.server import Server
 from genctl.errors import BackendError, GenctlError, InputError
+from genctl.events import Token
 from genctl.io.rows import row_seed
+from genctl.params import DEFAULT_NEW_TOKENS
 
 if TYPE_CHECKING:
     from genctl.models.tokenizer_alone import LoneTokenizer
 
+PARTS = 64  # of a stream for each token, at most: servers may send single characters
+FEWEST = 1024  # parts that any stream may have
 MALFORMED = (400, 422)  # statuses with which servers refuse more sequences than they give
 Update: TypeAlias = "events.Event | BackendError | None"  # None: the row is done
 Emit: TypeAlias = Callable[[Update], object]
+
+
+@dataclass
+class RemoteSequence:
+    """One sequence of a row. Another attempt at it begins anew, but for what events have reported."""
+
+    tokens: list[Token] = field(default_factory=list)  # of this attempt
+    thought: str = ""
+    listed: int = 0  # tokens that the server lists, instead of pieces of text alone
+    has_begun: bool = False
+    end: Ending | None = None
+    usage: Usage = field(default_factory=Usage)
+    seed: int | None = None  # of its own request, where a row has several
+    shown: list[Token] = field(default_factory=list)  # that events have reported
+    shown_thought: str = ""
+
+    @property
+    def total(self) -> float:
+        """The log-probability of what is shown, as far as the server lists its tokens."""
+        is_unlisted = not self.shown and bool(self.thought or self.usage.new)
+        return math.nan if is_unlisted else math.fsum(token.logprob for token in self.shown)
+
+
+class RemoteLane:
+    """A row, its sequences and its events. `live`: each piece is reported at once, not when the row is done.
+
+    What has been shown cannot be taken back: where a live answer is cut off, the next one must begin with the same
+    text.
+    """
+
+    def __init__(self, request: Request, *, live: bool) -> None:
+        self.name, self.generation = request.id, request.resolved.generation
+        self.sequences = [RemoteSequence() for _ in range(self.generation.num_return_sequences)]
+        self.most = self.generation.max_new_tokens or DEFAULT_NEW_TOKENS  # tokens of each sequence
+        self._live = live
+        self._slots: Sequence[int] = ()  # the sequences of this attempt
+        self._parts = 0  # of its answer
+        self._usages: dict[int | None, Usage] = {}  # of it: by slot, as llama-server reports them, or of all together
+        self._is_cut = False  # it had more tokens than were requested
+        self._rows: list[int] | None = None  # slots that live on, in the order of the newest event
+        self._hypotheses: dict[int, events.Hypothesis] = {}
+        self._step = -1
+        self._prompt_tokens = 0
+        self._began = self._first = monotonic()
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    def attempt(self, slots: Sequence[int], seed: int) -> None:
+        """Begin an attempt at some sequences."""
+        self._slots, self._parts, self._usages, self._is_cut = slots, 0, {}, False
+        own = seed if len(slots) < len(self.sequences) and self.generation.draws else None
+        for slot in slots:
+            before = self.sequences[slot]
+            self.sequences[slot] = RemoteSequence(seed=own, shown=before.shown, shown_thought=before.shown_thought)
+
+    @property
+    def ended(self) -> list[int]:
+        """The slots of this attempt whose sequences are there."""
+        return [slot for slot in self._slots if self.sequences[slot].end is not None]
+
+    @property
+    def has_text(self) -> bool:
+        """Whether anything has come."""
+        return any(sequence.tokens or sequence.thought for sequence in self.sequences)
+
+    def take(self, part: Mapping[str, Any], top: int, doubts: set[str]) -> Iterator[events.Event]:
+        """Take the next part of the answer. Raises ServerError."""
+        self._parts += 1
+        if self._parts > max(PARTS * self.most, FEWEST) * len(self._slots):
+            raise ServerError(f"the stream does not end: it has {self._parts} parts for at most {self.most} tokens")
+        could_stop = self.generation.stop_strings is not None or self.generation.stop_token_ids is not None
+        pieces, usage = pieces_of(part, top, doubts, could_stop=could_stop), usage_of(part, doubts)
+        if any(piece.choice >= len(self._slots) for piece in pieces):
+            raise ServerError(f"the answer has more than {len(self._slots)} sequences")
+        for piece in pieces:
+            yield from self._take_piece(self._slots[piece.choice], piece)
+        if usage is not None:
+            self._usages[self._slots[pieces[0].choice] if len(pieces) == 1 < len(self._slots) else None] = usage
+
+    def _take_piece(self, slot: int, piece: AnswerPiece) -> Iterator[events.Event]:
+        sequence = self.sequences[slot]
+        if sequence.end is not None:
+            return
+        if not self.has_text:
+            self._first = monotonic()
+        sequence.has_begun = True
+        if piece.counted:
+            room = self.most - sequence.listed
+            kept, more = piece.tokens[:room], piece.tokens[room:]
+            sequence.listed += len(kept)
+            piece = replace(piece, tokens=kept)
+            if any(token.text for token in more):  # else it is the end, which some servers list as a token
+                self._is_cut = True
+                piece = replace(piece, end=Ending("length"))
+        sequence.tokens += piece.tokens
+        sequence.thought += piece.thought
+        sequence.end = piece.end
+        if not self._live:
+            return
+        pairs = zip(sequence.shown, sequence.tokens, strict=False)
+        same = all(mine.text == theirs.text for mine, theirs in pairs)
+        thoughts = sorted((sequence.shown_thought, sequence.thought), key=len)
+        if not (same and thoughts[1].startswith(thoughts[0])):
+            raise ServerError("the answer was cut off, and the next one does not begin with the text that was shown")
+        new = sequence.tokens[len(sequence.shown) :], sequence.thought[len(sequence.shown_thought) :]
+        yield from self._grow(slot, *new)
+
+    def check(self, note: Callable[[str], object]) -> None:
+        """End an attempt; `note` reports what the answer has too much of. Raises ServerError where it is cut off."""
+        sequences = [self.sequences[slot] for slot in self._slots]
+        if not self.ended or any(one.has_begun and one.end is None for one in sequences):
+            raise ServerError("the answer was cut off before its end", again=True)
+        if self._is_cut:
+            note(f"a text has more than max_tokens = {self.most} tokens and is cut")
+        most, whole = self.most * len(sequences), self._usages.get(None)
+        if whole is not None and whole.new is not None and whole.new > most:
+            if all(one.listed for one in sequences):  # a text that was cut here has as many tokens as were kept
+                self._usages[None] = replace(whole, new=sum(one.listed for one in sequences))
+            else:
+                note(f"it counts {whole.new} tokens for a request of at most {most}")
+        for slot, usage in self._usages.items():
+            self._prompt_tokens = usage.prompt or self._prompt_tokens
+            if slot is not None or len(self._slots) == 1:
+                self.sequences[self._slots[0] if slot is None else slot].usage = usage
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def failed(self, message: str, hint: str = "") -> events.Failed:
+        """The row is an error."""
+        return events.Failed(self.name, RowFailure.code, message, hint)
+
+    def finish(self, reason: str = "") -> Iterator[events.Event]:
+        """The events that are still missing. `reason` ends the sequences that have not ended."""
+        if not self._live:  # all steps of all sequences, side by side, as if they had been decoded together
+            for place in range(max((len(sequence.tokens) for sequence in self.sequences), default=0)):
+                for slot, sequence in enumerate(self.sequences):
+                    if place < len(sequence.tokens):
+                        yield from self._grow(slot, sequence.tokens[place : place + 1], "", reason)
+        for slot in self._open():
+            yield from self._grow(slot, (), "", reason or "length")
+        ordered = tuple(self._hypotheses[slot] for slot in sorted(self._hypotheses))
+        decoding_s, prefill_s = monotonic() - self._first, self._first - self._began
+        yield events.Finished(self.name, ordered, self._prompt_tokens, decoding_s, prefill_s)
+
+    def _open(self) -> list[int]:
+        return [*range(len(self.sequences))] if self._rows is None else list(self._rows)
+
+    def _grow(self, slot: int, tokens: Sequence[Token], thought: str, reason: str = "") -> Iterator[events.Event]:
+        """A step in which one sequence grows, and ends if nothing more of it comes."""
+        rows, sequence = self._open(), self.sequences[slot]
+        places = {row: place if self._rows is not None else 0 for place, row in enumerate(rows)}
+        if self._rows is None:
+            yield events.Prefilled(self.name, self._prompt_tokens, self._first - self._began)
+        sequence.shown += tokens
+        sequence.shown_thought += thought
+        is_whole = len(sequence.shown) == len(sequence.tokens)
+        ends = is_whole and (sequence.end is not None or bool(reason))
+        self._rows = rows
+        if not (tokens or thought or ends):
+            return
+        ended: tuple[events.Ended, ...] = ()
+        if ends:
+            hypothesis = self._hypotheses[slot] = self._hypothesis(slot, reason)
+            ended = (events.Ended(self.name, places[slot], tuple(tokens), hypothesis),)
+            rows.remove(slot)
+        self._step += 1
+        live = []
+        for row in rows:
+            written, new = (tuple(tokens), thought) if row == slot else ((), "")
+            total = self.sequences[row].total
+            live.append(events.Row(self.name, places[row], written, total, total, row, thought=new))
+        yield events.Stepped(self.name, self._step, tuple(live), ended)
+
+    def _hypothesis(self, slot: int, reason: str) -> events.Hypothesis:
+        sequence = self.sequences[slot]
+        tokens, total, usage, thought = sequence.tokens, sequence.total, sequence.usage, sequence.thought
+        reason, stop, kind = sequence.end or Ending(reason)
+        text = "".join(token.text for token in tokens)
+        # a server may leave out EOS; without the other tokens that it counts, the ids are not those of the text
+        lacking = 0 if usage.new is None else usage.new - len(tokens)
+        is_known = bool(tokens) and all(token.id >= 0 for token in tokens) and lacking in (0, int(reason == "eos"))
+        counted = len(tokens) if usage.new is None else usage.new
+        bare = len([*takewhile(lambda token: not token.text, tokens)])  # those of a thought, if they are listed
+        listed = not thought or bool(bare)
+        return events.Hypothesis(
+            tuple(token.id for token in tokens) if is_known else (),
+            total,
+            total,
+            reason,
+            total / max(counted if listed else len(tokens), 1) ** self.generation.length_penalty,
+            slot,
+            stop,
+            text,
+            kind,
+            incomplete=incomplete(self.generation, text) if reason in events.CUT else "",
+            thought=(bare or None if usage.thought is None else usage.thought) if thought else None,
+            thought_cut=bool(thought) and not text and reason in events.CUT,
+            thought_text=thought,
+            counted=0 if is_known and not lacking else counted,
+            seed=sequence.seed,
+        )
 
 
 @dataclass
@@ -51,7 +257,7 @@ class RemoteRow:
         generation, runtime = self.request.resolved.generation, self.request.resolved.runtime
         self.chat = runtime.is_chat or self.request.messages is not None
         limits = [one for one in (generation.max_time, runtime.row_timeout) if one is not None]
-        self.deadline = time.monotonic() + min(limits) if limits else math.inf
+        self.deadline = monotonic() + min(limits) if limits else math.inf
         self.lane = RemoteLane(self.request, live=self.live)
 
     def run(self) -> None:

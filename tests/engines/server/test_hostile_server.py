@@ -382,16 +382,16 @@ def test_odd_fields_cost_no_row(choice: dict[str, object], tmp_path: Path) -> No
 
 
 def test_a_row_that_nothing_foresaw_is_an_error_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from genctl.engines.server import lane
+    from genctl.engines.server import row
 
-    real = lane.usage_of
+    real = row.usage_of
 
     def fails(part: Request, doubts: set[str]) -> object:
         if any(choice["finish_reason"] == "broken" for choice in part["choices"]):
             raise ZeroDivisionError("nobody thought of this")
         return real(part, doubts)
 
-    monkeypatch.setattr(lane, "usage_of", fails)
+    monkeypatch.setattr(row, "usage_of", fails)
     with running(fault=for_rows(Failure(200, answer(finish_reason="broken")))) as server:
         done = run(server, "bad", "Hi")
         assert done.records[0]["error"]["message"].endswith("unexpected ZeroDivisionError: nobody thought of this")
