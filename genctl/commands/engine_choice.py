@@ -40,9 +40,9 @@ def _local(setup: EngineSetup) -> Engine:
 
 
 def _servers(setup: EngineSetup) -> Engine:
-    from genctl.engines.server.session import load_servers
+    from genctl.engines.server.session import RemoteSession
 
-    return load_servers(setup)
+    return RemoteSession(setup)
 
 
 def _pool(options: Any, setup: EngineSetup) -> Engine:

@@ -176,21 +176,15 @@ def forced_phrases(generation: Generation, text: Callable[[Sequence[int]], str])
     return tuple(result)
 
 
+@dataclass(frozen=True, kw_only=True)
 class LaneResults:
-    """Completes one lane's results. `prompt_length` counts the tokens before those that `grammar` reads."""
+    """Completes one lane's results."""
 
-    def __init__(
-        self,
-        *,
-        phrases: ForcedPhrases | None = None,
-        grammar: Grammar | None = None,
-        prompt_length: int = 0,
-        ranking: RerankPlan | None = None,
-        thinking: Thinking | None = None,
-    ) -> None:
-        self.phrases, self.thinking = phrases, thinking
-        self.grammar, self.prompt_length = grammar, prompt_length
-        self.ranking = ranking
+    phrases: ForcedPhrases | None = None
+    grammar: Grammar | None = None
+    prompt_length: int = 0  # tokens before those that `grammar` reads
+    ranking: RerankPlan | None = None
+    thinking: Thinking | None = None
 
     def completed(self, event: Event) -> Event:
         """The event with completed results."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from genctl import events
@@ -13,6 +12,7 @@ from genctl.config import chat_settings
 from genctl.config.listed_knobs import check_finite, criteria_of, processors_of
 from genctl.engines.protocol import trained_length_note
 from genctl.engines.runtime import undrafted
+from genctl.engines.strategy_choice import StrategyChoice
 from genctl.errors import InputError, ModelError, UsageError, count
 from genctl.models.sizes import context_of, trained_length
 from genctl.params import DEFAULT_NEW_TOKENS, GRAMMARS, Generation, Runtime
@@ -25,13 +25,10 @@ if TYPE_CHECKING:
     from genctl.decode.stopping.build import NamedCriterion
     from genctl.decode.stopping.row_text import RowText
     from genctl.decode.stopping.thoughts import Tags
-    from genctl.decode.token_healing import HealedPrompt
-    from genctl.decode.types import Lane, Strategy
+    from genctl.decode.types import Lane
     from genctl.engines.lane_results import ForcedPhrases, LaneResults, RerankPlan
     from genctl.engines.protocol import Report, Request
     from genctl.models.hub import LoadedModel
-    from genctl.models.text import Words
-    from genctl.strategies.suffixes import SuffixDrafter
 
 
 @dataclass(frozen=True)
@@ -76,27 +73,21 @@ class PlannedLane:
 
     def results(self) -> LaneResults | None:
         """Completes the lane's results; None if the core has completed them."""
-        grammar = None
-        if any(getattr(processor, "name", None) in GRAMMARS for processor in self.lane.processors):
+        names = {getattr(processor, "name", None) for processor in self.lane.processors}
+        known: dict[str, Any] = {"phrases": self.phrases, "ranking": self.ranking}
+        if not names.isdisjoint(GRAMMARS):
             from genctl.decode.processors.grammar import grammar_of
 
-            grammar = grammar_of(self.lane.processors)
-        thinking = None
-        if any(getattr(processor, "name", None) == "thinking_budget" for processor in self.lane.processors):
+            known["grammar"] = grammar_of(self.lane.processors)
+        if "thinking_budget" in names:
             from genctl.decode.processors.thinking import thinking_of
 
-            thinking = thinking_of(self.lane.processors)
-        if self.phrases is None and grammar is None and self.ranking is None and thinking is None:
+            known["thinking"] = thinking_of(self.lane.processors)
+        if all(one is None for one in known.values()):
             return None
         from genctl.engines.lane_results import LaneResults
 
-        return LaneResults(
-            phrases=self.phrases,
-            grammar=grammar,
-            prompt_length=len(self.lane.tokens),
-            ranking=self.ranking,
-            thinking=thinking,
-        )
+        return LaneResults(prompt_length=len(self.lane.tokens), **known)
 
 
 class Planner:
@@ -115,25 +106,15 @@ class Planner:
         self.forward = forward
         self.runtime = runtime
         self.allow_plugins = allow_plugins
-        self.flags = flags  # how further checkpoints (assistants, amateurs) are loaded
-        self.auxiliary_models: dict[str, tuple[LoadedModel, ModelRuntime]] = {}
+        self.flags = flags
+        self.strategies = StrategyChoice(loaded, forward, runtime, self.flags)
         self.translating: tuple[Resolved, Generation] | None = None  # the last settings with a language
-        self.latest: tuple[Generation, tuple[Strategy, RerankPlan | None]] | None = None
-        self.drafted: tuple[Strategy, Strategy] | None = None  # the last strategy, and the same with drafts
         self.drafts = True  # whether what was written before is drafted, where that changes no byte
-        self.suffixes: SuffixDrafter | None = None  # the texts of the run, to draft from
         self.known_tags: Tags | Literal[False] | None = None  # around thoughts; False: none are known
         defaults = loaded.model.generation_config
-        self.eos = _ids(defaults.eos_token_id)
-        self.pad = defaults.pad_token_id
+        self.eos = ids_of(defaults.eos_token_id)
         self.bos = defaults.bos_token_id
         self.decoder_start = defaults.decoder_start_token_id  # without one the decoder begins with BOS
-
-    @property
-    def trust(self) -> dict[str, bool]:
-        """Which flags let code run."""
-        names = "allow_pickle", "trust_remote_code"
-        return {**{name: bool(self.flags.get(name)) for name in names}, "allow_plugins": self.allow_plugins}
 
     @property
     def context(self) -> int | None:
@@ -145,31 +126,6 @@ class Planner:
         """The length of the texts of the training, if scaled positions let the model read longer ones; else None."""
         length = trained_length(self.loaded.config)
         return None if length == self.context else length
-
-    def text(self, ids: Sequence[int]) -> str:
-        """The text of token ids, without special tokens."""
-        from genctl.models.text import decode
-
-        return decode(self.loaded.tokenizer, ids) if self.loaded.tokenizer is not None else ""
-
-    def companion(self, name: str) -> tuple[LoadedModel, ModelRuntime]:
-        """A second checkpoint (an assistant, an amateur) on the same device, loaded once."""
-        from genctl.engines.runtime import runtime_of
-        from genctl.models import hub
-
-        if name not in self.auxiliary_models:
-            # pack it, and never compile it: its steps alternate with the model's
-            runtime = replace(
-                self.runtime, model=name, revision=None, compile=False, adapter=None, tensor_parallel=False
-            )
-            if not name.endswith(".gguf"):
-                runtime = replace(
-                    runtime, dequantize=False, quantize=None if runtime.quantize == "gguf" else runtime.quantize
-                )
-            # without a tokenizer, different vocabularies cannot be detected
-            loaded = hub.load(runtime, **self.flags, need_tokenizer=self.loaded.tokenizer is not None)
-            self.auxiliary_models[name] = loaded, runtime_of(loaded.model)
-        return self.auxiliary_models[name]
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -184,7 +140,8 @@ class Planner:
             chat_settings.check_is_chat(runtime)
         if request.prompt_ids is not None:
             text.check_ids(request.prompt_ids, self.loaded.vocab_size)
-            return Prompt(request.prompt_ids, self.text(request.prompt_ids), note=self._note(request.prompt_ids))
+            words = "" if tokenizer is None else text.decode(tokenizer, request.prompt_ids)
+            return Prompt(request.prompt_ids, words, note=self._note(request.prompt_ids))
         if tokenizer is None:
             raise ModelError(f"{self.loaded.name} has no tokenizer: give prompt_ids instead of text")
         if request.messages is not None or runtime.is_chat:
@@ -192,7 +149,7 @@ class Planner:
 
             if runtime.src_lang is not None:
                 raise UsageError("src_lang would change nothing: the prompt is a chat, whose template writes all of it")
-            messages, how = _conversation(request)
+            messages, how = self.conversation(request)
             if request.prefill:
                 rendered = chat.render_prefilled(tokenizer, messages, request.prefill, name=self.loaded.name, **how)
             else:
@@ -214,6 +171,14 @@ class Planner:
         note = self._note(ids, "the tokenizer writes it before each prompt")
         return Prompt(ids, request.prompt, note=note, spelled=ids)
 
+    def conversation(self, request: Request) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """The messages of a chat, and how they are rendered."""
+        runtime = request.resolved.runtime
+        messages = request.messages or ({"role": "user", "content": request.prompt or ""},)
+        variables = chat_settings.variables_of(runtime)
+        how = {"system": runtime.system, "variables": variables, "template": runtime.chat_template}
+        return list(messages), how
+
     def _note(self, ids: Sequence[int], why: str = "") -> str:
         """A note if a prompt begins with BOS twice, because of `why`, or is longer than the texts of the training."""
         from genctl.models.text import doubled_bos
@@ -225,73 +190,9 @@ class Planner:
 
     def plan(self, request: Request, report: Report) -> PlannedLane:
         """The lane of a request. Raises GenctlError with one line."""
-        from genctl.decode.types import Lane
-        from genctl.models.text import detokenizer
+        return LanePlan(self, request).planned(report)
 
-        generation = self._in_language(request.resolved)
-        began = time.monotonic()
-        self._check_special(generation)
-        prompt = self.read(request)
-        if not prompt.ids:
-            raise InputError("the prompt tokenises to nothing, and there is nothing to continue")
-        prompt, truncated = self._truncated(request, prompt)
-        source: tuple[int, ...] | None = None
-        tokens = prompt.ids
-        healed = self._heal(generation, tokens)
-        if healed is not None:
-            tokens = healed.ids
-        if self.forward.is_encoder_decoder:
-            source, tokens = prompt.ids, (self._decoder_start(generation),)
-        words = detokenizer(self.loaded.tokenizer)
-        if source is None:  # the text of an encoder-decoder begins from nothing
-            words = words.after(tokens, prompt.ids[len(tokens) :])
-        eos = _ids(generation.eos_token_id) if generation.eos_token_id is not None else self.eos
-        most, limit = self._most_new_tokens(generation, len(tokens), prompt)
-        strategy, ranking = self._strategy(generation)
-        if self.drafts and ranking is None and not undrafted(self.forward, request.resolved):
-            strategy = self._drafting(strategy, request.resolved.runtime.draft_corpus)
-        beneath = "" if healed is None else healed.text
-        opening = self._opening(request, replace(prompt, ids=tokens), beneath, cut=bool(truncated))
-        processors = self._processors(request, generation, tokens, source, most, eos, beneath, opening, words)
-        criteria = self._criteria(request, generation, began, opening, words)
-        lane = Lane(
-            request.id,
-            tokens,
-            strategy,
-            most,
-            eos,
-            source,
-            processors,
-            criteria,
-            request.seed,
-            use_cache=generation.use_cache and generation.cache_implementation != "off",
-            cache=generation.cache_implementation,
-            top=report.top,
-            scores=report.scores,
-            trace=report.trace,
-            processed=request.resolved.runtime.processed_logprobs,
-            watch=report.watch,
-            returned=generation.num_return_sequences if ranking is None else ranking.samples,
-            limit=limit,
-            text=self._row_text(criteria, words, keep=generation.keep_stop),
-        )
-        settings: dict[str, Any] = {"length_penalty": strategy.length_penalty, "runtime": self.forward.kind}
-        settings |= generation.several
-        languages = ("src_lang", request.resolved.runtime.src_lang), ("tgt_lang", request.resolved.runtime.tgt_lang)
-        settings |= {name: language for name, language in languages if language is not None}
-        if truncated:
-            settings["truncated"] = truncated
-        if prompt.note:
-            settings["note"] = prompt.note
-        if self.trained is not None and len(tokens) + most > self.trained:
-            settings["trained"] = self.trained
-        if generation.structure:
-            settings["structure"] = generation.structure
-        kind, phrases = ranking.kind if ranking else strategy.kind, self._forced_phrases(generation, strategy, words)
-        draws = generation.draws or bool(request.resolved.processors)
-        return PlannedLane(lane, prompt, kind, settings, ranking, phrases, draws)
-
-    def _in_language(self, resolved: Resolved) -> Generation:
+    def in_language(self, resolved: Resolved) -> Generation:
         """The settings, whose text begins with the token of `tgt_lang`. Raises UsageError for a language it lacks."""
         named = {name: getattr(resolved.runtime, name) for name in ("src_lang", "tgt_lang")}
         if not any(named.values()):
@@ -316,173 +217,149 @@ class Planner:
         self.translating = resolved, generation
         return generation
 
-    def _strategy(self, generation: Generation) -> tuple[Strategy, RerankPlan | None]:
-        """The strategy for these knobs. It has no state, so requests with equal knobs share one."""
-        if self.latest is None or self.latest[0] is not generation:
-            self.latest = generation, self._build_strategy(generation)
-        return self.latest[1]
 
-    def _build_strategy(self, generation: Generation) -> tuple[Strategy, RerankPlan | None]:
-        from genctl.config.modes import bans, mode_of
-        from genctl.strategies.factory import choose
-        from genctl.strategies.sample import Sample
+# settings that read whether a prompt ends within a thought
+READ_THOUGHTS = ("thinking_budget", "stop_strings", "stop_regex")
 
-        if clashes := bans(generation):  # of a command that sets the number of rows itself
-            raise UsageError("\n".join(clashes))
-        ranking: RerankPlan | None = None
-        if generation.best_of is not None or generation.mbr_samples is not None:
-            from genctl.engines import lane_results
 
-            ranking = lane_results.rerank_plan(generation)
-        tokenizer = self.loaded.tokenizer
-        if generation.mbr_samples and tokenizer is None:
-            raise UsageError("mbr_samples: compares texts, and this checkpoint has no tokenizer to write any")
-        pad = self.pad if generation.pad_token_id is None else generation.pad_token_id
-        alone = generation if ranking is None else replace(generation, num_return_sequences=1)
-        auxiliary = None if mode_of(alone) is None else self._auxiliary(alone)
-        strategy = auxiliary or choose(alone, tokenizer, pad)
-        if ranking is None:
-            return strategy, None
-        if not isinstance(strategy, Sample):
-            name = "best_of" if generation.best_of else "mbr_samples"
-            raise UsageError(f"{name} cannot be combined with {strategy.kind}: it chooses among plain samples")
-        return Sample(True, ranking.samples, sampler=generation.sampler), ranking
+class LanePlan:
+    """Plans one request. Raises GenctlError with one line."""
 
-    def _drafting(self, strategy: Strategy, corpus: str | None) -> Strategy:
-        """The same, with drafts of what was written before and of a corpus, if it decodes one row plainly."""
-        from genctl.strategies.assisted import Assisted
-        from genctl.strategies.sample import Sample
-        from genctl.strategies.suffixes import SuffixDrafter
+    def __init__(self, planner: Planner, request: Request) -> None:
+        from genctl.models.text import detokenizer
 
-        if not isinstance(strategy, Sample) or strategy.n > 1:
-            return strategy
-        if self.suffixes is None:
-            self.suffixes = SuffixDrafter()
-            if corpus is not None:
-                self._read_corpus(self.suffixes, corpus)
-        if self.drafted is None or self.drafted[0] is not strategy:
-            self.drafted = (
-                strategy,
-                Assisted(
-                    self.suffixes,
-                    strategy.do_sample,
-                    sampler=strategy.sampler,
-                    length_penalty=strategy.length_penalty,
-                    unasked=True,
-                ),
-            )
-        return self.drafted[1]
+        self.planner, self.request, self.began = planner, request, time.monotonic()
+        self.loaded, self.forward = planner.loaded, planner.forward
+        self.generation: Generation = planner.in_language(request.resolved)
+        self._check_special()
+        read = planner.read(request)
+        if not read.ids:
+            raise InputError("the prompt tokenises to nothing, and there is nothing to continue")
+        self.prompt = self._truncated(read)
+        self.truncated = len(read.ids) - len(self.prompt.ids)
+        self.tokens, self.healed = self._healed()  # to read; the text that the continuation begins with
+        self.source: tuple[int, ...] | None = None  # of an encoder
+        self.words = detokenizer(self.loaded.tokenizer)
+        if self.forward.is_encoder_decoder:  # its text begins from nothing
+            self.source, self.tokens = self.prompt.ids, (self._decoder_start(),)
+        else:
+            self.words = self.words.after(self.tokens, self.prompt.ids[len(self.tokens) :])
+        self.eos = planner.eos if self.generation.eos_token_id is None else ids_of(self.generation.eos_token_id)
+        self.most, self.limit = self._most_new_tokens()
 
-    def forget_texts(self) -> None:
-        """Begin a new run: nothing is drafted from the texts of the one before."""
-        self.suffixes = self.drafted = None
+    def planned(self, report: Report) -> PlannedLane:
+        """The lane."""
+        from genctl.decode.types import Lane
 
-    def _read_corpus(self, drafter: SuffixDrafter, path: str) -> None:
-        """Draft from a text, or from earlier results. Raises InputError and ModelError."""
-        from genctl.documents import reader
-        from genctl.models.text import encode
-
-        tokenizer = self.loaded.tokenizer
-        if tokenizer is None:
-            raise ModelError(f"draft_corpus: {self.loaded.name} has no tokenizer to read {path} with")
-        try:
-            given = reader.text(Path(path).expanduser())
-            listed = path.endswith(".jsonl")
-            rows = [reader.loads(line) for line in reader.text_lines(given)] if listed else [{"text": given}]
-        except (reader.Unreadable, reader.BadJson) as error:
-            raise InputError(f"--draft-corpus {path}: {error}") from None
-        for row in rows:
-            parts = [row.get(key) for key in ("prompt", "text")] if isinstance(row, dict) else []
-            text = "".join(part for part in parts if isinstance(part, str))
-            drafter.keep(encode(tokenizer, text, add_special_tokens=False) if text else [])
-
-    def _auxiliary(self, generation: Generation) -> Strategy | None:
-        """The strategy of a knob that needs a second checkpoint, hidden layers or the text."""
-        from genctl.strategies.auxiliary_models import AuxiliaryModel, auxiliary_strategy
-
-        def companion(name: str) -> AuxiliaryModel:
-            loaded, forward = self.companion(name)
-            return AuxiliaryModel(forward, loaded.tokenizer)
-
-        return auxiliary_strategy(generation, self.forward, self.loaded.tokenizer, companion)
-
-    def _forced_phrases(self, generation: Generation, strategy: Strategy, words: Words) -> ForcedPhrases | None:
-        """The phrases that a finished text must contain."""
-        if not (generation.force_words or generation.force_words_ids):
-            return None
-        from genctl.engines.lane_results import ForcedPhrases, forced_phrases
-        from genctl.strategies.constrained import ConstrainedBeam
-        from genctl.strategies.constraints import Constraints
-
-        if not isinstance(strategy, ConstrainedBeam):
-            return None
-        return ForcedPhrases(Constraints(strategy.words), forced_phrases(generation, self.text), words.decode)
-
-    def _check_special(self, generation: Generation) -> None:
-        """Raises UsageError for a special id that the model does not have: it could never be written or read."""
-        for name in ("eos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_id", "stop_token_ids"):
-            for token in _ids(getattr(generation, name)):
-                if not 0 <= token < self.loaded.vocab_size and (name, token) != ("pad_token_id", -1):  # -1: none
-                    raise UsageError(f"{name}: {token} is not one of the {self.loaded.vocab_size} ids of the model")
-
-    def _heal(self, generation: Generation, tokens: tuple[int, ...]) -> HealedPrompt | None:
-        """The prompt without its last tokens, whose text the continuation must begin with."""
-        if not generation.token_healing:
-            return None
-        if self.forward.is_encoder_decoder:
-            raise ModelError("token_healing mends the end of a prompt that goes on; an encoder-decoder reads it whole")
-        if self.loaded.tokenizer is None:
-            raise ModelError(f"token_healing needs a tokenizer, and {self.loaded.name} has none")
-        from genctl.decode.token_healing import heal
-
-        stops = generation.stop_strings or ()
-        return heal(
-            self.loaded.tokenizer, tokens, self.forward.vocab_size, stops=(stops,) if isinstance(stops, str) else stops
+        planner, request, generation, resolved = self.planner, self.request, self.generation, self.request.resolved
+        strategy, ranking = planner.strategies.choose(generation)
+        if planner.drafts and ranking is None and not undrafted(self.forward, resolved):
+            strategy = planner.strategies.drafting(strategy, resolved.runtime.draft_corpus)
+        opening = self._opening()
+        processors, criteria = self._processors(opening), self._criteria(opening)
+        lane = Lane(
+            request.id,
+            self.tokens,
+            strategy,
+            self.most,
+            self.eos,
+            self.source,
+            processors,
+            criteria,
+            request.seed,
+            use_cache=generation.use_cache and generation.cache_implementation != "off",
+            cache=generation.cache_implementation,
+            top=report.top,
+            scores=report.scores,
+            trace=report.trace,
+            processed=resolved.runtime.processed_logprobs,
+            watch=report.watch,
+            returned=generation.num_return_sequences if ranking is None else ranking.samples,
+            limit=self.limit,
+            text=self._row_text(criteria),
         )
+        settings: dict[str, Any] = {"length_penalty": strategy.length_penalty, "runtime": self.forward.kind}
+        settings |= generation.several
+        known = {
+            "src_lang": resolved.runtime.src_lang,
+            "tgt_lang": resolved.runtime.tgt_lang,
+            "truncated": self.truncated or None,
+            "note": self.prompt.note or None,
+            "trained": planner.trained if len(self.tokens) + self.most > (planner.trained or 0) else None,
+            "structure": generation.structure or None,
+        }
+        settings |= {name: value for name, value in known.items() if value is not None}
+        phrases = planner.strategies.forced_phrases(generation, strategy, self.words)
+        kind, draws = (ranking or strategy).kind, generation.draws or bool(resolved.processors)
+        return PlannedLane(lane, self.prompt, kind, settings, ranking, phrases, draws)
 
-    def _decoder_start(self, generation: Generation) -> int:
-        for start in (generation.decoder_start_token_id, self.decoder_start, generation.bos_token_id, self.bos):
-            if start is not None:
-                return int(start)
-        raise ModelError(f"{self.loaded.name} names no decoder_start_token_id, so its decoder cannot begin")
+    # -- the prompt ----------------------------------------------------------------------------------------------------
 
-    def _truncated(self, request: Request, prompt: Prompt) -> tuple[Prompt, int]:
-        """The prompt after `truncate`, and the number of removed tokens; its text is unchanged.
+    def _check_special(self) -> None:
+        """Raises UsageError for a special id that the model does not have: it could never be written or read."""
+        size = self.loaded.vocab_size
+        for name in ("eos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_id", "stop_token_ids"):
+            for token in ids_of(getattr(self.generation, name)):
+                if not 0 <= token < size and (name, token) != ("pad_token_id", -1):  # -1: none
+                    raise UsageError(f"{name}: {token} is not one of the {size} ids of the model")
+
+    def _truncated(self, prompt: Prompt) -> Prompt:
+        """The prompt after `truncate`; its text is unchanged.
 
         Keeps room for max_new_tokens, but for no more than half of the context (or max_length). Special tokens that the
         tokenizer puts around a prompt stay: its BOS, and an encoder's EOS.
         """
-        side, generation = request.resolved.runtime.truncate, request.resolved.generation
-        if side is None:
-            return prompt, 0
-        bounds = [self.context]
-        room = 0
-        if not self.forward.is_encoder_decoder:  # an encoder-decoder's new tokens have a separate context
+        generation, encoder = self.generation, self.forward.is_encoder_decoder
+        side = self.request.resolved.runtime.truncate
+        bounds = [self.planner.context]
+        if not encoder:  # an encoder-decoder's new tokens have a separate context
             bounds.append(generation.max_length if generation.max_new_tokens is None else None)
         bound = min((size for size in bounds if size is not None), default=None)
-        if bound is None:
-            return prompt, 0
-        if not self.forward.is_encoder_decoder:
-            room = min(generation.max_new_tokens or DEFAULT_NEW_TOKENS, bound // 2)
+        if side is None or bound is None:
+            return prompt
+        room = 0 if encoder else min(generation.max_new_tokens or DEFAULT_NEW_TOKENS, bound // 2)
         ids, keep = prompt.ids, bound - room
         if len(ids) <= keep:
-            return prompt, 0
-        head = int(ids[0] == self.bos)
-        tail = int(self.forward.is_encoder_decoder and ids[-1] in self.eos)
+            return prompt
+        head = int(ids[0] == self.planner.bos)
+        tail = int(encoder and ids[-1] in self.planner.eos)
         inner, left = ids[head : len(ids) - tail], keep - head - tail
         if left < 1:
             has = count(len(ids), "token")
             raise InputError(f"the prompt has {has}, and truncate would leave none of it in {bound}")
         first = {"left": 0, "right": left, "middle": (left + 1) // 2}[side]
         cut = (*ids[:head], *inner[:first], *inner[len(inner) - (left - first) :], *ids[len(ids) - tail :])
-        return replace(prompt, ids=cut), len(ids) - len(cut)
+        return replace(prompt, ids=cut)
 
-    def _most_new_tokens(self, generation: Generation, length: int, prompt: Prompt) -> tuple[int, str]:
+    def _healed(self) -> tuple[tuple[int, ...], str]:
+        """The prompt without its last tokens, and their text, with which the continuation must begin."""
+        generation, tokenizer = self.generation, self.loaded.tokenizer
+        if not generation.token_healing:
+            return self.prompt.ids, ""
+        if self.forward.is_encoder_decoder:
+            raise ModelError("token_healing mends the end of a prompt that goes on; an encoder-decoder reads it whole")
+        if tokenizer is None:
+            raise ModelError(f"token_healing needs a tokenizer, and {self.loaded.name} has none")
+        from genctl.decode.token_healing import heal
+
+        given = generation.stop_strings or ()
+        stops = (given,) if isinstance(given, str) else given
+        healed = heal(tokenizer, self.prompt.ids, self.forward.vocab_size, stops=stops)
+        return (self.prompt.ids, "") if healed is None else (healed.ids, healed.text)
+
+    def _decoder_start(self) -> int:
+        generation, planner = self.generation, self.planner
+        named = (generation.decoder_start_token_id, planner.decoder_start, generation.bos_token_id, planner.bos)
+        if (start := next((one for one in named if one is not None), None)) is None:
+            raise ModelError(f"{self.loaded.name} names no decoder_start_token_id, so its decoder cannot begin")
+        return int(start)
+
+    def _most_new_tokens(self) -> tuple[int, str]:
         """The maximum number of new tokens, and its reason if that is the context. A full context has room for one."""
-        context = self.context
-        if context is not None and len(prompt.ids) > context:
+        context, generation, length = self.planner.context, self.generation, len(self.tokens)
+        if context is not None and len(self.prompt.ids) > context:
             raise InputError(
-                f"the prompt has {count(len(prompt.ids), 'token')}, but the model's context is {context}",
+                f"the prompt has {count(len(self.prompt.ids), 'token')}, but the model's context is {context}",
                 hint="--truncate left keeps its end (right its beginning, middle both)",
             )
         most = generation.max_new_tokens
@@ -495,132 +372,114 @@ class Planner:
         room = most if context is None else max(context - length, 1)
         return (most, "") if most <= room else (room, f"context of {context} tokens")
 
-    def _processors(
-        self,
-        request: Request,
-        generation: Generation,
-        tokens: Sequence[int],
-        source: Sequence[int] | None,
-        most: int,
-        eos: tuple[int, ...],
-        healed: str,
-        opening: str,
-        words: Words,
-    ) -> tuple[Processor, ...]:
+    # -- processors ----------------------------------------------------------------------------------------------------
+
+    def _processors(self, opening: str) -> tuple[Processor, ...]:
+        generation, tokens = self.generation, self.tokens
         check_finite(generation)
-        listed = request.resolved.processors
-        if listed is None and not processors_of(generation, healed=bool(healed)):
+        listed = self.request.resolved.processors
+        if listed is None and not processors_of(generation, healed=bool(self.healed)):
             return ()
         import torch
 
         from genctl.decode.processors.build import ProcessorContext, build
 
         device = self.forward.device
-        written = tuple(tokens[len(tokens) - request.written :]) if not healed else ()
+        written = () if self.healed else tokens[len(tokens) - self.request.written :]
         context = ProcessorContext(
             generation=generation,
             prompt_len=len(tokens),
-            max_length=len(tokens) + most,
-            eos=eos,
+            max_length=len(tokens) + self.most,
+            eos=self.eos,
             vocab_size=self.forward.vocab_size,
             device=device,
-            encoder_ids=torch.tensor([list(source or tokens)], dtype=torch.long, device=device),
+            encoder_ids=torch.tensor([list(self.source or tokens)], dtype=torch.long, device=device),
             tokenizer=self.loaded.tokenizer,
             is_encoder_decoder=self.forward.is_encoder_decoder,
-            seed=request.seed,
+            seed=self.request.seed,
             explicit=listed,
-            allow_plugins=self.allow_plugins,
-            unconditional=self._unconditional(generation, tokens),
+            allow_plugins=self.planner.allow_plugins,
+            unconditional=self._unconditional(),
             written=written,
-            begun=source is None and any(map(words.writes, tokens[: len(tokens) - len(written)])),
-            healed=healed,
+            begun=self.source is None and any(map(self.words.writes, tokens[: len(tokens) - len(written)])),
+            healed=self.healed,
             opening=opening,
             half=getattr(self.loaded.model, "dtype", None) in (torch.float16, torch.bfloat16),
         )
         processors = build(context)
         if not generation.ban and any(processor.name == "ban" for processor in processors):
-            raise UsageError(
-                "ban is set in the list of processors alone, which cannot take back a text",
-                hint="set it beside the list",
-            )
+            words = "ban is set in the list of processors alone, which cannot take back a text"
+            raise UsageError(words, hint="set it beside the list")
         return processors
 
-    def _unconditional(self, generation: Generation, tokens: Sequence[int]) -> Unconditional | None:
+    def _unconditional(self) -> Unconditional | None:
         """The unconditional prompt of guidance_scale: the negative prompt, or the prompt's last token."""
+        generation = self.generation
         if generation.guidance_scale is None or generation.guidance_scale == 1.0:
             return None
         if self.forward.is_encoder_decoder:
-            raise ModelError(
-                "guidance_scale needs a decoder-only checkpoint: an encoder-decoder has no negative prompt"
-            )
+            words = "guidance_scale needs a decoder-only checkpoint: an encoder-decoder has no negative prompt"
+            raise ModelError(words)
         from genctl.decode.read_along import ReadAlong, unconditional
         from genctl.models.text import encode_prompt
 
         negative = generation.negative_prompt
-        ids = tokens[-1:] if negative is None else encode_prompt(self.loaded, negative)
+        ids = self.tokens[-1:] if negative is None else encode_prompt(self.loaded, negative)
         use_cache = generation.use_cache and self.forward.abilities.together
-        return unconditional(ReadAlong(self.forward, use_cache=use_cache), ids, len(tokens))
+        return unconditional(ReadAlong(self.forward, use_cache=use_cache), ids, len(self.tokens))
 
-    def _opening(self, request: Request, prompt: Prompt, healed: str, *, cut: bool) -> str:
+    # -- stopping criteria, and thoughts -------------------------------------------------------------------------------
+
+    def _opening(self) -> str:
         """The end of a prompt in which a thought may have been opened: of a chat, what its template adds after all
         messages. "" where no setting needs it.
         """
-        resolved, tokenizer = request.resolved, self.loaded.tokenizer
+        resolved, tokenizer = self.request.resolved, self.loaded.tokenizer
         listed = [table["use"] for table in (*(resolved.processors or ()), *(resolved.stopping or ()))]
-        if not any(name in listed or getattr(resolved.generation, name) is not None for name in _READ_THOUGHTS):
+        if not any(name in listed or getattr(resolved.generation, name) is not None for name in READ_THOUGHTS):
             return ""
-        if tokenizer is None or self.forward.is_encoder_decoder or self._tags(request) is None:
+        if tokenizer is None or self.forward.is_encoder_decoder or self._tags() is None:
             return ""
-        if not _is_chat(request):
+        if not is_chat(self.request):
             backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
-            return str(backend.decode(list(prompt.ids), skip_special_tokens=False)) + healed
+            return str(backend.decode(list(self.tokens), skip_special_tokens=False)) + self.healed
         from genctl.models import chat
 
-        if cut and resolved.runtime.truncate == "right":
+        if self.truncated and resolved.runtime.truncate == "right":
             return ""
-        messages, how = _conversation(request)
-        return chat.after_messages(tokenizer, messages, prompt.text, name=self.loaded.name, **how)
+        messages, how = self.planner.conversation(self.request)
+        return chat.after_messages(tokenizer, messages, self.prompt.text, name=self.loaded.name, **how)
 
-    def _tags(self, request: Request) -> Tags | None:
+    def _tags(self) -> Tags | None:
         """The tags around the thoughts of a checkpoint: those that are set, or known ones."""
         from genctl.decode.stopping.thoughts import Tags, tags_of
 
-        tables = ({"thinking_tags": request.resolved.generation.thinking_tags}, *(request.resolved.processors or ()))
+        resolved = self.request.resolved
+        tables = ({"thinking_tags": resolved.generation.thinking_tags}, *(resolved.processors or ()))
         given = next((tags for table in tables if (tags := table.get("thinking_tags")) is not None), None)
         if given is not None:
             return Tags(*given)
-        if self.known_tags is None:
-            self.known_tags = tags_of(self.loaded.tokenizer) or False
-        return self.known_tags or None
+        if self.planner.known_tags is None:
+            self.planner.known_tags = tags_of(self.loaded.tokenizer) or False
+        return self.planner.known_tags or None
 
-    def _row_text(self, criteria: tuple[NamedCriterion, ...], words: Words, *, keep: bool) -> RowText:
-        """The text of a row without new tokens, which the stops among the criteria cut."""
-        from genctl.decode.stopping.row_text import RowText
-
-        if not criteria:
-            return RowText(words)
-        from genctl.decode.stopping.build import stops_of
-
-        return RowText(words, stops_of(criteria, keep=keep))
-
-    def _criteria(
-        self, request: Request, generation: Generation, began: float, opening: str, words: Words
-    ) -> tuple[NamedCriterion, ...]:
+    def _criteria(self, opening: str) -> tuple[NamedCriterion, ...]:
+        request, generation = self.request, self.generation
         seconds, listed = request.resolved.runtime.row_timeout, request.resolved.stopping
         if listed is None and seconds is None and not criteria_of(generation):
             return ()
         from genctl.decode.stopping.build import NamedCriterion, StoppingContext, build
 
-        tags = None if generation.stop_in_thought else self._tags(request)
+        tags = None if generation.stop_in_thought else self._tags()
         # a text that is no chat may speak of known tags, and opens a thought at its end alone
-        is_text = request.prompt is not None and not _is_chat(request)
+        is_text = request.prompt is not None and not is_chat(request)
         begins = not is_text or generation.thinking_tags is not None or generation.thinking_budget is not None
         context = StoppingContext(
             generation=generation,
             tokenizer=self.loaded.tokenizer,
-            decode=None if self.loaded.tokenizer is None else words.decode,
+            decode=None if self.loaded.tokenizer is None else self.words.decode,
             explicit=listed,
-            allow_plugins=self.allow_plugins,
+            allow_plugins=self.planner.allow_plugins,
             tags=tags,
             in_thought=tags is not None
             and (tags.is_open_in(opening) if begins else opening.rstrip().endswith(tags.opening)),
@@ -629,7 +488,17 @@ class Planner:
         if seconds is None:
             return criteria
         # an option of the run, like the batch size, so not part of a preset's list
-        return (*criteria, NamedCriterion("row_timeout", Deadline(began + seconds, f"row_timeout {seconds:g} s")))
+        return (*criteria, NamedCriterion("row_timeout", Deadline(self.began + seconds, f"row_timeout {seconds:g} s")))
+
+    def _row_text(self, criteria: tuple[NamedCriterion, ...]) -> RowText:
+        """The text of a row without new tokens, which the stops among the criteria cut."""
+        from genctl.decode.stopping.row_text import RowText
+
+        if not criteria:
+            return RowText(self.words)
+        from genctl.decode.stopping.build import stops_of
+
+        return RowText(self.words, stops_of(criteria, keep=self.generation.keep_stop))
 
 
 @dataclass(frozen=True)
@@ -644,24 +513,13 @@ class Deadline:
         return ("time", self.words) if self.clock() > self.at else None
 
 
-# settings that read whether a prompt ends within a thought
-_READ_THOUGHTS = ("thinking_budget", "stop_strings", "stop_regex")
-
-
-def _is_chat(request: Request) -> bool:
+def is_chat(request: Request) -> bool:
+    """Whether a request is a chat, which the template writes."""
     return request.messages is not None or (request.prompt is not None and request.resolved.runtime.is_chat)
 
 
-def _conversation(request: Request) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The messages of a chat, and how they are rendered."""
-    runtime = request.resolved.runtime
-    messages = request.messages or ({"role": "user", "content": request.prompt or ""},)
-    variables = chat_settings.variables_of(runtime)
-    how = {"system": runtime.system, "variables": variables, "template": runtime.chat_template}
-    return list(messages), how
-
-
-def _ids(value: int | Sequence[int] | None) -> tuple[int, ...]:
+def ids_of(value: int | list[int] | tuple[int, ...] | None) -> tuple[int, ...]:
+    """The ids of a setting that may be one, several or none."""
     if value is None:
         return ()
     return (value,) if isinstance(value, int) else tuple(value)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -185,12 +186,14 @@ class Passes:
 
         Lengths differ within a batch only if the model reads padded rows exactly.
         """
-        batch: list[int] = []
+        batch, able = list[int](), self.forward.abilities
         longest = columns = 0
         lengths = [(len(piece.ids), len(piece.source or ())) for piece in pieces]
         for place in sorted(range(len(pieces)), key=lambda place: lengths[place], reverse=True):
             piece = pieces[place]
-            if batch and not self._may_share_pass(lengths[batch[0]], lengths[place]):
+            longer, shorter = lengths[batch[0] if batch else place], lengths[place]
+            shares = longer[0] == shorter[0] or (able.pads_behind and longer[0] <= self.forward.bound)
+            if batch and not (shares and (longer[1] == shorter[1] or able.pads_sources)):
                 yield batch
                 batch, longest, columns = [], 0, 0
             longest = max(longest, len(piece.ids))
@@ -204,33 +207,38 @@ class Passes:
         if batch:
             yield batch
 
-    def _may_share_pass(self, a: tuple[int, int], b: tuple[int, int]) -> bool:
-        """Whether texts of these lengths, with their sources, may share a pass."""
-        if a[0] != b[0] and (not self.forward.abilities.pads_behind or max(a[0], b[0]) > self.forward.bound):
-            return False
-        return a[1] == b[1] or self.forward.abilities.pads_sources
+    def read(
+        self, pieces: Sequence[Piece], sources: Sources | None = None, cache: Cache | None = None, past: int = 0
+    ) -> list[list[Token]]:
+        """Read pieces together, on top of a cache of one row with `past` tokens, if there is one; it does not change.
 
-    def read(self, pieces: Sequence[Piece], sources: Sources | None = None) -> list[list[Token]]:
-        """Read pieces together. For each, its scored tokens. Raises ModelError if the model's scores are NaN."""
-        huge = len(pieces) == 1 and (len(pieces[0].ids) - pieces[0].first) * self.forward.vocab_size > LARGEST
+        For each, its scored tokens. Raises ModelError if the model's scores are NaN.
+        """
+        lengths = [len(piece.ids) - piece.first for piece in pieces]
+        huge = len(pieces) == 1 and lengths[0] * self.forward.vocab_size > LARGEST and cache is None
         if huge and self.continues and not self.forward.is_encoder_decoder:
             return [self._read_long(pieces[0])]
         if self.forward.is_encoder_decoder and sources is None:
             encoded = [self.forward.encode(piece.source or ()) for piece in pieces]
             sources = join_sources(encoded, [None] * len(encoded), [1] * len(encoded))
         feed, mask = self._padded([piece.ids[:-1] for piece in pieces])
+        if mask is not None and cache is not None:
+            mask = torch.cat([mask.new_ones(len(pieces), past), mask], 1)
         start = min(piece.first for piece in pieces) - 1  # the first position whose logits are needed
-        positions = torch.arange(feed.shape[1], device=feed.device).expand(feed.shape[0], -1)
-        output = self.forward(
-            Pass(feed, None, mask=mask, positions=positions, sources=sources, first=True, keep=feed.shape[1] - start)
+        positions = torch.arange(past, past + feed.shape[1], device=feed.device).expand(feed.shape[0], -1)
+        given = Pass(
+            feed, None, mask=mask, positions=positions, sources=sources, first=True, keep=feed.shape[1] - start
         )
+        if cache is not None:
+            nothing = torch.zeros(len(pieces), dtype=torch.long, device=feed.device)
+            given = replace(given, cache=cache.select(nothing, room=feed.shape[1]), first=False, keep=0)
         rows, columns, targets = list[int](), list[int](), list[int]()
-        for row, piece in enumerate(pieces):
-            scored = piece.ids[piece.first :]
-            rows += [row] * len(scored)
-            columns += range(piece.first - 1 - start, piece.first - 1 - start + len(scored))
-            targets += scored
-        return _split(self._measure(output.logits, rows, columns, targets), [len(p.ids) - p.first for p in pieces])
+        for row, (piece, length) in enumerate(zip(pieces, lengths, strict=True)):
+            rows += [row] * length
+            columns += range(piece.first - 1 - start, piece.first - 1 - start + length)
+            targets += piece.ids[piece.first :]
+        tokens = iter(self._measure(self.forward(given).logits, rows, columns, targets))
+        return [list(islice(tokens, length)) for length in lengths]
 
     def continuations(
         self, context: Sequence[int], endings: Sequence[tuple[int, ...]], source: Sequence[int] | None = None
@@ -252,7 +260,7 @@ class Passes:
         nothing = [0] * len(endings)
         begun = self._measure(prefix.logits[:, None], nothing, nothing, [ending[0] for ending in endings])
         rest = [Piece(ending, 1) for ending in endings if len(ending) > 1]
-        scored = iter(self._spread(rest, lambda batch: self._fork(batch, cache, len(context))))
+        scored = iter(self._spread(rest, lambda batch: self.read(batch, cache=cache, past=len(context))))
         return [
             [token, *(next(scored) if len(ending) > 1 else ())] for token, ending in zip(begun, endings, strict=True)
         ]
@@ -266,20 +274,6 @@ class Passes:
             for place, tokens in zip(batch, read([pieces[place] for place in batch]), strict=True):
                 results[place] = tokens
         return results
-
-    def _fork(self, pieces: Sequence[Piece], cache: Cache, past: int) -> list[list[Token]]:
-        """`read` on top of a cache of one row with `past` tokens, which does not change."""
-        feed, mask = self._padded([piece.ids[:-1] for piece in pieces])
-        if mask is not None:
-            mask = torch.cat([mask.new_ones(len(pieces), past), mask], 1)
-        forked = cache.select(torch.zeros(len(pieces), dtype=torch.long, device=feed.device), room=feed.shape[1])
-        positions = torch.arange(past, past + feed.shape[1], device=feed.device).expand(feed.shape[0], -1)
-        output = self.forward(Pass(feed, forked, mask=mask, positions=positions))
-        lengths = [len(piece.ids) - 1 for piece in pieces]
-        rows = [row for row, length in enumerate(lengths) for _ in range(length)]
-        columns = [column for length in lengths for column in range(length)]
-        targets = [id for piece in pieces for id in piece.ids[1:]]
-        return _split(self._measure(output.logits, rows, columns, targets), lengths)
 
     def _read_long(self, piece: Piece) -> list[Token]:
         """One row, a few positions at a time, with a growing cache."""
@@ -341,11 +335,3 @@ class Passes:
                 for id, logprob, rank, entropy, top in zip(ids, logprobs, ranks, entropies, tops, strict=True)
             ]
         return tokens
-
-
-def _split(tokens: Sequence[Token], lengths: Sequence[int]) -> list[list[Token]]:
-    parts, at = [], 0
-    for length in lengths:
-        parts.append(list(tokens[at : at + length]))
-        at += length
-    return parts

@@ -72,6 +72,16 @@ class Scorer:
         )
         self.passes = Passes(planner.forward, batch_size=options.batch_size, detail=options.detail)
         self.window = self._window()
+        if options.target is not None and not self.is_encoder_decoder:
+            raise UsageError(
+                f"--target is for encoder-decoders, and {loaded.name} is a causal model; "
+                "what its text continues is said with --context"
+            )
+        if options.context is not None and self.is_encoder_decoder and not options.rank:
+            raise UsageError(
+                f"--context is for causal models, and {loaded.name} is an encoder-decoder; "
+                "the text is its source, and what is scored is said with --target"
+            )
 
     def _window(self) -> int | None:
         options, context, name = self.options, self.context, self.loaded.name
@@ -90,20 +100,6 @@ class Scorer:
             raise UsageError(f"--stride {options.stride} must be less than the window of {window} tokens")
         return window
 
-    def check(self) -> None:
-        """Raises UsageError if the flags do not fit this checkpoint, instead of failing every text."""
-        options = self.options
-        if options.target is not None and not self.is_encoder_decoder:
-            raise UsageError(
-                f"--target is for encoder-decoders, and {self.loaded.name} is a causal model; "
-                "what its text continues is said with --context"
-            )
-        if options.context is not None and self.is_encoder_decoder and not options.rank:
-            raise UsageError(
-                f"--context is for causal models, and {self.loaded.name} is an encoder-decoder; "
-                "the text is its source, and what is scored is said with --target"
-            )
-
     def score(
         self, items: Iterable[tuple[Key, TextToScore]], interrupted: Callable[[], object] = lambda: False
     ) -> Iterator[tuple[Key, Outcome]]:
@@ -114,7 +110,12 @@ class Scorer:
         incoming = iter(items)
         while chunk := list(islice(incoming, self.options.chunk)):
             works = [_Work(key, text) for key, text in chunk]
-            self._encode(works)
+            for work in works:
+                if not work.item.candidates:
+                    try:
+                        work.encoded = self._encoded(work.item)
+                    except GenctlError as error:
+                        work.error = error
             if not self._read(works, interrupted):
                 return
             for work in works:
@@ -122,14 +123,6 @@ class Scorer:
                 if interrupted():
                     return
                 yield work.key, outcome
-
-    def _encode(self, works: Sequence[_Work[Key]]) -> None:
-        for work in works:
-            if not work.item.candidates:
-                try:
-                    work.encoded = self._encoded(work.item)
-                except GenctlError as error:
-                    work.error = error
 
     def _encoded(self, item: TextToScore) -> EncodedText:
         if self.is_encoder_decoder:

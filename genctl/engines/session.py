@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from genctl.engines.lane_results import LaneResults
     from genctl.engines.planner import PlannedLane
     from genctl.engines.protocol import Outcome, ScoringOptions, TextToScore
-    from genctl.engines.scorer import Scorer
     from genctl.models.check import GenerationSettings
     from genctl.models.hub import LoadedModel
 
@@ -162,7 +161,7 @@ class Session:
 
     def fingerprints(self) -> dict[str, str]:
         """The fingerprints of the checkpoint and of all auxiliary models, by name."""
-        loaded = [self.loaded, *(checkpoint for checkpoint, _ in self.planner.auxiliary_models.values())]
+        loaded = [self.loaded, *(checkpoint for checkpoint, _ in self.planner.strategies.auxiliary_models.values())]
         return {checkpoint.name: checkpoint.fingerprint() for checkpoint in loaded}
 
     def _saved(self, path: str | None) -> Prefix | None:
@@ -324,75 +323,67 @@ class Session:
         self, requests: Rows, report: Report | None = None, flow: Flow = ALONE
     ) -> Generator[events.Event, None, None]:
         """Decode requests (`Engine.stream`). Events are yielded as they occur."""
-        at_once = flow.width
+        from genctl.decode.loop import decode
 
-        def shortage(fewer: int) -> None:
-            nonlocal at_once
-            flow.on_shortage(at_once, fewer)
-            at_once = fewer
+        width = flow.width
+
+        def on_shortage(fewer: int) -> None:
+            nonlocal width
+            flow.on_shortage(width, fewer)
+            width = fewer
 
         in_groups = flow.span is not None and not flow.continuous
         whole = iter([(request for request in requests if not isinstance(request, Skipped))])
         groups: Iterator[Iterator[Request | None]] = grouped(requests, flow.span or 1) if in_groups else whole
         for group in groups:
-            yield from self._decoded(group, report or Report(), flow, at_once, shortage)
+            begins: dict[str, events.Began] = {}
+            results: dict[str, LaneResults] = {}
+            for event in decode(
+                self.forward,
+                self._lanes(group, report or Report(), begins, results),
+                width=width,
+                interrupted=flow.interrupted,
+                watch=flow.watch,
+                prefixes=self.prefixes,
+                texts=self.texts,
+                on_shortage=on_shortage,
+                ahead=flow.ahead,
+                clock=self.clock,
+            ):
+                assert not isinstance(event, events.Loading)
+                if event.lane in begins:
+                    yield begins.pop(event.lane)
+                over = isinstance(event, (events.Finished, events.Failed))
+                completing = results.pop(event.lane, None) if over else results.get(event.lane)
+                yield event if completing is None else completing.completed(event)
             if flow.interrupted():
                 return
 
-    def _decoded(
+    def _lanes(
         self,
         requests: Iterator[Request | None],
         report: Report,
-        flow: Flow,
-        width: int,
-        on_shortage: Callable[[int], None],
-    ) -> Iterator[events.Event]:
-        """The events of a group, `width` requests at once."""
-        from genctl.decode.loop import decode
-
-        begins: dict[str, events.Began] = {}
-        results: dict[str, LaneResults] = {}
-
-        def lanes() -> Iterator[Waiting]:
-            for request in requests:
-                if request is None:
-                    yield None
-                    continue
-                try:
-                    planned = self.planner.plan(request, report)
-                except GenctlError as error:
-                    prompt = request.prompt or ""
-                    begins[request.id] = events.Began(
-                        request.id, prompt, "", self.about.name, None, {}, request.place, run=request.run
-                    )
-                    yield events.Failed(request.id, error.code, error.message, error.hint)
-                    continue
-                self.on_plan(len(planned.lane.source or planned.lane.tokens))
-                begins[request.id] = planned.began(
-                    request, self.about.name, encoder_decoder=self.about.is_encoder_decoder
+        begins: dict[str, events.Began],
+        results: dict[str, LaneResults],
+    ) -> Iterator[Waiting]:
+        """The lanes of requests; `begins` gets the event of each, and `results` what completes those of some."""
+        for request in requests:
+            if request is None:
+                yield None
+                continue
+            try:
+                planned = self.planner.plan(request, report)
+            except GenctlError as error:
+                begins[request.id] = events.Began(
+                    request.id, request.prompt or "", "", self.about.name, None, {}, request.place, run=request.run
                 )
-                if (own := planned.results()) is not None:
-                    results[request.id] = own
-                yield planned.lane
-
-        for event in decode(
-            self.forward,
-            lanes(),
-            width=width,
-            interrupted=flow.interrupted,
-            watch=flow.watch,
-            prefixes=self.prefixes,
-            texts=self.texts,
-            on_shortage=on_shortage,
-            ahead=flow.ahead,
-            clock=self.clock,
-        ):
-            assert not isinstance(event, events.Loading)
-            if event.lane in begins:
-                yield begins.pop(event.lane)
-            over = isinstance(event, (events.Finished, events.Failed))
-            completing = results.pop(event.lane, None) if over else results.get(event.lane)
-            yield event if completing is None else completing.completed(event)
+                yield events.Failed(request.id, error.code, error.message, error.hint)
+                continue
+            self.on_plan(len(planned.lane.source or planned.lane.tokens))
+            begins[request.id] = planned.began(request, self.about.name, encoder_decoder=self.about.is_encoder_decoder)
+            if (own := planned.results()) is not None:
+                results[request.id] = own
+            yield planned.lane
 
     def score(
         self,
@@ -402,20 +393,17 @@ class Session:
         interrupted: Callable[[], str] = never,
     ) -> Iterator[tuple[Key, Outcome]]:
         """The outcome of each text, in order. Raises UsageError or ModelError at once for unsupported options."""
-        scorer = self._scorer(options)
+        from genctl.engines.scorer import Scorer
+
+        scorer = Scorer(self.planner, options)
         self.use_threads(TEXT * options.batch_size)
         return scorer.score(texts, interrupted)
 
     def check_scoring(self, options: ScoringOptions) -> None:
         """Raises UsageError or ModelError for unsupported options."""
-        self._scorer(options)
-
-    def _scorer(self, options: ScoringOptions) -> Scorer:
         from genctl.engines.scorer import Scorer
 
-        scorer = Scorer(self.planner, options)
-        scorer.check()
-        return scorer
+        Scorer(self.planner, options)
 
     def close(self, *, hurried: bool = False, failed: bool = False) -> None:
         """Does nothing: a session has no processes or connections."""

@@ -46,7 +46,7 @@ class Genctl:
         if self.cuda:
             torch.cuda.synchronize()
         waiting = {str(place) for place in range(len(work.asks))}
-        self.session.planner.forget_texts()  # each run is one of its own
+        self.session.planner.strategies.forget_texts()  # each run is one of its own
         firsts: list[float] = []  # until every prompt had its first token; of each prompt, if they come one by one
         found: dict[str, tuple[int, ...]] = {}
         collector = Collector()

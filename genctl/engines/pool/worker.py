@@ -128,18 +128,16 @@ class WorkQueue:
             first, lanes = self._calls.get(), dict[str, _Call]()
             try:
                 if isinstance(first.work, ScoreWork):
-                    first.result.set_result(self._score(first.work))
+                    texts = first.work.texts
+                    options = dataclasses.replace(first.work.options, chunk=len(texts))
+                    outcomes = tuple(outcome for _, outcome in self.session.score(enumerate(texts), options))
+                    first.result.set_result(ScoredGroup(outcomes, self.session.done.findings))
                 else:
                     self._decode(first, first.work, lanes)
             except BaseException as error:  # all work that has begun raises it
                 for call in dict.fromkeys([first, *lanes.values()]):
                     if not call.result.done():
                         call.result.set_exception(error)
-
-    def _score(self, work: ScoreWork) -> ScoredGroup:
-        options = dataclasses.replace(work.options, chunk=len(work.texts))
-        outcomes = tuple(outcome for _, outcome in self.session.score(enumerate(work.texts), options))
-        return ScoredGroup(outcomes, self.session.done.findings)
 
     def _decode(self, first: _Call, work: DecodeWork, lanes: dict[str, _Call]) -> None:
         """Decode until no row is left. The work of a run is alike but for its rows, so that of the first call says how.

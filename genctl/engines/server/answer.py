@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, NamedTuple, TypedDict
 
 from annotated_types import Ge, Le
 
@@ -18,13 +19,14 @@ from genctl.events import UNKNOWN_ID, Alternative, Token
 
 LEAST = -3.5e38  # below the smallest 32-bit float, which servers write for the logarithm of 0
 MOST_TOKENS = 2**53  # that every JSON reader keeps
+MOST_ID = 2**31
 NO_LOGPROB = "a log-probability that is not a number up to 0 counts as unknown"
 NO_COUNT = "a number of tokens that is not a whole number from 0 counts as unknown"
 NO_ID = "a token id that is not a whole number from 0 counts as unknown"
 NO_THOUGHT = "a thought that is no text is left out"
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # the names that servers have for it
 _LONE = re.compile("[\ud800-\udfff]")
-_ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")
 
 # -- JSON --------------------------------------------------------------------------------------------------------------
 
@@ -42,18 +44,10 @@ def object_of(text: str, what: str = "the answer", instead: str = "") -> dict[st
         raise ServerError(f"{what}: {error}") from None
     if not isinstance(value, dict):
         raise ServerError(f"{what} is JSON, but no object", again=True)
-    whole: dict[str, Any] = _without_surrogates(value) if _ESCAPED_SURROGATE.search(text) else value
+    whole: dict[str, Any] = value
+    if _ESCAPED.search(text):
+        whole = json.loads(_LONE.sub("\ufffd", json.dumps(value, ensure_ascii=False)))
     return whole
-
-
-def _without_surrogates(value: Any) -> Any:
-    if isinstance(value, str):
-        return _LONE.sub("\ufffd", value)
-    if isinstance(value, list):
-        return [_without_surrogates(item) for item in value]
-    if isinstance(value, dict):
-        return {_LONE.sub("\ufffd", key): _without_surrogates(item) for key, item in value.items()}
-    return value
 
 
 def part_of(data: str) -> dict[str, Any]:
@@ -98,16 +92,22 @@ class _WholeAnswer(TypedDict, total=False):
     choices: list[_Choice] | None
 
 
+class Ending(NamedTuple):
+    """Why a sequence ended."""
+
+    reason: str
+    stop: str = ""  # what stopped it
+    kind: str = ""  # and what that is
+
+
 @dataclass(frozen=True)
 class AnswerPiece:
-    """The next part of one sequence. `finish` is why it ended, in the server's words; None while it goes on."""
+    """The next part of one sequence."""
 
     choice: int
     tokens: tuple[Token, ...]
     thought: str = ""  # that the server keeps apart from the answer
-    finish: str | None = None
-    stop: str | int | None = None  # the stop string or token that ended it
-    names_stop: bool = False  # the server reports what stopped a sequence
+    end: Ending | None = None  # None while it continues
     counted: bool = False  # `tokens` are the tokens of the server, not pieces of text
 
 
@@ -120,14 +120,14 @@ class Usage:
     thought: int | None = None
 
 
-def pieces_of(part: Mapping[str, Any], top: int, doubts: set[str]) -> list[AnswerPiece]:
+def pieces_of(part: Mapping[str, Any], top: int, doubts: set[str], *, could_stop: bool = False) -> list[AnswerPiece]:
     """The pieces of one part. Numbers that cannot be true are unknown, and `doubts` says so.
 
-    Raises ServerError for another shape than that of OpenAI's answers.
+    `could_stop`: stop strings or tokens were set. Raises ServerError for another shape than that of OpenAI's answers.
     """
     try:
         value_of(_WholeAnswer, part)
-        return [_piece(choice, top, doubts) for choice in part.get("choices") or ()]
+        return [_piece(choice, top, doubts, could_stop) for choice in part.get("choices") or ()]
     except BadShape as error:
         raise ServerError(f"the answer has another shape than OpenAI's: {one_line(str(error))}", again=True) from None
 
@@ -162,23 +162,22 @@ def _logprob(value: Any, doubts: set[str]) -> float:
     return math.nan
 
 
-def ending_of(piece: AnswerPiece, *, could_stop: bool) -> tuple[str, str, str]:
-    """Why a sequence ended: the reason, what stopped it, and what kind of thing that is.
+def _ending(choice: Mapping[str, Any], could_stop: bool) -> Ending | None:
+    if not (finish := choice.get("finish_reason")):
+        return None
+    if finish == "length":
+        return Ending("length")
+    if finish != "stop":
+        return Ending("stop", one_line(finish), "server")
+    named = [choice[key] for key in ("stop_reason", "matched_stop") if key in choice]
+    if named and isinstance(named[0], str):
+        return Ending("stop", named[0], "string")
+    if named and (id := _number(named[0], MOST_ID, "", set())) is not None:
+        return Ending("stop", str(id), "token")
+    return Ending("stop" if could_stop and not named else "eos")  # most servers do not distinguish them
 
-    `could_stop`: stop strings or tokens were set. Most servers do not distinguish them from EOS.
-    """
-    if piece.finish == "length":
-        return "length", "", ""
-    if piece.finish != "stop":
-        return "stop", one_line(str(piece.finish)), "server"
-    if isinstance(piece.stop, str):
-        return "stop", piece.stop, "string"
-    if piece.stop is not None:
-        return "stop", str(piece.stop), "token"
-    return ("stop" if could_stop and not piece.names_stop else "eos"), "", ""
 
-
-def _piece(choice: Mapping[str, Any], top: int, doubts: set[str]) -> AnswerPiece:
+def _piece(choice: Mapping[str, Any], top: int, doubts: set[str], could_stop: bool) -> AnswerPiece:
     """The piece of one choice. Raises BadShape."""
     message = choice if "text" in choice else choice.get("delta") or choice.get("message") or {}
     text = message.get("text" if message is choice else "content") or ""
@@ -192,22 +191,15 @@ def _piece(choice: Mapping[str, Any], top: int, doubts: set[str]) -> AnswerPiece
         thought = ""
     tokens = tokens_of(choice.get("logprobs"), top, doubts)
     ids = next((ids for name in ("token_ids", "tokens") if isinstance(ids := choice.get(name), list)), [])
-    known = [_number(id, 2**31, NO_ID, doubts) for id in ids]
-    if None not in known and len(known) == len(tokens):
+    known = [number for id in ids if (number := _number(id, MOST_ID, NO_ID, doubts)) is not None]
+    if len(known) == len(ids) == len(tokens):
         for place, (token, id) in enumerate(zip(tokens, known, strict=True)):
-            assert id is not None
             best = tuple((id if other == UNKNOWN_ID else other, name, value) for other, name, value in token.top)
             tokens[place] = replace(token, id=id, top=best)
-    elif None not in known and not tokens:
-        tokens = [Token(id, math.nan) for id in known if id is not None]
-    stops = [key for key in ("stop_reason", "matched_stop") if key in choice]
-    stop = choice[stops[0]] if stops else None
-    if not isinstance(stop, str):
-        stop = _number(stop, 2**31, "", set())
-    finish = choice.get("finish_reason") or None
-    return AnswerPiece(
-        choice.get("index", 0), _fitted(tokens, text), thought, finish, stop, bool(stops), counted=bool(tokens)
-    )
+    elif len(known) == len(ids) and not tokens:
+        tokens = [Token(id, math.nan) for id in known]
+    ending = _ending(choice, could_stop)
+    return AnswerPiece(choice.get("index", 0), _fitted(tokens, text), thought, ending, counted=bool(tokens))
 
 
 def _texts_of(parts: Iterable[Any], kind: str) -> Iterator[str]:
@@ -262,9 +254,9 @@ def tokens_of(logprobs: Any, top: int, doubts: set[str]) -> list[Token]:
 
 def _token(id: Any, text: str, logprob: Any, best: Sequence[tuple[Any, str, Any]], top: int, doubts: set[str]) -> Token:
     """A token of a server. Its rank is known where it is among the best ones that were requested, at least one."""
-    own = _number(id, 2**31, NO_ID, doubts)
-    listed = [(_number(other, 2**31, NO_ID, doubts), name, _logprob(value, doubts)) for other, name, value in best]
-    listed = sorted((one for one in listed if not math.isnan(one[2])), key=lambda one: -one[2])
+    own = _number(id, MOST_ID, NO_ID, doubts)
+    checked = [(_number(other, MOST_ID, NO_ID, doubts), name, _logprob(value, doubts)) for other, name, value in best]
+    listed = sorted((one for one in checked if not math.isnan(one[2])), key=lambda one: -one[2])
     same = [other == own if None not in (other, own) else name == text for other, name, _ in listed]
     entries: list[Alternative] = []
     for place, (other, name, value) in enumerate(listed[:top]):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -106,18 +106,27 @@ OWN = {
 _HERE = (
     "prompt_cache", "draft_corpus", "truncate", "chat_template", "tools", "processed_logprobs", "src_lang", "tgt_lang",
 )  # fmt: skip
-Refuse = Callable[..., None]
 
 
 def sampling_fields(
     resolved: Resolved, fields: frozenset[str], *, chat: bool, kind: str = ""
 ) -> tuple[dict[str, Any], list[str]]:
-    """The fields that say how to choose tokens, and why each other setting cannot be done (`knob = value: …`)."""
+    """The fields that say how to choose tokens, and why each other setting cannot be done (`knob = value: …`).
+
+    Raises UsageError for a grammar's file that cannot be read.
+    """
     generation, origins = resolved.generation, resolved.origins
     problems: list[str] = []
 
     def refuse(knob: str, why: str = NO_FIELD) -> None:
         problems.append(f"{knob} = {shown(getattr(generation, knob))} ({origins.get(knob, 'default')}): {why}")
+
+    def send(knob: str, forms: Mapping[str, Any], **more: Any) -> None:
+        """Send the first form of a knob that the server has, or refuse the knob."""
+        if (name := next((name for name in forms if name in fields), None)) is None:
+            refuse(knob)
+        else:
+            body.update({name: forms[name], **more})
 
     most = "max_completion_tokens" if "max_completion_tokens" in fields and "max_tokens" not in fields else "max_tokens"
     body: dict[str, Any] = {most: generation.max_new_tokens or DEFAULT_NEW_TOKENS}
@@ -135,26 +144,22 @@ def sampling_fields(
             body[name] = EXPLICIT.get(knob) if value is None else value
         elif name is None and changes and knob not in OWN and not (is_default and names):
             refuse(knob)
-    if generation.draws and generation.mirostat_tau is not None:
-        name = next((name for name in ("mirostat", "mirostat_mode") if name in fields), None)
-        if name is None:
-            refuse("mirostat_tau")
-        else:
-            body |= {name: 2, "mirostat_tau": generation.mirostat_tau, "mirostat_eta": generation.mirostat_eta}
+    if generation.draws and (tau := generation.mirostat_tau) is not None:
+        forms = {"mirostat": 2, "mirostat_mode": 2}
+        send("mirostat_tau", forms, mirostat_tau=tau, mirostat_eta=generation.mirostat_eta)
     if generation.keep_stop and generation.stop_strings is not None:
-        if "include_stop_str_in_output" in fields:
-            body["include_stop_str_in_output"] = True
-        else:
-            refuse("keep_stop")
+        send("keep_stop", {"include_stop_str_in_output": True})
     if biases := generation.logit_bias:
         by_id = {key[1:]: value for key, value in biases.items() if key[:1] == "#" and key[1:].isdigit()}
         if len(by_id) < len(biases):
             refuse("logit_bias", 'the server knows only ids, such as "#123"')
-        elif "logit_bias" in fields:
-            body["logit_bias"] = by_id
         else:
-            refuse("logit_bias")
-    body |= _structure(generation, fields, refuse, chat=chat, kind=kind)
+            send("logit_bias", {"logit_bias": by_id})
+    if structures := {name: value for name in GRAMMARS if (value := getattr(generation, name)) is not None}:
+        if len(structures) > 1:
+            raise UsageError(f"{' and '.join(structures)} cannot be combined: each says what the whole text is")
+        knob, value = next(iter(structures.items()))
+        send(knob, _forms(knob, value, by_format=chat or knob not in fields, kind=kind))
     if variables := variables_of(replace(resolved.runtime, tools=None)):
         if chat and "chat_template_kwargs" in fields:
             body["chat_template_kwargs"] = variables
@@ -162,6 +167,33 @@ def sampling_fields(
             why = NO_FIELD if chat else "the server reads no chat"
             problems.append(f"chat_template_kwargs = {shown(variables)}: {why}")
     return body, [*problems, *_runtime_problems(resolved, fields)]
+
+
+def logprob_fields(top: int, *, chat: bool) -> dict[str, Any]:
+    """The fields of log-probabilities. At least one alternative: for none, some servers give nothing."""
+    return {"logprobs": True, "top_logprobs": max(top, 1)} if chat else {"logprobs": max(top, 1)}
+
+
+def _forms(knob: str, value: Any, *, by_format: bool, kind: str) -> dict[str, Any]:
+    """The fields that hold the text to a schema, an expression or a grammar, in the order of preference.
+
+    `by_format`: a schema may be a `response_format`. Raises UsageError for a broken file.
+    """
+    if knob != "regex" and isinstance(value, str):
+        value = _text_of(knob, value)
+        try:
+            value = reader.loads(value) if knob == "json_schema" else value
+        except BadJson as error:
+            raise UsageError(f"json_schema: {error}") from None
+    short = "json" if knob == "json_schema" else knob
+    forms = {"structured_outputs": {short: value}, f"guided_{short}": value}  # vLLM since 0.11, and before that
+    if knob == "grammar":
+        return {**forms, "grammar": value, "ebnf": value}
+    if knob == "json_schema" and by_format:
+        schema = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": value}}
+        own = {"type": "json_object", "schema": value}
+        forms["response_format"] = own if kind == LLAMA_CPP_PYTHON else schema
+    return {**forms, knob: json.dumps(value) if knob == "json_schema" and kind == "sglang" else value}
 
 
 def _runtime_problems(resolved: Resolved, fields: frozenset[str]) -> Iterator[str]:
@@ -200,43 +232,6 @@ def messages_of(
             message["tool_calls"] = calls
     sent = sent or [{"role": "user", "content": prompt or ""}]
     return [{"role": "system", "content": system}, *sent] if system is not None else sent
-
-
-# -- structured output, as the different servers have it ---------------------------------------------------------------
-
-
-def _structure(
-    generation: Generation, fields: frozenset[str], refuse: Refuse, *, chat: bool, kind: str
-) -> dict[str, Any]:
-    """The fields that hold the text to a schema, an expression or a grammar. Raises UsageError for a broken file."""
-    given = [name for name in GRAMMARS if getattr(generation, name) is not None]
-    if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)} cannot be combined: each says what the whole text is")
-    if not given:
-        return {}
-    knob, value = given[0], getattr(generation, given[0])
-    if knob != "regex" and isinstance(value, str):
-        value = _text_of(knob, value)
-        try:
-            value = reader.loads(value) if knob == "json_schema" else value
-        except BadJson as error:
-            raise UsageError(f"json_schema: {error}") from None
-    short = {"json_schema": "json"}.get(knob, knob)
-    if "structured_outputs" in fields:  # vLLM since 0.11
-        return {"structured_outputs": {short: value}}
-    if f"guided_{short}" in fields:  # vLLM before that
-        return {f"guided_{short}": value}
-    if knob == "json_schema" and "response_format" in fields and (chat or knob not in fields):
-        if kind == LLAMA_CPP_PYTHON:
-            return {"response_format": {"type": "json_object", "schema": value}}
-        schema = {"name": "answer", "strict": True, "schema": value}
-        return {"response_format": {"type": "json_schema", "json_schema": schema}}
-    names = {"json_schema": ("json_schema",), "regex": ("regex",), "grammar": ("grammar", "ebnf")}[knob]
-    name = next((name for name in names if name in fields), None)
-    if name is None:
-        refuse(knob)
-        return {}
-    return {name: json.dumps(value) if name == "json_schema" and kind == "sglang" else value}
 
 
 def _text_of(knob: str, value: str) -> str:

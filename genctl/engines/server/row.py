@@ -1,24 +1,24 @@
-"""One row on a server: its requests, one after another in a thread, and the events that they become."""
+"""One row on a server: its requests, one after another in a thread, and the events that their answers become."""
 
 from __future__ import annotations
 
 import math
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import takewhile
+from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from genctl import events
-from genctl.config.layers import Resolved
 from genctl.engines.protocol import Report, Request
-from genctl.engines.server.answer import AnswerPiece, Usage, pieces_of, usage_of
-from genctl.engines.server.body import SEEDS, messages_of, path_of, sampling_fields
+from genctl.engines.server.answer import AnswerPiece, Ending, Usage, pieces_of, usage_of
+from genctl.engines.server.body import SEEDS, incomplete, logprob_fields, messages_of, path_of
 from genctl.engines.server.failure import Disconnected, RowFailure, ServerError, TimedOut, one_line, retry
-from genctl.engines.server.lane import RemoteLane
-from genctl.engines.server.server import Server, logprob_fields
+from genctl.engines.server.server import Server
 from genctl.errors import BackendError, GenctlError, InputError
+from genctl.events import Token
 from genctl.io.rows import row_seed
 from genctl.params import DEFAULT_NEW_TOKENS
 
@@ -27,8 +27,210 @@ if TYPE_CHECKING:
 
 PARTS = 64  # of a stream for each token, at most: servers may send single characters
 FEWEST = 1024  # parts that any stream may have
+MALFORMED = (400, 422)  # statuses with which servers refuse more sequences than they give
 Update: TypeAlias = "events.Event | BackendError | None"  # None: the row is done
 Emit: TypeAlias = Callable[[Update], object]
+
+
+@dataclass
+class RemoteSequence:
+    """One sequence of a row. Another attempt at it begins anew, but for what events have reported."""
+
+    tokens: list[Token] = field(default_factory=list)  # of this attempt
+    thought: str = ""
+    listed: int = 0  # tokens that the server lists, instead of pieces of text alone
+    has_begun: bool = False
+    end: Ending | None = None
+    usage: Usage = field(default_factory=Usage)
+    seed: int | None = None  # of its own request, where a row has several
+    shown: list[Token] = field(default_factory=list)  # that events have reported
+    shown_thought: str = ""
+
+    @property
+    def total(self) -> float:
+        """The log-probability of what is shown, as far as the server lists its tokens."""
+        is_unlisted = not self.shown and bool(self.thought or self.usage.new)
+        return math.nan if is_unlisted else math.fsum(token.logprob for token in self.shown)
+
+
+class RemoteLane:
+    """A row, its sequences and its events. `live`: each piece is reported at once, not when the row is done.
+
+    What has been shown cannot be taken back: where a live answer is cut off, the next one must begin with the same
+    text.
+    """
+
+    def __init__(self, request: Request, *, live: bool) -> None:
+        self.name, self.generation = request.id, request.resolved.generation
+        self.sequences = [RemoteSequence() for _ in range(self.generation.num_return_sequences)]
+        self.most = self.generation.max_new_tokens or DEFAULT_NEW_TOKENS  # tokens of each sequence
+        self._live = live
+        self._slots: Sequence[int] = ()  # the sequences of this attempt
+        self._parts = 0  # of its answer
+        self._usages: dict[int | None, Usage] = {}  # of it: by slot, as llama-server reports them, or of all together
+        self._is_cut = False  # it had more tokens than were requested
+        self._rows: list[int] | None = None  # slots that live on, in the order of the newest event
+        self._hypotheses: dict[int, events.Hypothesis] = {}
+        self._step = -1
+        self._prompt_tokens = 0
+        self._began = self._first = monotonic()
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    def attempt(self, slots: Sequence[int], seed: int) -> None:
+        """Begin an attempt at some sequences."""
+        self._slots, self._parts, self._usages, self._is_cut = slots, 0, {}, False
+        own = seed if len(slots) < len(self.sequences) and self.generation.draws else None
+        for slot in slots:
+            before = self.sequences[slot]
+            self.sequences[slot] = RemoteSequence(seed=own, shown=before.shown, shown_thought=before.shown_thought)
+
+    @property
+    def ended(self) -> list[int]:
+        """The slots of this attempt whose sequences are there."""
+        return [slot for slot in self._slots if self.sequences[slot].end is not None]
+
+    @property
+    def has_text(self) -> bool:
+        """Whether anything has come."""
+        return any(sequence.tokens or sequence.thought for sequence in self.sequences)
+
+    def take(self, part: Mapping[str, Any], top: int, doubts: set[str]) -> Iterator[events.Event]:
+        """Take the next part of the answer. Raises ServerError."""
+        self._parts += 1
+        if self._parts > max(PARTS * self.most, FEWEST) * len(self._slots):
+            raise ServerError(f"the stream does not end: it has {self._parts} parts for at most {self.most} tokens")
+        could_stop = self.generation.stop_strings is not None or self.generation.stop_token_ids is not None
+        pieces, usage = pieces_of(part, top, doubts, could_stop=could_stop), usage_of(part, doubts)
+        if any(piece.choice >= len(self._slots) for piece in pieces):
+            raise ServerError(f"the answer has more than {len(self._slots)} sequences")
+        for piece in pieces:
+            yield from self._take_piece(self._slots[piece.choice], piece)
+        if usage is not None:
+            self._usages[self._slots[pieces[0].choice] if len(pieces) == 1 < len(self._slots) else None] = usage
+
+    def _take_piece(self, slot: int, piece: AnswerPiece) -> Iterator[events.Event]:
+        sequence = self.sequences[slot]
+        if sequence.end is not None:
+            return
+        if not self.has_text:
+            self._first = monotonic()
+        sequence.has_begun = True
+        if piece.counted:
+            room = self.most - sequence.listed
+            kept, more = piece.tokens[:room], piece.tokens[room:]
+            sequence.listed += len(kept)
+            piece = replace(piece, tokens=kept)
+            if any(token.text for token in more):  # else it is the end, which some servers list as a token
+                self._is_cut = True
+                piece = replace(piece, end=Ending("length"))
+        sequence.tokens += piece.tokens
+        sequence.thought += piece.thought
+        sequence.end = piece.end
+        if not self._live:
+            return
+        pairs = zip(sequence.shown, sequence.tokens, strict=False)
+        same = all(mine.text == theirs.text for mine, theirs in pairs)
+        thoughts = sorted((sequence.shown_thought, sequence.thought), key=len)
+        if not (same and thoughts[1].startswith(thoughts[0])):
+            raise ServerError("the answer was cut off, and the next one does not begin with the text that was shown")
+        new = sequence.tokens[len(sequence.shown) :], sequence.thought[len(sequence.shown_thought) :]
+        yield from self._grow(slot, *new)
+
+    def check(self, note: Callable[[str], object]) -> None:
+        """End an attempt; `note` reports what the answer has too much of. Raises ServerError where it is cut off."""
+        sequences = [self.sequences[slot] for slot in self._slots]
+        if not self.ended or any(one.has_begun and one.end is None for one in sequences):
+            raise ServerError("the answer was cut off before its end", again=True)
+        if self._is_cut:
+            note(f"a text has more than max_tokens = {self.most} tokens and is cut")
+        most, whole = self.most * len(sequences), self._usages.get(None)
+        if whole is not None and whole.new is not None and whole.new > most:
+            if all(one.listed for one in sequences):  # a text that was cut here has as many tokens as were kept
+                self._usages[None] = replace(whole, new=sum(one.listed for one in sequences))
+            else:
+                note(f"it counts {whole.new} tokens for a request of at most {most}")
+        for slot, usage in self._usages.items():
+            self._prompt_tokens = usage.prompt or self._prompt_tokens
+            if slot is not None or len(self._slots) == 1:
+                self.sequences[self._slots[0] if slot is None else slot].usage = usage
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def failed(self, message: str, hint: str = "") -> events.Failed:
+        """The row is an error."""
+        return events.Failed(self.name, RowFailure.code, message, hint)
+
+    def finish(self, reason: str = "") -> Iterator[events.Event]:
+        """The events that are still missing. `reason` ends the sequences that have not ended."""
+        if not self._live:  # all steps of all sequences, side by side, as if they had been decoded together
+            for place in range(max((len(sequence.tokens) for sequence in self.sequences), default=0)):
+                for slot, sequence in enumerate(self.sequences):
+                    if place < len(sequence.tokens):
+                        yield from self._grow(slot, sequence.tokens[place : place + 1], "", reason)
+        for slot in self._open():
+            yield from self._grow(slot, (), "", reason or "length")
+        ordered = tuple(self._hypotheses[slot] for slot in sorted(self._hypotheses))
+        decoding_s, prefill_s = monotonic() - self._first, self._first - self._began
+        yield events.Finished(self.name, ordered, self._prompt_tokens, decoding_s, prefill_s)
+
+    def _open(self) -> list[int]:
+        return [*range(len(self.sequences))] if self._rows is None else list(self._rows)
+
+    def _grow(self, slot: int, tokens: Sequence[Token], thought: str, reason: str = "") -> Iterator[events.Event]:
+        """A step in which one sequence grows, and ends if nothing more of it comes."""
+        rows, sequence = self._open(), self.sequences[slot]
+        places = {row: place if self._rows is not None else 0 for place, row in enumerate(rows)}
+        if self._rows is None:
+            yield events.Prefilled(self.name, self._prompt_tokens, self._first - self._began)
+        sequence.shown += tokens
+        sequence.shown_thought += thought
+        is_whole = len(sequence.shown) == len(sequence.tokens)
+        ends = is_whole and (sequence.end is not None or bool(reason))
+        self._rows = rows
+        if not (tokens or thought or ends):
+            return
+        ended: tuple[events.Ended, ...] = ()
+        if ends:
+            hypothesis = self._hypotheses[slot] = self._hypothesis(slot, reason)
+            ended = (events.Ended(self.name, places[slot], tuple(tokens), hypothesis),)
+            rows.remove(slot)
+        self._step += 1
+        live = []
+        for row in rows:
+            written, new = (tuple(tokens), thought) if row == slot else ((), "")
+            total = self.sequences[row].total
+            live.append(events.Row(self.name, places[row], written, total, total, row, thought=new))
+        yield events.Stepped(self.name, self._step, tuple(live), ended)
+
+    def _hypothesis(self, slot: int, reason: str) -> events.Hypothesis:
+        sequence = self.sequences[slot]
+        tokens, total, usage, thought = sequence.tokens, sequence.total, sequence.usage, sequence.thought
+        reason, stop, kind = sequence.end or Ending(reason)
+        text = "".join(token.text for token in tokens)
+        # a server may leave out EOS; without the other tokens that it counts, the ids are not those of the text
+        lacking = 0 if usage.new is None else usage.new - len(tokens)
+        is_known = bool(tokens) and all(token.id >= 0 for token in tokens) and lacking in (0, int(reason == "eos"))
+        counted = len(tokens) if usage.new is None else usage.new
+        bare = len([*takewhile(lambda token: not token.text, tokens)])  # those of a thought, if they are listed
+        listed = not thought or bool(bare)
+        return events.Hypothesis(
+            tuple(token.id for token in tokens) if is_known else (),
+            total,
+            total,
+            reason,
+            total / max(counted if listed else len(tokens), 1) ** self.generation.length_penalty,
+            slot,
+            stop,
+            text,
+            kind,
+            incomplete=incomplete(self.generation, text) if reason in events.CUT else "",
+            thought=(bare or None if usage.thought is None else usage.thought) if thought else None,
+            thought_cut=bool(thought) and not text and reason in events.CUT,
+            thought_text=thought,
+            counted=0 if is_known and not lacking else counted,
+            seed=sequence.seed,
+        )
 
 
 @dataclass
@@ -39,42 +241,46 @@ class StopSignal:
     reason: str = ""
 
 
+@dataclass
 class RemoteRow:
-    """A row and the server that computes it."""
+    """A row and the server that computes it. `live`: its pieces become events as they come."""
 
-    def __init__(
-        self, request: Request, server: Server, report: Report, tokenizer: LoneTokenizer | None, *, live: bool
-    ) -> None:
-        self.request, self.server, self._report, self._tokenizer = request, server, report, tokenizer
-        generation, runtime = request.resolved.generation, request.resolved.runtime
-        self.chat = runtime.is_chat or request.messages is not None
-        self.count = generation.num_return_sequences
-        self.most = generation.max_new_tokens or DEFAULT_NEW_TOKENS  # tokens of each sequence
+    request: Request
+    server: Server
+    report: Report
+    tokenizer: LoneTokenizer | None
+    live: bool
+    emit: Emit
+    stop: StopSignal
+
+    def __post_init__(self) -> None:
+        generation, runtime = self.request.resolved.generation, self.request.resolved.runtime
+        self.chat = runtime.is_chat or self.request.messages is not None
         limits = [one for one in (generation.max_time, runtime.row_timeout) if one is not None]
-        self.deadline = time.monotonic() + min(limits) if limits else math.inf
-        self.lane = RemoteLane(request, self.count, live=live)
+        self.deadline = monotonic() + min(limits) if limits else math.inf
+        self.lane = RemoteLane(self.request, live=self.live)
 
-    def run(self, emit: Emit, stop: StopSignal) -> None:
+    def run(self) -> None:
         """Emit the events of the row. The last update is None; before it may be the error that ends the run."""
-        lane, name = self.lane, self.server.name
         try:
-            for event in self._events(emit, stop):
-                emit(event)
+            self.emit(self._began())
+            for event in self._ending():
+                self.emit(event)
         except Exception as error:  # whatever a server sends may cost its row, never the others
-            emit(lane.failed(f"{name}: unexpected {type(error).__name__}: {one_line(str(error))}"))
+            words = f"{self.server.name}: unexpected {type(error).__name__}: {one_line(str(error))}"
+            self.emit(self.lane.failed(words))
         finally:
-            emit(None)
+            self.emit(None)
 
-    def _events(self, emit: Emit, stop: StopSignal) -> Iterator[Update]:
-        """The first event and the last ones; those between are emitted while the answer comes."""
+    def _ending(self) -> Iterator[Update]:
+        """The last events; those before are emitted while the answer comes."""
         lane, server = self.lane, self.server
-        yield self._began()
         try:
-            self._complete(emit, stop)
+            self._complete()
         except TimedOut:
             yield from lane.finish("time")
         except Disconnected:
-            yield from lane.finish(stop.reason) if lane.has_text else ()
+            yield from lane.finish(self.stop.reason) if lane.has_text else ()
         except ServerError as error:
             failed = lane.failed(f"{server.name}: {error.message}", error.hint)
             yield server.error(error, plain=not self.chat) if error.fatal else failed
@@ -86,16 +292,14 @@ class RemoteRow:
             yield from lane.finish()
 
     def _began(self) -> events.Began:
-        request, resolved = self.request, self.request.resolved
-        generation = resolved.generation
+        request, generation = self.request, self.request.resolved.generation
         settings: dict[str, Any] = {
-            "num_return_sequences": self.count,
+            "num_return_sequences": generation.num_return_sequences,
             "length_penalty": generation.length_penalty,
             "backend": self.server.name,
         } | ({"structure": generation.structure} if generation.structure else {})
         prompt = request.prompt or "\n".join(message.get("content") or "" for message in request.messages or ())
-        messages = messages_of(request.prompt, request.messages, resolved.runtime.system)
-        shown = events.conversation(messages) if self.chat else ""
+        shown = events.conversation(self._messages()) if self.chat else ""
         kind, seed = ("sample", request.seed) if generation.draws else ("greedy", None)
         return events.Began(
             request.id, prompt, kind, self.server.model, seed, settings, request.place, shown=shown, run=request.run,
@@ -104,79 +308,79 @@ class RemoteRow:
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def _complete(self, emit: Emit, stop: StopSignal) -> None:
+    def _complete(self) -> None:
         """Request all sequences: as many at once as the server gives. Raises what `run` catches."""
-        server, lane = self.server, self.lane
+        server, request = self.server, self.request
         fields = server.fields(chat=self.chat)
-        chosen, problems = fields_of_row(server, self.request.resolved, chat=self.chat)
+        chosen, problems = server.sampling_fields(request.resolved, chat=self.chat)
         if problems:
             raise RowFailure(f"{server.name}: " + "; ".join(problems))
-        if self.chat and self.request.prompt_ids is not None:
+        if self.chat and request.prompt_ids is not None:
             raise InputError("token ids cannot be sent as a chat: the server makes the ids of its own template")
         fixed: dict[str, Any] = {"model": server.model, **chosen, "stream": True}
         fixed |= {"stream_options": {"include_usage": True}} if "stream_options" in fields else {}
         fixed |= {"return_token_ids": True} if "return_token_ids" in fields else {}
-        left, size = [*range(self.count)], server.most_sequences if "n" in fields else 1
+        left, size = [*range(len(self.lane.sequences))], server.most_sequences if "n" in fields else 1
         while left:
             slots = left[:size]
-            seed = row_seed(self.request.seed, f"sequence {slots[0]}", slots[0])
+            seed = row_seed(request.seed, f"sequence {slots[0]}", slots[0])
             own = {"n": len(slots)} if len(slots) > 1 else {}
-            own |= {"seed": seed % SEEDS} if "seed" in fields and lane.generation.draws else {}
-            send = partial(self._send, {**fixed, **own}, slots, seed, emit, stop)
+            own |= {"seed": seed % SEEDS} if "seed" in fields and request.resolved.generation.draws else {}
+            send, pause = (
+                partial(self._send, {**fixed, **own}, slots, seed),
+                partial(server.client.pause, stop=self.stop.event),
+            )
             try:
-                pause = partial(server.client.pause, stop=stop.event)
-                answer = retry(send, pause, seed=seed, deadline=self.deadline)
+                retry(send, pause, seed=seed, deadline=self.deadline)
             except ServerError as error:
-                if len(slots) == 1 or error.status not in (400, 422):
+                if len(slots) == 1 or error.status not in MALFORMED:
                     raise
                 size = server.fewer_sequences(len(slots))
                 continue
-            ended = [slots[choice] for choice in sorted(answer.ended)]
+            ended = self.lane.ended
             size = min(size, len(ended)) if len(ended) < len(slots) else size
             if "n" in own and len(left) > size:
                 server.most_sequences = min(server.most_sequences, size)
             left = [slot for slot in left if slot not in ended]
 
-    def _send(self, fixed: dict[str, Any], slots: Sequence[int], seed: int, emit: Emit, stop: StopSignal) -> _Answer:
+    def _send(self, fixed: dict[str, Any], slots: Sequence[int], seed: int) -> None:
         """Send a request once, or again without what the server turns out to be unable to do. Raises ServerError."""
-        server, lane = self.server, self.lane
-        lane.again(slots, seed)
-        answer = _Answer(len(slots), self.most)
+        server, lane, top = self.server, self.lane, self.report.top
+        lane.attempt(slots, seed)
         body = {**fixed, **self._prompt()}
         if server.may("logprobs", chat=self.chat):
-            body |= logprob_fields(self._report.top, chat=self.chat)
+            body |= logprob_fields(top, chat=self.chat)
 
         def take(part: dict[str, Any]) -> bool:
-            if stop.event.is_set():
+            if self.stop.event.is_set():
                 raise Disconnected
             doubts: set[str] = set()
-            for piece in answer.pieces(part, self._report.top, doubts):
-                for event in lane.take(slots[piece.choice], piece):
-                    emit(event)
+            for event in lane.take(part, top, doubts):
+                self.emit(event)
             for doubt in sorted(doubts):
                 server.client.note(doubt)
-            return len(answer.ended) == len(slots)
+            return len(lane.ended) == len(slots)
 
         try:
             path = path_of(chat=self.chat)
             server.client.stream(path, body, take, sequences=len(slots), deadline=self.deadline)
         except ServerError as error:
-            if stop.event.is_set():  # its connection was shut
+            if self.stop.event.is_set():  # its connection was shut
                 raise Disconnected from None
-            if (len(slots) == 1 or error.status not in (400, 422)) and server.learn(body, error):
-                return self._send(fixed, slots, seed, emit, stop)
-            raise
-        answer.check(server.client.note)
-        lane.count(slots, answer.usage)
-        for choice, usage in answer.counts.items():
-            lane.count(slots[choice : choice + 1], usage)
-        return answer
+            if (len(slots) > 1 and error.status in MALFORMED) or not server.learn(body, error):
+                raise
+            self._send(fixed, slots, seed)
+        else:
+            lane.check(server.client.note)
+
+    def _messages(self) -> list[dict[str, Any]]:
+        return messages_of(self.request.prompt, self.request.messages, self.request.resolved.runtime.system)
 
     def _prompt(self) -> dict[str, Any]:
         """The messages, or a plain prompt: as ids where there are any and the server takes them, else as text."""
-        request, tokenizer, takes_ids = self.request, self._tokenizer, self.server.may("ids")
+        request, tokenizer, takes_ids = self.request, self.tokenizer, self.server.may("ids")
         if self.chat:
-            return {"messages": messages_of(request.prompt, request.messages, request.resolved.runtime.system)}
+            return {"messages": self._messages()}
         if request.prompt_ids is None:
             text = request.prompt or ""
             return {"prompt": tokenizer.ids(text) if tokenizer is not None and takes_ids else text}
@@ -185,70 +389,3 @@ class RemoteRow:
         if tokenizer is None:
             raise InputError(f"{self.server.name} takes no token ids as a prompt; --tokenizer makes a text of them")
         return {"prompt": tokenizer.text(request.prompt_ids)}
-
-
-def fields_of_row(server: Server, resolved: Resolved, *, chat: bool) -> tuple[dict[str, Any], list[str]]:
-    """The fields of a row's settings, and what the server cannot do."""
-    return sampling_fields(resolved, server.fields(chat=chat), chat=chat, kind=server.kind)
-
-
-@dataclass
-class _Answer:
-    """One attempt at an answer: checks its parts."""
-
-    count: int  # sequences that were requested
-    most: int  # tokens of each
-    usage: Usage | None = None
-    counts: dict[int, Usage] = field(default_factory=dict)  # of single choices, as llama-server reports them
-    lengths: dict[int, int] = field(default_factory=dict)  # choice -> tokens so far, where they are listed
-    begun: set[int] = field(default_factory=set)
-    ended: set[int] = field(default_factory=set)
-    parts: int = 0
-    cut: bool = False  # it had more tokens than were requested
-
-    def pieces(self, part: dict[str, Any], top: int, doubts: set[str]) -> list[AnswerPiece]:
-        """The pieces of a part, of sequences that have not ended. Raises ServerError."""
-        self.parts += 1
-        if self.parts > max(PARTS * self.most, FEWEST) * self.count:
-            raise ServerError(f"the stream does not end: it has {self.parts} parts for at most {self.most} tokens")
-        every, found = pieces_of(part, top, doubts), []
-        for piece in every:
-            if piece.choice >= self.count:
-                raise ServerError(f"the answer has more than {self.count} sequences")
-            if piece.choice in self.ended:
-                continue
-            self.begun.add(piece.choice)
-            found.append(self._within(piece))
-            if found[-1].finish is not None:
-                self.ended.add(piece.choice)
-        if usage := usage_of(part, doubts):
-            if self.count > 1 and len(every) == 1:
-                self.counts[every[0].choice] = usage
-            else:
-                self.usage = usage
-        return found
-
-    def _within(self, piece: AnswerPiece) -> AnswerPiece:
-        """The piece without tokens beyond max_tokens, where the server lists its tokens."""
-        if not piece.counted:
-            return piece
-        before = self.lengths.get(piece.choice, 0)
-        kept, more = piece.tokens[: self.most - before], piece.tokens[self.most - before :]
-        self.lengths[piece.choice] = before + len(kept)
-        if not any(token.text for token in more):  # the end, which some servers list as a token
-            return replace(piece, tokens=kept)
-        self.cut = True
-        return replace(piece, tokens=kept, finish="length", stop=None)
-
-    def check(self, note: Callable[[str], object]) -> None:
-        """Note what the answer has too much of. Raises ServerError where it is cut off, or nothing is there."""
-        if not self.ended or self.begun - self.ended:
-            raise ServerError("the answer was cut off before its end", again=True)
-        if self.cut:
-            note(f"a text has more than max_tokens = {self.most} tokens and is cut")
-        usage, most = self.usage, self.most * self.count
-        if usage is not None and usage.new is not None and usage.new > most:
-            if len(self.lengths) == self.count:  # a text that was cut here has as many tokens as were kept
-                self.usage = replace(usage, new=sum(self.lengths.values()))
-            else:
-                note(f"it counts {usage.new} tokens for a request of at most {most}")

@@ -1,42 +1,185 @@
-"""`genctl score` on servers: they echo a text with its log-probabilities, or write it, one token after another."""
+"""`genctl score` on servers: they echo a text with its log-probabilities, or write it, one token after another.
+
+Answers are read whole: a few requests are in flight, and their outcomes come in order.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict, TypeVar
 
 from genctl.documents.shapes import BadShape, Natural, value_of
 from genctl.engines.protocol import Key, Scored, ScoringOptions, TextToScore, ranked
-from genctl.engines.server.answer import tokens_of
+from genctl.engines.server.answer import pieces_of, tokens_of
 from genctl.engines.server.body import path_of
-from genctl.engines.server.failure import ServerError
-from genctl.engines.server.logprobs import TOLERANCE, TOPS, ServerLogprobs, answered, in_order
-from genctl.engines.server.server import PROBE_S, PROMPT, UNABLE, Server
-from genctl.errors import BackendError, InputError, UsageError, quote
+from genctl.engines.server.client import TICK_S
+from genctl.engines.server.failure import Disconnected, RowFailure, ServerError, TimedOut, one_line, retry
+from genctl.engines.server.server import PROBE_S, PROMPT, REFUSED, Server
+from genctl.errors import BackendError, GenctlError, InputError, quote
 from genctl.events import Token
 
 if TYPE_CHECKING:
     from genctl.engines.protocol import Outcome
 
+T = TypeVar("T")
+IN_FLIGHT = 8  # requests of `answers`
+LISTED = 5  # tokens of each distribution, where a server gives no more than OpenAI's
+LONGER = (1000, 1 << 18)  # lists in which a token is looked for, where a server gives such: llama-server all tokens
 PLAIN = path_of(chat=False)
+TOLERANCE = 0.1  # nats, between a token that is read and the same one that is written: passes differ a little
 Placed: TypeAlias = list[tuple[int, Token]]  # tokens of a text, each with the character at which it begins
 NOT_THE_TEXT = "the tokens that the server reports do not add up to the text"
 
 
-class RemoteScorer:
-    """Scores texts on servers. Raises BackendError where they cannot, UsageError for options that they lack."""
+class Limit(NamedTuple):
+    """When requests are given up, on the monotonic clock, and the words of their error."""
 
-    def __init__(self, servers: Sequence[Server], options: ScoringOptions, unable: Sequence[str] = ()) -> None:
-        """`unable`: flags that are set and that no server has. As many requests are in flight as `batch_size` says."""
-        if unable:
-            raise UsageError(f"{' and '.join(unable)} cannot be done on a server, which reads each text as it is")
+    deadline: float = math.inf
+    words: str = ""
+
+
+UNLIMITED = Limit()
+
+
+def in_order(
+    servers: Sequence[Server],
+    wanted: Iterable[tuple[Key, Callable[[Server], T]]],
+    width: int,
+    interrupted: Callable[[], object] = lambda: False,
+) -> Iterator[tuple[Key, T | GenctlError]]:
+    """One outcome for each row, in order; at most `width` are in flight. Raises BackendError where none can succeed."""
+    incoming, turn = iter(wanted), itertools.cycle(servers)
+    due: deque[tuple[Key, Future[T]]] = deque()
+    while not interrupted():
+        for key, work in itertools.islice(incoming, width - len(due)):
+            server = next(turn)
+            due.append((key, server.client.start(partial(work, server))))
+        if not due:
+            return
+        key, future = due[0]
+        try:
+            outcome: T | GenctlError = future.result(TICK_S)
+        except NotYet:
+            continue
+        except BackendError:
+            raise
+        except GenctlError as error:
+            outcome = error
+        finally:
+            for server in servers:
+                server.client.tick()
+        due.popleft()
+        yield key, outcome
+
+
+def answered(server: Server, send: Callable[[], T], *, seed: int, limit: Limit = UNLIMITED) -> T:
+    """What `send` returns, once it succeeds. Raises RowFailure, BackendError for trouble that ends the run, and what
+    `send` raises on purpose.
+    """
+    try:
+        return retry(send, server.client.pause, seed=seed, deadline=limit.deadline)
+    except ServerError as error:
+        if error.fatal:
+            raise server.error(error) from None
+        raise RowFailure(f"{server.name}: {error.message}", hint=error.hint) from None
+    except (TimedOut, Disconnected):
+        raise RowFailure(f"{server.name}: {limit.words}") from None
+    except GenctlError:
+        raise
+    except Exception as error:  # whatever a server sends may cost its row, never the others
+        raise RowFailure(f"{server.name}: unexpected {type(error).__name__}: {one_line(str(error))}") from error
+
+
+def answers(
+    servers: Sequence[Server], requests: Sequence[tuple[str, str, dict[str, Any]]], interrupted: Callable[[], object]
+) -> Iterator[tuple[str, dict[str, Any] | GenctlError]]:
+    """The answers to requests with log-probabilities: id, path and fields."""
+    rows = ((id, partial(answer_of, path=path, fields=fields)) for id, path, fields in requests)
+    return in_order(servers, rows, IN_FLIGHT, interrupted)
+
+
+def answer_of(server: Server, path: str, fields: Mapping[str, Any], limit: Limit = UNLIMITED) -> dict[str, Any]:
+    """A checked answer with one choice. Raises RowFailure and BackendError.
+
+    It lists as many tokens of each distribution as `fields` says, else as many as the server gives.
+    """
+    key = "top_logprobs" if "top_logprobs" in fields else "logprobs"
+
+    def send() -> dict[str, Any]:
+        top = server.most_listed
+        try:
+            answer = server.client.fetch(path, {"model": server.model, key: top, **fields}, deadline=limit.deadline)
+        except ServerError as error:
+            if top <= LISTED or fields.get(key) or error.status not in REFUSED:
+                raise
+            server.most_listed = LISTED
+            return send()
+        if (count := len(pieces_of(answer, 0, set()))) != 1:
+            raise ServerError(f"the answer has {count} sequences, not one")
+        return answer
+
+    return answered(server, send, seed=fields["max_tokens"], limit=limit)
+
+
+def written(server: Server, prompt: Sequence[int], ids: Sequence[int], limit: Limit) -> list[Token]:
+    """Tokens behind a prompt with the numbers that a server lists as it writes them itself (llama-server).
+
+    It writes greedily. Where it writes another token, the given one is looked for in the list there, then in longer
+    ones, and it continues behind it. NaN where no list has it.
+    """
+    found: list[Token] = []
+    while len(found) < len(ids):
+        left = ids[len(found) :]
+        tokens = _greedy(server, [*prompt, *ids[: len(found)]], len(left), None, limit)
+        agreed = sum(itertools.takewhile(bool, (token.id == id for token, id in zip(tokens, left, strict=False))))
+        found += tokens[:agreed]
+        if agreed == len(left):
+            break
+        id, behind = left[agreed], [*prompt, *ids[: len(found)]]
+        longer = (_greedy(server, behind, 1, top, limit) for top in LONGER)
+        for one in itertools.chain.from_iterable(part[:1] for part in itertools.chain([tokens[agreed:]], longer)):
+            if listed := [entry for entry in one.top if entry[0] == id]:
+                found.append(Token(id, listed[0][2], rank=one.top.index(listed[0]) + 1, top=one.top))
+                break
+        else:
+            found.append(Token(id, math.nan))
+    return found
+
+
+def _greedy(server: Server, prompt: Sequence[int], count: int, top: int | None, limit: Limit) -> list[Token]:
+    """The tokens of a greedy answer, with lists of `top` tokens; none where the server gives no such lists."""
+    fields: dict[str, Any] = {"prompt": [*prompt], "max_tokens": count, "temperature": 0.0}
+    fields |= {} if top is None else {"logprobs": top}
+    try:
+        answer = answer_of(server, path_of(chat=False), fields, limit)
+    except RowFailure:
+        if top is None or time.monotonic() >= limit.deadline:
+            raise
+        return []
+    doubts: set[str] = set()
+    found = tokens_of(answer["choices"][0].get("logprobs"), top or server.most_listed, doubts)
+    if doubts:
+        raise InputError(f"{server.name}: gives a log-probability that is not a number up to 0")
+    if not found:
+        raise RowFailure(f"{server.name}: the answer has no log-probabilities of its tokens")
+    return found
+
+
+class RemoteScorer:
+    """Scores texts on servers, `batch_size` of them at once. Raises BackendError where a server cannot."""
+
+    def __init__(self, servers: Sequence[Server], options: ScoringOptions) -> None:
         self._servers, self._options = servers, options
-        self._logprobs = ServerLogprobs(servers, max(options.detail.top, TOPS[0]))
+        for server in servers:
+            server.most_listed = max(options.detail.top, 20)
         self._without_echo = {server for server in servers if server.client.wait(partial(_lacks_echo, server))}
 
     def score(
@@ -48,46 +191,43 @@ class RemoteScorer:
 
     def _scored(self, item: TextToScore, server: Server) -> list[Scored]:
         """A text, or its candidates, best first. Raises InputError, or BackendError for trouble that ends the run."""
-        seconds = self._options.row_timeout
-        late: dict[str, Any] = {
-            "deadline": math.inf if seconds is None else time.monotonic() + seconds,
-            "late": f"no score within row_timeout = {seconds or 0:g} s",
-        }
+        seconds, limit = self._options.row_timeout, Limit()
+        if seconds is not None:
+            limit = Limit(time.monotonic() + seconds, f"no score within row_timeout = {seconds:g} s")
         if item.target is not None:
             raise InputError("a target is for encoder-decoders, and a server continues texts")
         if not item.candidates:
-            return [self._one(item.context or "", item.text, server, late)]
+            return [self._one(item.context or "", item.text, server, limit)]
         if not item.context:
             raise InputError("candidates need a context: the server has no score for the first token of a text")
         found = []
         for place, candidate in enumerate(item.candidates, 1):
             try:
-                found.append(self._one(item.context, candidate, server, late))
+                found.append(self._one(item.context, candidate, server, limit))
             except InputError as error:
                 raise InputError(f"candidate {place}: {error.message}") from error
         return ranked(found, self._options.by)
 
-    def _one(self, context: str, text: str, server: Server, late: Mapping[str, Any]) -> Scored:
+    def _one(self, context: str, text: str, server: Server, limit: Limit) -> Scored:
         whole, top = context + text, self._options.detail.top
-        if server in self._without_echo:
-            prompt = answered(server, lambda: self._written(context, text, server, late), seed=len(whole), **late)
-        else:
-            body = {"model": server.model, "prompt": whole, "max_tokens": 1, "temperature": 0.0, "echo": True}
-            body["logprobs"] = max(top, 1)
+        body = {"model": server.model, "prompt": whole, "max_tokens": 1, "temperature": 0.0, "echo": True}
+        body["logprobs"] = max(top, 1)
 
-            def send() -> Placed:
-                return _echoed(server.client.fetch(PLAIN, body, deadline=late["deadline"]), whole, top)
+        def send() -> Placed:
+            if server in self._without_echo:
+                return self._written(context, text, server, limit)
+            return _echoed(server.client.fetch(PLAIN, body, deadline=limit.deadline), whole, top)
 
-            prompt = answered(server, send, seed=len(whole), **late)
+        prompt = answered(server, send, seed=len(whole), limit=limit)
         first, tokens = scored_after(prompt, len(context))
         nll = math.fsum(-token.logprob for token in tokens) + 0.0
         size = len(whole[first:].encode("utf-8"))
         lead = whole[len(context) : first]
         return Scored(text, (), nll, len(tokens), size, tuple(tokens), lead, backend=server.name)
 
-    def _written(self, context: str, text: str, server: Server, late: Mapping[str, Any]) -> Placed:
+    def _written(self, context: str, text: str, server: Server, limit: Limit) -> Placed:
         """A text behind its context, token by token. Raises ServerError and InputError."""
-        read = _tokenized(server, context + text, late["deadline"])
+        read = _tokenized(server, context + text, limit.deadline)
         whole, length = (context + text).encode(), len(context.encode())
         joined = b"".join(piece for _, piece in read)
         begin = len(joined) - len(whole)  # behind BOS, or a space that the tokenizer puts before
@@ -97,7 +237,7 @@ class RemoteScorer:
         ends = [end - begin for end in itertools.accumulate(len(piece) for _, piece in read)]
         known = max(sum(end <= length for end in ends), 1)
         scored = [Token(id, math.nan) for id in ids[:known]]
-        scored += self._logprobs.written(server, ids[:known], ids[known:], **late)
+        scored += written(server, ids[:known], ids[known:], limit)
         tokens: Placed = []
         for at, end, token in zip([-begin, *ends], ends, scored, strict=False):
             start, after = (len(whole[: max(place, 0)].decode(errors="ignore")) for place in (at, end))
@@ -113,11 +253,10 @@ class RemoteScorer:
 
 def _lacks_echo(server: Server) -> bool:
     """Whether texts are scored token by token. Raises BackendError where the server can do neither."""
-    written: list[Token] = []
+    generated: list[Token] = []
     try:
-        why = _why_no_echo(server, written)
-        lists_ids = bool(written) and all(token.id >= 0 for token in written)
-        by_token = bool(why) and lists_ids and server.can("ids")
+        why = _why_no_echo(server, generated)
+        by_token = bool(why and generated) and all(token.id >= 0 for token in generated) and server.can("ids")
         if by_token:
             try:
                 by_token = bool(_tokenized(server, PROMPT, time.monotonic() + PROBE_S))
@@ -133,30 +272,28 @@ def _lacks_echo(server: Server) -> bool:
     return bool(why)
 
 
-def _why_no_echo(server: Server, written: list[Token]) -> str:
+def _why_no_echo(server: Server, generated: list[Token]) -> str:
     """Why the log-probabilities of a prompt cannot be had, in words; "" if they can. Raises ServerError.
 
-    A token is generated, into `written`, and then read as the end of a prompt: it must have the same log-probability
-    both times. Some servers shift the numbers by one token where a model has no BOS.
+    A token is `generated`, and then read as the end of a prompt: it must have the same log-probability both times. Some
+    servers shift the numbers by one token where a model has no BOS.
     """
     body: dict[str, Any] = {"model": server.model, "max_tokens": 1, "temperature": 0.0, "logprobs": 1}
     prompt = f"{PROMPT}, {PROMPT}"
     try:
-        answer = server.post(PLAIN, {**body, "prompt": prompt}, UNABLE)
-        written += tokens_of(answer["choices"][0].get("logprobs"), 0, set())
-        if not written:
+        answer = server.probe(PLAIN, {**body, "prompt": prompt})
+        generated += tokens_of(answer["choices"][0].get("logprobs"), 0, set())
+        if not generated:
             return "gives no log-probabilities"
-        whole = prompt + written[0].text
-        start, token = _echoed(server.post(PLAIN, {**body, "prompt": whole, "echo": True}, UNABLE), whole, 0)[-1]
-    except ServerError as error:
-        if error.fatal:
+        whole = prompt + generated[0].text
+        start, token = _echoed(server.probe(PLAIN, {**body, "prompt": whole, "echo": True}), whole, 0)[-1]
+    except (ServerError, BadShape, InputError, LookupError, TypeError, AttributeError) as error:
+        if isinstance(error, ServerError) and error.fatal:
             raise
-        return "gives no log-probabilities of a prompt"
-    except (BadShape, InputError, LookupError, TypeError, AttributeError):
         return "gives no log-probabilities of a prompt"
     if start != len(prompt):
         return ""  # it is read as another token, so there is nothing to compare
-    near = abs(token.logprob - written[0].logprob) < TOLERANCE
+    near = abs(token.logprob - generated[0].logprob) < TOLERANCE
     return "" if near else "gives log-probabilities of a prompt that contradict those of its own text"
 
 

@@ -7,26 +7,21 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
+from genctl.config.layers import Resolved
+from genctl.engines.server import body as bodies
 from genctl.engines.server.address import Address
 from genctl.engines.server.answer import pieces_of
-from genctl.engines.server.body import fields_of, kind_of, path_of
 from genctl.engines.server.client import Client
 from genctl.engines.server.failure import ServerError, TimedOut, one_line, retry
 from genctl.errors import BackendError
 
-T = TypeVar("T")
 PROMPT = "Hello"
 UNABLE = (500, 501)  # what servers answer, besides 400, to what they cannot do
 REFUSED = (400, 422, *UNABLE)
 LISTED = 8  # models named in a message
 PROBE_S = 30.0  # for a probe, with its pauses and further attempts
-
-
-def logprob_fields(top: int, *, chat: bool) -> dict[str, Any]:
-    """The fields of log-probabilities. At least one alternative: for none, some servers give nothing."""
-    return {"logprobs": True, "top_logprobs": max(top, 1)} if chat else {"logprobs": max(top, 1)}
 
 
 class Server:
@@ -40,33 +35,35 @@ class Server:
         self.client = Client(address, note)
         self.name = address.name
         self.most_sequences = 1 << 16  # that one request may have
+        self.most_listed = 20  # tokens of each distribution that one request asks for
         self._able: dict[str, bool] = {}
         self._lock = threading.Lock()
         try:
             self.model, owner = self._model(model)
-            self._description = self._openapi()
+            self._description: Any = {}
+            with suppress(ServerError):  # few describe themselves
+                self._description = self.client.wait(partial(self.probe, "/openapi.json", root=True, attempts=1))
         except BaseException as error:
-            self.close()
+            self.client.close()
             if isinstance(error, ServerError):
                 raise self.error(error) from None
             raise
-        self.kind = kind_of(self._description, owner)
-
-    def close(self) -> None:
-        """Close the connections."""
-        self.client.close()
+        self.kind = bodies.kind_of(self._description, owner)
 
     def error(self, error: ServerError, *, plain: bool = False) -> BackendError:
         """The error that ends a run. `plain`: of a request with a plain prompt."""
+        words, hint = error.message, error.hint
         if plain and error.status == 404:
-            return BackendError(
-                f"{self.name}: no plain prompts ({error.message})", hint="--chat sends each prompt as a chat"
-            )
-        return BackendError(f"{self.name}: {error.message}", hint=error.hint)
+            words, hint = f"no plain prompts ({error.message})", "--chat sends each prompt as a chat"
+        return BackendError(f"{self.name}: {words}", hint=hint)
 
     def fields(self, *, chat: bool) -> frozenset[str]:
         """The fields of requests for chats or for plain prompts."""
-        return fields_of(self._description, self.kind, chat=chat)
+        return bodies.fields_of(self._description, self.kind, chat=chat)
+
+    def sampling_fields(self, resolved: Resolved, *, chat: bool) -> tuple[dict[str, Any], list[str]]:
+        """The fields of a row's settings, and what the server cannot do."""
+        return bodies.sampling_fields(resolved, self.fields(chat=chat), chat=chat, kind=self.kind)
 
     # -- what it can do ------------------------------------------------------------------------------------------------
 
@@ -90,24 +87,18 @@ class Server:
 
     def fewer_sequences(self, count: int) -> int:
         """How many sequences to request where `count` are refused: the slots of llama-server, else half of them."""
-        slots = self._slots()
-        return slots if slots is not None and slots < count else count // 2
-
-    def _slots(self) -> int | None:
-        """How many sequences llama-server gives at once."""
-        try:
+        slots = None
+        with suppress(ServerError, TimedOut):
             slots = self.client.fetch("/props", root=True, deadline=time.monotonic() + PROBE_S).get("total_slots")
-        except (ServerError, TimedOut):
-            return None
-        return slots if isinstance(slots, int) and slots > 0 else None
+        return slots if isinstance(slots, int) and 0 < slots < count else count // 2
 
     def _probed(self, feature: str, chat: bool) -> bool:
         most = "max_tokens" if "max_tokens" in self.fields(chat=chat) else "max_completion_tokens"
         body: dict[str, Any] = {"model": self.model, most: 1}
         body |= {"messages": [{"role": "user", "content": PROMPT}]} if chat else {"prompt": PROMPT}
-        body |= {"prompt": [1, 2]} if feature == "ids" else logprob_fields(1, chat=chat)
+        body |= {"prompt": [1, 2]} if feature == "ids" else bodies.logprob_fields(1, chat=chat)
         try:
-            answer = self.post(path_of(chat=chat), body, final=UNABLE)
+            answer = self.probe(bodies.path_of(chat=chat), body, final=UNABLE)
         except ServerError as error:
             if error.fatal or error.status not in REFUSED:
                 raise
@@ -116,21 +107,24 @@ class Server:
             return feature == "ids" or any(piece.counted or piece.thought for piece in pieces_of(answer, 0, set()))
         return False
 
-    def post(self, path: str, body: dict[str, Any], final: tuple[int, ...] = ()) -> dict[str, Any]:
-        """The answer to a request of a probe. Raises ServerError."""
-        return self._ask(partial(self.client.fetch, path, body), final)
-
-    def _ask(self, send: Callable[..., T], final: tuple[int | None, ...] = (), attempts: int = 0) -> T:
-        """What `send(deadline=…)` returns, sent again while the server is busy or still loads its model.
+    def probe(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        root: bool = False,
+        final: tuple[int | None, ...] = UNABLE,
+        attempts: int = 0,
+    ) -> dict[str, Any]:
+        """The answer to a request, sent again while the server is busy or still loads its model.
 
         `final`: statuses that also mean that a server cannot do the request. Raises ServerError.
         """
         deadline = time.monotonic() + PROBE_S
+        send = partial(self.client.fetch, path, body, root=root, deadline=deadline)
+        pause = self.client.pause
         try:
-            return retry(
-                partial(send, deadline=deadline), self.client.pause, seed=0, deadline=deadline, final=final,
-                attempts=attempts, counts=False,
-            )  # fmt: skip
+            return retry(send, pause, seed=0, deadline=deadline, final=final, attempts=attempts, counts=False)
         except TimedOut:
             raise ServerError(f"the probe got no answer within {PROBE_S:g} s", fatal=True) from None
 
@@ -139,7 +133,7 @@ class Server:
     def _model(self, wanted: str | None) -> tuple[str, str]:
         """The model's name and its owner, by whom the kind of server is known."""
         try:
-            listed = self.client.wait(partial(self._ask, partial(self.client.fetch, "/models"), (None,))).get("data")
+            listed = self.client.wait(partial(self.probe, "/models", final=(None,))).get("data")
         except ServerError as error:
             if wanted is None or error.status != 404:
                 raise
@@ -150,20 +144,13 @@ class Server:
             if isinstance(entry, dict) and isinstance(entry.get("id"), str)
         }
         names = ", ".join([*map(one_line, list(models)[:LISTED]), *(["…"] if len(models) > LISTED else [])])
-        if wanted is not None:
-            if models and wanted not in models:
-                raise ServerError(f"there is no model {wanted}; there are: {names}", fatal=True)
+        if wanted is not None and (wanted in models or not models):
             return wanted, models.get(wanted, "")
-        if not models:
-            raise ServerError("the server lists no model; name one with --model", fatal=True)
-        if len(models) > 1:
-            raise ServerError(f"the server has {len(models)} models; name one with --model: {names}", fatal=True)
-        return next(iter(models.items()))
-
-    def _openapi(self) -> Any:
-        """The server's description of itself, if it has one."""
-        try:
-            send = partial(self.client.fetch, "/openapi.json", root=True)
-            return self.client.wait(partial(self._ask, send, attempts=1))
-        except ServerError:
-            return {}
+        if len(models) == 1 and wanted is None:
+            return next(iter(models.items()))
+        words = f"the server has {len(models)} models; name one with --model: {names}"
+        if wanted is not None:
+            words = f"there is no model {wanted}; there are: {names}"
+        elif not models:
+            words = "the server lists no model; name one with --model"
+        raise ServerError(words, fatal=True)

@@ -15,23 +15,12 @@ from typing import TYPE_CHECKING
 
 from genctl import events
 from genctl.config.layers import Layer, Resolved, resolve
-from genctl.engines.protocol import (
-    ALONE,
-    About,
-    EngineSetup,
-    Flow,
-    JobPlan,
-    Key,
-    Report,
-    Request,
-    Rows,
-    WorkDone,
-    never,
-)
+from genctl.engines import protocol
+from genctl.engines.protocol import ALONE, About, EngineSetup, Flow, JobPlan, Key, Report, Request, Rows, WorkDone
 from genctl.engines.server import address
 from genctl.engines.server.client import TICK_S
 from genctl.engines.server.failure import ServerError
-from genctl.engines.server.row import RemoteRow, StopSignal, Update, fields_of_row
+from genctl.engines.server.row import RemoteRow, StopSignal, Update
 from genctl.engines.server.server import Server
 from genctl.errors import BackendError, UsageError
 
@@ -49,40 +38,30 @@ class RemoteSession:
 
     done = WorkDone()  # as far as servers report it
 
-    def __init__(
-        self,
-        backend: str | Sequence[str],
-        model: str | None,
-        tokenizer: str | None = None,
-        note: Callable[[str], object] = lambda line: None,
-        *,
-        live: bool = False,
-    ) -> None:
-        """`tokenizer`: the checkpoint whose tokenizer makes token ids of prompts; None leaves that to the server.
+    def __init__(self, setup: EngineSetup) -> None:
+        """Reach the servers. A tokenizer makes token ids of prompts here; without one the server does.
 
-        `note` reports waits, and answers that are not as they should be, a line for each. `live`: pieces become events
-        as they come. Raises BackendError where a server cannot be used, UsageError for what names none, ModelError for
-        the tokenizer.
+        Raises BackendError where a server cannot be used, UsageError for what names none, ModelError for the tokenizer.
         """
+        runtime, self._live = setup.runtime, setup.live
+        assert runtime.backend is not None
         self._tokenizer: LoneTokenizer | None = None
-        if tokenizer is not None:
+        if runtime.tokenizer is not None:
             from genctl.models.tokenizer_alone import LoneTokenizer
 
-            self._tokenizer = LoneTokenizer(tokenizer)
+            self._tokenizer = LoneTokenizer(runtime.tokenizer)
         self.servers: list[Server] = []
         try:
-            for one in address.read(backend):
-                self.servers.append(Server(one, model, note))
+            for one in address.read(runtime.backend):
+                self.servers.append(Server(one, runtime.model if setup.named else None, setup.note))
             if len({server.model for server in self.servers}) > 1:
                 each = "; ".join(f"{server.name} has {server.model}" for server in self.servers)
                 raise BackendError(f"the servers have different models: {each}", hint="name one with --model")
         except BaseException:  # Ctrl-C too: connections that are open are closed
             self.close()
             raise
-        self.about = About(
-            self.servers[0].model, remote=True, facts=tuple(("server", server.name) for server in self.servers)
-        )
-        self._live = live
+        facts = tuple(("server", server.name) for server in self.servers)
+        self.about = About(self.servers[0].model, remote=True, facts=facts)
         self._turn = itertools.cycle(self.servers)
 
     def notes(self) -> list[str]:
@@ -100,9 +79,8 @@ class RemoteSession:
     def plan(self, resolved: Resolved) -> JobPlan:
         """Check once whether the servers can do a job (`Engine.plan`). Raises BackendError or UsageError."""
         chat = resolved.runtime.is_chat
-        each = ((server, fields_of_row(server, resolved, chat=chat)[1]) for server in self.servers)
-        problems = [f"{server.name}: {words}" for server, all_words in each for words in all_words]
-        if problems:
+        each = ((server, server.sampling_fields(resolved, chat=chat)[1]) for server in self.servers)
+        if problems := [f"{server.name}: {words}" for server, all_words in each for words in all_words]:
             raise BackendError("\n".join(problems))
 
         def without_logprobs() -> str:
@@ -126,9 +104,8 @@ class RemoteSession:
         """The bound on requests in flight. Raises UsageError."""
         size = resolved.runtime.batch_size
         if size == "auto":
-            raise UsageError(
-                "batch_size = auto measures memory here, but the model is on a server", hint="give a number"
-            )
+            words = "batch_size = auto measures memory here, but the model is on a server"
+            raise UsageError(words, hint="give a number")
         return min(default, IN_FLIGHT) if size is None else int(size)
 
     def use_threads(self, rows: int, recorded: int | None = None) -> int | None:
@@ -137,21 +114,22 @@ class RemoteSession:
     def close(self, *, hurried: bool = False, failed: bool = False) -> None:
         """Close all connections."""
         for server in self.servers:
-            server.close()
+            server.client.close()
 
     def score(
         self,
         texts: Iterator[tuple[Key, TextToScore]],
         options: ScoringOptions,
         *,
-        interrupted: Callable[[], str] = never,
+        interrupted: Callable[[], str] = protocol.never,
     ) -> Iterator[tuple[Key, Outcome]]:
         """The outcome of each text, in order. Raises UsageError or BackendError at once for what servers cannot do."""
         from genctl.engines.server.scorer import RemoteScorer
 
         unable = [f"--{name.replace('_', '-')}" for name in UNABLE if getattr(options, name)]
-        unable += ["--tokenizer"] if self._tokenizer is not None else []
-        return RemoteScorer(self.servers, options, unable).score(texts, interrupted)
+        if unable := [*unable, *(["--tokenizer"] if self._tokenizer is not None else [])]:
+            raise UsageError(f"{' and '.join(unable)} cannot be done on a server, which reads each text as it is")
+        return RemoteScorer(self.servers, options).score(texts, interrupted)
 
     def stream(
         self, requests: Rows, report: Report | None = None, flow: Flow = ALONE
@@ -173,8 +151,8 @@ class RemoteSession:
                         reading = False
                         break
                     server = next(self._turn)
-                    row = RemoteRow(request, server, report or Report(), self._tokenizer, live=self._live)
-                    server.client.start(partial(row.run, updates.put, stop))
+                    row = RemoteRow(request, server, report or Report(), self._tokenizer, self._live, updates.put, stop)
+                    server.client.start(row.run)
                     busy += 1
                 for server in self.servers:
                     server.client.tick()
@@ -198,11 +176,3 @@ class RemoteSession:
         stop.event.set()
         for server in self.servers:
             server.client.shut()
-
-
-def load_servers(setup: EngineSetup) -> RemoteSession:
-    """Reach the servers. Raises BackendError, UsageError or ModelError."""
-    runtime = setup.runtime
-    assert runtime.backend is not None
-    model = runtime.model if setup.named else None
-    return RemoteSession(runtime.backend, model, runtime.tokenizer, setup.note, live=setup.live)

@@ -382,16 +382,16 @@ def test_odd_fields_cost_no_row(choice: dict[str, object], tmp_path: Path) -> No
 
 
 def test_a_row_that_nothing_foresaw_is_an_error_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from genctl.engines.server import answer as answers
+    from genctl.engines.server import row
 
-    real = answers.ending_of
+    real = row.usage_of
 
-    def fails(piece: answers.AnswerPiece, *, could_stop: bool) -> tuple[str, str, str]:
-        if piece.finish == "broken":
+    def fails(part: Request, doubts: set[str]) -> object:
+        if any(choice["finish_reason"] == "broken" for choice in part["choices"]):
             raise ZeroDivisionError("nobody thought of this")
-        return real(piece, could_stop=could_stop)
+        return real(part, doubts)
 
-    monkeypatch.setattr("genctl.engines.server.lane.ending_of", fails)
+    monkeypatch.setattr(row, "usage_of", fails)
     with running(fault=for_rows(Failure(200, answer(finish_reason="broken")))) as server:
         done = run(server, "bad", "Hi")
         assert done.records[0]["error"]["message"].endswith("unexpected ZeroDivisionError: nobody thought of this")
