@@ -105,7 +105,10 @@ def _check_sizes(what: str, config: dict[str, Any], tensors: Mapping[str, Tensor
     """
     first = [tensor.shape[0] for name, tensor in tensors.items() if _FIRST.search(name) and tensor.shape]
     widest = max(first or (max(tensor.shape, default=1) for tensor in tensors.values()))
-    ranks = {f"rank_pattern of {weights.shown(key, 40)}": value for key, value in _items(what, config, "rank_pattern")}
+    patterns = config.get("rank_pattern") or {}
+    if not isinstance(patterns, dict):
+        raise ModelError(f"{what}: rank_pattern in {CONFIG} is no object")
+    ranks = {f"rank_pattern of {weights.shown(key, 40)}": value for key, value in patterns.items()}
     for name, value in {**{key: config.get(key) for key in _SIZES}, **ranks}.items():
         for number in value if isinstance(value, list) else [value]:
             if isinstance(number, float) and number.is_integer():
@@ -150,13 +153,6 @@ def _check_patterns(what: str, config: dict[str, Any], names: list[str]) -> None
     if process.returncode:
         reason = process.stdout.decode(errors="replace").strip() or "it cannot be matched"
         raise ModelError(f"{what}: no regular expression in {CONFIG}: {weights.shown(reason)}")
-
-
-def _items(what: str, config: dict[str, Any], key: str) -> list[tuple[str, Any]]:
-    value = config.get(key) or {}
-    if not isinstance(value, dict):
-        raise ModelError(f"{what}: {key} in {CONFIG} is no object")
-    return list(value.items())
 
 
 def _is_range(pair: Any) -> bool:

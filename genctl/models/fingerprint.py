@@ -90,44 +90,9 @@ SMALLEST = 1 << 20  # bytes; reading smaller files is as fast as the lookup
 MOST = 1000  # entries; the oldest go
 _KIND = "genctl-digests/1"
 _LARGEST = 4 << 20  # bytes of the file; a longer one is not read, and written anew
-_DIGEST = re.compile("[0-9a-f]{64}")
 # A file may be written again with the same time: within a tick of its file system's clock (up to 2 seconds, FAT), or
 # through a mapping whose first write set the time. Younger files are not stored.
 _SETTLED_S = 30.0
-
-
-class DigestCache:
-    """Digests from earlier runs. Read when constructed, written by `save` if anything was added."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._now = clock()  # before anything is read: later writes are too young
-        folder = process.cache_folder()
-        self._file = None if folder is None else folder / "digests.json"
-        self._entries = _read(self._file) if self._file is not None else {}
-        self._fresh: dict[str, list[Any]] = {}
-
-    def find(self, path: Path, state: Stamp) -> str | None:
-        """The digest of a file in this state; None if unknown."""
-        entry = self._entries.get(_key(path))
-        return str(entry[-1]) if entry is not None and entry[:-1] == list(astuple(state)) else None
-
-    def add(self, path: Path, state: Stamp, digest: str) -> None:
-        """Store a digest, unless the file was changed a moment ago."""
-        if max(state.modified, state.changed) / 1e9 <= self._now - _SETTLED_S:
-            self._fresh[_key(path)] = [*astuple(state), digest]
-
-    def save(self) -> None:
-        """Write what was added; failures are ignored."""
-        if not self._fresh or self._file is None:
-            return
-        with contextlib.suppress(OSError, ValueError):
-            entries = {key: entry for key, entry in _read(self._file).items() if key not in self._fresh}
-            entries |= self._fresh  # the newest are the last
-            _write(self._file, dict(list(entries.items())[-MOST:]))
-
-
-def _key(path: Path) -> str:
-    return os.path.realpath(path)
 
 
 def _read(file: Path) -> dict[str, list[Any]]:
@@ -141,7 +106,7 @@ def _read(file: Path) -> dict[str, list[Any]]:
                 return {}
             content = json.loads(handle.read(_LARGEST + 1))
         entries = content["files"]
-        if content["kind"] == _KIND and content["digest"] == _sum(entries) and all(map(_sound, entries.values())):
+        if content["kind"] == _KIND and content["digest"] == _sum(entries):
             return dict(entries)
     return {}
 
@@ -166,12 +131,6 @@ def _sum(entries: dict[str, list[Any]]) -> str:
     return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
 
 
-def _sound(entry: Any) -> bool:
-    *state, digest = entry
-    numbers = len(state) == len(Stamp.__dataclass_fields__) and all(type(value) is int for value in state)
-    return numbers and isinstance(digest, str) and _DIGEST.fullmatch(digest) is not None
-
-
 _CHUNK = 16 << 20  # bytes of one leaf of a file's digest; part of the definition of `PREFIX`
 _PIECE = 1 << 20  # bytes read at once
 _THREADS = 8
@@ -184,18 +143,29 @@ def fingerprint(folder: Path, files: Stamps, *, clock: Callable[[], float] = tim
     """
     if not files:
         raise ValueError("a checkpoint that was not checked has no fingerprint")
-    paths = {name: folder / name for name in files}
-    remembered = DigestCache(clock)
-    large = {name for name, entry in files.items() if entry.size >= SMALLEST}
-    known = {name: remembered.find(paths[name], files[name]) for name in large}
-    digest_of = {name: digest for name, digest in known.items() if digest is not None}
+    began = clock()  # later writes are too young to be stored
+    home = process.cache_folder()
+    cache = None if home is None else home / "digests.json"
+    entries = {} if cache is None else _read(cache)
+    keys = {name: os.path.realpath(folder / name) for name, entry in files.items() if entry.size >= SMALLEST}
+    digest_of = {
+        name: str(entry[-1])
+        for name, key in keys.items()
+        if (entry := entries.get(key)) is not None and entry[:-1] == list(astuple(files[name]))
+    }
     _check(folder, files)
-    digest_of |= _digests({name: (path, files[name].size) for name, path in paths.items() if name not in digest_of})
+    missing = {name: (folder / name, entry.size) for name, entry in files.items() if name not in digest_of}
+    digest_of |= _digests(missing)
     _check(folder, files)
-    for name in sorted(large):
-        if known[name] is None:
-            remembered.add(paths[name], files[name], digest_of[name])
-    remembered.save()
+    fresh = {
+        keys[name]: [*astuple(files[name]), digest_of[name]]
+        for name in sorted(keys.keys() & missing.keys())
+        if max(files[name].modified, files[name].changed) / 1e9 <= began - _SETTLED_S
+    }
+    if fresh and cache is not None:
+        with contextlib.suppress(OSError, ValueError):
+            newest_last = {key: entry for key, entry in _read(cache).items() if key not in fresh} | fresh
+            _write(cache, dict(list(newest_last.items())[-MOST:]))
     whole = hashlib.sha256()
     for name in sorted(digest_of):
         whole.update(f"{name}\0{files[name].size}\0{digest_of[name]}\n".encode())

@@ -131,6 +131,7 @@ class GgufArchitecture:
     theta: str = "rope_theta"
     own_angles: bool = False  # the layers with a window have their own
     period: int = 0  # of the layers one in so many has no window, where no key says which
+    only: Mapping[str, Any] = field(default_factory=dict)  # keys with the one value that is known
     finish: Callable[[_File, Config], None] | None = None  # what the rest of the row cannot say
 
 
@@ -161,7 +162,8 @@ def config_of(name: str, header: Header, factors: Mapping[str, tuple[float, ...]
         _windows(file, row.period, config)
     if row.finish is not None:
         row.finish(file, config)
-    file.only("attention.causal", True)
+    for key, value in {"attention.causal": True, **row.only}.items():
+        file.only(key, value)
     file.rest()
     native = facts_of(config["model_type"]).native
     config["architectures"] = [_CLASSES[config["model_type"]] if native is None else native.model_class]
@@ -284,8 +286,6 @@ def _granite(file: _File, config: Config) -> None:
     config["attention_multiplier"] = config.get("attention_multiplier") or file.head_dim**-0.5
     for name in ("embedding_multiplier", "residual_multiplier", "logits_scaling"):
         config[name] = config.get(name) or 1.0
-    file.only("rope.scaling.finetuned", True)  # llama.cpp: without it nothing turns
-    file.only("expert_count", 0)
 
 
 def _gemma(largest: int) -> Callable[[_File, Config], None]:
@@ -303,10 +303,6 @@ def _gemma3(file: _File, config: Config) -> None:
     _gemma(62)(file, config)
     config["rope_local_base_freq"] = file.number("rope.freq_base_swa", 10000.0)
     config.setdefault("final_logit_softcapping", None)
-
-
-def _olmo(file: _File, config: Config) -> None:
-    file.only("attention.layer_norm_epsilon", 1e-5)
 
 
 def _olmo2(file: _File, config: Config) -> None:
@@ -337,10 +333,6 @@ def _falcon(file: _File, config: Config) -> None:
         config |= {"multi_query": True, "new_decoder_architecture": False}
     else:
         config |= {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 2 if two else 1}
-
-
-def _starcoder(file: _File, config: Config) -> None:
-    file.only("attention.head_count_kv", 1)
 
 
 def _mpt(file: _File, config: Config) -> None:
@@ -386,9 +378,11 @@ ROWS = {
             "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
         },
         {"hidden_act": "silu"}, _BIASES, finish=_granite,
+        only={"rope.scaling.finetuned": True, "expert_count": 0},  # llama.cpp: without the first nothing turns
     ),
     "olmo": GgufArchitecture(
-        "olmo", {**_SIZES, "attention.clamp_kqv": "clip_qkv"}, {"hidden_act": "silu"}, _QKV_BIAS, finish=_olmo
+        "olmo", {**_SIZES, "attention.clamp_kqv": "clip_qkv"}, {"hidden_act": "silu"}, _QKV_BIAS,
+        only={"attention.layer_norm_epsilon": 1e-5},
     ),
     "olmo2": GgufArchitecture(
         "olmo2", {**_SIZES, **_RMS, **_WINDOW}, {"hidden_act": "silu"}, _QKV_BIAS, own_angles=True, period=4,
@@ -422,7 +416,8 @@ ROWS = {
     "gpt2": GgufArchitecture("gpt2", _GPT_SIZES, {"activation_function": "gelu_new"}, rotary=None),
     "starcoder": GgufArchitecture(
         "gpt_bigcode", {**_GPT_SIZES, "attention.head_count_kv": "num_key_value_heads"},
-        {"activation_function": "gelu_pytorch_tanh", "multi_query": True}, rotary=None, finish=_starcoder,
+        {"activation_function": "gelu_pytorch_tanh", "multi_query": True}, rotary=None,
+        only={"attention.head_count_kv": 1},
     ),
     "gptneox": GgufArchitecture(
         "gpt_neox",

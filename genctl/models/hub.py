@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,55 +173,20 @@ def load(
         prepare.check_device(runtime, device, native=native is not None)
         if native is not None and device is not None:
             reason = runtime_choice.device_reason(runtime, device)
-            if not reason:
-                loaded = _native(native, runtime, place, checkpoint, device, on_event)
-                loaded.quantize, loaded.unpacked = runtime.quantize, unpacked
-                return loaded
-        from genctl.models import with_transformers
+        model: Any
+        if native is not None and device is not None and not reason:
+            # before the weights: parsing its files takes several times the memory of the result
+            tokenizer, left_to = tokenizer_of(checkpoint)
+            model, notes = _read_natively(native, runtime, checkpoint, device, on_event)
+            computed_by = f"native ({native.spec.family})"
+        else:
+            from genctl.models import with_transformers
 
-        model, tokenizer, notes = with_transformers.load(
-            checkpoint, runtime, device, placement, added, trust_remote_code, on_event
-        )
-    loaded = _loaded(model, tokenizer, runtime, place, checkpoint, notes, f"transformers ({reason})")
-    loaded.adapter, loaded.quantize, loaded.unpacked = added, runtime.quantize, unpacked
-    if runtime.device_map is not None:
-        loaded.bound = prepare.bound(model, checkpoint.weights.files)
-    return loaded
-
-
-def _native(
-    plan: WeightPlan,
-    runtime: Runtime,
-    place: CheckpointFolder,
-    checkpoint: check.Checkpoint,
-    device: torch.device,
-    on_event: OnEvent | None,
-) -> LoadedModel:
-    from genctl.native import pages
-
-    size = checkpoint.weights.bytes
-
-    def read() -> tuple[NativeModel, list[str]]:
-        return runtime_choice.load(plan, runtime, checkpoint, device, prepare.finite_check(size), on_event)
-
-    # before the weights: parsing its files takes several times the memory of the result
-    tokenizer, left_to = tokenizer_of(checkpoint) if checkpoint.has_tokenizer else (None, "")
-    pages.trim_rest()
-    model, notes = read() if device.type == "cpu" else guarded(read, f"cannot move the model to {device}")
-    loaded = _loaded(model, tokenizer, runtime, place, checkpoint, notes, f"native ({plan.spec.family})")
-    loaded.tokenizer_of = f"transformers ({left_to})" if left_to else ""
-    return loaded
-
-
-def _loaded(
-    model: Any,
-    tokenizer: Any,
-    runtime: Runtime,
-    place: CheckpointFolder,
-    checkpoint: check.Checkpoint,
-    notes: Sequence[str],
-    computed_by: str,
-) -> LoadedModel:
+            model, notes = with_transformers.load(
+                checkpoint, runtime, device, placement, added, trust_remote_code, on_event
+            )
+            tokenizer, left_to = tokenizer_of(checkpoint, by_transformers=True, trust_remote_code=trust_remote_code)
+            computed_by = f"transformers ({reason})"
     loaded = LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -230,15 +195,32 @@ def _loaded(
         path=place.folder,
         is_encoder_decoder=bool(getattr(model.config, "is_encoder_decoder", False)),
         generation=checkpoint.generation,
-        notes=(*place.notes, *notes),
         checkpoint=checkpoint,
         runtime=computed_by,
+        adapter=added,
+        bound="" if runtime.device_map is None else prepare.bound(model, checkpoint.weights.files),
+        tokenizer_of=f"transformers ({left_to})" if left_to else "",
+        quantize=runtime.quantize,
+        unpacked=unpacked,
     )
     loaded.generation, unknown = known_ids(loaded.generation, loaded.vocab_size)
     begins = begins_with_bos(loaded.generation) if loaded.is_encoder_decoder else []
     beyond = [] if tokenizer is None else check.check_vocabulary(tokenizer, loaded.vocab_size)
-    loaded.notes += (*unknown, *begins, *beyond)
+    loaded.notes = (*place.notes, *notes, *unknown, *begins, *beyond)
     return loaded
+
+
+def _read_natively(
+    plan: WeightPlan, runtime: Runtime, checkpoint: check.Checkpoint, device: torch.device, on_event: OnEvent | None
+) -> tuple[NativeModel, list[str]]:
+    from genctl.native import pages
+
+    def read() -> tuple[NativeModel, list[str]]:
+        finite = prepare.finite_check(checkpoint.weights.bytes)
+        return runtime_choice.load(plan, runtime, checkpoint, device, finite, on_event)
+
+    pages.trim_rest()
+    return read() if device.type == "cpu" else guarded(read, f"cannot move the model to {device}")
 
 
 def generation_settings(
@@ -279,25 +261,35 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def tokenizer_of(checkpoint: check.Checkpoint) -> tuple[Any, str]:
-    """The tokenizer without transformers; or transformers' own, and the reason."""
-    from genctl.models import tokenizer
-    from genctl.models.tokenizer_files import UnsupportedTokenizer
+def tokenizer_of(
+    checkpoint: check.Checkpoint, *, by_transformers: bool = False, trust_remote_code: bool = False
+) -> tuple[Any, str]:
+    """The tokenizer of a checkpoint, None without one; and why transformers reads it, unless that is asked for.
 
-    def plain() -> tuple[Any, str]:
+    Raises ModelError.
+    """
+
+    def read() -> tuple[Any, str]:
+        from genctl.models import tokenizer, tokenizer_limits
+        from genctl.models.tokenizer_files import UnsupportedTokenizer
+
         if checkpoint.gguf:
             from genctl.models import gguf_tokenizer
 
             return gguf_tokenizer.plain(checkpoint.folder / checkpoint.gguf), ""
+        reason = ""
         try:
-            return tokenizer.plain(checkpoint.folder, checkpoint.config), ""
+            if not by_transformers:
+                return tokenizer.plain(checkpoint.folder, checkpoint.config), ""
         except UnsupportedTokenizer as error:
-            return None, str(error)
+            reason = str(error)
+        tokenizer_limits.forget()
+        from transformers import AutoTokenizer
 
+        how = {"trust_remote_code": trust_remote_code, "local_files_only": True}
+        return AutoTokenizer.from_pretrained(checkpoint.folder, **how), reason
+
+    if not checkpoint.has_tokenizer:
+        return None, ""
     with without_panic_reports():
-        loaded, reason = guarded(plain, f"the tokenizer in {checkpoint.folder} cannot be loaded")
-    if loaded is not None:
-        return loaded, ""
-    from genctl.models import with_transformers
-
-    return with_transformers.tokenizer(checkpoint, trust_remote_code=False), reason
+        return guarded(read, f"the tokenizer in {checkpoint.folder} cannot be loaded")

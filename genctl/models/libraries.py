@@ -70,7 +70,7 @@ def without_panic_reports() -> Iterator[None]:
     """
     global _depth
     with _LOCK:
-        saved = _begin() if _depth == 0 else -1
+        saved = _divert() if _depth == 0 else -1
         _depth += 1
         failed = True
         try:
@@ -79,41 +79,37 @@ def without_panic_reports() -> Iterator[None]:
         finally:
             _depth -= 1
             if saved >= 0:
-                _end(saved, failed=failed)
+                _restore(saved, failed=failed)
 
 
-def _begin() -> int:
+def _flush() -> None:
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.flush()
+
+
+def _divert() -> int:
+    """Let descriptor 2 be `_buffer`. Returns a copy of what it was, or -1."""
     global _buffer
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.flush()
-    try:
+    _flush()
+    with contextlib.suppress(OSError):  # descriptor 2 is closed, or there is no place for a file
+        if _buffer < 0 and hasattr(os, "memfd_create"):
+            _buffer = os.memfd_create("genctl")
+        elif _buffer < 0:
+            with tempfile.TemporaryFile() as file:
+                _buffer = os.dup(file.fileno())
         saved = os.dup(2)
-    except OSError:  # descriptor 2 is closed
-        return -1
-    try:
-        if _buffer < 0:
-            _buffer = os.memfd_create("genctl") if hasattr(os, "memfd_create") else _unnamed()
         os.dup2(_buffer, 2)
-    except OSError:
-        os.close(saved)
-        return -1
-    return saved
+        return saved
+    return -1
 
 
-def _unnamed() -> int:
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
-
-
-def _end(saved: int, *, failed: bool) -> None:
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.flush()
+def _restore(saved: int, *, failed: bool) -> None:
+    _flush()
     os.dup2(saved, 2)
     os.close(saved)
     if not (size := os.lseek(_buffer, 0, os.SEEK_CUR)):
         return
-    os.lseek(_buffer, 0, os.SEEK_SET)
-    content = os.read(_buffer, size)
+    content = os.pread(_buffer, size, 0)
     os.lseek(_buffer, 0, os.SEEK_SET)
     os.ftruncate(_buffer, 0)
     left = _REPORT.sub(b"", content) if failed else content

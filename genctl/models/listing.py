@@ -75,21 +75,18 @@ def _listed(name: str, folder: Path, counted: Path) -> ListedModel:
         else:
             reason = reason_of(error) if isinstance(error, OSError) else f"config.json cannot be used: {error}"
         return ListedModel(name, str(folder), size, error=" ".join(reason.split()))
+    classes = checkpoint.config.get("architectures")
+    kind = classes[0] if isinstance(classes, list) and classes else checkpoint.config.get("model_type", "unknown")
     return ListedModel(
         name,
         str(folder),
         size,
-        architecture=_architecture(checkpoint.config),
+        architecture=str(kind),
         dtype=dtype,
         runtime="transformers" if native is None else "native",
         why_not_native=why or None,
         context=context_of(checkpoint.config),
     )
-
-
-def _architecture(config: dict[str, Any]) -> str:
-    names = config.get("architectures")
-    return str(names[0] if isinstance(names, list) and names else config.get("model_type", "unknown"))
 
 
 def _bytes(folder: Path) -> int | None:

@@ -175,7 +175,8 @@ def _plain(folder: Path, model: dict[str, Any]) -> PlainTokenizer:
     _check_fields(settings)
     template = _template(folder, settings.get("chat_template"))
     clean = bool(settings.get("clean_up_tokenization_spaces", False))
-    file = tokenizer_limits.take(path)
+    file = tokenizer_limits.parsed(path)
+    tokenizer_limits.forget()
     settings, specific, added = _merged(folder, settings, file)
 
     from tokenizers import AddedToken, Tokenizer

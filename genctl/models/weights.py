@@ -105,8 +105,8 @@ def find(folder: Path, config: dict[str, Any], *, allow_pickle: bool) -> WeightF
         if path.is_file():
             header = read_header(path)
             return WeightFiles((path,), header, dtype=_first_dtype(header))
-    if gone := [path.name for path in places if path.is_symlink()]:
-        raise ModelError(f"{gone[0]} in {folder} is a link to a file that is gone")
+    if dangling := [path.name for path in places if path.is_symlink()]:
+        raise ModelError(f"{dangling[0]} in {folder} is a link to a file that is gone")
     if named is not None:
         raise ModelError(f"config.json names its weights {named!r}, but {folder} holds no such safetensors file")
     pickles = sorted({path.name for pattern in PICKLES for path in folder.glob(pattern)} - {"training_args.bin"})
@@ -163,8 +163,10 @@ def _sharded(folder: Path, index: Path) -> WeightFiles:
     shards = sorted(set(weight_map.values()))
     missing = [shard for shard in shards if not (folder / shard).is_file()]
     if missing:
-        sentence = f"{len(missing)} of {len(shards)} shards are missing: {few(missing)}"
-        raise ModelError(sentence + _other_case(folder, missing))
+        wanted = {name.lower() for name in missing}
+        other = next((path.name for path in sorted(folder.iterdir()) if path.name.lower() in wanted), "")
+        case = f"; {other} has another case" if other else ""
+        raise ModelError(f"{len(missing)} of {len(shards)} shards are missing: {few(missing)}{case}")
     headers = {shard: read_header(folder / shard) for shard in shards}
     for name, shard in weight_map.items():
         if name not in headers[shard]:
@@ -173,13 +175,6 @@ def _sharded(folder: Path, index: Path) -> WeightFiles:
     dtype = dtype_name if isinstance(dtype_name, str) else _first_dtype(headers[shards[0]])
     tensors = {name: headers[shard][name] for name, shard in weight_map.items()}
     return WeightFiles(tuple(folder / shard for shard in shards), tensors, dtype=dtype)
-
-
-def _other_case(folder: Path, names: list[str]) -> str:
-    """The first file whose name is one of `names` in upper or lower case, as the end of a sentence."""
-    wanted = {name.lower() for name in names}
-    found = next((path.name for path in sorted(folder.iterdir()) if path.name.lower() in wanted), "")
-    return f"; {found} has another case" if found else ""
 
 
 @contextmanager

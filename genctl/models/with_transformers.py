@@ -1,7 +1,4 @@
-"""Load a checkpoint with transformers' classes: its config, its weights on their device, an adapter, and the tokenizer.
-
-The native runtime needs nothing of this module, except a tokenizer that it cannot read itself.
-"""
+"""Load a checkpoint with transformers' classes: its config, its weights on their device, and an adapter."""
 
 from __future__ import annotations
 
@@ -11,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genctl.errors import ModelError
-from genctl.models import adapter, check, prepare, runtime_choice, tokenizer_limits
+from genctl.models import adapter, check, prepare, runtime_choice
 from genctl.models.architectures import facts_of
 from genctl.models.config_limits import LAYERS, parts
-from genctl.models.libraries import OnEvent, guarded, weights_bar, without_panic_reports
+from genctl.models.libraries import OnEvent, guarded, weights_bar
 from genctl.models.weights import Tensor, few, shown, with_whole_index
 from genctl.native.spec import COMPUTED
 from genctl.params import Runtime
@@ -22,7 +19,7 @@ from genctl.params import Runtime
 if TYPE_CHECKING:
     import torch
     from torch import nn
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 def read_config(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTrainedConfig:
@@ -229,17 +226,14 @@ class _Parts:
             return False
         if any(_ELSEWHERE.fullmatch(part) for part in name.split(".")[:-1]) or _ELSEWHERE.fullmatch(after):
             return False
-        if self._is_mask(path, after, tensor):
+        # `attn.bias` of GPT-2 and similar: the triangular mask of a module that contains projections
+        attends = "att" in path.rpartition(".")[2].lower() and any(True for _ in self.modules[path].children())
+        if after == "bias" and attends and (tensor is None or len(tensor.shape) > 2):
             return False
         first, _, rest = after.partition(".")
         if first == "encoder":  # an encoder-decoder of which only the decoder is loaded
             return False
         return not (first.isdecimal() and rest)  # a layer that was not refused predicts further tokens
-
-    def _is_mask(self, path: str, after: str, tensor: Tensor | None) -> bool:
-        """`attn.bias` of GPT-2 and similar: the triangular mask of a module that contains projections."""
-        attends = "att" in path.rpartition(".")[2].lower() and any(True for _ in self.modules[path].children())
-        return after == "bias" and attends and (tensor is None or len(tensor.shape) > 2)
 
     def _splits(self, name: str) -> Iterator[tuple[str, str]]:
         """Each part of the model that the name may begin with, and the rest: with the model's prefix or without."""
@@ -267,8 +261,8 @@ def load(
     added: adapter.Adapter | None,
     trust_remote_code: bool,
     on_event: OnEvent | None,
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None, list[str]]:
-    """The model with the adapter `added`, its tokenizer, and notes for --verbose. Raises ModelError or UsageError.
+) -> tuple[PreTrainedModel, list[str]]:
+    """The model with the adapter `added`, and notes for --verbose. Raises ModelError or UsageError.
 
     `placement` are arguments for accelerate, which then places the weights; `device` is None.
     """
@@ -284,11 +278,10 @@ def load(
     if added is not None:
         model, note = adapter.apply(model, added, merge=runtime.merge_adapter)
         notes.append(note)
-    words = tokenizer(checkpoint, trust_remote_code) if checkpoint.has_tokenizer else None
     notes += prepare.prepare_for_device(model, runtime, device, checkpoint.config)
     if device is not None and not runtime.tensor_parallel:
         model = guarded(lambda: model.to(device), f"cannot move the model to {device}")
-    return model, words, notes
+    return model, notes
 
 
 def dtype_on(device: torch.device | None, checkpoint: check.Checkpoint, runtime: Runtime) -> tuple[Any, list[str]]:
@@ -361,22 +354,3 @@ def _model(
         notes.append(f"{len(unused)} tensors in the weight files are not used: {few(unused)}")
     model.eval().requires_grad_(False)
     return model, notes
-
-
-def tokenizer(checkpoint: check.Checkpoint, trust_remote_code: bool) -> Any:
-    """The tokenizer of transformers, or that of a GGUF file. Raises ModelError."""
-
-    def read() -> Any:
-        if checkpoint.gguf:
-            from genctl.models import gguf_tokenizer
-
-            return gguf_tokenizer.plain(checkpoint.folder / checkpoint.gguf)
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(
-            checkpoint.folder, trust_remote_code=trust_remote_code, local_files_only=True
-        )
-
-    tokenizer_limits.forget()
-    with without_panic_reports():
-        return guarded(read, f"the tokenizer in {checkpoint.folder} cannot be loaded")

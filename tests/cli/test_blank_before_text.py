@@ -14,7 +14,7 @@ from genctl.events import Finished, Stepped
 from genctl.models.text import Detokenizer
 from tests import tiny
 from tests.cli.tool import Done, genctl
-from tests.models.test_text_after_prompt import added
+from tests.models.test_detokenizer import added
 from tests.models.tokenizers_made import FAMILIES
 
 DRAWN = ("--do-sample", "--temperature", "3", "--top-k", "0", "--seed")

@@ -20,6 +20,7 @@ from genctl.config.layers import (
 )
 from genctl.config.names import OUTWARD, UNSAFE
 from genctl.config.presets import parse_sets
+from genctl.config.settings import environment_layer
 from genctl.errors import PresetError
 
 ORDER = ["generation_config", "user.toml", "config.toml", "preset.toml", "environment", "flag", "params"]
@@ -449,3 +450,5 @@ def test_a_checkpoint_names_no_other_file_and_no_code(key: str) -> None:
 @pytest.mark.parametrize("key", sorted(UNSAFE))
 def test_what_runs_the_code_of_others_is_a_flag_and_nothing_else(key: str) -> None:
     assert "only the flag" in wrong(parse_sets([f"{key}=true"]))
+    variable = environment_layer({f"GENCTL_{key.upper()}": "true"})
+    assert wrong([variable]).startswith(f"GENCTL_{key.upper()}: {key} runs code that others wrote; only the flag")

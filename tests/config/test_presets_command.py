@@ -18,27 +18,12 @@ from genctl.config.toml import parse
 from genctl.errors import GenctlError, PresetError
 from tests.cli.tool import genctl
 
-try:
-    import genctl.terminal.console as _console  # noqa: F401
-
-    MISSING = False
-except ImportError:
-    MISSING = True
-
 Run = Callable[..., str]
 
 
 @pytest.fixture
-def run(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(project: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     """Run the sub-app in process; what it printed, or the error that it raised."""
-    if MISSING:
-        import types
-
-        from rich.console import Console
-
-        stand_in = types.ModuleType("genctl.terminal.console")
-        stand_in.make_consoles = lambda color: (Console(file=sys.stdout), Console(file=sys.stderr))  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "genctl.terminal.console", stand_in)
 
     def invoke(*arguments: str) -> str:
         capsys.readouterr()

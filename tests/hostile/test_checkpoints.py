@@ -87,7 +87,7 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "weights without their last byte": (cut(WEIGHTS, 1.0, by=1), "is truncated: 1 of"),
     "weights with a byte more": (
         lambda folder: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes() + b"\0"),
-        "bytes after its last tensor",
+        "1 bytes after its last tensor belong to none",
     ),
     # -- weights: header ---------------------------------------------------------------------------------------------
     **{
@@ -121,6 +121,7 @@ REFUSED: dict[str, tuple[Damage, str]] = {
         "does not fill",
     ),
     "a negative range": (header(lambda parsed: first(parsed).update(data_offsets=[-8, 0])), "impossible shape"),
+    "a negative shape": (header(lambda parsed: first(parsed).update(shape=[-1, 5])), "impossible shape or byte range"),
     "a shape of words": (header(lambda parsed: first(parsed).update(shape=["32", 32])), "impossible shape"),
     "a shape of 50,000 numbers": (
         header(lambda parsed: first(parsed).update(shape=[1 << 60] * 50_000)),
@@ -134,7 +135,7 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     ),
     # -- weights: tensors --------------------------------------------------------------------------------------------
     "no tensors": (write(WEIGHTS, struct.pack("<Q", 2) + b"{}"), "holds no tensors"),
-    "a tensor is missing": (tensors(lambda held: held.pop(NORM)), "lack 1 tensors that the model needs"),
+    "a tensor is missing": (tensors(lambda held: held.pop(NORM)), f"lack 1 tensors that the model needs: {NORM}"),
     "all tensors renamed": (
         tensors(lambda held: [held.update({f"x.{name}": held.pop(name)}) for name in list(held)]),
         "tensors that the model needs",
@@ -156,7 +157,7 @@ REFUSED: dict[str, tuple[Damage, str]] = {
         f"tensor {HEAD} holds 1 NaN",
     ),
     # -- weights: files ----------------------------------------------------------------------------------------------
-    "no weights": (remove(WEIGHTS), "has no weights"),
+    "no weights": (remove(WEIGHTS), "has no weights: neither model.safetensors nor"),
     "weights that are a folder": (folder_instead(WEIGHTS), "has weights under another name|has no weights"),
     "weights that are a pipe": (pipe_instead(WEIGHTS), "model.safetensors in .* is no regular file"),
     "weights that link to themselves": (link(WEIGHTS, WEIGHTS), "is a link to a file that is gone"),
@@ -177,7 +178,7 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "an index as deep as a well": (all_of(remove(WEIGHTS), write(INDEX, deep(90_000))), "not usable JSON|not JSON"),
     # -- config: the file --------------------------------------------------------------------------------------------
     "no config": (remove(CONFIG), "is not a checkpoint: it has no config.json"),
-    "an empty config": (write(CONFIG, b""), "config.json is not JSON"),
+    "an empty config": (write(CONFIG, b""), "config.json is not JSON: expected a value at column 1"),
     "a config that is a folder": (folder_instead(CONFIG), "it has no config.json"),
     "a config that is a pipe": (pipe_instead(CONFIG), "config.json in .* is no regular file"),
     "a config that is a device": (link(CONFIG, "/dev/zero"), "config.json in .* is no regular file"),
@@ -186,36 +187,36 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "a config of zeros": (write(CONFIG, bytes(1000)), "config.json is not JSON"),
     "a config in UTF-16": (write(CONFIG, '{"model_type": "gpt2"}'.encode("utf-16")), "config.json is not UTF-8"),
     "a config cut in half": (cut(CONFIG, 0.5), "config.json is not JSON"),
-    "a config as deep as a well": (write(CONFIG, deep(90_000)), "config.json is not"),
+    "a config as deep as a well": (write(CONFIG, deep(90_000)), "not usable JSON: nested too deeply"),
     "a config that says it twice": (write(CONFIG, '{"n_embd": 32, "n_embd": 64}'), "'n_embd' is given twice"),
     "a config with a number without end": (write(CONFIG, '{"n_embd": ' + "9" * 5000 + "}"), "not usable JSON"),
     "a list for a config": (write(CONFIG, "[]"), "holds a JSON list"),
     # -- config: lies ------------------------------------------------------------------------------------------------
     **{
-        f"{name} = {value!r}"[:60]: (edit(CONFIG, **{name: value}), rf"{name} = |implies at least|{said}")
+        f"{name} = {value!r}"[:60]: (edit(CONFIG, **{name: value}), said or rf"{name} = |implies at least")
         for name, value, said in (
-            ("n_embd", BIG, ""),
-            ("n_embd", -32, ""),
-            ("n_embd", 0, ""),
-            ("n_embd", "wide", ""),
+            ("n_embd", BIG, "far above what any model has"),
+            ("n_embd", -32, "not a positive whole number"),
+            ("n_embd", 0, "not a positive whole number"),
+            ("n_embd", "wide", "not a positive whole number"),
             ("n_embd", 32.0, ""),
             ("n_embd", [32], ""),
             ("n_embd", 33, "shape in the weight|cannot be"),
             ("n_layer", 10**6, ""),
-            ("n_layer", 60_000, ""),
+            ("n_layer", 60_000, "implies at least .* parameters, but the weight files hold"),
             ("n_layer", -1, ""),
             ("n_layer", "2", ""),
-            ("n_layer", 3, "lack 12 tensors"),
+            ("n_layer", 3, "lack 12 tensors that the model needs: transformer.h.2"),
             ("n_head", BIG, ""),
             ("n_head", 0, "cannot be"),
             ("n_head", 5, "cannot be|shape in the weight"),
             ("n_inner", BIG, ""),
-            ("n_positions", BIG, ""),
+            ("n_positions", BIG, "far above"),
             ("n_positions", 10**7, ""),
             ("vocab_size", BIG, ""),
             ("vocab_size", -1, ""),
             ("vocab_size", 10**6, ""),
-            ("vocab_size", 301, "shape in the weight"),
+            ("vocab_size", 301, "no tensor has a dimension above 300"),
             ("num_labels", BIG, ""),
             ("model_type", "nothing", "knows no architecture 'nothing'"),
             ("model_type", "bert", "tensors that the model needs"),
@@ -254,9 +255,9 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "a tokenizer without a model": (edit(TOKENIZER, model=...), "the tokenizer in .* cannot be loaded"),
     "a tokenizer of no known kind": (edit(TOKENIZER, model__type="Oracle"), "cannot be loaded"),
     "a vocabulary of words": (edit(TOKENIZER, model__vocab={"a": "b"}), "cannot be loaded"),
-    "a token with the id 2^31": (edit(TOKENIZER, model__vocab={"a": 1 << 31}), "token a has id 2147483648, far above"),
-    "an added token with the id 10^9": (edit(TOKENIZER, added_tokens=[token(BIG)]), "token zz has id 1000000000, far"),
-    "padding to 10^9": (edit(TOKENIZER, padding=fixed(BIG)), "pads to 1000000000 tokens"),
+    "a token with the id 2^31": (edit(TOKENIZER, model__vocab={"a": 1 << 31}), "holds the id 2147483648, far above"),
+    "an added token with the id 10^9": (edit(TOKENIZER, added_tokens=[token(BIG)]), "the id 1000000000, far above"),
+    "padding to 10^9": (edit(TOKENIZER, padding=fixed(BIG)), "says Fixed = 1000000000, far above"),
     "a normaliser that doubles 40 times": (edit(TOKENIZER, normalizer=doubling("normalizer")), "its normalizer makes"),
     "a decoder that doubles 40 times": (edit(TOKENIZER, decoder=doubling("decoder")), "its decoder makes texts"),
     "a normaliser that prepends 20 MB": (
@@ -271,7 +272,7 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     ),
     "a post-processor that repeats the text": (
         edit(TOKENIZER, post_processor=template([{"Sequence": {"id": "A", "type_id": 0}}] * 30_000)),
-        "its post_processor repeats texts more than 16 times",
+        "post_processor.single has 30,000 items",
     ),
     "post-processors that repeat each other's text": (
         edit(
@@ -281,7 +282,7 @@ REFUSED: dict[str, tuple[Damage, str]] = {
                 "processors": [template([{"Sequence": {"id": "A", "type_id": 0}}] * 9)] * 9,
             },
         ),
-        "its post_processor repeats texts more than 16 times",
+        "its post_processor makes texts more than 16 times as long",
     ),
     "a post-processor that adds a million tokens": (
         edit(
@@ -291,7 +292,7 @@ REFUSED: dict[str, tuple[Damage, str]] = {
                 ids=[2] * 1_000_000,
             ),
         ),
-        "its post_processor adds more than 4,096 tokens to a text",
+        "post_processor.ids has 1,000,000 items",
     ),
     "a suffix of 20 MB for each word": (
         edit(TOKENIZER, model__end_of_word_suffix="x" * 20_000_000),
@@ -314,7 +315,7 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "a tokenizer config as deep as a well": (write(TOKENIZER_CONFIG, deep(90_000)), "tokenizer_config.json is not"),
     "a tokenizer class of nobody": (
         edit(TOKENIZER_CONFIG, added_tokens_decoder={str(BIG): {"content": "x"}}),
-        "token 1000000000 has an id far above",
+        "holds the id 100000000, far above",
     ),
     "an adapter": (write("adapter_config.json", "{}"), "is an adapter"),
 }
@@ -353,10 +354,6 @@ def test_a_damaged_checkpoint_is_refused_with_one_line(name: str, gpt2: Path) ->
     damage(gpt2)
     assert re.search(said, one_line(run(gpt2)))
     assert not Path("owned").exists()
-
-
-def test_there_are_more_than_sixty_of_them() -> None:
-    assert len(REFUSED) >= 100
 
 
 def test_the_same_folder_undamaged_runs(gpt2: Path) -> None:
@@ -460,21 +457,10 @@ def test_nothing_in_a_folder_is_run(gpt2: Path, tmp_path: Path, monkeypatch: pyt
     edit(CONFIG, auto_map=mapped)(gpt2)
     edit(TOKENIZER_CONFIG, auto_map={"AutoTokenizer": [None, "own.Model"]}, chat_template="{{ messages }}")(gpt2)
     monkeypatch.chdir(gpt2)
-    for options in ((), ("--chat",)):
+    for options in ((), ("--chat",), ("--runtime", "transformers")):
         done = genctl("run", "the cat", "-m", ".", "-n", "2", "--seed", "1", *options)
         assert done.status == 0, done.err
     assert not witness.exists()
-
-
-@pytest.mark.parametrize("key", ["trust_remote_code", "allow_pickle", "allow_plugins"])
-def test_what_lies_in_the_current_folder_cannot_let_code_in(key: str, gpt2: Path, tmp_path: Path) -> None:
-    Path("job.toml").write_text(f"{key} = true\n", encoding="utf-8")
-    for flag in ("-p", "--config"):
-        assert f"job.toml:1: {key} runs code that others wrote" in one_line(run(gpt2, flag, "./job.toml"))
-    Path("in.jsonl").write_text(json.dumps({"prompt": "a", "params": {key: True}}), encoding="utf-8")
-    done = genctl("run", "-i", "in.jsonl", "-m", str(gpt2), "-n", "2")
-    assert done.status == 1
-    assert f"{key} runs code that others wrote" in done.err
 
 
 def test_a_plugin_in_the_current_folder_is_not_loaded(
@@ -486,4 +472,6 @@ def test_a_plugin_in_the_current_folder_is_not_loaded(
     for table, item in (("processors", "evil:Processor"), ("stopping", "evil:Criterion")):
         Path("job.toml").write_text(f'[[{table}]]\nuse = "{item}"\n', encoding="utf-8")
         assert "--allow-plugins" in one_line(run(gpt2, "--config", "job.toml"))
+    Path("job.toml").write_text('[[processors]]\nuse = "evil.Processor"\n', encoding="utf-8")
+    assert 'unknown processor "evil.Processor"' in one_line(run(gpt2, "--config", "job.toml"))
     assert not witness.exists()

@@ -247,18 +247,3 @@ def test_a_preset_by_name_does_not_leave_its_folders(
     done = genctl("run", "a", "-p", "presets/base.toml", "--dry")
     assert done.status == 2, done.out
     tame(done.err)
-
-
-def test_a_preset_enables_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "evil.py").write_text("raise SystemExit(77)")
-    monkeypatch.chdir(tmp_path)
-    for text in (
-        'about = "x"\ntrust_remote_code = true\n',
-        'about = "x"\nallow_plugins = true\n',
-        'about = "x"\nallow_pickle = true\n',
-        'about = "x"\n[[processors]]\nuse = "evil.Processor"\n',
-        'about = "x"\n[[processors]]\nuse = "evil:Processor"\n',
-    ):
-        (tmp_path / "evil.toml").write_text(text)
-        done = genctl("run", "a", "-p", "evil.toml", "-n", "1")
-        assert done.status == 2, text

@@ -125,6 +125,8 @@ def test_two_system_messages_are_a_contradiction() -> None:
         ("{{ messages[0].content.missing.more }}", "UndefinedError"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
         ("{{ messages.append(1) }}", "SecurityError"),
+        ("{{ namespace(_a=1) }}", "SecurityError"),
+        ("{{ dict.__class__.mro() }}", "SecurityError|UndefinedError"),
         ("{{ cycler.__init__.__globals__.os.system('true') }}", "SecurityError|UndefinedError"),
         ("{% for i in range(10 ** 9) %}x{% endfor %}", "OverflowError"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recurses without end|RecursionError"),
@@ -187,20 +189,6 @@ def test_what_templates_may_use_is_what_transformers_gives_them(template: str) -
     messages = [*USER, {"role": "assistant", "content": "hi", "reasoning": "well"}, {"role": "user", "content": "ok"}]
     expected = made.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     assert chat.render_chat_text(made, messages) == expected
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{{ namespace(_a=1) }}",
-        "{{ dict.__class__.mro() }}",
-        "{{ messages.append(1) }}",
-        "{{ raise_exception('no roles') }}",
-    ],
-)
-def test_what_transformers_refuses_is_refused(template: str) -> None:
-    with pytest.raises(ModelError, match="chat template failed"):
-        chat.render_chat_text(tokenizer(template), USER)
 
 
 def test_rendering_imports_no_transformers() -> None:

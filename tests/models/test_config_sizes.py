@@ -53,21 +53,21 @@ def test_an_absurd_size_is_refused_by_its_name(arch: str, name: str, value: Any,
         load(Runtime(model=str(folder)))
 
 
-def test_sizes_that_are_absurd_only_together_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"num_attention_heads": 60_000, "num_key_value_heads": 60_000, "head_dim": 60_000}, "implies at least"),
+        (
+            {"hidden_size": 2, "intermediate_size": 1, "num_hidden_layers": 50_000},
+            "says num_hidden_layers = 50,000, but the weight files hold 21 tensors",
+        ),
+    ],
+)
+def test_sizes_that_are_absurd_only_together_are_refused(sizes: dict[str, int], words: str, tmp_path: Path) -> None:
     folder = checkpoint("llama", tmp_path)
     told = json.loads((folder / "config.json").read_text())
-    many = {"num_attention_heads": 60_000, "num_key_value_heads": 60_000, "head_dim": 60_000}
-    (folder / "config.json").write_text(json.dumps({**told, **many}))
-    with pytest.raises(ModelError, match="implies at least"):
-        load(Runtime(model=str(folder)))
-
-
-def test_more_layers_than_tensors_are_refused_however_small(tmp_path: Path) -> None:
-    folder = checkpoint("llama", tmp_path)
-    told = json.loads((folder / "config.json").read_text())
-    many = {"hidden_size": 2, "intermediate_size": 1, "num_hidden_layers": 50_000}
-    (folder / "config.json").write_text(json.dumps({**told, **many}))
-    with pytest.raises(ModelError, match="says num_hidden_layers = 50,000, but the weight files hold 21 tensors"):
+    (folder / "config.json").write_text(json.dumps({**told, **sizes}))
+    with pytest.raises(ModelError, match=words):
         load(Runtime(model=str(folder)))
 
 

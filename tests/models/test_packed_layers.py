@@ -79,21 +79,31 @@ def in_a_model(layer: nn.Module, quantize: str | None = None) -> packed_layers.P
 
 
 @pytest.mark.parametrize("kind", ["linear", "conv1d"])
-@pytest.mark.parametrize("quantize", [None, "int8"])
-def test_a_packed_layer_takes_every_shape_that_a_plain_one_takes(kind: str, quantize: str | None) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "quantize"),
+    [(torch.float32, None), (torch.float32, "int8"), (torch.float16, None), (torch.bfloat16, None)],
+)
+def test_a_packed_layer_takes_every_shape_that_a_plain_one_takes(
+    kind: str, dtype: torch.dtype, quantize: str | None
+) -> None:
+    """Short ones sum in float32."""
     torch.manual_seed(0)
     layer: Any = nn.Linear(64, 40) if kind == "linear" else Conv1D(40, 64)
     nn.init.normal_(layer.weight, std=0.125)
     nn.init.normal_(layer.bias)
-    given = torch.randn(3, 7, 64)
-    weight = layer.weight.detach() if kind == "linear" else layer.weight.detach().t()
+    layer = layer.to(dtype)
+    given = torch.randn(3, 7, 64).to(dtype)
+    weight = (layer.weight.detach() if kind == "linear" else layer.weight.detach().t()).clone()
+    is_short = dtype != torch.float32
+    near = {"rtol": 2 * torch.finfo(dtype).eps if is_short else 0.0, "atol": 1e-5 if quantize is None else 0.06}
     with torch.no_grad():
         packed = in_a_model(layer, quantize=quantize)
         for x in (given, given[:, -1:], given.transpose(0, 1), given[0, 0], given[:, ::2], given[:0], given[:1, :1]):
-            wanted = functional.linear(x, weight, layer.bias)
-            error = 1e-5 if quantize is None else 0.06
-            torch.testing.assert_close(packed(x), wanted, rtol=0.0, atol=error)
-            assert packed(x).dtype == torch.float32
+            wanted = functional.linear(x.float(), weight.float(), layer.bias.float())
+            torch.testing.assert_close(packed(x), wanted.to(dtype), **near)  # the type, too
+    if is_short:
+        assert isinstance(packed.product, CompiledProduct)
+        assert packed_layers.weights_bytes(packed) == 2 * 64 * 40 + 2 * 40
 
 
 def test_rows_do_not_depend_on_their_number_in_int8() -> None:
@@ -198,28 +208,6 @@ def test_what_is_not_fit_stays_as_it_is() -> None:
     assert again.packed == 0
 
 
-@pytest.mark.parametrize("kind", ["linear", "conv1d"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_short_layers_take_every_shape_and_sum_in_float32(kind: str, dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    layer: Any = nn.Linear(64, 40) if kind == "linear" else Conv1D(40, 64)
-    nn.init.normal_(layer.weight, std=0.125)
-    nn.init.normal_(layer.bias)
-    layer = layer.to(dtype)
-    given = torch.randn(3, 7, 64).to(dtype)
-    before = layer.weight.detach().clone()
-    weight = before if kind == "linear" else before.t()
-    with torch.no_grad():
-        packed = in_a_model(layer)
-        assert isinstance(packed.product, CompiledProduct)
-        for x in (given, given[:, -1:], given.transpose(0, 1), given[0, 0], given[:, ::2], given[:0], given[:1, :1]):
-            wanted = functional.linear(x.float(), weight.float(), layer.bias.float())
-            made = packed(x)
-            assert made.dtype == dtype
-            torch.testing.assert_close(made, wanted.to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
-    assert packed_layers.weights_bytes(packed) == 2 * 64 * 40 + 2 * 40
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_where_nothing_is_compiled_layers_stay_and_8_bits_are_exact(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -289,16 +277,6 @@ def test_damaged_numbers_are_found_before_packing(quantize: str | None, pack: bo
     made.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=r"tensor model.layers.1.mlp.up_proj.weight holds 1 NaN"):
         loaded(tmp_path, pack=pack, quantize=quantize)
-
-
-def test_bfloat16_is_packed_and_computes_the_same(tmp_path: Path) -> None:
-    folder = checkpoint("llama", tmp_path)
-    plain = loaded(folder, dtype="bfloat16", pack=False).model
-    model = loaded(folder, dtype="bfloat16", pack=False).model
-    report = packed_layers.pack(model, smallest=0)
-    assert report.packed == 15
-    assert model.dtype == torch.bfloat16
-    torch.testing.assert_close(logits(model, PROMPTS), logits(plain, PROMPTS), rtol=0.0, atol=0.5)
 
 
 @pytest.mark.parametrize(

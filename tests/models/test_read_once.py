@@ -43,18 +43,17 @@ def edit(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None
     save_file(held, folder / WEIGHTS, metadata={"format": "pt"})
 
 
-def test_a_missing_tensor_is_found_in_one_reading(llama: Path) -> None:
-    edit(llama, lambda held: held.pop("model.norm.weight"))
-    assert readings(llama) == 1
-
-
-def test_a_wrong_shape_is_found_in_one_reading(llama: Path) -> None:
-    edit(llama, lambda held: held.update({"model.norm.weight": torch.ones(7)}))
-    assert readings(llama) == 1
-
-
-def test_a_tensor_left_over_is_found_in_one_reading(llama: Path) -> None:
-    edit(llama, lambda held: held.update({"model.layers.7.mlp.up_proj.weight": torch.ones(7)}))
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda held: held.pop("model.norm.weight"),
+        lambda held: held.update({"model.norm.weight": torch.ones(7)}),
+        lambda held: held.update({"model.layers.7.mlp.up_proj.weight": torch.ones(7)}),
+    ],
+    ids=["missing", "of another shape", "left over"],
+)
+def test_a_wrong_tensor_is_found_in_one_reading(change: Callable[[dict[str, torch.Tensor]], Any], llama: Path) -> None:
+    edit(llama, change)
     assert readings(llama) == 1
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer
 from transformers.models.auto import tokenization_auto
 
@@ -18,7 +18,7 @@ from genctl.models.tokenizer import plain
 from genctl.models.tokenizer_files import CLASSES, NAMES_OF_BACKENDS, UnsupportedTokenizer
 from genctl.models.tokenizer_recipes import RECIPES
 from tests.models import tokenizers_made as made
-from tests.models.test_plain_tokenizer import word_piece
+from tests.tiny import checkpoint
 from tests.versions import needs_newest
 
 TEXTS = (
@@ -70,11 +70,18 @@ def unigram() -> dict[str, Any]:
     return found
 
 
-def wordpiece() -> dict[str, Any]:
-    return dict(json.loads(word_piece().backend_tokenizer.to_str()))
+def word_piece() -> dict[str, Any]:
+    """BERT's file."""
+    tokens = ["[UNK]", "the", "cat", "##s", ".", ",", "'", "s", "[CLS]", "[SEP]"]
+    bare = Tokenizer(models.WordPiece({name: n for n, name in enumerate(tokens)}, unk_token="[UNK]"))
+    bare.normalizer = normalizers.BertNormalizer()
+    bare.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    bare.decoder = decoders.WordPiece(cleanup=False)
+    bare.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", None, [("[CLS]", 8), ("[SEP]", 9)])
+    return dict(json.loads(bare.to_str()))
 
 
-FILES = {"bytes": byte_level, "llama": llama, "unigram": unigram, "WordPiece": wordpiece}
+FILES = {"bytes": byte_level, "llama": llama, "unigram": unigram, "WordPiece": word_piece}
 NATIVE = {
     "GPT2Tokenizer": ("bytes", "gpt2"),
     "GPTNeoXTokenizer": ("bytes", "gpt_neox"),
@@ -126,6 +133,10 @@ def assert_equal(path: Path, config: dict[str, Any]) -> None:
     assert json.loads(ours.backend_tokenizer.to_str()) == json.loads(theirs.backend_tokenizer.to_str())
     assert ours.backend_tokenizer.encode_special_tokens == theirs.backend_tokenizer.encode_special_tokens
     assert len(ours) == len(theirs)
+    assert ours.get_vocab() == theirs.get_vocab()
+    every = list(range(len(ours)))
+    assert [ours.convert_ids_to_tokens(id) for id in every] == theirs.convert_ids_to_tokens(every)
+    assert ours.batch_decode([[id] for id in every]) == theirs.batch_decode([[id] for id in every])
     assert list(ours.special_tokens_map.items()) == list(theirs.special_tokens_map.items())
     assert ours.all_special_tokens == theirs.all_special_tokens
     assert ours.all_special_ids == theirs.all_special_ids
@@ -279,3 +290,46 @@ def test_templates_without_a_default(tmp_path: Path) -> None:
     config = folder(tmp_path, llama(), "llama", {"chat_template": [{"name": "rag", "template": "x"}]})
     with pytest.raises(ValueError, match="no chat template"):
         plain(tmp_path, config).get_chat_template()
+
+
+# -- left to transformers ----------------------------------------------------------------------------------------------
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "config.json").read_text()))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tokenizer_class": "BertTokenizerFast"},
+        {"tokenizer_class": ""},
+        {"auto_map": {"AutoTokenizer": ["a.B", None]}},
+        {"split_special_tokens": "yes"},
+        {"padding_side": "above"},
+        {"eos_token": 3},
+        {"extra_special_tokens": [3]},
+        {"added_tokens_decoder": {"7": "<eos>"}},
+        {"chat_template": [{"name": "default"}]},
+        {"fast_tokenizer_files": ["tokenizer.4.json"]},
+        {"a_field_of_tomorrow": 1},
+    ],
+)
+def test_unknown_fields_are_left_to_transformers(fields: dict[str, Any], tmp_path: Path) -> None:
+    path = checkpoint("llama", tmp_path) / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    with pytest.raises(UnsupportedTokenizer):
+        plain(tmp_path, config_of(tmp_path))
+
+
+def test_other_model_types_and_files_are_left_to_transformers(tmp_path: Path) -> None:
+    checkpoint("llama", tmp_path)
+    with pytest.raises(UnsupportedTokenizer, match="model type"):
+        plain(tmp_path, {"model_type": "mamba"})
+    (tmp_path / "tekken.json").write_text("{}")
+    with pytest.raises(UnsupportedTokenizer, match="tekken"):
+        plain(tmp_path, config_of(tmp_path))
+    (tmp_path / "tekken.json").unlink()
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(UnsupportedTokenizer, match=r"no tokenizer\.json"):
+        plain(tmp_path, config_of(tmp_path))
