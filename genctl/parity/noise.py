@@ -43,26 +43,22 @@ class MeasuredNoise:
     oracles: tuple[Oracle, Oracle]
     dtypes: tuple[torch.dtype, torch.dtype]
 
-    def place(self, text: str, index: int) -> int | None:
-        """The number of a position among those that were checked."""
-        places = places_read(self.readings)
-        return places.index((text, index)) if (text, index) in places else None
-
     def token(self, place: int) -> str:
         """A checked position, as messages call it."""
         return [reading.text.token(index) for reading in self.readings for index in reading.indices][place]
 
-    def reach(self, place: int, tokens: tuple[int, int]) -> float:
-        """The most by which weights and rounding move the margin between two tokens at a checked position, in nats."""
-        mine, theirs = tokens
+    def reach(self, text: str, index: int, tokens: tuple[int, int]) -> float:
+        """The most by which weights and rounding move the margin between two tokens at a position, in nats.
+
+        Of a position that was not checked, the most at those that were.
+        """
+        places = places_read(self.readings)
+        if (text, index) not in places:
+            return ALLOWANCE * (self.moved + float(self.weights.abs().amax()))
+        place, (mine, theirs) = places.index((text, index)), tokens
         by_weights = abs(float(self.weights[place, mine] - self.weights[place, theirs]))
         here = float((self.rounding[:, place, mine] - self.rounding[:, place, theirs]).abs().max())
         return by_weights + ALLOWANCE * max(here, self.moved)
-
-    @property
-    def reach_anywhere(self) -> float:
-        """The same at a position that was not checked, by the largest of those that were."""
-        return ALLOWANCE * (self.moved + float(self.weights.abs().amax()))
 
 
 def beyond_weights(ratio: float) -> str:

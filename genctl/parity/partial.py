@@ -7,7 +7,6 @@ probability on the token that the other side finds least probable. T known token
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -93,9 +92,3 @@ def _bounds(known: KnownTop, p: Tensor, ids: Tensor, q: Tensor) -> tuple[float, 
 def shift_of(difference: Tensor) -> Tensor:
     """Root mean square of differences over known tokens [..., T] without their mean -> [...]."""
     return (difference - difference.mean(-1, keepdim=True)).square().mean(-1).sqrt()
-
-
-def rows_of(known: Sequence[KnownTop]) -> tuple[list[Tensor], list[Tensor]]:
-    """Ids and log-probabilities f64 of each distribution."""
-    ids = [torch.tensor([id for id, _ in one.top]) for one in known]
-    return ids, [torch.tensor([value for _, value in one.top], dtype=torch.float64) for one in known]
