@@ -109,8 +109,8 @@ def measure(
     differ = different_settings(*(one.path for one in loaded)) if are_apart and not equal else ""
     if differ:
         notes.append(f"config.json differs in {differ}: what that changes counts as explained, as weights do")
-    judged = judge(positions, equal, measured, "the weights, the dtype and config.json" if differ else WEIGHTS)
-    one = concluded((reference, other), texts, positions, partings, judged, noise=noise, failed=failed)
+    verdict = verdict_of(positions, equal, measured, "the weights, the dtype and config.json" if differ else WEIGHTS)
+    one = concluded((reference, other), texts, positions, partings, verdict, noise=noise, failed=failed)
     if one.verdict == "drift" and are_apart:
         how = [(side.session.forward.dtype, side.session.loaded.quantize) for side in (reference, other)]
         if why := other_weights(*loaded):
@@ -170,7 +170,7 @@ def pick(positions: Sequence[Position], texts: Sequence[Text], parted: Sequence[
 # -- the verdict -------------------------------------------------------------------------------------------------------
 
 
-def judge(
+def verdict_of(
     positions: Sequence[Position], equal: bool, measured: MeasuredNoise | None, explained_by: str = WEIGHTS
 ) -> tuple[Verdict | None, str]:
     """The verdict of positions, with its reason; there is none without a position.
@@ -201,14 +201,14 @@ def concluded(
     texts: Sequence[Text],
     positions: Sequence[Position],
     partings: Sequence[TextParting],
-    judged: tuple[Verdict | None, str],
+    shown: tuple[Verdict | None, str],
     **more: Any,
 ) -> Parity:
-    """What is found about a pair: the worst of what positions show (`judged`: verdict and reason) and of the partings.
+    """What is found about a pair: the worst of what positions show (`shown`: verdict and reason) and of the partings.
 
     `more`: further fields of `Parity`.
     """
-    verdict, reason = judged
+    verdict, reason = shown
     by_id = {text.id: text for text in texts}
     for each in partings:
         if each.verdict == "defect" and verdict != "defect":
@@ -243,12 +243,12 @@ def _partings(
         own, others = ((float(row[mine]), float(row[theirs])) for row in rows[text.id])
         margin = own[0] - own[1]
         reach = noise.margin if measured is None else measured.reach(text.id, index, (mine, theirs))
-        judged = _judge_margin(margin, margin - (others[0] - others[1]), noise, reach)
-        found.append(TextParting(text.id, index, mine, theirs, own, others, margin, *judged))
+        parting = _verdict_of_margin(margin, margin - (others[0] - others[1]), noise, reach)
+        found.append(TextParting(text.id, index, mine, theirs, own, others, margin, *parting))
     return found
 
 
-def _judge_margin(margin: float, moved: float, noise: Noise, reach: float) -> tuple[Verdict, str]:
+def _verdict_of_margin(margin: float, moved: float, noise: Noise, reach: float) -> tuple[Verdict, str]:
     """The verdict of a parting, whose `margin` the other side moves by `moved`; `reach` of it is explained."""
     if abs(margin) <= noise.margin:
         return "tie", f"the margin of {margin:.2g} nats is below the noise of {noise.margin:.2g}"
