@@ -22,7 +22,7 @@ from genctl.parity.numbers import RAW
 from genctl.parity.oracle import Oracle
 from genctl.parity.other_models import OtherModels
 from genctl.parity.rereading import kind_of
-from genctl.parity.trial import Tried, Way, beats, contains
+from genctl.parity.ways import Tried, Way, beats, contains
 
 HALF = 0.5  # of what codes change may be left by a cause beside them
 BASES = 2  # forms of honest rounding beside which causes are tried, those that leave least
@@ -73,8 +73,8 @@ class Auditor(Hypotheses):
                     return self._found(nothing, again, [again])
                 nothing = again
             sample, first = self._begun(nothing)
-            tried = self._judged(self._singles(sample, first), first, self._at(sample))
-            tried += self._judged(self._beside_flash(tried, sample, first), first, self._at(sample))
+            tried = self._rated(self._singles(sample, first), first, sample)
+            tried += self._rated(self._beside_flash(tried, sample, first), first, sample)
             if any(self._fits(one) for one in tried):
                 audit = self._concluded(nothing, first, [*tried], sample)
                 if audit.verdict == "explained" or len(found) == 1:
@@ -86,8 +86,8 @@ class Auditor(Hypotheses):
         _, form, nothing, tried = best
         self._use(form, nothing)
         sample, first = self._begun(nothing)
-        pairs = self._pairs([*tried, *self._beaten], sample, first, self._at(sample))
-        return self._concluded(nothing, first, [*tried, *self._judged(pairs, first, self._at(sample))], sample)
+        pairs = self._rated(self._pairs([*tried, *self._beaten], sample, first), first, sample)
+        return self._concluded(nothing, first, [*tried, *pairs], sample)
 
     def _use(self, form: Form | None, nothing: Tried) -> None:
         """Read from now on with what a form rounds."""
@@ -96,14 +96,14 @@ class Auditor(Hypotheses):
     def _plainly(self, nothing: Tried | None = None, *tried: Way) -> Tried:
         """All rows as they should be read and written; `nothing`: the same before."""
         one = self._try(tried, [RAW], self._every, exact=True)[0]
-        self._judged([one], nothing or one, self._at(self._every))
+        self._rated([one], nothing or one, self._every)
         return one
 
     def _begun(self, nothing: Tried) -> tuple[list[int], Tried]:
+        """A sample of rows, and what `nothing` leaves on it."""
         sample = self._sample(nothing)
-        at = self._at(sample)
-        first = Tried((), (), RAW, nothing.sizes[at], nothing.scale[at], sharp=nothing.sharp[at])
-        self._judged([first], first, at)
+        first = nothing.nothing_at(self._at(sample))
+        self._rated([first], first, sample)
         return sample, first
 
     def _beside_codes(self, nothing: Tried) -> Audit | None:
@@ -114,7 +114,7 @@ class Auditor(Hypotheses):
         moved, known = self._moved(), self.places.known
         own, codes, most = nothing.scale, float(moved[known].median()), float(moved[known].square().mean().sqrt())
         nothing.scale, nothing.plausible = (own.square() + most**2).sqrt(), True
-        self._judged([nothing], nothing, self._at(self._every))
+        self._rated([nothing], nothing, self._every)
         is_same = self._is_within(nothing, self._every)
         self._codes = nothing.off = codes
         scale = nothing.scale
@@ -123,7 +123,7 @@ class Auditor(Hypotheses):
             return None
         sample, first = self._begun(nothing)
         tried = self._singles(sample, first, only=lambda cause: cause.family == "prompt")
-        self._judged(tried, first, self._at(sample))
+        self._rated(tried, first, sample)
         best = max(tried, key=lambda one: one.total, default=first)  # all may be beaten on a row
         left, before = (self._typical(one, sample) for one in (best, first))
         if left > HALF * before or not beats(best, first, self._count):
@@ -156,15 +156,15 @@ class Auditor(Hypotheses):
         best = next(parts, best)  # what more is said is not seen
         more = (one for one in tried if one.ways[:1] == (FLASH,) and contains(one, best) and self._fits(one))
         if (beside := next(more, None)) is not None and not beats(best, beside, self._count):
-            note = f"{CAUSES['flash-float16'].words}, may be there, too: beside {best.words} it is not seen"
-            self._notes += [note] * (note not in self._notes)
+            words = CAUSES["flash-float16"].words
+            self._note(f"{words}, may be there, too: beside {best.words} it is not seen")
         rivals = [one for one in tried if one.keys != best.keys and not contains(one, best)]
         doubtful = [one for one in rivals if one.plausible and not beats(best, one, self._count)]
         if doubtful:
             return self._unexplained(nothing, tried, [best, *doubtful])
         is_other = any(way.load is not None for way in best.ways)
         whole = self._again(best) if is_other or len(sample) < len(self._rows) else best
-        self._judged([whole], nothing, self._at(self._every))
+        self._rated([whole], nothing, self._every)
         left = self.rows_left(whole, self._every)
         beyond = float((whole.sizes > self.noise(self._dtype).allowed * whole.scale)[self.places.known].double().mean())
         if (len(left) > LEFT * len(self._rows) and beyond > LEFT_TOKENS) or whole.ratio > self.noise(

@@ -66,8 +66,8 @@ WHOLE = 0.99  # what listed probabilities add up to, at least, where others in t
 
 
 @dataclass
-class _Seen:
-    """Numbers of a kind: how many, the first, and whether all are equal."""
+class _Kind:
+    """Numbers of a kind: how many there are, the first, and whether all are equal."""
 
     first: str
     value: float
@@ -87,15 +87,15 @@ class Impossible:
     vocabulary: int
     tokens: int = 0  # chosen, so far
     missing: int = 0  # of these, without a number
-    untold: int = 0  # chosen, of which OpenAI says that they are not in the list
+    unlisted: int = 0  # chosen, of which OpenAI says that they are not in the list
     zeros: int = 0  # listed
-    _seen: dict[str, _Seen] = field(default_factory=dict)
+    _kinds: dict[str, _Kind] = field(default_factory=dict)
 
     def _add(self, kind: str, row: str, index: int | None, value: float) -> None:
         place = f"row {row}, its prompt" if index is None else f"row {row}, token {index + 1}"
-        seen = self._seen.setdefault(kind, _Seen(place, value))
-        seen.count += 1
-        seen.is_constant &= seen.value == value
+        found = self._kinds.setdefault(kind, _Kind(place, value))
+        found.count += 1
+        found.is_constant &= found.value == value
 
     def known(self, row: str, index: int | None, ids: Sequence[int]) -> int:
         """How many ids from the beginning are in the vocabulary; `index` is that of the first, None in a prompt."""
@@ -105,13 +105,13 @@ class Impossible:
                 return place
         return len(ids)
 
-    def number(self, row: str, index: int, number: float | None, *, untold: bool) -> float:
-        """A number of a chosen token, as far as a model can give it, else NaN. `untold`: its list lacks it."""
+    def number(self, row: str, index: int, number: float | None, *, unlisted: bool) -> float:
+        """A number of a chosen token, as far as a model can give it, else NaN. `unlisted`: its list lacks it."""
         self.tokens += 1
         if number is None:
             self.missing += 1
-        elif number == LEAST and untold:
-            self.untold += 1
+        elif number == LEAST and unlisted:
+            self.unlisted += 1
         elif not LEAST < number < math.inf:
             self._add("zero" if number <= LEAST else "nan", row, index, number)
         else:
@@ -136,33 +136,36 @@ class Impossible:
         """An audit with this evidence: no cause explains it."""
         notes = {
             f"{self.missing} of {self.tokens} tokens have no number": self.missing,
-            f"{self.untold} chosen tokens have {LEAST:g}, OpenAI's number of a token that its list lacks": self.untold,
+            f"{self.unlisted} chosen tokens have {LEAST:g}, OpenAI's number of a token that its list lacks": (
+                self.unlisted
+            ),
             f"{self.zeros} listed tokens have probability 0: they are left out": self.zeros,
         }
         one = replace(one, notes=(*one.notes, *(note for note, count in notes.items() if count)))
-        sure = [self._words(kind) for kind in ("zero", "nan", "ids") if kind in self._seen]
-        found = [*sure]
-        if "above" in self._seen and one.verdict == "unexplained":
-            found.append(self._words("above"))
-        if "masked" in self._seen and one.verdict != "explained":
-            found.append(self._words("masked"))
-        if not found:
+        counts = {
+            "zero": True, "nan": True, "ids": True, "above": one.verdict == "unexplained",
+            "masked": one.verdict != "explained",
+        }  # fmt: skip
+        kinds = [kind for kind, does in counts.items() if does and kind in self._kinds]
+        if not kinds:
             return one
+        found = [*map(self._words, kinds)]
         if one.reason:
-            found.append((f"all else is {one.verdict}: " if sure else "") + one.reason)
+            is_sure = not {"zero", "nan", "ids"}.isdisjoint(kinds)
+            found.append((f"all else is {one.verdict}: " if is_sure else "") + one.reason)
         return replace(one, verdict="unexplained", reason="; ".join(found), causes=(), explained=0.0)
 
     def _words(self, kind: str) -> str:
-        seen = self._seen[kind]
-        of = f"{seen.count} of {self.tokens}"
+        own = self._kinds[kind]
+        of = f"{own.count} of {self.tokens}"
         what = {
             "zero": f"probability 0 for {of} chosen tokens",
             "nan": f"NaN or infinity for {of} tokens",
-            "ids": f"ids beyond the vocabulary (0 to {self.vocabulary - 1}), {seen.count}",
+            "ids": f"ids beyond the vocabulary (0 to {self.vocabulary - 1}), {own.count}",
             "above": f"a log-probability above 0 for {of} chosen tokens",
             "masked": f"lists with probabilities of 0 whose others do not add up to 1, for {of} tokens",
         }[kind]
-        if kind == "zero" and seen.is_constant and seen.count > 1 and math.isfinite(seen.value):
-            what += f", always {seen.value:g}, as some servers write the logarithm of 0"
-        value = f", {seen.value:g}" if kind != "masked" else ""
-        return f"{what} (the first: {seen.first}{value})"
+        if kind == "zero" and own.is_constant and own.count > 1 and math.isfinite(own.value):
+            what += f", always {own.value:g}, as some servers write the logarithm of 0"
+        value = f", {own.value:g}" if kind != "masked" else ""
+        return f"{what} (the first: {own.first}{value})"

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from genctl.parity.entries import CAP, Entries
-from genctl.parity.filters import FILTERS, HEAD, InOrder, Kept
-from genctl.parity.numbers import RAW, Number, remains
+from genctl.parity.numbers import FILTERS, HEAD, RAW, InOrder, Kept, Number, remains
 
 FITTED = 48  # positions on which parameters are fitted, at least
 LARGE = 2**18  # their logits, where there are more positions

@@ -3,14 +3,18 @@
 What rounding does is measured on the side itself. Where it differs from the recorded one in a knob that changes the
 weights, and has the same checkpoint, the recorded side is loaded for a moment, so that the effect of the weights can be
 taken away as for two sides; `noise` explains how.
+
+A recording has the most probable tokens of each distribution, and the probability of all others together: KL is bounded
+then. From below by the log-sum inequality, with all other tokens as one; from above with their probability on the token
+that the other side finds least probable. T known tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,18 +23,18 @@ from genctl.config.check import Wrong, check
 from genctl.engines.protocol import never
 from genctl.errors import GenctlError, UsageError
 from genctl.identity import change, changed, checkpoint_change, versions
-from genctl.parity.measure import NOTHING_COMPARED, UNMEASURED, pick
+from genctl.parity.measure import NOTHING_COMPARED, UNMEASURED, Parted, concluded, pick
 from genctl.parity.noise import ALLOWANCE, MeasuredNoise, measure_noise, read_rows
 from genctl.parity.oracle import places_read
-from genctl.parity.partial import known_top, position, rows_of, shift_of
-from genctl.parity.partings import concluded
 from genctl.parity.sides import LocalSide
-from genctl.parity.values import Golden, KnownTop, Parity, Place, Position, Text, TextParting, Verdict
+from genctl.parity.statistics import first_choice
+from genctl.parity.values import Bounds, Golden, KnownTop, Parity, Place, Position, Text, TextParting, Verdict
 
 # knobs that change what is computed from the same checkpoint; with an adapter it is another one
 WEIGHTS = ("dtype", "quantize", "runtime")
-Chances: TypeAlias = tuple[tuple[float, float], tuple[float, float]]
 CHECKED = 64  # positions on which noise is measured at most
+TOP = 20  # tokens of a distribution
+ENOUGH = 1e-6  # of the probability: where the best tokens leave less, the others are not listed
 
 
 def record(
@@ -44,34 +48,32 @@ def record(
         known[text.id, index] = known_top(logits.detach().float().cpu(), text.token_ids[index])
 
     failed = side.read(texts, receive, interrupted=interrupted)
-    kept = tuple(text for text in texts if text.id not in failed)
+    knobs = _knobs(side)
     golden = Golden(
         reference=side.name,
         fingerprint=side.session.loaded.fingerprint(),
-        dtype=_dtype(side),
-        knobs=_knobs(side),
+        dtype=knobs.pop("dtype"),
+        knobs=knobs,
         vocabulary=side.vocabulary,
         written=written,
         new_tokens=side.resolved.generation.max_new_tokens,
         versions=versions("torch", "transformers"),
-        texts=kept,
+        texts=tuple(text for text in texts if text.id not in failed),
         known={place: one for place, one in known.items() if place[0] not in failed},
     )
     return golden, failed
 
 
-def _dtype(side: LocalSide) -> str:
-    return str(side.session.forward.dtype).removeprefix("torch.")
-
-
 def _knobs(side: LocalSide) -> dict[str, Any]:
-    runtime = side.session.planner.runtime
+    """The knobs of a side that decide what it computes, as far as they are set."""
+    loaded, forward = side.session.loaded, side.session.forward
     found = {
-        "quantize": side.session.loaded.quantize,
-        "adapter": runtime.adapter,
+        "quantize": loaded.quantize,
+        "adapter": side.session.planner.runtime.adapter,
         "cache_implementation": side.resolved.generation.cache_implementation,
         # each runtime rounds layers of its own to codes
-        "runtime": None if side.session.loaded.quantize is None else side.session.forward.kind,
+        "runtime": None if loaded.quantize is None else forward.kind,
+        "dtype": str(forward.dtype).removeprefix("torch."),
     }
     return {name: value for name, value in found.items() if value is not None}
 
@@ -87,41 +89,49 @@ def compare(
     """Compare a side with a recording. Raises ModelError."""
     on_stage("reading")
     found: dict[Place, Position] = {}
-    chances: dict[Place, Chances] = {}  # where first choices differ
+    own: dict[Place, tuple[float, float]] = {}  # log-probabilities of both first choices, where these differ
 
     def receive(place: int, index: int, logits: Tensor) -> None:
         text = golden.texts[place]
-        known = golden.known[text.id, index]
-        one = position((text.id, index, text.token_ids[index]), known, logits.detach().float().cpu())
-        found[text.id, index] = one
+        row = logits.detach().float().cpu()
+        one = found[text.id, index] = position(
+            (text.id, index, text.token_ids[index]), golden.known[text.id, index], row
+        )
         if not one.same:
-            chances[text.id, index] = _chances(one, known, logits)
+            now = logits.detach().double().log_softmax(-1)
+            own[text.id, index] = float(now[one.first_reference]), float(now[one.first_other])
         on_position(one)
 
     failed = side.read(golden.texts, receive, interrupted=interrupted)
     order = [(text.id, index) for text in golden.texts for index in range(len(text.token_ids))]
     positions = [found[place] for place in order if place in found and place[0] not in failed]
-    parted = _parted(positions) if golden.written else []
-    changed = differences(golden, side)
-    judged: _Judged | None = None
-    notes = list(changed.values())
+    parted: dict[str, Position] = {}  # by text: the first position at which the side chooses another token
+    for each in positions if golden.written else ():
+        if not each.same:
+            parted.setdefault(each.text, each)
+    differ = differences(golden, side)
+    remains: _Remains | None = None
+    notes = list(differ.values())
     if any(each.shift for each in positions) and not interrupted():
         on_stage("noise")
         try:
-            judged = _judged(golden, side, positions, parted, changed)
+            remains = _measured(golden, side, positions, [*parted.values()], differ)
         except GenctlError as error:
             notes.append(f"rounding could not be measured: {error.message}")
-    partings = [_parting(each, judged, changed, chances[each.text, each.index]) for each in parted]
-    return concluded(
-        (golden.reference, side.name),
-        golden.texts,
-        positions,
-        partings,
-        _verdict(golden, positions, judged, changed),
-        noise=UNMEASURED if judged is None else judged.measured.noise,
-        notes=tuple(notes),
-        failed=failed,
-    )
+    explained: Verdict = "drift" if differ else "tie"
+    partings = []
+    for each in parted.values():
+        tokens = each.first_reference, each.first_other
+        recorded = dict(golden.known[each.text, each.index].top)
+        before = recorded.get(tokens[0], math.nan), recorded.get(tokens[1], math.nan)
+        parting = _verdict_of_parting(each, remains, explained)
+        partings.append(
+            TextParting(each.text, each.index, *tokens, before, own[each.text, each.index], each.margin, *parting)
+        )
+    verdict = _verdict(golden, positions, remains, explained)
+    noise = UNMEASURED if remains is None else remains.measured.noise
+    names, more = (golden.reference, side.name), {"notes": tuple(notes), "failed": failed}
+    return concluded(names, golden.texts, positions, partings, verdict, noise=noise, **more)
 
 
 def differences(golden: Golden, side: LocalSide) -> dict[str, str]:
@@ -130,63 +140,48 @@ def differences(golden: Golden, side: LocalSide) -> dict[str, str]:
     then, now = golden.fingerprint, side.session.loaded.fingerprint()
     if then != now:
         found["checkpoint"] = checkpoint_change(side.name, then, now, before=golden.reference, what="the recording")
-    recorded, own = {**golden.knobs, "dtype": golden.dtype}, {**_knobs(side), "dtype": _dtype(side)}
-    for name, old, new in changed(recorded, own):
+    for name, old, new in changed({**golden.knobs, "dtype": golden.dtype}, _knobs(side)):
         if name != "runtime" or None not in (old, new):
             found[name] = change(name, old, new)
     return found
 
 
-def _chances(one: Position, known: KnownTop, logits: Tensor) -> Chances:
-    """The log-probabilities of both first choices on both sides; NaN where the recording does not have them."""
-    recorded, now = dict(known.top), logits.detach().double().log_softmax(-1)
-    tokens = one.first_reference, one.first_other
-    mine, theirs = ([recorded.get(token, math.nan) for token in tokens], [float(now[token]) for token in tokens])
-    return (mine[0], mine[1]), (theirs[0], theirs[1])
-
-
-def _parted(positions: Iterable[Position]) -> list[Position]:
-    """The first position of each text at which the side chooses another token: there its own text parts."""
-    first: dict[str, Position] = {}
-    for each in positions:
-        if not each.same:
-            first.setdefault(each.text, each)
-    return list(first.values())
-
-
-@dataclass(frozen=True)
-class _Judged:
-    """MeasuredNoise noise, and what remains at each checked position, as a multiple of the rounding there."""
+class _Remains(NamedTuple):
+    """The measured noise, and what remains at each checked position, as a multiple of the rounding there."""
 
     measured: MeasuredNoise
     ratios: Mapping[Place, float]
 
 
-def _judged(
-    golden: Golden, side: LocalSide, positions: Sequence[Position], parted: Sequence[Position], changed: Iterable[str]
-) -> _Judged:
+def _measured(
+    golden: Golden,
+    side: LocalSide,
+    positions: Sequence[Position],
+    parted: Sequence[Position],
+    differ: Mapping[str, str],
+) -> _Remains:
     texts = {text.id: text for text in golden.texts}
-    readings = pick(
-        positions, golden.texts, [(texts[each.text], texts[each.text], each.index) for each in parted], CHECKED
-    )
-    recorded = _recorded(golden, side) if {*changed} & {*WEIGHTS} and "checkpoint" not in changed else side
+    pairs = [Parted(texts[each.text], texts[each.text], each.index) for each in parted]
+    readings = pick(positions, golden.texts, pairs, CHECKED)
+    recorded = _recorded(golden, side) if {*differ} & {*WEIGHTS} and "checkpoint" not in differ else side
     rows = read_rows(side, readings)
-    measured = measure_noise(
-        recorded, side, readings, (rows if recorded is side else read_rows(recorded, readings), rows)
-    )
+    both = (rows if recorded is side else read_rows(recorded, readings), rows)
+    measured = measure_noise(recorded, side, readings, both)
     places = places_read(readings)
-    ids, values = rows_of([golden.known[place] for place in places])
     remains, scales, largest = [], [], 0.0
-    for number in range(len(places)):
-        logprobs, own = rows[number].double().log_softmax(-1)[ids[number]], ids[number]
-        remains.append(float(shift_of(logprobs - values[number] - measured.weights[number, own])))
-        shaken = shift_of(measured.rounding[:, number, own])
+    for number, place in enumerate(places):
+        ids, values = map(list, zip(*golden.known[place].top, strict=True))
+        logprobs = rows[number].double().log_softmax(-1)[ids]
+        remains.append(
+            float(shift_of(logprobs - torch.tensor(values, dtype=torch.float64) - measured.weights[number, ids]))
+        )
+        shaken = shift_of(measured.rounding[:, number, ids])
         smallest = torch.finfo(torch.float32).eps * float(logprobs.abs().max())  # the file has float32 numbers
         scales.append(max(float(shaken.square().mean().sqrt()), smallest))
         largest = max(largest, float(shaken.max()))
     floor = ALLOWANCE * largest / measured.noise.allowed  # as for two sides: rounding may jump anywhere
     ratios = {place: left / max(scale, floor) for place, left, scale in zip(places, remains, scales, strict=True)}
-    return _Judged(measured, ratios)
+    return _Remains(measured, ratios)
 
 
 def _recorded(golden: Golden, side: LocalSide) -> LocalSide:
@@ -206,38 +201,111 @@ def _recorded(golden: Golden, side: LocalSide) -> LocalSide:
 
 
 def _verdict(
-    golden: Golden, positions: Sequence[Position], judged: _Judged | None, changed: Mapping[str, str]
+    golden: Golden, positions: Sequence[Position], remains: _Remains | None, explained: Verdict
 ) -> tuple[Verdict | None, str]:
+    """The verdict of all positions; `explained`: where rounding, and what the side has of its own, explain them."""
     if not positions:
         return None, NOTHING_COMPARED
     if not any(each.shift for each in positions):
         return "tie", "every recorded number is equal"
-    if judged is None:
+    if remains is None:
         return "drift", "the numbers differ, and rounding could not be measured"
-    noise, ratios = judged.measured.noise, sorted(judged.ratios.values())
-    median, (place, largest) = ratios[len(ratios) // 2], max(judged.ratios.items(), key=lambda pair: pair[1])
-    is_explained = median <= noise.typical_allowed and all(ratio <= noise.allowed for ratio in ratios)  # NaN is not
-    explained = "the weights and the dtype explain the difference" if changed else "rounding explains the difference"
-    if not is_explained:
+    noise, ratios = remains.measured.noise, sorted(remains.ratios.values())
+    median, (place, largest) = ratios[len(ratios) // 2], max(remains.ratios.items(), key=lambda pair: pair[1])
+    if not (median <= noise.typical_allowed and all(ratio <= noise.allowed for ratio in ratios)):  # NaN is not
         text = next(text for text in golden.texts if text.id == place[0])
         reason = f"{text.token(place[1])}: what remains is {largest:.2g} times the rounding"
         return "defect", f"{reason}, and rounding itself reaches {noise.allowed:.2g}"
-    return ("drift" if changed else "tie"), f"what remains is {median:.2g} times the rounding: {explained}"
+    why = "the weights and the dtype explain" if explained == "drift" else "rounding explains"
+    return explained, f"what remains is {median:.2g} times the rounding: {why} the difference"
 
 
-def _parting(each: Position, judged: _Judged | None, changed: Mapping[str, str], chances: Chances) -> TextParting:
-    """Where the side's own text parts from the recorded one."""
-    verdict: Verdict = "drift"
-    reason = "rounding could not be measured"
-    if judged is not None:
-        noise, ratio = judged.measured.noise, judged.ratios.get((each.text, each.index))
-        if each.margin <= noise.margin:
-            verdict, reason = "tie", f"the margin of {each.margin:.2g} nats is below the noise of {noise.margin:.2g}"
-        elif ratio is not None and ratio > noise.allowed:
-            verdict = "defect"
-            reason = f"the margin is {each.margin:.2g} nats, and what remains is {ratio:.2g} times the rounding"
-        else:
-            verdict = "drift" if changed else "tie"
-            reason = f"the margin is {each.margin:.2g} nats, and what differs is explained"
-    tokens = each.first_reference, each.first_other
-    return TextParting(each.text, each.index, *tokens, *chances, each.margin, verdict, reason)
+def _verdict_of_parting(each: Position, remains: _Remains | None, explained: Verdict) -> tuple[Verdict, str]:
+    """The verdict where the side's own text parts from the recorded one."""
+    if remains is None:
+        return "drift", "rounding could not be measured"
+    noise, ratio = remains.measured.noise, remains.ratios.get((each.text, each.index))
+    if each.margin <= noise.margin:
+        return "tie", f"the margin of {each.margin:.2g} nats is below the noise of {noise.margin:.2g}"
+    if ratio is not None and ratio > noise.allowed:
+        return "defect", f"the margin is {each.margin:.2g} nats, and what remains is {ratio:.2g} times the rounding"
+    return explained, f"the margin is {each.margin:.2g} nats, and what differs is explained"
+
+
+# -- distributions of which the most probable tokens are known ---------------------------------------------------------
+
+
+def known_top(logits: Tensor, token: int) -> KnownTop:
+    """What is kept of logits f32 [V]."""
+    logits = logits.detach().cpu()
+    logprobs = logits.double().log_softmax(-1)
+    values, ids = logprobs.topk(min(TOP, logprobs.shape[-1]))
+    first = int(first_choice(logits.float()[None])[0])  # of equals the first, as everywhere
+    order = sorted(
+        range(len(ids)), key=lambda place: (-float(values[place]), int(ids[place]) != first, int(ids[place]))
+    )
+    chosen, left = [], 1.0
+    for place in order:
+        chosen.append((int(ids[place]), _f32(float(values[place]))))
+        left = max(left - math.exp(float(values[place])), 0.0)
+        if left < ENOUGH:
+            break
+    others = logprobs.clone()
+    others[[id for id, _ in chosen]] = -torch.inf
+    tail = math.exp(float(others.logsumexp(-1))) if len(chosen) < len(others) else 0.0
+    return KnownTop(_f32(float(logprobs[token])), tuple(chosen), _f32(tail))
+
+
+def _f32(value: float) -> float:
+    return float(torch.tensor(value, dtype=torch.float32))
+
+
+def position(place: tuple[str, int, int], known: KnownTop, logits: Tensor) -> Position:
+    """The figures of a position: text, index and token. `logits` f32 [V] are those of the other side.
+
+    Regret and rank are the least possible ones where the other's first choice is not among the known tokens.
+    """
+    logits = logits.detach().cpu()
+    q = logits.double().log_softmax(-1)
+    ids = torch.tensor([id for id, _ in known.top])
+    p = torch.tensor([value for _, value in known.top], dtype=torch.float64)
+    mine = dict(known.top)
+    first = int(first_choice(logits.float()[None])[0])
+    best = float(p[0])
+    own = mine.get(first, float(p[-1]))
+    rank = [id for id, _ in known.top].index(first) + 1 if first in mine else len(p) + 1
+    same_numbers = known_top(logits, place[2]) == known
+    low, high = (0.0, 0.0) if same_numbers else _bounds(known, p, ids, q)
+    return Position(
+        *place,
+        kl=low,
+        same=first == known.top[0][0],
+        regret=max(best - own, 0.0),
+        first_reference=known.top[0][0],
+        first_other=first,
+        rank_in_reference=rank,
+        rank_in_other=1 + int((q > q[known.top[0][0]]).sum()),
+        logprob_reference=known.logprob,
+        logprob_other=known.logprob if same_numbers else float(q[place[2]]),
+        shift=0.0 if same_numbers else float(shift_of(q[ids] - p)),
+        margin=best - float(p[1]) if len(p) > 1 else 0.0,
+        kl_bounds=Bounds(low, high),
+    )
+
+
+def _bounds(known: KnownTop, p: Tensor, ids: Tensor, q: Tensor) -> tuple[float, float]:
+    sure = float((p.exp() * (p - q[ids])).sum())
+    rest = q.clone()
+    rest[ids] = -torch.inf
+    if known.tail <= 0 or not bool(rest.isfinite().any()):
+        return max(sure, 0.0), max(sure, 0.0)
+    tail = math.log(known.tail)
+    least = float(q[rest.isfinite()].min())
+    low = sure + known.tail * (tail - float(rest.logsumexp(-1)))
+    high = sure + known.tail * (min(tail, float(p[-1])) - least)
+    return max(low, 0.0), max(high, low, 0.0)
+
+
+def shift_of(difference: Tensor) -> Tensor:
+    """Root mean square of differences over known tokens [..., T] without their mean -> [...]."""
+    return (difference - difference.mean(-1, keepdim=True)).square().mean(-1).sqrt()

@@ -23,7 +23,7 @@ from genctl.parity.other_models import OtherModels
 from genctl.parity.prompts import AuditPrompts, AuditRow, Ids
 from genctl.parity.rereading import LOGITS, Rereader, RowNoise
 from genctl.parity.sides import LocalSide
-from genctl.parity.trial import ERROR_RATE, PLAIN, Tried, Way, excess, likelihood, slope
+from genctl.parity.ways import ERROR_RATE, PLAIN, Tried, Way, excess, likelihood, slope
 
 SAMPLE = 200  # positions of the sample on which causes are tried, at most, once there is a row
 SUMMED = 800  # where a number is the sum of several
@@ -37,7 +37,6 @@ MOVED = 10  # positions that a cause moves, at least
 RESOLVED = 4.0  # times the noise, by which it moves them
 TINY = 1e-9  # nats: nothing is moved
 OFF = 0.3  # of what a form changes may be left: engines round in other orders; all of it where a context was shifted
-SEARCH = 2**12  # tokens that the cost of a cause allows, for codes that are searched for
 TAIL = 0.9  # of all positions are within the most that noise does, where a hypothesis fits
 SURE = 10  # times the bound: a cheap cause that explains all so well leaves nothing to dear ones
 FLASH = Way(cause("flash-float16"), form=FORMS["flash-float16"][0])
@@ -67,6 +66,11 @@ class Hypotheses(Rereader):
         self._cut = torch.zeros(len(self.places.token), dtype=torch.float64)  # what cut digits may change
         self._known: dict[Any, Tensor] = {}  # what is left, by the base, rows, ways and number
         self._held: tuple[Any, Tensor] | None = None  # the logits that were read last
+
+    def _note(self, note: str) -> None:
+        """Add a note, once."""
+        if note not in self._notes:
+            self._notes.append(note)
 
     # -- what is left --------------------------------------------------------------------------------------------------
 
@@ -151,9 +155,9 @@ class Hypotheses(Rereader):
                     return False
         return True
 
-    def _judged(self, tried: list[Tried], nothing: Tried, at: Tensor) -> list[Tried]:
-        """Fill in the figures of hypotheses on positions [K]."""
-        known = self.places.known[at]
+    def _rated(self, tried: list[Tried], nothing: Tried, rows: Sequence[int]) -> list[Tried]:
+        """Hypotheses that were tried on rows, with their figures."""
+        known = self.places.known[self._at(rows)]
         whole = excess(nothing, known)
         for one in tried:
             one.likelihood = likelihood(one, known)
@@ -209,13 +213,6 @@ class Hypotheses(Rereader):
 
     # -- the causes ----------------------------------------------------------------------------------------------------
 
-    def _all_ways(self, first: Tried, sample: Sequence[int]) -> Iterator[Way]:
-        yield from ways.prompts(self._prompts, self._rows)
-        yield from ways.shifted(self._rows, self._parting(first, sample))
-        yield from ways.arithmetic(
-            self._oracle, self._dtype, self._declared, dear=self._is_dear, searched=self._tokens >= SEARCH
-        )
-
     def _parting(self, nothing: Tried, rows: Sequence[int]) -> int | None:
         """The first token whose number differs, counted with the prompt; None where that is the first of a row."""
         beyond = nothing.sizes > self.noise(self._dtype).allowed * nothing.scale
@@ -236,7 +233,7 @@ class Hypotheses(Rereader):
         self._stage("hypotheses")
         at, few = self._at(sample), self._telling(first, sample)[:1]
         part = torch.isin(at, self._at(few))
-        begin = Tried((), (), RAW, first.sizes[part], first.scale[part], sharp=first.sharp[part])
+        begin = first.nothing_at(part)
         own = part[self.places.known[at]]  # of positions with a number
         tried: list[Tried] = []
 
@@ -244,8 +241,8 @@ class Hypotheses(Rereader):
             if not self._is_dear or len(sample) == 1:
                 return self._try((*beside, *more), wanted, sample)
             some = self._try((*beside, *more), wanted, few)
-            self._judged([begin, *some], begin, self._at(few))
-            self._judged(tried, first, at)
+            self._rated([begin, *some], begin, few)
+            self._rated(tried, first, sample)
             rivals = [one.likelihood[own] for one in tried] or [one.likelihood for one in some]
             least = max((float(one.sum()) for one in rivals), default=begin.total)
             least = max(least - math.log(self._count / ERROR_RATE), begin.total)
@@ -257,21 +254,24 @@ class Hypotheses(Rereader):
         tried += found((), None)
         sure = False
         with OtherModels(self._side, self._others) as models:
-            others = (Way(cause(key, parameter), load=load) for key, parameter, load in models.all())
-            for way in chain(self._all_ways(first, sample), others):
+            for way in chain(
+                (Way(cause(key, more), prompts=tuple(ids)) for key, more, ids in self._prompts.changes(self._rows)),
+                ways.shifted(self._rows, self._parting(first, sample)),
+                ways.arithmetic(self._oracle, self._dtype, self._declared, is_dear=self._is_dear, tokens=self._tokens),
+                (Way(cause(key, more), load=load) for key, more, load in models.all()),
+            ):
                 assert way.cause is not None
                 if not only(way.cause) or (beside and way.form is not None and way.form.keys):  # the same cache
                     continue
                 if self._is_dear and tried and not sure:
-                    self._judged([first, *tried], first, at)
+                    self._rated([first, *tried], first, sample)
                     best = max(tried, key=lambda one: one.total)
                     gain = float((best.likelihood - first.likelihood).sum())
                     sure = self._fits(best) and gain > SURE * math.log(self._count / ERROR_RATE)
                 # a factor of the logits is the same as a temperature
                 is_alike = sure and way.cause.key == "scale-ignored" and best.number.temperature != 1.0
                 if sure and not is_alike and way.cause.family not in {one.family for one in best.causes}:
-                    note = f"{best.words} explains all, so that not every cause is tried"
-                    self._notes += [note] * (note not in self._notes)
+                    self._note(f"{best.words} explains all, so that not every cause is tried")
                     continue
                 try:
                     tried += found((way,), [RAW])
@@ -298,10 +298,10 @@ class Hypotheses(Rereader):
         causes = causes[: BESIDE_DEAR if self._is_dear else BESIDE]
         return self._singles(sample, first, only=causes.__contains__, beside=(FLASH,))
 
-    def _pairs(self, singles: Sequence[Tried], sample: Sequence[int], first: Tried, at: Tensor) -> list[Tried]:
+    def _pairs(self, singles: Sequence[Tried], sample: Sequence[int], first: Tried) -> list[Tried]:
         """Causes together: every way of reading with every number, and the best ways that change different things."""
         self._stage("pairs")
-        pairs: list[Tried] = []
+        pairs, at = list[Tried](), self._at(sample)
         first_row, *rest = self._telling(first, sample)
 
         def typical(one: Tried) -> float:  # beaten ones were tried on a row
@@ -331,8 +331,8 @@ class Hypotheses(Rereader):
         logits, places = self._read_as((), group), self._few(group)
         more = [two for one in singles if not one.ways for two in several(one.number, logits, places)]
         screened += self._try((), more, few) if more else []
-        begin = Tried((), (), RAW, first.sizes[part], first.scale[part], sharp=first.sharp[part])
-        self._judged([begin, *screened], begin, self._at(few))
+        begin = first.nothing_at(part)
+        self._rated([begin, *screened], begin, few)
         screened.sort(key=lambda one: -one.total)
         for one in screened[: 2 if self._is_dear else PAIRS]:
             pairs += self._try(one.ways, [one.number], sample)

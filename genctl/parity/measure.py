@@ -2,85 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-from genctl.config.layers import Resolved
+import torch
+
 from genctl.engines.protocol import Request, never
-from genctl.errors import GenctlError, ModelError
-from genctl.models.weights import read_json
+from genctl.errors import GenctlError
+from genctl.events import shared_length
 from genctl.parity.fault import FoundFault, find_fault
 from genctl.parity.noise import MeasuredNoise, beyond_weights, measure_noise
 from genctl.parity.oracle import Reading
-from genctl.parity.partings import first_difference, parting, readings_of, worst_of
-from genctl.parity.reading import ReadBoth
+from genctl.parity.reading import ReadBoth, ReadOnce
 from genctl.parity.sides import LocalSide
 from genctl.parity.statistics import summary
-from genctl.parity.values import Noise, Parity, Position, Text, TextParting, Verdict
-from genctl.parity.weights import equal_weights, other_weights
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
-# -- what two checkpoints say otherwise of what is computed, beside their weights --------------------------------------
-
-
-# fields of config.json that do not say what is computed
-OTHER = {
-    "_name_or_path", "architectures", "auto_map", "bos_token_id", "dtype", "eos_token_id", "id2label", "label2id",
-    "pad_token_id", "quantization_config", "torch_dtype", "transformers_version", "use_cache",
-}  # fmt: skip
-SHOWN = 4  # fields in a sentence
-
-
-def different_settings(reference: Path, other: Path) -> str:
-    """The fields of both folders' config.json that differ, with their values; "" for none, or without such a file."""
-    mine, theirs = ({name: value for name, value in _fields(_read(folder))} for folder in (reference, other))
-    if not mine or not theirs:
-        return ""
-    names = [name for name in sorted(mine.keys() | theirs.keys()) if mine.get(name) != theirs.get(name)]
-    shown = [f"{name} ({_value(mine.get(name))} and {_value(theirs.get(name))})" for name in names[:SHOWN]]
-    left = len(names) - SHOWN
-    return ", ".join([*shown, *([f"{left} more"] if left > 0 else [])])
-
-
-def _as_loaded(side: LocalSide) -> tuple[object, object]:
-    """What a side does to weights."""
-    return side.session.forward.dtype, side.session.loaded.quantize
-
-
-def _read(folder: Path) -> Mapping[str, Any]:
-    try:
-        return read_json(folder / "config.json", "config.json")
-    except ModelError:
-        return {}
-
-
-def _fields(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """All fields with their paths; null is as no field."""
-    for name, value in config.items():
-        if name in OTHER or value is None:
-            continue
-        if isinstance(value, Mapping):
-            yield from _fields(value, f"{before}{name}.")
-        else:
-            yield before + name, value
-
-
-def _value(value: Any) -> str:
-    return "not set" if value is None else f"{value}"[:40]
-
+from genctl.parity.values import Noise, Parity, Position, Text, TextParting, Verdict, worst
+from genctl.parity.weights import different_settings, equal_weights, other_weights
 
 CHECKED_LOGITS = 2**21  # logits of a side at the positions on which noise is measured: 16 MiB in float64
-LEAST_CHECKED = 16
+LEAST_CHECKED = 16  # of these positions
 WEIGHTS = "the weights and the dtype"
 NOTHING_COMPARED = "no position was compared"
 UNMEASURED = Noise(
     0, (), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "every logit is equal, so that there is nothing to explain"
 )
+UNKNOWN = (math.nan, math.nan)  # log-probabilities
 
 
 @dataclass(frozen=True)
@@ -90,6 +39,14 @@ class ParityOptions:
     free: bool = True  # both sides also write their own texts, unless texts are given
     layers: bool = False  # the curve by layer is wanted whatever the verdict is
     checked: int = 128  # positions on which noise is measured at most
+
+
+class Parted(NamedTuple):
+    """Two texts after one prompt."""
+
+    mine: Text
+    theirs: Text
+    first: int  # the index of the first token that differs
 
 
 def measure(
@@ -110,7 +67,7 @@ def measure(
     """
     options = options or ParityOptions()
     failed: dict[str, str] = {}
-    parted: list[tuple[Text, Text, int]] = []
+    parted: list[Parted] = []
     if requests:
         on_stage("writing")
         written, failed = reference.write(requests, interrupted=interrupted)
@@ -118,9 +75,9 @@ def measure(
         if options.free:
             others, missing = other.write(_same_prompts(requests, written, other), interrupted=interrupted)
             failed |= missing
-            mine = {text.id: text for text in written}
-            pairs = [(mine[text.id], text, first_difference(mine[text.id], text)) for text in others]
-            parted = [(one, another, index) for one, another, index in pairs if index is not None]
+            by_id = {text.id: text for text in written}
+            pairs = [(by_id[text.id], text) for text in others if by_id[text.id].token_ids != text.token_ids]
+            parted = [Parted(*pair, shared_length(*(text.token_ids for text in pair))) for pair in pairs]
     on_stage("reading")
     positions: list[Position] = []
 
@@ -128,62 +85,67 @@ def measure(
         positions.append(position)
         on_position(position)
 
-    with ReadBoth(reference, other, texts, interrupted=interrupted) as both:
+    measured: MeasuredNoise | None = None
+    notes: list[str] = []
+    with ExitStack() as stack:
+        mine = reference if isinstance(reference, ReadOnce) else stack.enter_context(ReadOnce(reference))
+        both = ReadBoth(mine, stack.enter_context(ReadOnce(other)), texts, interrupted=interrupted)
         both.read(receive)
         failed |= both.failed
-        parted = [each for each in parted if each[0].id not in failed]
-        figures = summary(positions)
+        parted = [each for each in parted if each.mine.id not in failed]
         equal = not any(position.shift for position in positions)
-        measured: MeasuredNoise | None = None
-        notes: list[str] = []
         if positions and not (equal and not parted) and not interrupted():
             on_stage("noise")
-            readings = pick(positions, texts, parted, min(options.checked, _most(reference.vocabulary)))
+            most = max(CHECKED_LOGITS // reference.vocabulary, LEAST_CHECKED)
+            readings = pick(positions, texts, parted, min(options.checked, most))
             try:
                 measured = measure_noise(reference, other, readings, both.rows(readings))
             except GenctlError as error:
                 notes.append(f"rounding could not be measured: {error.message}")
         noise = UNMEASURED if measured is None else measured.noise
-        found = _partings(both, parted, noise, measured)
-    folders = [side.session.loaded.path for side in (reference, other)]
-    differ = "" if equal or folders[0] == folders[1] else different_settings(*folders)
+        partings = _partings(both, parted, noise, measured)
+    loaded = [side.session.loaded for side in (reference, other)]
+    are_apart = loaded[0].path != loaded[1].path
+    differ = different_settings(*(one.path for one in loaded)) if are_apart and not equal else ""
     if differ:
         notes.append(f"config.json differs in {differ}: what that changes counts as explained, as weights do")
-    judged = judge(positions, equal, measured, "the weights, the dtype and config.json" if differ else WEIGHTS)
-    verdict, reason = worst_of(*judged, found, texts)
-    loaded = [side.session.loaded for side in (reference, other)]
-    if verdict == "drift" and folders[0] != folders[1] and (why := other_weights(*loaded)):
-        verdict, reason = "other weights", f"{why}{f'; config.json differs in {differ}' if differ else ''}"
-    elif verdict == "drift" and differ and _as_loaded(reference) == _as_loaded(other) and equal_weights(*loaded):
-        verdict, reason = "other weights", f"config.json differs in {differ}, and the weights are equal"
-    found_fault = FoundFault()
-    if measured is not None and (verdict == "defect" or options.layers) and not interrupted():
+    verdict = verdict_of(positions, equal, measured, "the weights, the dtype and config.json" if differ else WEIGHTS)
+    one = concluded((reference, other), texts, positions, partings, verdict, noise=noise, failed=failed)
+    if one.verdict == "drift" and are_apart:
+        how = [(side.session.forward.dtype, side.session.loaded.quantize) for side in (reference, other)]
+        if why := other_weights(*loaded):
+            why += f"; config.json differs in {differ}" if differ else ""
+        elif differ and how[0] == how[1] and equal_weights(*loaded):
+            why = f"config.json differs in {differ}, and the weights are equal"
+        one = replace(one, verdict="other weights", reason=why) if why else one
+    found = FoundFault()
+    if measured is not None and (one.verdict == "defect" or options.layers) and not interrupted():
         on_stage("layers")
         try:
-            found_fault = find_fault(reference, other, measured)
-            notes += found_fault.notes
+            found = find_fault(reference, other, measured)
+            notes += found.notes
         except GenctlError as error:
             notes.append(f"layers could not be compared: {error.message}")
-    return Parity(
-        reference.name,
-        other.name,
-        tuple(texts),
-        tuple(positions),
-        tuple(found),
-        figures,
-        noise,
-        verdict,
-        reason,
-        fault=found_fault.fault if verdict == "defect" else None,
-        curve=found_fault.curve,
-        notes=tuple(notes),
-        failed=failed,
-    )
+    fault = found.fault if one.verdict == "defect" else None
+    return replace(one, fault=fault, curve=found.curve, notes=tuple(notes))
 
 
-def pick(
-    positions: Sequence[Position], texts: Sequence[Text], parted: Sequence[tuple[Text, Text, int]], most: int
-) -> list[Reading]:
+def _same_prompts(requests: Sequence[Request], written: Sequence[Text], other: LocalSide) -> list[Request]:
+    """The prompts of texts, in the tokens that the reference read, with the settings of the other side.
+
+    Its texts may be as long as those of the reference.
+    """
+    prompts, same = {text.id: text.prompt_ids for text in written}, []
+    for request in requests:
+        if request.id in prompts:
+            most = request.resolved.generation.max_new_tokens
+            resolved = replace(other.resolved, generation=replace(other.resolved.generation, max_new_tokens=most))
+            ids = prompts[request.id]
+            same.append(replace(request, resolved=resolved, prompt=None, messages=None, prompt_ids=ids))
+    return same
+
+
+def pick(positions: Sequence[Position], texts: Sequence[Text], parted: Sequence[Parted], most: int) -> list[Reading]:
     """The positions on which noise is measured: at most `most`, of the text with the largest shift and of some others.
 
     The position with the largest shift is among them: what explains it explains the others, too. So are the first
@@ -191,7 +153,7 @@ def pick(
     """
     by_id = {text.id: text for text in texts}
     largest = max(positions, key=lambda position: position.shift)
-    partings = {mine.id: index for mine, _, index in parted if index < len(mine.token_ids)}
+    partings = {each.mine.id: each.first for each in parted if each.first < len(each.mine.token_ids)}
     chosen = list(dict.fromkeys([largest.text, *[*partings][:2], *(position.text for position in positions)]))[:4]
     share = max(most // len(chosen), 1)
     readings = []
@@ -205,7 +167,10 @@ def pick(
     return readings
 
 
-def judge(
+# -- the verdict -------------------------------------------------------------------------------------------------------
+
+
+def verdict_of(
     positions: Sequence[Position], equal: bool, measured: MeasuredNoise | None, explained_by: str = WEIGHTS
 ) -> tuple[Verdict | None, str]:
     """The verdict of positions, with its reason; there is none without a position.
@@ -219,7 +184,6 @@ def judge(
     if measured is None:
         return "drift", "the logits differ, and rounding could not be measured"
     noise = measured.noise
-
     remains = beyond_weights(noise.typical_ratio)
     if noise.typical_ratio > noise.typical_allowed:
         return "defect", f"{remains}, and rounding itself reaches {noise.typical_allowed:.2g}"
@@ -232,34 +196,66 @@ def judge(
     return "drift", f"{remains}: {explained_by} explain the difference"
 
 
+def concluded(
+    sides: tuple[LocalSide, LocalSide] | tuple[str, str],
+    texts: Sequence[Text],
+    positions: Sequence[Position],
+    partings: Sequence[TextParting],
+    shown: tuple[Verdict | None, str],
+    **more: Any,
+) -> Parity:
+    """What is found about a pair: the worst of what positions show (`shown`: verdict and reason) and of the partings.
+
+    `more`: further fields of `Parity`.
+    """
+    verdict, reason = shown
+    by_id = {text.id: text for text in texts}
+    for each in partings:
+        if each.verdict == "defect" and verdict != "defect":
+            reason = f"{by_id[each.text].token(each.index)}: {each.reason}"
+        verdict = worst(verdict, each.verdict)
+    mine, theirs = (side if isinstance(side, str) else side.name for side in sides)
+    read, parted, figures = tuple(positions), tuple(partings), summary(positions)
+    return Parity(mine, theirs, tuple(texts), read, parted, figures, verdict=verdict, reason=reason, **more)
+
+
+# -- where texts part that both sides write on their own ---------------------------------------------------------------
+
+
 def _partings(
-    both: ReadBoth, parted: Sequence[tuple[Text, Text, int]], noise: Noise, measured: MeasuredNoise | None
+    both: ReadBoth, parted: Sequence[Parted], noise: Noise, measured: MeasuredNoise | None
 ) -> list[TextParting]:
-    readings = readings_of(parted)
-    rows: dict[str, tuple[Tensor, Tensor]] = {}
+    readings = [Reading(each.mine, (each.first,)) for each in parted if each.first < len(each.mine.token_ids)]
+    rows: dict[str, list[torch.Tensor]] = {}
     if readings:
-        mine, theirs = both.rows(readings)
-        pairs = zip(mine, theirs, strict=True)
-        rows = {reading.text.id: pair for reading, pair in zip(readings, pairs, strict=True)}
-    return [parting(one, another, index, rows.get(one.id), noise, measured) for one, another, index in parted]
+        pairs = zip(*both.rows(readings), strict=True)
+        rows = {
+            reading.text.id: [row.double().log_softmax(-1) for row in pair]
+            for reading, pair in zip(readings, pairs, strict=True)
+        }
+    found = []
+    for text, other, index in parted:
+        mine, theirs = (one.token_ids[index] if index < len(one.token_ids) else None for one in (text, other))
+        if mine is None or theirs is None:
+            reason = "one text ends where the other goes on: a limit or a stop of its settings ended it"
+            found.append(TextParting(text.id, index, mine, theirs, UNKNOWN, UNKNOWN, math.nan, "drift", reason))
+            continue
+        own, others = ((float(row[mine]), float(row[theirs])) for row in rows[text.id])
+        margin = own[0] - own[1]
+        reach = noise.margin if measured is None else measured.reach(text.id, index, (mine, theirs))
+        parting = _verdict_of_margin(margin, margin - (others[0] - others[1]), noise, reach)
+        found.append(TextParting(text.id, index, mine, theirs, own, others, margin, *parting))
+    return found
 
 
-def _same_prompts(requests: Sequence[Request], written: Sequence[Text], other: LocalSide) -> list[Request]:
-    """The prompts of texts, in the tokens that the reference read, with the settings of the other side."""
-    prompts = {text.id: text.prompt_ids for text in written}
-    return [
-        replace(request, resolved=_as_long(request, other), prompt=None, messages=None, prompt_ids=prompts[request.id])
-        for request in requests
-        if request.id in prompts
-    ]
-
-
-def _as_long(request: Request, other: LocalSide) -> Resolved:
-    """The settings of the other side, for a text as long as the reference's may be."""
-    most = request.resolved.generation.max_new_tokens
-    return replace(other.resolved, generation=replace(other.resolved.generation, max_new_tokens=most))
-
-
-def _most(vocabulary: int) -> int:
-    """Positions whose logits fit `CHECKED_LOGITS`."""
-    return max(CHECKED_LOGITS // vocabulary, LEAST_CHECKED)
+def _verdict_of_margin(margin: float, moved: float, noise: Noise, reach: float) -> tuple[Verdict, str]:
+    """The verdict of a parting, whose `margin` the other side moves by `moved`; `reach` of it is explained."""
+    if abs(margin) <= noise.margin:
+        return "tie", f"the margin of {margin:.2g} nats is below the noise of {noise.margin:.2g}"
+    change = f"the other side moves the margin of {margin:.2g} nats by {abs(moved):.2g}"
+    if abs(moved) < abs(margin) - noise.margin:
+        # read with the same text before it, the other side chooses as the reference does
+        return "defect", f"{change} only, so that its own distribution does not choose the token that it wrote"
+    if abs(moved) <= max(reach, noise.margin):
+        return "drift", f"{change}; weights and rounding explain up to {reach:.2g}"
+    return "defect", f"{change}; weights and rounding explain only {reach:.2g}"

@@ -43,26 +43,22 @@ class MeasuredNoise:
     oracles: tuple[Oracle, Oracle]
     dtypes: tuple[torch.dtype, torch.dtype]
 
-    def place(self, text: str, index: int) -> int | None:
-        """The number of a position among those that were checked."""
-        places = places_read(self.readings)
-        return places.index((text, index)) if (text, index) in places else None
-
     def token(self, place: int) -> str:
         """A checked position, as messages call it."""
         return [reading.text.token(index) for reading in self.readings for index in reading.indices][place]
 
-    def reach(self, place: int, tokens: tuple[int, int]) -> float:
-        """The most by which weights and rounding move the margin between two tokens at a checked position, in nats."""
-        mine, theirs = tokens
+    def reach(self, text: str, index: int, tokens: tuple[int, int]) -> float:
+        """The most by which weights and rounding move the margin between two tokens at a position, in nats.
+
+        Of a position that was not checked, the most at those that were.
+        """
+        places = places_read(self.readings)
+        if (text, index) not in places:
+            return ALLOWANCE * (self.moved + float(self.weights.abs().amax()))
+        place, (mine, theirs) = places.index((text, index)), tokens
         by_weights = abs(float(self.weights[place, mine] - self.weights[place, theirs]))
         here = float((self.rounding[:, place, mine] - self.rounding[:, place, theirs]).abs().max())
         return by_weights + ALLOWANCE * max(here, self.moved)
-
-    @property
-    def reach_anywhere(self) -> float:
-        """The same at a position that was not checked, by the largest of those that were."""
-        return ALLOWANCE * (self.moved + float(self.weights.abs().amax()))
 
 
 def beyond_weights(ratio: float) -> str:
@@ -90,7 +86,11 @@ def measure_noise(
     same = same or (dtypes[0] == dtypes[1] and float(by_weights.abs().max()) < EQUAL * float(exact_a.abs().max()))
     form = other.resolved.generation.cache_implementation
     if form == "quantized" != reference.resolved.generation.cache_implementation:
-        by_weights = by_weights + cached(reference, readings, form).double() - a  # what rounding keys and values does
+        generation = replace(reference.resolved.generation, cache_implementation=form)
+        coded = LocalSide(
+            reference.name, reference.session, replace(reference.resolved, generation=generation), width=reference.width
+        )
+        by_weights = by_weights + read_rows(coded, readings).double() - a  # what rounding keys and values does
         same = False
     best = a.topk(min(2, a.shape[-1]), -1).indices
     # one reading of the vocabulary is held at a time; what stays is in float32
@@ -119,7 +119,7 @@ def measure_noise(
     scale = by_rounding.square().mean(0).sqrt()
     for each in own:
         scale = torch.maximum(scale, each)  # what the reference itself does is no fault of another
-    spread = left_out(by_rounding)
+    spread = by_rounding / mean_of_others(by_rounding).sqrt().clamp(min=TINY)  # without a fault, what `ratios` are
     remains = shift(b.double() - a - by_weights)
     typical = float((remains / scale.clamp(min=TINY)).median())
     # codes of 8 bits make rounding jump at some positions, and a jump may come where no shaken reading had one
@@ -157,11 +157,6 @@ def _margin(best: Tensor, difference: Tensor) -> float:
 def reached(spread: Tensor) -> tuple[float, float]:
     """What the largest and the typical ratio may be, by those that shaken readings have among themselves [SEEDS, M]."""
     return ALLOWANCE * float(spread.max()), ALLOWANCE * max(float(spread.median(dim=1).values.max()), 1.0)
-
-
-def left_out(shaken: Tensor) -> Tensor:
-    """The ratio of each shaken reading to the others, [SEEDS, M]: what `ratios` are for a side without a fault."""
-    return shaken / mean_of_others(shaken).sqrt().clamp(min=TINY)
 
 
 def mean_of_others(shaken: Tensor) -> Tensor:
@@ -208,15 +203,6 @@ def _variations(reference: LocalSide, readings: Sequence[Reading], rows: Tensor)
             with threads(number):
                 found = read_rows(reference, [few], threaded=False)
             yield f"{number} thread{'s' * (number > 1)}", torch.cat([found, rows[len(found) :]])
-
-
-def cached(reference: LocalSide, readings: Sequence[Reading], form: Any) -> Tensor:
-    """The reference's logits f32 [M, V] with another form of its cache."""
-    generation = replace(reference.resolved.generation, cache_implementation=form)
-    side = LocalSide(
-        reference.name, reference.session, replace(reference.resolved, generation=generation), width=reference.width
-    )
-    return read_rows(side, readings)
 
 
 def read_rows(

@@ -87,20 +87,16 @@ class OtherModels:
 
     def all(self) -> Iterator[tuple[str, str, Callable[[], LocalSide]]]:
         """Key and parameter of a cause, and what loads its model. Loading raises ModelError."""
-        loaded = self._side.session.loaded
-        runtime = self._side.session.planner.runtime
-        if runtime.adapter is not None:
+        loaded, runtime = self._side.session.loaded, self._side.session.planner.runtime
+        if (adapter := runtime.adapter) is not None:
             yield "adapter-missing", "", lambda: self._load({"adapter": None})
-            yield "adapter-doubled", "", lambda: self._load({"adapter": self._doubled(Path(str(runtime.adapter)))})
+            yield "adapter-doubled", "", lambda: self._load({"adapter": self._doubled(Path(str(adapter)))})
         if loaded.checkpoint is not None and not loaded.checkpoint.gguf:
             for key, parameter, config in changes(loaded.checkpoint.config):
                 yield key, parameter, partial(self._with_config, loaded, config)
         for name in self._others:
             change = {"model": name, "revision": None, "quantize": None, "dequantize": name.endswith(".gguf")}
             yield "checkpoint-other", name, partial(self._load, change)
-
-    def _with_config(self, loaded: LoadedModel, config: Config) -> LocalSide:
-        return self._load({"model": self._folder(loaded, config)})
 
     def _load(self, change: Mapping[str, Any]) -> LocalSide:
         session = self._side.loaded_again(replace(self._side.session.planner.runtime, **change))
@@ -119,7 +115,7 @@ class OtherModels:
         (folder / name).write_text(json.dumps(config), encoding="utf-8")
         return folder
 
-    def _folder(self, loaded: LoadedModel, change: Config) -> str:
+    def _with_config(self, loaded: LoadedModel, change: Config) -> LocalSide:
         """The files of a checkpoint beside another config.json."""
 
         def changed(own: Config) -> Config:
@@ -130,7 +126,7 @@ class OtherModels:
         if change.get("tie_word_embeddings") and (weights := folder / "model.safetensors").exists():
             weights.unlink()
             _without_head(loaded.path / weights.name, weights)
-        return str(folder)
+        return self._load({"model": str(folder)})
 
     def _doubled(self, adapter: Path) -> str:
         """An adapter with twice the effect."""

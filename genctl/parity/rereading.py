@@ -23,8 +23,8 @@ from genctl.parity.numbers import resolution
 from genctl.parity.oracle import Oracle, Reading
 from genctl.parity.prompts import AuditRow, with_prompts
 from genctl.parity.sides import LONGEST, LocalSide
-from genctl.parity.trial import Way
 from genctl.parity.values import Text
+from genctl.parity.ways import Way
 
 CHECKED = 128  # positions on which noise is measured
 LOGITS = 2**23  # logits of a group of rows that are in memory: 64 MiB

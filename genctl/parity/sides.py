@@ -55,24 +55,15 @@ class Forced:
                 self.observe(index + place, scores.raw[0, place])
             token, accepted = self.given[index + right], right
             index += right + 1
-            draft = self._draft(index, int(scores.raw.shape[-1]), self._room(index, scores, context))
+            room = min(self.drafted, len(self.given) - index - 1)  # the pass that checks a draft writes one further
+            if room > 0:
+                room = min(room, int(context.model.draft_room(scores.rows.prompt_len + index)))
+            draft = list(self.given[index : index + max(room, 0)])
+            if draft:
+                draft[-1] = (draft[-1] + 1) % int(scores.raw.shape[-1])
             right = max(len(draft) - 1, 0)
             tried = row.new_tensor(draft)[None, None] if draft else None
             scores = yield Choice(row, row.new_tensor([token]), accepted=accepted, draft=tried)
-
-    def _room(self, index: int, scores: Scores, context: Context) -> int:
-        """How many tokens may be on trial: the pass that checks them also writes one further."""
-        if not self.drafted:
-            return 0
-        length = scores.rows.prompt_len + index
-        return int(min(self.drafted, len(self.given) - index - 1, context.model.draft_room(length)))
-
-    def _draft(self, index: int, vocabulary: int, room: int) -> list[int]:
-        if room < 1:
-            return []
-        draft = list(self.given[index : index + room])
-        draft[-1] = (draft[-1] + 1) % vocabulary
-        return draft
 
 
 ReceiveLogits: TypeAlias = Callable[[int, int, Tensor], None]  # place of a text, index of a token, logits f32 [V]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from genctl.engines.session import Session
-from genctl.native.decoder import Decoder, Encoder, LayerWeights, Stack, StackWeights
+from genctl.native.decoder import Decoder, Stack, StackWeights
 from genctl.native.norms import same
 from genctl.native.runtime import NativeModel
 from genctl.parity.values import ENCODER
@@ -110,77 +110,64 @@ def tapped(session: Session, count: int) -> Iterator[tuple[Session, Taps]]:
     model = session.loaded.model
     if isinstance(model, NativeModel):
         forward: Any = copy.copy(session.forward)
-        forward.decoder, forward.graphs, forward.steps = _TappedDecoder(model.decoder, taps), None, None
+        forward.decoder, forward.graphs, forward.steps = _tapped_decoder(model.decoder, taps), None, None
         if model.encoder is not None:
-            forward.encoder = _TappedEncoder(model.encoder, taps)
+            end = Sublayer(None, f"{ENCODER}norm", "source", "encoder.final_norm")
+            forward.encoder = _tap(_tapped_stack(model.encoder, taps, ENCODER, "encoder."), taps, end)
         twin = copy.copy(session)
         twin.forward = forward
         yield twin, taps
         return
-    handles: list[Any] = []
+    hooks = _Hooks(model, taps)
     try:
-        _Hooks(model, taps, handles).place()
+        hooks.place()
         yield session, taps
     finally:
-        for handle in handles:
+        for handle in hooks.handles:
             handle.remove()
 
 
 # -- native models -----------------------------------------------------------------------------------------------------
 
 
-class _Tap:
-    """A sublayer or a norm that writes down what it returns, and perhaps what it reads."""
+def _tap(inner: Any, taps: Taps, after: Sublayer, before: Sublayer | None = None) -> Callable[..., Tensor]:
+    """A part that writes down what it returns, and perhaps what it reads."""
 
-    def __init__(self, inner: Any, taps: Taps, after: Sublayer, before: Sublayer | None = None) -> None:
-        self.inner, self.taps, self.after, self.before = inner, taps, after, before
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if self.before is not None:
-            self.taps.receive(self.before, x)
-        output: Tensor = self.inner(x)
-        self.taps.receive(self.after, output)
+    def tapped(x: Tensor, *arguments: Any) -> Tensor:
+        if before is not None:
+            taps.receive(before, x)
+        output: Tensor = inner(x, *arguments)
+        taps.receive(after, output)
         return output
 
-
-class _TappedStack(Stack):
-    """A stack that also writes down what its parts put out."""
-
-    kind = ""  # what its sublayers begin with
-    path = ""  # and their names
-
-    def __init__(self, stack: Stack, taps: Taps) -> None:
-        vars(self).update(vars(stack))  # its dtype may not be that of the weights
-        self.weights, self.taps = _tapped_weights(stack.weights, taps, self.kind), taps
-
-    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        x = super().embed(tokens, positions)
-        self.taps.receive(Sublayer(None, f"{self.kind}embedding", "", f"{self.path}embed"), x)
-        return x
-
-    def layer(self, x: Tensor, number: int, *arguments: Any) -> Tensor:
-        x = super().layer(x, number, *arguments)
-        self.taps.receive(Sublayer(number, f"{self.kind}layer", "", f"{self.path}layers.{number}"), x)
-        return x
+    return tapped
 
 
-class _TappedDecoder(_TappedStack, Decoder):
-    """A decoder that also writes down what its head reads."""
+def _tapped_stack(stack: Stack, taps: Taps, kind: str = "", path: str = "") -> Any:
+    """A copy of a stack that writes down what its parts put out; `kind` and `path` are before the names of these."""
+    twin: Any = copy.copy(stack)
+    twin.weights = _tapped_weights(stack.weights, taps, kind)
+    twin.embed, layer = _tap(twin.embed, taps, Sublayer(None, f"{kind}embedding", "", f"{path}embed")), twin.layer
 
-    def head(self, x: Tensor) -> Tensor:
-        self.taps.receive(Sublayer(None, "norm", "head", "final_norm"), x)
-        return super().head(x)
+    def tapped_layer(x: Tensor, number: int, *arguments: Any) -> Tensor:
+        part = Sublayer(number, f"{kind}layer", "", f"{path}layers.{number}")
+        return _tap(layer, taps, part)(x, number, *arguments)
+
+    twin.layer = tapped_layer
+    return twin
 
 
-class _TappedEncoder(_TappedStack, Encoder):
-    """An encoder that also writes down what it ends with."""
+def _tapped_decoder(decoder: Decoder, taps: Taps) -> Any:
+    twin = _tapped_stack(decoder, taps)
+    head = twin.head
 
-    kind, path = ENCODER, "encoder."
+    def tapped_head(x: Tensor) -> Tensor:
+        taps.receive(Sublayer(None, "norm", "head", "final_norm"), x)
+        logits: Tensor = head(x)
+        return logits
 
-    def __call__(self, tokens: Tensor) -> Tensor:
-        x: Tensor = super().__call__(tokens)
-        self.taps.receive(Sublayer(None, f"{self.kind}norm", "source", f"{self.path}final_norm"), x)
-        return x
+    twin.head = tapped_head
+    return twin
 
 
 def _tapped_weights(weights: StackWeights, taps: Taps, stack: str) -> StackWeights:
@@ -189,31 +176,27 @@ def _tapped_weights(weights: StackWeights, taps: Taps, stack: str) -> StackWeigh
         path = f"{stack.strip()}.layers.{number}".lstrip(".")
         attention = Sublayer(number, f"{stack}attention", "", f"{path}.o")
         mlp = Sublayer(number, f"{stack}mlp", "", f"{path}.mlp")
+        # the norm whose output the MLP reads
+        norm_of_mlp = "attn_norm" if w.attn_sum_norm is same else "attn_sum_norm"
+        norm_of_mlp = norm_of_mlp if w.mlp_norm is None else "mlp_norm"
         parts: dict[str, Any] = {
-            "attn_norm": _Tap(w.attn_norm, taps, _before(attention, f"{path}.attn_norm")),
-            "o": _Tap(w.o, taps, attention),
-            "mlp": _Tap(w.mlp, taps, mlp, _before(mlp, f"{path}.{_norm_of_mlp(w)}")),
+            "attn_norm": _tap(w.attn_norm, taps, _before(attention, f"{path}.attn_norm")),
+            "o": _tap(w.o, taps, attention),
+            "mlp": _tap(w.mlp, taps, mlp, _before(mlp, f"{path}.{norm_of_mlp}")),
         }
         if w.attn_out_norm is not same:
-            parts["attn_out_norm"] = _Tap(w.attn_out_norm, taps, _after(attention, f"{path}.attn_out_norm"))
+            parts["attn_out_norm"] = _tap(w.attn_out_norm, taps, _after(attention, f"{path}.attn_out_norm"))
         if w.mlp_out_norm is not same:
-            parts["mlp_out_norm"] = _Tap(w.mlp_out_norm, taps, _after(mlp, f"{path}.mlp_out_norm"))
+            parts["mlp_out_norm"] = _tap(w.mlp_out_norm, taps, _after(mlp, f"{path}.mlp_out_norm"))
         if w.cross is not None:
             cross = Sublayer(number, "cross-attention", "", f"{path}.cross.o")
             inner: dict[str, Any] = {
-                "norm": _Tap(w.cross.norm, taps, _before(cross, f"{path}.cross.norm")),
-                "o": _Tap(w.cross.o, taps, cross),
+                "norm": _tap(w.cross.norm, taps, _before(cross, f"{path}.cross.norm")),
+                "o": _tap(w.cross.o, taps, cross),
             }
             parts["cross"] = replace(w.cross, **inner)
         layers.append(replace(w, **parts))
     return replace(weights, layers=layers)
-
-
-def _norm_of_mlp(w: LayerWeights) -> str:
-    """The name of the norm whose output the MLP reads."""
-    if w.mlp_norm is not None:
-        return "mlp_norm"
-    return "attn_norm" if w.attn_sum_norm is same else "attn_sum_norm"
 
 
 # -- transformers' models ----------------------------------------------------------------------------------------------
@@ -222,9 +205,9 @@ def _norm_of_mlp(w: LayerWeights) -> str:
 class _Hooks:
     """Hooks on the modules of a model that are parts of its stacks."""
 
-    def __init__(self, model: nn.Module, taps: Taps, handles: list[Any]) -> None:
+    def __init__(self, model: nn.Module, taps: Taps) -> None:
         self.model: Any = model
-        self.taps, self.handles = taps, handles
+        self.taps, self.handles = taps, list[Any]()
         self.names: dict[int, str] = {id(module): name for name, module in model.named_modules()}
 
     def place(self) -> None:
@@ -277,23 +260,18 @@ class _Hooks:
 
     def _input(self, module: nn.Module, part: Sublayer, *, named: bool = True) -> None:
         """Note what a module reads; `named`: under the name of the norm that made it."""
+        receive = self.taps.receive_input if named else self.taps.receive
 
         def hook(module: nn.Module, given: Any, keywords: dict[str, Any]) -> None:
-            value = given[0] if given else keywords.get("hidden_states")
-            if named:
-                self.taps.receive_input(part, value)
-            else:
-                self.taps.receive(part, value)
+            receive(part, given[0] if given else keywords.get("hidden_states"))
 
         self.handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
 
     def _norm(self, module: nn.Module) -> None:
-        name = self._name(module)
-        self.handles.append(
-            module.register_forward_hook(
-                lambda module, given, output: self.taps.receive_norm(name, given[0] if given else None, output)
-            )
-        )
+        def hook(module: nn.Module, given: Any, output: Any) -> None:
+            self.taps.receive_norm(self._name(module), given[0] if given else None, output)
+
+        self.handles.append(module.register_forward_hook(hook))
 
 
 def _layers(stack: Any, config: Any) -> Any:

@@ -1,20 +1,57 @@
-"""Whether the weights of a checkpoint are those of another: equal, rounded or quantised, or other ones."""
+"""What two checkpoints have of their own: weights, and fields of config.json that say what is computed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from genctl.errors import percent
+from genctl.errors import ModelError, percent
 from genctl.models.hub import LoadedModel
+from genctl.models.weights import read_json
 
 MOST = 2**22  # numbers of a tensor that are compared: rows spread over it
 SHOWN = 3  # tensors in a sentence
+# fields of config.json that do not say what is computed
+OTHER = {
+    "_name_or_path", "architectures", "auto_map", "bos_token_id", "dtype", "eos_token_id", "id2label", "label2id",
+    "pad_token_id", "quantization_config", "torch_dtype", "transformers_version", "use_cache",
+}  # fmt: skip
+SHOWN_FIELDS = 4  # of config.json in a sentence
 _BLOCKS = (0, 128, 64, 32)  # numbers that share a scale; 0: a row
 _ON_GRID = 0.02  # of a step
+
+
+def different_settings(reference: Path, other: Path) -> str:
+    """The fields of both folders' config.json that differ, with their values; "" for none, or without such a file."""
+    fields: list[dict[str, Any]] = []
+    for folder in (reference, other):
+        try:
+            fields.append(dict(_fields(read_json(folder / "config.json", "config.json"))))
+        except ModelError:
+            return ""
+    mine, theirs = fields
+    if not mine or not theirs:
+        return ""
+    names = [name for name in sorted(mine.keys() | theirs.keys()) if mine.get(name) != theirs.get(name)]
+    values = [["not set" if (value := own.get(name)) is None else f"{value}"[:40] for own in fields] for name in names]
+    shown = [f"{name} ({' and '.join(both)})" for name, both in zip(names[:SHOWN_FIELDS], values, strict=False)]
+    left = len(names) - SHOWN_FIELDS
+    return ", ".join([*shown, *([f"{left} more"] if left > 0 else [])])
+
+
+def _fields(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """All fields with their paths; null is as no field."""
+    for name, value in config.items():
+        if name in OTHER or value is None:
+            continue
+        if isinstance(value, Mapping):
+            yield from _fields(value, f"{before}{name}.")
+        else:
+            yield before + name, value
 
 
 def other_weights(reference: LoadedModel, other: LoadedModel) -> str:

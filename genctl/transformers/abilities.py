@@ -10,7 +10,7 @@ from genctl import compat
 from genctl.decode.cache.foreign import new_cache
 from genctl.decode.runtime import Abilities, ModelRuntime
 from genctl.models.architectures import facts_of
-from genctl.transformers.probe import Probe
+from genctl.transformers.probe import FAILURES, Probe
 
 FINDINGS = {
     "cache": "{} says something else with a cache than without: it runs without one and reads all at every step",
@@ -47,7 +47,11 @@ class MeasuredAbilities(Abilities):
     def _has(self, ability: str) -> bool:
         if self._runtime is None:
             return True
-        has = bool(getattr(Probe(self._runtime(self)), ability)())
+        probe = Probe(self._runtime(self))
+        try:
+            has = bool(getattr(probe, ability)())
+        except FAILURES:
+            has = False
         if not has and ability in FINDINGS:
             self._findings.append(FINDINGS[ability].format(self._model_class))
         return has

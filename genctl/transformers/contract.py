@@ -53,17 +53,14 @@ def check_pass(model: Any, cache: Cache, given: Any, output: Any, before: list[i
         if new - old != fed and (old or new < fed):
             raise _broken(model, f"does not keep what it reads in its cache, which went from {old} to {new} tokens "
                                  f"when {fed} were read")  # fmt: skip
-    if isinstance(cache, ReturnedStatesCache) and not _is_new(cache.for_model, given):
-        raise _broken(model, "returns no state of what it has read")
+    if isinstance(cache, ReturnedStatesCache):
+        states, is_new = cache.for_model, cache.for_model is not None
+        if isinstance(states, (list, tuple)) and isinstance(given, (list, tuple)):
+            is_new = all(new is not old for new, old in zip(states, given, strict=False))
+        if not is_new:  # others than those of the pass before
+            raise _broken(model, "returns no state of what it has read")
     if cache.is_recurrent and not any(layer.state_dict() for layer in cache.layers if layer.is_recurrent):
         raise _broken(model, "keeps no state of what it has read")
-
-
-def _is_new(states: Any, before: Any) -> bool:
-    """Whether returned states are there, and other tensors than those of the pass before, where they are tensors."""
-    if isinstance(states, (list, tuple)) and isinstance(before, (list, tuple)):
-        return all(new is not old for new, old in zip(states, before, strict=False))
-    return states is not None
 
 
 def check_scores(forward: ModelRuntime) -> None:

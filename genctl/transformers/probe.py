@@ -11,7 +11,7 @@ N rows, F tokens fed, T tokens so far, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ class _Rows:
 
 
 class Probe:
-    """Tries one ability of a model. Each method returns whether the model has it."""
+    """Tries one ability of a model. Each method returns whether the model has it, or raises one of `FAILURES`."""
 
     def __init__(self, forward: ModelRuntime) -> None:
         self.forward = forward
@@ -54,13 +54,9 @@ class Probe:
             reference = [self._read([text[:4]]), self._read([text])]
         except FAILURES:  # a model that needs a cache
             return True
-        try:
-            rows = self._begin(text[:3])
-            self._begin(second)
-            logits = [self._step(rows, [text[3]]), self._step(rows, [text[4]])]
-        except FAILURES:
-            return False
-        return all(map(self.alike, logits, reference))
+        rows = self._begin(text[:3])
+        self._begin(second)
+        return all(map(self.alike, [self._step(rows, [token]) for token in text[3:]], reference))
 
     def continued(self, begun: int, count: int) -> tuple[Tensor, Tensor, bool]:
         """Steps on a cache, and reading everything again: logits f32 [count, V] of both, after `begun` tokens.
@@ -73,108 +69,84 @@ class Probe:
         for token in text[begun:]:
             before = _states(rows.cache)
             steps.append(self._step(rows, [token]))
-            moved = moved and all(map(_differ, before, _states(rows.cache)))
+            pairs = zip(before, _states(rows.cache), strict=False)
+            moved = moved and all(any(not torch.equal(old[name], new[name]) for name in old) for old, new in pairs)
         anew = [self._read([text[:end]]) for end in range(begun + 1, begun + count + 1)]
         return torch.cat(steps), torch.cat(anew), moved
 
     def several(self) -> bool:
         """Whether several tokens read at once on a cache agree with one at a time, also after some were removed."""
-        length = int(min(self._past_windows() + 6, self.forward.bound))  # no drafts beyond the bound
+        windows = [getattr(layer, "sliding_window", 0) for layer in self.forward.new_cache().layers]
+        past = max((size for size in windows if size and size <= _SHORT), default=0)  # a short prompt is beyond it
+        length = int(min(past + 6, self.forward.bound))  # no drafts beyond the bound
         if length < 6:
             return True
         text = self._text(length, 0)
-        try:
-            begun = self._begin(text[:-4])
-            reference = torch.cat([self._step(begun, [token]) for token in text[-4:]])
-            rows = self._begin(text[:-4])
-            assert rows.cache is not None
-            rows.cache.activate_past_recording()
-            if not self.alike(self._steps(rows, text[-4:]), reference):
-                return False
-            rows.cache.crop(3)
-            rows.tokens = rows.tokens[:, :-3]
-            rows.cache.activate_past_recording()
-            return self.alike(self._steps(rows, text[-3:]), reference[1:])
-        except FAILURES:
+        begun = self._begin(text[:-4])
+        reference = torch.cat([self._step(begun, [token]) for token in text[-4:]])
+        rows = self._begin(text[:-4])
+        assert rows.cache is not None
+        rows.cache.activate_past_recording()
+        if not self.alike(self._steps(rows, text[-4:]), reference):
             return False
+        rows.cache.crop(3)
+        rows.tokens = rows.tokens[:, :-3]
+        rows.cache.activate_past_recording()
+        return self.alike(self._steps(rows, text[-3:]), reference[1:])
 
     def whole(self) -> bool:
         """Whether a pass without a cache agrees at each of its tokens with the pass that ends there."""
         text = self._text(8, 0)
-        try:
-            reference = torch.cat([self._read([text[:length]]) for length in range(5, 9)])
-            feed, pads = self._padded([text])
-            return self.alike(self._pass(_Rows(None, feed, pads, self._sources(1)), feed, keep=4), reference)
-        except FAILURES:
-            return False
+        reference = torch.cat([self._read([text[:length]]) for length in range(5, 9)])
+        feed, pads = self._padded([text])
+        return self.alike(self._pass(_Rows(None, feed, pads, self._sources(1)), feed, keep=4), reference)
 
     def rows(self) -> bool:
         """Whether two rows of equal length agree with each row alone, also after they are swapped."""
         text, second = self._text(5, 0), self._text(5, 50)
         second = [*text[:3], *second[3:]]
-        try:
-            reference = torch.cat([self._alone(text, 3), self._alone(second, 3)])
-            if not self.forward.abilities.supports_cache:
-                return self.alike(self._read([text, second]), reference)
-            rows = self._fork(self._begin(text[:3]), 2)
-            self._step(rows, [second[3], text[3]])
-            assert rows.cache is not None
-            swap = torch.tensor([1, 0], device=self.forward.device)
-            rows.cache, rows.tokens = rows.cache.reorder(swap, 3), rows.tokens[swap]
-            return self.alike(self._step(rows, [text[4], second[4]]), reference)
-        except FAILURES:
-            return False
+        reference = torch.cat([self._alone(text, 3), self._alone(second, 3)])
+        if not self.forward.abilities.supports_cache:
+            return self.alike(self._read([text, second]), reference)
+        rows = self._fork(self._begin(text[:3]), 2)
+        self._step(rows, [second[3], text[3]])
+        assert rows.cache is not None
+        swap = torch.tensor([1, 0], device=self.forward.device)
+        rows.cache, rows.tokens = rows.cache.reorder(swap, 3), rows.tokens[swap]
+        return self.alike(self._step(rows, [text[4], second[4]]), reference)
 
     def padding(self) -> bool:
         """Whether rows of different lengths, padded on the left and masked, agree with each row alone."""
         texts = [self._text(7, 0), self._text(4, 50)]
-        try:
-            reference = torch.cat([self._alone(text, len(text) - 2) for text in texts])
-            if not self.forward.abilities.supports_cache:
-                return self.alike(self._read(texts), reference)
-            rows = self._merge([self._begin(text[:-2]) for text in texts])
-            self._step(rows, [text[-2] for text in texts])
-            if not self.alike(self._step(rows, [text[-1] for text in texts]), reference):
-                return False
-            return not self.forward.abilities.reads_padded or self.alike(self._prefilled(texts), reference)
-        except FAILURES:
+        reference = torch.cat([self._alone(text, len(text) - 2) for text in texts])
+        if not self.forward.abilities.supports_cache:
+            return self.alike(self._read(texts), reference)
+        rows = self._merge([self._begin(text[:-2]) for text in texts])
+        self._step(rows, [text[-2] for text in texts])
+        if not self.alike(self._step(rows, [text[-1] for text in texts]), reference):
             return False
+        return not self.forward.abilities.reads_padded or self.alike(self._prefilled(texts), reference)
 
     def sources(self) -> bool:
         """Whether sources of different lengths, padded on the right, agree with each source alone."""
         sources = [self.forward.encode(self._text(7, 0)), self.forward.encode(self._text(4, 50))]
         text = self._text(3, 20)
-        try:
-            alone = [self._begin(text[:2], source) for source in sources]
-            reference = torch.cat([self._step(rows, text[2:]) for rows in alone])
-            together = self._merge([self._begin(text[:2], source) for source in sources], sources)
-            return self.alike(self._step(together, [text[2]] * 2), reference)
-        except FAILURES:
-            return False
+        alone = [self._begin(text[:2], source) for source in sources]
+        reference = torch.cat([self._step(rows, text[2:]) for rows in alone])
+        together = self._merge([self._begin(text[:2], source) for source in sources], sources)
+        return self.alike(self._step(together, [text[2]] * 2), reference)
 
     def trailing(self) -> bool:
         """Whether a text padded on the right, and masked, agrees with the text alone."""
         text, second = self._text(4, 0), self._text(7, 50)
         device = self.forward.device
-        try:
-            reference = torch.cat([self._read([text]), self._read([second])])
-            feed = torch.tensor([[*text, 0, 0, 0], second], device=device)
-            lengths = torch.tensor([[4], [7]], device=device)
-            columns = torch.arange(7, device=device)[None]
-            source = self._sources(2)
-            output = self.forward(
-                Pass(
-                    feed,
-                    None,
-                    mask=(columns < lengths).long(),
-                    positions=columns.expand(2, -1),
-                    sources=source,
-                    first=True,
-                )
-            )
-            return self.alike(torch.stack([output.logits[0, 3], output.logits[1, 6]]), reference)
-        except FAILURES:
-            return False
+        reference = torch.cat([self._read([text]), self._read([second])])
+        feed = torch.tensor([[*text, 0, 0, 0], second], device=device)
+        lengths = torch.tensor([[4], [7]], device=device)
+        columns = torch.arange(7, device=device)[None]
+        mask, positions = (columns < lengths).long(), columns.expand(2, -1)
+        output = self.forward(Pass(feed, mask=mask, positions=positions, sources=self._sources(2), first=True))
+        return self.alike(torch.stack([output.logits[0, 3], output.logits[1, 6]]), reference)
 
     # -- passes --------------------------------------------------------------------------------------------------------
 
@@ -215,11 +187,6 @@ class Probe:
         feed = torch.tensor([list(tokens)], device=self.forward.device)
         rows.tokens = torch.cat([rows.tokens, feed], 1)
         return self._pass(rows, feed, keep=len(tokens))
-
-    def _past_windows(self) -> int:
-        """A length beyond every window that is not longer than a short prompt."""
-        windows = [getattr(layer, "sliding_window", 0) for layer in self.forward.new_cache().layers]
-        return max((size for size in windows if size and size <= _SHORT), default=0)
 
     def _alone(self, text: Sequence[int], known: int) -> Tensor:
         """Logits f32 [1, V] after a text of one row, read as in a run: `known` tokens, then step by step."""
@@ -275,18 +242,8 @@ class Probe:
             mask = (torch.arange(total, device=device)[None] >= before).long()
             positions = (columns - before).clamp(min=0)
         first = feed.shape[1] == total
-        output = self.forward(
-            Pass(
-                feed,
-                rows.cache,
-                mask=mask,
-                positions=positions,
-                sources=rows.sources,
-                first=first,
-                keep=keep,
-                history=rows.tokens,
-            )
-        )
+        given = Pass(feed, rows.cache, mask=mask, positions=positions, sources=rows.sources, first=first, keep=keep)
+        output = self.forward(replace(given, history=rows.tokens))
         return output.logits[:, -keep:].flatten(0, 1)
 
     def alike(self, logits: Tensor, reference: Tensor) -> bool:
@@ -304,10 +261,6 @@ def _states(cache: Cache) -> list[dict[str, Tensor]]:
     states = [layer.state_dict() for layer in cache.layers if layer.is_recurrent]
     columns = ("keys", "values")
     return [{name: state.clone() for name, state in held.items() if name not in columns} for held in states if held]
-
-
-def _differ(before: dict[str, Tensor], after: dict[str, Tensor]) -> bool:
-    return any(not torch.equal(state, after[name]) for name, state in before.items())
 
 
 def _plain_ids(forward: ModelRuntime) -> list[int]:

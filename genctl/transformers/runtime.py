@@ -57,7 +57,7 @@ class LengthRope:
 
     def __init__(self, modules: Iterable[Any] = (), *, reads_again: bool = False) -> None:
         rotary = [module for module in modules if hasattr(module, "original_max_seq_len")]
-        self.dynamic = [module for module in rotary if any("dynamic" in kind for kind in _kinds(module))]
+        self.dynamic = [module for module in rotary if any("dynamic" in kind for kind in _kinds(module).values())]
         long = [bound for module in rotary for bound in _long_bounds(module)]
         self.bound: float = min([*(module.original_max_seq_len for module in self.dynamic), *long], default=math.inf)
         self.reads_again = bool(long) and reads_again
@@ -65,31 +65,22 @@ class LengthRope:
     def reset(self) -> None:
         """Forget the length of the last pass."""
         for module in self.dynamic:
-            for prefix in _prefixes(module):
+            for prefix in (prefix for prefix, kind in _kinds(module).items() if "dynamic" in kind):
                 module.register_buffer(f"{prefix}inv_freq", getattr(module, f"{prefix}original_inv_freq"), False)
                 setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
 
 
-def _kinds(module: Any) -> list[str]:
+def _kinds(module: Any) -> dict[str, str]:
+    """The kind of positions by the prefix of the module's buffers: one for each kind of layer if there are several."""
     kinds = module.rope_type
-    return list(kinds.values()) if isinstance(kinds, dict) else [kinds]
-
-
-def _prefixes(module: Any) -> Iterator[str]:
-    """The prefixes of the module's buffer names: one for each kind of layer if there are several."""
-    if not isinstance(module.rope_type, dict):
-        yield ""
-        return
-    yield from (f"{layer}_" for layer, kind in module.rope_type.items() if "dynamic" in kind)
+    return {f"{layer}_": kind for layer, kind in kinds.items()} if isinstance(kinds, dict) else {"": kinds}
 
 
 def _long_bounds(module: Any) -> Iterator[int]:
     parameters = module.config.rope_parameters
-    nested = isinstance(module.rope_type, dict)
-    kinds = module.rope_type.items() if nested else [("", module.rope_type)]
-    for layer, kind in kinds:
+    for prefix, kind in _kinds(module).items():
         if kind == "longrope":
-            yield int((parameters[layer] if nested else parameters)["original_max_position_embeddings"])
+            yield int((parameters[prefix[:-1]] if prefix else parameters)["original_max_position_embeddings"])
 
 
 # -- the runtime ------------------------------------------------------------------------------------------------------
@@ -303,17 +294,15 @@ class TransformersRuntime(ModelRuntime):
                 own = Sources(sources.states[row : row + 1, :length], None, None)
             outputs.append(self(Pass(tokens, sources=own, first=True, keep=given.keep, hidden=given.hidden)))
         logits = torch.cat([output.logits for output in outputs])
-        if not given.hidden:
-            return Output(logits, None)
         layers = tuple(torch.cat(parts) for parts in zip(*(output.layers or () for output in outputs), strict=True))
-        return Output(logits, None, layers[-1], layers)
+        return Output(logits, None, layers[-1], layers) if given.hidden else Output(logits, None)
 
     def _mask(self, mask: Tensor, feed: Tensor, cache: Cache | None) -> Tensor:
         """A mask int64 [N, T] of one step; on a GPU as bool [N, 1, 1, T], the form for attention.
 
         Otherwise transformers checks whether anything is masked, and the host waits for that in every step.
         """
-        usual = self._sdpa and self.facts.dense
+        usual = compat.attention_of(self.config.get_text_config(decoder=True)) == "sdpa" and self.facts.dense
         if feed.shape[1] > 1 or transfer.on_host(mask) or not usual or cache is None:
             return mask
         return mask[:, None, None].bool() if cache.is_plain else mask
@@ -332,11 +321,6 @@ class TransformersRuntime(ModelRuntime):
         if self.compiled is not None and cache is not None:
             cache.use_slots()
 
-    @property
-    def _sdpa(self) -> bool:
-        config = self.config.get_text_config(decoder=True)
-        return compat.attention_of(config) == "sdpa"
-
     def _prepare(self, feed: Tensor, inputs: dict[str, Any], first: bool) -> dict[str, Any]:
         """The inputs after the architecture's own `prepare_inputs_for_generation`."""
         arguments = dict(inputs)
@@ -354,8 +338,8 @@ class TransformersRuntime(ModelRuntime):
 
 def _first_layers(model: Any, layer: int) -> Any:
     """The model with `layer` layers. The original is unchanged. Raises ModelError if its layers are not a list."""
-    name, depth = type(model).__name__, _depth(model)
-    path = _layers(model, depth)
+    name = type(model).__name__
+    path = _layers(model)
     exit_model = here = _twin(model)
     if path is None or here is None:
         raise ModelError(f"assistant_early_exit: {name} has no single list of layers that could be left early")
@@ -383,12 +367,9 @@ def _first_layers(model: Any, layer: int) -> Any:
     return exit_model
 
 
-def _depth(model: Any) -> int:
-    return int(model.config.get_text_config(decoder=True).num_hidden_layers)
-
-
-def _layers(model: Any, depth: int) -> str | None:
-    """The path of the only list of `depth` layers that is not inside another such list."""
+def _layers(model: Any) -> str | None:
+    """The path of the only list of all layers that is not inside another such list."""
+    depth = int(model.config.get_text_config(decoder=True).num_hidden_layers)
     paths: list[str] = []
     for name, module in model.named_modules():
         inside = any(name.startswith(f"{other}.") for other in paths)

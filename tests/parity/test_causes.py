@@ -15,8 +15,8 @@ from genctl.parity import fitting, ggml, numbers, ways
 from genctl.parity.arithmetic import Weights
 from genctl.parity.causes import FORMS, ContextShift, Form
 from genctl.parity.entries import Entries
-from genctl.parity.filters import InOrder, Kept
 from genctl.parity.forms import Coded, Shift, rounded
+from genctl.parity.numbers import InOrder, Kept
 from genctl.parity.other_models import changes
 from scripts import make_traces
 

@@ -18,8 +18,8 @@ from genctl.parity.causes import FORMS, Form
 from genctl.parity.hypotheses import Hypotheses
 from genctl.parity.oracle import Oracle
 from genctl.parity.prompts import AuditPrompts, AuditRow
-from genctl.parity.trial import Way
 from genctl.parity.values import Text
+from genctl.parity.ways import Way
 from scripts import make_traces
 from tests.commands.audit.traces import BOS, MARKS, STORIES, auditor, reference, rollouts
 from tests.parity.sides import side
@@ -110,7 +110,7 @@ def test_a_cause_fits_where_no_more_is_left_than_rounding_allows(ratio: float, t
 
 def test_what_the_weights_are_already_is_no_cause() -> None:
     """Float16 weights were named where the checkpoint holds float16: a wider tolerance explains anything."""
-    found = ways.arithmetic(auditor(rollouts()[:1])._oracle, torch.float32, None, dear=False, searched=True)
+    found = ways.arithmetic(auditor(rollouts()[:1])._oracle, torch.float32, None, is_dear=False, tokens=ways.SEARCH)
     words = {way.cause.key: way.cause.sentence for way in found if way.cause is not None}
     assert "float16" not in words
     assert "bfloat16" in words
