@@ -151,12 +151,13 @@ class ChatJob(job.Job[ChatOptions]):
         loading_line.end()
         assert self.chat is not None
         if self.interactive:
-            from genctl.commands.chat.interactive import Interactive
+            from genctl.commands.chat.commands import run
+            from genctl.commands.chat.screen import ChatScreen
 
-            screen = Interactive(
+            screen = ChatScreen(
                 self.chat, self.options, (self.out, self.err), advise=self.messages.advise, open_chat=self.change_chat
             )
-            self.ended = screen.run(self._initial_turns())
+            self.ended = run(screen, self._initial_turns())
             return
         if self.chat.log.unanswered:
             self.messages.remark("the last turn has no answer yet; it is answered first")
