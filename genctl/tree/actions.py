@@ -86,14 +86,14 @@ def find(explorer: Explorer, text: str) -> Iterator[Shown]:
 def _shown(explorer: Explorer, found: Distribution, listed: Sequence[Alternative], mass: float) -> Shown:
     """Tokens of a distribution, each with the node where the tree has it."""
     placed = (replace(each, node=explorer.tree.child(found.node, each.id)) for each in listed)
-    return Shown(found.node, found.entropy, mass, tuple(placed), found.effects)
+    return Shown(found.node, found.entropy, mass, tuple(placed), found.effects, found.after_eos)
 
 
 def why(explorer: Explorer) -> Iterator[Why]:
     """What each processor did to the token under the cursor; at the end of a branch, to the most probable one."""
     distribution, under = explorer.distribution(explorer.tree.cursor), explorer.tree.under()
     id = distribution.at(1).id if under is None else explorer.tree.nodes[under].id
-    yield Why(distribution.of(id), distribution.why(id))
+    yield Why(distribution.of(id), distribution.why(id), distribution.after_eos)
 
 
 def text(explorer: Explorer) -> Iterator[BranchText]:

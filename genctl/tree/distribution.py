@@ -33,8 +33,11 @@ class Distribution:
         stages: Sequence[Stage],
         piece: Callable[[int], str],
         generation: Generation,
+        *,
+        after_eos: bool = False,  # whether the text has ended before
     ) -> None:
         self.node, self.stages, self._piece, self._generation = node, stages, piece, generation
+        self.after_eos = after_eos
         self.logprobs: NDArray[np.float32] = log_softmax(logits[None])[0].cpu().numpy()
         self.processed: NDArray[np.float32] = self.logprobs
         if stages:

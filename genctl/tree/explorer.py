@@ -139,9 +139,15 @@ class Explorer:
             self.move(at.cursor, at.tip)
             yield at
             return
+        writes = command.kind in ("write", "fork")
+        if writes and call.name not in ("take", "edit") and self.tree.cursor == self.ending(self.tree.cursor):
+            yield replace(self.tree.at, note="the text ends here (EOS); take or edit continues after it")
+            return
         yield from command.function(self, **call.arguments)
-        if command.kind in ("write", "fork"):
-            yield self.tree.at
+        if writes:
+            ending = self.ending(self.tree.tip)
+            goes_on = ending not in (None, self.tree.tip)
+            yield replace(self.tree.at, note=f"after EOS: the text ends at node {ending}" if goes_on else "")
 
     def all(self, call: Call | str) -> list[Result]:
         """Do a command to its end."""
@@ -281,7 +287,8 @@ class Explorer:
         if lane.strategy.traits.space == "logprobs":
             scores = scores.log_softmax(-1)
         scores, stages = trace.run_on_one(lane.processors, history, scores)
-        return Distribution(node, logits, scores, stages, self.piece, resolved.generation)
+        after_eos = self.ending(node) is not None
+        return Distribution(node, logits, scores, stages, self.piece, resolved.generation, after_eos=after_eos)
 
     def check_finite(self, logits: Tensor, node: int, more: Sequence[int], resolved: Resolved) -> None:
         """Raises ModelError for logits after a node and `more` tokens that are no numbers, as generation does."""
@@ -292,6 +299,12 @@ class Explorer:
         ids = [*self.tree.ids(node)[len(self.tree.opened.prompt_ids) :], *more]
         after = f"after the token {self.piece(ids[-1])!r}" if ids else "after the prompt"
         return damaged(f"at step {len(ids)}, {after}")
+
+    def ending(self, node: int) -> int | None:
+        """The node at which the text down to `node` ends: its first EOS after the prompt. None where it has none."""
+        own = self.resolved().generation.eos_token_id
+        eos = self.session.planner.eos if own is None else (own,) if isinstance(own, int) else own
+        return next((each for each in self.tree.path(node) if self.tree.nodes[each].id in eos), None)
 
     # -- text ----------------------------------------------------------------------------------------------------------
 

@@ -89,6 +89,7 @@ class Shown:
     mass: float  # of the listed alternatives, by the model
     alternatives: tuple[Alternative, ...]
     effects: tuple[Effect, ...] = ()
+    after_eos: bool = False  # the text has ended before
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ class Why:
 
     token: Alternative
     trace: tuple[Trace, ...]
+    after_eos: bool = False
 
 
 @dataclass(frozen=True, slots=True)

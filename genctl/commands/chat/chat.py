@@ -12,7 +12,7 @@ from typing import Any
 from genctl.commands.chat.log import Change, ChatLog, Message, Role
 from genctl.commands.chat.options import check_settings
 from genctl.commands.chat.partner import Partner
-from genctl.commands.chat.saved_settings import usable
+from genctl.commands.chat.saved_settings import to_save, usable
 from genctl.config import presets
 from genctl.config.check import known
 from genctl.config.conflicts import sampling_notice
@@ -21,7 +21,9 @@ from genctl.engines.protocol import Flow, JobPlan, Report, Request
 from genctl.errors import GenctlError, UsageError
 from genctl.events import Event, Failed
 from genctl.events.results import Collector, Result
-from genctl.io.rows import row_seed
+from genctl.io.output import open_beside
+from genctl.io.rows import random_seed, row_seed
+from genctl.io.sessions import new_file
 from genctl.params import DEFAULT_NEW_TOKENS, Runtime, knobs
 
 CHANGEABLE = frozenset({"system", "seed", "truncate", "row_timeout"})  # of the settings of a run, those of a turn
@@ -130,6 +132,20 @@ class Chat:
         values = {key: value for layer in layers for key, value in layer.values.items()}
         own = {key: value for key, value in values.items() if value is not None and key != "about"}
         return resolved, self.engine.plan(resolved), own
+
+    def begin_anew(self) -> None:
+        """Close the log. The next turn begins another, in a new file, with the same settings. Raises OutputError."""
+        before = self.log
+        header = replace(
+            before.header,
+            model=self.partner.name,
+            checkpoint=self.partner.fingerprint(),
+            seed=before.header.seed if self.base.runtime.seed is not None else random_seed(),
+            settings=to_save(layer for layer in self.layers if layer.origin != _NO_TEMPLATE.origin),
+        )
+        self.log = ChatLog(header, lambda words: open_beside(new_file("chat", words)), before.settings)
+        self.thoughts.clear()
+        before.close()
 
     # -- turns ---------------------------------------------------------------------------------------------------------
 

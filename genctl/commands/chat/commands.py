@@ -1,74 +1,146 @@
-"""The commands of a chat that are not answered: branches, earlier turns, settings, files. `DO` lists them."""
+"""What a line does that a person types: a turn, or a command. `run` is the loop, and `DO` lists the commands."""
 
 from __future__ import annotations
 
 import base64
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-from genctl.commands.chat import slash, thinking
-from genctl.commands.chat.chat import Chat, new_notices, setting
-from genctl.commands.chat.line_input import SIGN
+from genctl.commands.chat import saved, slash, thinking
+from genctl.commands.chat.chat import new_notices, setting
+from genctl.commands.chat.line_input import SIGN, LineCleared
 from genctl.commands.chat.log import ChatLog, Entry, Message
-from genctl.commands.chat.saved import remember
+from genctl.commands.chat.screen import ChatScreen
 from genctl.config.check import shown
-from genctl.errors import UsageError, count
+from genctl.errors import Exit, GenctlError, UsageError, count
 from genctl.terminal import theme, widgets
-from genctl.terminal.text_width import unbroken
+from genctl.terminal.message import print_message
 
 KEYS = (
     ("Enter", "say it"),
     ("Alt-Enter, or \\ and Enter", "a new line"),
     ("Tab", "complete a command, a setting, a file"),
     ("Up, Down, Ctrl-R", "what was typed before, in all chats"),
-    ("Ctrl-C", "end the answer, and keep what it has. Twice: leave"),
+    ("Ctrl-C", "end the answer, and keep what it has; clear the line. Twice on an empty line: leave"),
     ("Ctrl-D", "leave"),
 )
 MOST_COPIED = 74_000  # bytes that terminals take for their clipboard at once
+
+
+def run(screen: ChatScreen, initial_turns: Iterable[str]) -> int:
+    """Talk until the person leaves. Returns the exit status."""
+    status, leaves = int(Exit.DONE), False  # leaves: the next Ctrl-C on an empty line does
+    if not screen.options.quiet:
+        screen.note(f"{screen.chat.partner.name}: /help lists the commands, Ctrl-D leaves")
+    try:
+        _guarded(screen, screen.resume)
+        for text in initial_turns:
+            screen.out.print(Text(f"{SIGN}{widgets.visible(text)}"))
+            _guarded(screen, _say, screen, text)
+        while True:
+            draft, screen.draft = screen.draft, ""
+            try:
+                line = screen.lines.read(draft)
+            except LineCleared:
+                leaves = False
+                continue
+            except KeyboardInterrupt:
+                if leaves:
+                    raise
+                leaves = True
+                screen.note("Ctrl-C again leaves, and so does Ctrl-D")
+                continue
+            leaves = False
+            if line.strip():
+                _guarded(screen, _do, screen, line)
+    except (EOFError, Leave):
+        pass
+    except KeyboardInterrupt:
+        status = int(Exit.INTERRUPTED)
+    if command := screen.reopening:
+        screen.note(f"saved; {command} continues it", command)
+    return status
+
+
+def _guarded(screen: ChatScreen, do: Callable[..., object], *arguments: Any) -> None:
+    """Do it; an error is printed."""
+    try:
+        do(*arguments)
+    except GenctlError as error:
+        for part in error.message.split("\n"):
+            print_message(f"error: {part}", color=screen.options.color)
+        screen.advise(error.hint)
+
+
+def _do(screen: ChatScreen, line: str) -> None:
+    """Do the command of a line, or say its text."""
+    typed = slash.read(line)
+    if typed.command is None:
+        _say(screen, typed.text)
+        return
+    name = typed.command.name
+    if typed.command.local and screen.chat.partner.session is None:
+        raise UsageError(f"/{name} needs the token ids of a checkpoint, which servers do not report")
+    DO[name](screen, typed)
+
+
+def _say(screen: ChatScreen, text: str) -> None:
+    if screen.options.prompt_template is not None:
+        text = screen.options.prompt_template.fill({"prompt": text})
+    screen.say(text, screen.chat.log.end)
 
 
 class Leave(Exception):
     """The person leaves."""
 
 
-@dataclass
-class ChatScreen:
-    """A chat and the terminal on which it is shown."""
+# -- turns ---------------------------------------------------------------------------------------------------------
 
-    chat: Chat
-    out: Console
-    scores: bool  # whether token probabilities are shown under each answer
 
-    def note(self, words: str, *whole: str) -> None:
-        """Print a remark of the program, dimmed. No line is broken inside of a word, nor of the texts in `whole`."""
-        parts = [widgets.visible(each) for each in whole]
-        for line in unbroken(widgets.visible(words), max(self.out.width, 20), parts):
-            self.out.print(Text(line, style=theme.DIM), soft_wrap=True)
+def _retry(screen: ChatScreen, typed: slash.Typed) -> None:
+    log = screen.chat.log
+    question = log.turn()
+    before = {message.content for message in log.answers(question.id)}
+    turn = screen.fitting(screen.chat.plan_again, question.parent)
+    screen.answer(turn)
+    answer = log.last_answer
+    if turn and not turn.request.resolved.generation.draws and answer is not None and answer.content in before:
+        screen.note("the same answer: nothing is drawn (do_sample = false); /set temperature=0.8 draws")
 
-    def show_end(self) -> None:
-        """The last turn of the branch and its answer, as they were printed."""
-        log = self.chat.log
-        if (turns := log.turns_to(log.end)) > 1:
-            self.note(f"({count(turns - 1, 'turn')} before)")
-        for message in log.here[-2:]:
-            text = thinking.split(message.content)[1] if message.role == "assistant" else message.content
-            sign = SIGN if message.role == "user" else ""
-            self.out.print(Text(f"{sign}{widgets.visible(text)}"), soft_wrap=False)
+
+def _edit(screen: ChatScreen, typed: slash.Typed) -> None:
+    log = screen.chat.log
+    first, _, text = typed.text.partition(" ")
+    number = slash.number(slash.Typed(first, typed.command), "turn") or log.turns_to(log.end)
+    question = log.turn(number)
+    if not text.strip():
+        screen.note(f"change turn {number}: Enter answers it again, Ctrl-C leaves it as it is")
+        try:
+            text = screen.lines.read(question.content)
+        except (EOFError, KeyboardInterrupt):
+            screen.note("nothing was changed")
+            return
+    screen.say(text, question.parent)
 
 
 # -- branches ------------------------------------------------------------------------------------------------------
 
 
-def _undone(screen: ChatScreen, words: str, entries: Sequence[Entry]) -> None:
+def _undo(screen: ChatScreen, typed: slash.Typed) -> None:
+    """/undo or /redo."""
+    assert typed.command is not None
+    log, is_undo = screen.chat.log, typed.command.name == "undo"
+    entries = log.undo() if is_undo else log.redo()
     screen.chat.refresh()
-    log = screen.chat.log
-    screen.note(f"{words}: {in_words(log, entries[0])}; the chat has {count(log.turns_to(log.end), 'turn')}")
+    words, turns = in_words(log, entries[0]), count(log.turns_to(log.end), "turn")
+    screen.note(f"{'undone' if is_undo else 'done again'}: {words}; the chat has {turns}")
 
 
 def _branch(screen: ChatScreen, typed: slash.Typed) -> None:
@@ -95,7 +167,7 @@ def _tree(screen: ChatScreen, typed: slash.Typed) -> None:
 
 
 def _think(screen: ChatScreen, typed: slash.Typed) -> None:
-    last = _last(screen.chat)
+    last = _last(screen)
     thought = screen.chat.thoughts.get(last.id) or thinking.split(last.content)[0]
     if not thought:
         raise UsageError("the last answer has no thought before it")
@@ -127,7 +199,7 @@ def _tokens(screen: ChatScreen, typed: slash.Typed) -> None:
 
 
 def _copy(screen: ChatScreen, typed: slash.Typed) -> None:
-    answer = thinking.split(_last(screen.chat).content)[1]
+    answer = thinking.split(_last(screen).content)[1]
     data = answer.encode("utf-8", "replace")
     if not screen.out.is_interactive:
         raise UsageError("/copy: this terminal takes no text for the clipboard")
@@ -138,8 +210,8 @@ def _copy(screen: ChatScreen, typed: slash.Typed) -> None:
     screen.note(f"{count(len(answer), 'character')} sent to the clipboard (by OSC 52, if the terminal takes it)")
 
 
-def _last(chat: Chat) -> Message:
-    answer = chat.log.last_answer
+def _last(screen: ChatScreen) -> Message:
+    answer = screen.chat.log.last_answer
     if answer is None:
         raise UsageError("nothing has been answered yet")
     return answer
@@ -183,7 +255,7 @@ def _save(screen: ChatScreen, typed: slash.Typed) -> None:
     if typed.text:
         new = Path(typed.text).expanduser()
         screen.chat.log.save(new)
-        remember(new)
+        saved.remember(new)
     if (path := screen.chat.log.path) is None:
         screen.note("nothing has been said yet, so nothing is saved")
     else:
@@ -191,14 +263,32 @@ def _save(screen: ChatScreen, typed: slash.Typed) -> None:
         screen.note(f"saved in {quoted}", quoted)
 
 
+def _load(screen: ChatScreen, typed: slash.Typed) -> None:
+    path, here = saved.path_of(typed.text), screen.chat.log.path
+    with suppress(OSError):
+        if here is not None and path.samefile(here):
+            screen.note("this chat is open already")
+            return
+    screen.chat = screen.open_chat(path)
+    screen.when_full = ""
+    screen.resume()
+
+
+def _new(screen: ChatScreen, typed: slash.Typed) -> None:
+    if not screen.chat.log.messages:
+        raise UsageError("nothing has been said yet")
+    command = screen.reopening
+    screen.chat.begin_anew()
+    screen.when_full = ""
+    screen.note("a new conversation" + (f"; {command} continues the one before" if command else ""), command)
+
+
 def _help(screen: ChatScreen, typed: slash.Typed) -> None:
-    width = max(len(command.usage) for command in slash.COMMANDS)
-    rows = [(command.usage, command.about) for command in slash.COMMANDS]
-    for first, about in (*rows, *KEYS):
-        text = Text(about).wrap(screen.out, max(screen.out.width - width - 4, 20))
-        for place, line in enumerate(text):
-            line.rstrip()
-            screen.out.print(Text(f"  {first if not place else '':<{width}}  ").append_text(line))
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    for first, about in (*((command.usage, command.about) for command in slash.COMMANDS), *KEYS):
+        table.add_row(Text(f"  {first}"), Text(about))
+    screen.out.print(table)
 
 
 def _leave(screen: ChatScreen, typed: slash.Typed) -> None:
@@ -206,8 +296,9 @@ def _leave(screen: ChatScreen, typed: slash.Typed) -> None:
 
 
 DO: dict[str, Callable[[ChatScreen, slash.Typed], None]] = {
-    "undo": lambda screen, typed: _undone(screen, "undone", screen.chat.log.undo()),
-    "redo": lambda screen, typed: _undone(screen, "done again", screen.chat.log.redo()),
+    "retry": _retry,
+    "edit": _edit,
+    **dict.fromkeys(("undo", "redo"), _undo),
     "branch": _branch,
     "tree": _tree,
     "think": _think,
@@ -217,6 +308,8 @@ DO: dict[str, Callable[[ChatScreen, slash.Typed], None]] = {
     **dict.fromkeys(("set", "unset", "preset", "system"), _change),
     "scores": _scores,
     "save": _save,
+    "load": _load,
+    "new": _new,
     "help": _help,
     "quit": _leave,
 }

@@ -135,10 +135,11 @@ def chat(options: ChatOptions) -> int | None:
 
             loading_line.end()
             if interactive:
-                from genctl.commands.chat.interactive import Interactive
+                from genctl.commands.chat.commands import run
+                from genctl.commands.chat.screen import ChatScreen
 
-                screen = Interactive(chat, options, (out, err), advise=messages.advise, open_chat=files.change)
-                ended = screen.run(_initial_turns(rows))
+                screen = ChatScreen(chat, options, (out, err), advise=messages.advise, open_chat=files.change)
+                ended = run(screen, _initial_turns(rows))
             else:
                 if chat.log.unanswered:
                     messages.remark("the last turn has no answer yet; it is answered first")

@@ -29,10 +29,15 @@ def line_input(*, color: bool, history: Path | None) -> PlainLines | LineEditor:
     return LineEditor(color=color, history=history)
 
 
+class LineCleared(KeyboardInterrupt):
+    """Ctrl-C, where something is typed already."""
+
+
 class PlainLines:
     """Lines as the terminal gives them. One that ends with a backslash continues in the next.
 
-    `read` and `ask` raise EOFError after Ctrl-D and KeyboardInterrupt after Ctrl-C.
+    `read` and `ask` raise EOFError after Ctrl-D and KeyboardInterrupt after Ctrl-C. Of a line that Ctrl-C clears only
+    the terminal knows.
     """
 
     def read(self, text: str = "") -> str:
@@ -69,7 +74,8 @@ class PlainLines:
 class LineEditor:
     """prompt_toolkit's, inline: what was typed stays above what follows it, however long it is.
 
-    Enter sends, Alt-Enter begins a new line, and so does Enter after a backslash. It does what `PlainLines` does.
+    Enter sends, Alt-Enter begins a new line, and so does Enter after a backslash. It does what `PlainLines` does, and
+    `read` raises LineCleared after Ctrl-C where something is typed.
     """
 
     def __init__(self, *, color: bool, history: Path | None) -> None:
@@ -142,12 +148,18 @@ class LineEditor:
         self._asker: PromptSession[str] = PromptSession(color_depth=depth, reserve_space_for_menu=0)
 
     def read(self, text: str = "") -> str:
+        end = ""
         try:
             return self._editor.prompt(default=text, handle_sigint=False)
+        except KeyboardInterrupt:
+            if not self._editor.default_buffer.text:
+                raise
+            end = "^C"  # as a shell shows a line that it does not run
+            raise LineCleared from None
         finally:  # write all that was typed: the editor leaves no more of it than fits the screen
             typed = visible(self._editor.default_buffer.text)
             sign, more = self._sign.format(SIGN), self._sign.format(MORE)
-            sys.stdout.write(f"{sign}{typed}".replace("\n", f"\n{more}") + "\n")
+            sys.stdout.write(f"{sign}{typed}".replace("\n", f"\n{more}") + f"{end}\n")
             sys.stdout.flush()
 
     def ask(self, question: str) -> str:

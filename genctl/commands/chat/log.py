@@ -17,7 +17,7 @@ A message continues its `parent`, so an edit is a message with an earlier parent
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -96,14 +96,17 @@ class ChatLog:
     """The log, and its file if there is one.
 
     `new_file` opens a file for the first line, whose words it gets. Every change is in the file before it is here, so
-    that the chat is what the file has, also where writing fails (OutputError).
+    that the chat is what the file has, also where writing fails (OutputError). `settings` are those that it begins
+    with, besides those of the header.
     """
 
-    def __init__(self, header: ChatHeader, new_file: Callable[[str], Sink] | None = None) -> None:
+    def __init__(
+        self, header: ChatHeader, new_file: Callable[[str], Sink] | None = None, settings: Iterable[Change] = ()
+    ) -> None:
         self.header, self.new_file = header, new_file
         self.sink: Sink | None = None
         self.torn = False  # whether its file ended in half a line, which was dropped
-        self.entries: list[Entry] = []  # those that count
+        self.entries: list[Entry] = [*settings]  # those that count
         self.undone: list[Entry] = []  # the newest comes last
         self._next_id = 0
         self._fold()
@@ -221,7 +224,8 @@ class ChatLog:
     def _create(self, sink: Sink) -> Sink:
         """A new file with its first line. Raises OutputError; then nothing is left of it."""
         try:
-            sink.write(encoded(asdict(self.header)))
+            for line in (asdict(self.header), *({name: value} for name, value, _ in self.settings)):
+                sink.write(encoded(line))
             if not sink.replaces:
                 sink.put_in_place()
         except BaseException:

@@ -25,12 +25,13 @@ class SlashCommand:
     argument: str = ""
     takes: Takes = "nothing"
     local: bool = False  # it needs the token ids of a checkpoint on this machine
+    aliases: tuple[str, ...] = ()
 
     @property
     def usage(self) -> str:
-        """The command as it is typed: `/edit [N]`."""
+        """The command as it is typed: `/edit [N]`, `/quit, /exit`."""
         shown = f"[{self.argument}]" if self.takes == "maybe" else self.argument
-        return f"/{self.name} {shown}".rstrip()
+        return f"{', '.join(f'/{name}' for name in (self.name, *self.aliases))} {shown}".rstrip()
 
 
 COMMANDS: tuple[SlashCommand, ...] = (
@@ -59,12 +60,13 @@ COMMANDS: tuple[SlashCommand, ...] = (
     SlashCommand("system", "set the system message; without a text, take it away", "TEXT", "maybe"),
     SlashCommand("save", "say where the chat is saved, or continue in FILE", "FILE", "maybe"),
     SlashCommand("load", "continue the chat in FILE", "FILE", "something"),
+    SlashCommand("new", "begin a new conversation with the same settings; this one stays saved", aliases=("clear",)),
     SlashCommand("tokens", "how much of the context is used", local=True),
     SlashCommand("copy", "copy the last answer to the clipboard"),
     SlashCommand("help", "list the commands and keys"),
-    SlashCommand("quit", "leave, as Ctrl-D does"),
+    SlashCommand("quit", "leave, as Ctrl-D does", aliases=("exit", "q", "bye")),
 )
-NAMES = {command.name: command for command in COMMANDS}
+NAMES = {name: command for command in COMMANDS for name in (command.name, *command.aliases)}
 _NAME = re.compile(r"/([A-Za-z-]*)(?:\s+(.*))?", re.DOTALL)
 
 
@@ -122,7 +124,7 @@ def completions(
         return
     name, space, rest = before[1:].partition(" ")
     if not space:
-        yield from ((f"/{each}", len(before)) for each in NAMES if each.startswith(name))
+        yield from ((f"/{each}", len(before)) for each in NAMES if each.startswith(name) and each != name)
         return
     choices = {"set": [f"{knob}=" for knob in knobs], "unset": knobs, "preset": presets}.get(name, ())
     word = rest.lstrip()

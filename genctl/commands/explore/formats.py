@@ -115,8 +115,9 @@ def _plain(result: Result) -> Iterator[str]:
 
 
 def _shown(shown: Shown, coloured: bool) -> Iterator[Text]:
+    end = " (after EOS)" if shown.after_eos else ""
     yield Text(
-        f"after node {shown.node}: entropy {shown.entropy:.3f} nats; these {len(shown.alternatives)} tokens have "
+        f"after node {shown.node}{end}: entropy {shown.entropy:.3f} nats; these {len(shown.alternatives)} tokens have "
         f"{percent(shown.mass)}"
     )
     for effect in shown.effects:
@@ -135,7 +136,8 @@ def _after(each: Alternative) -> str:
 
 def _why(why: Why) -> Iterator[str]:
     token = why.token
-    yield f"{token_text(token.id, token.text)}  rank {token.rank}, {percent(token.probability)} by the model"
+    end = ", after EOS" if why.after_eos else ""
+    yield f"{token_text(token.id, token.text)}  rank {token.rank}, {percent(token.probability)} by the model{end}"
     for effect in why.trace:
         change = f"{percent(effect.before)} → {percent(effect.after)}"
         yield f"  {effect.processor}: {change} (removed {effect.removed} tokens, moved {percent(effect.moved)})"

@@ -238,6 +238,8 @@ class ExploreApp(App[int]):
     def _show_distribution(self, node: int, found: Distribution | None, error: str = "") -> None:
         with self.explorer.lock:
             if found is not None and node == self.at.cursor:
+                end = " (after EOS)" if found.after_eos else ""
+                self.query_one("#choices", Vertical).border_title = f"next token{end}"
                 self.choices.show(found, self.shown_tree, self.at, self.wanted, coloured=self.coloured)
         if found is None and node == self.at.cursor:
             self.report(error, failed=True)

@@ -15,6 +15,7 @@ import pexpect
 import pytest
 
 from genctl.commands.chat.log import ChatLog
+from tests.cli.tool import genctl
 from tests.commands.chat.talk import ROOT, Talk
 from tests.tiny import checkpoint
 
@@ -61,7 +62,9 @@ def test_ctrl_c_ends_the_answer_and_keeps_it(own_state: Path) -> None:
         assert "interrupted" in " ".join(talk.lines[-3:])
         tokens = int(re.findall(r"([\d,]+) tokens · [\d,]+ tok/s", " ".join(talk.lines))[-1].replace(",", ""))
         assert 0 < tokens < many
-        talk.press("\x03")  # twice leaves
+        talk.press("\x03")
+        talk.wait(lambda: "Ctrl-C again leaves, and so does Ctrl-D" in talk.lines)
+        talk.at_prompt().press("\x03")
         assert talk.end() == 130
         assert "saved; genctl chat --open" in " ".join(talk.lines)
     answer = ChatLog.look(saved(own_state)).last_answer
@@ -124,19 +127,44 @@ def test_the_second_ctrl_c_of_a_stuck_pass_says_where_the_chat_is_saved(own_stat
         assert f"saved; genctl chat --open {saved(own_state)}" in "".join(talk.lines)
 
 
-def test_ctrl_c_clears_the_line_and_says_how_to_leave(own_state: Path) -> None:
+def test_ctrl_c_clears_the_line_and_twice_on_an_empty_one_leaves(own_state: Path) -> None:
+    note = "Ctrl-C again leaves, and so does Ctrl-D"
     with Talk(own_state, *QUIET) as talk:
-        talk.at_prompt().press("half a sent")
-        talk.wait(lambda: talk.lines[-1] == "> half a sent")
-        talk.press("\x03")
-        talk.wait(lambda: "Ctrl-C again leaves, and so does Ctrl-D" in talk.lines)
+        talk.at_prompt().press("\x03")
+        talk.wait(lambda: talk.lines.count(note) == 1)
+        for half in ("half a sent", "another"):  # it left at the second one, with what was typed
+            talk.at_prompt().press(half)
+            talk.wait(lambda half=half: talk.lines[-1] == f"> {half}")
+            talk.press("\x03")
+            talk.wait(lambda half=half: f"> {half}^C" in talk.lines)
+        talk.at_prompt().press("\x03")
+        talk.wait(lambda: talk.lines.count(note) == 2)
         talk.at_prompt()
         talk.say("/help")  # something else is in between
         talk.press("\x03")
-        talk.wait(lambda: talk.lines.count("Ctrl-C again leaves, and so does Ctrl-D") == 2)
+        talk.wait(lambda: talk.lines.count(note) == 3)
         talk.press("\x03")
         assert talk.end() == 130
     assert not (own_state / "genctl" / "sessions").exists()  # nothing was said
+
+
+def test_a_new_conversation_has_its_own_file_and_the_settings_of_the_one_before(own_state: Path) -> None:
+    with Talk(own_state, *QUIET, "--seed", "5", "--do-sample", width=300) as talk:
+        talk.at_prompt()
+        assert talk.say("/new") == ["error: nothing has been said yet"]
+        talk.say("/set max_new_tokens=3")
+        first = talk.say("A fox")
+        before = saved(own_state)
+        assert talk.say("/clear") == [f"a new conversation; genctl chat --open {before} continues the one before"]
+        assert talk.say("/branch") == ["nothing has been said yet"]
+        assert talk.say("A fox") == first  # with nothing before it
+        assert talk.say("/set") == ["max_new_tokens = 3"]
+        talk.press("/exit\r")
+        assert talk.end() == 0
+    (after,) = set(before.parent.iterdir()) - {before}
+    one, other = before.read_text().splitlines(), after.read_text().splitlines()
+    assert other == one
+    assert genctl("chat", "--open", str(after), stdin="And then?\n").status == 0
 
 
 def test_a_chat_is_edited_tried_again_undone_and_done_again(own_state: Path) -> None:

@@ -19,6 +19,8 @@ from genctl.errors import UsageError
         (" /help", " /help", None),
         ("/help", "", "help"),
         ("/HELP ", "", "help"),
+        *((f"/{word}", "", "quit") for word in ("quit", "exit", "q", "bye")),
+        *((f"/{word}", "", "new") for word in ("new", "clear")),
         ("/set temperature=0.7", "temperature=0.7", "set"),
         ("/system Be\nkind", "Be\nkind", "system"),
     ],
@@ -58,6 +60,8 @@ def test_a_number_of_a_turn_begins_at_one() -> None:
     ("before", "words"),
     [
         ("/re", ["/retry", "/redo"]),
+        ("/q", ["/quit"]),
+        ("/ex", ["/exit"]),
         ("/set temp", ["temperature="]),
         ("/unset top_", ["top_k", "top_p"]),
         ("/preset g", ["greedy"]),

@@ -240,6 +240,23 @@ def test_a_dialog_shows_what_a_script_writes(line: str, size: tuple[int, int]) -
     play(part, made, size=size)
 
 
+def test_a_text_that_has_ended_stops_and_its_alternatives_are_marked() -> None:
+    async def part(shown: Shown) -> None:
+        assert "next token (after EOS)" in shown.text
+        await shown.press("space")
+        assert "the text ends here (EOS); take or edit continues after it" in shown.text
+        assert len(shown.tree) == 1
+        await shown.press("left")
+        assert "next token ─" in shown.text
+        await shown.press("right", "enter")
+        assert "after EOS: the text ends at node 1" in shown.text
+        assert len(shown.tree) > 1
+
+    made = explorer(max_new_tokens=3, do_sample=False)
+    made.all("take id:2")
+    play(part, made)
+
+
 def test_slash_filters_the_alternatives() -> None:
     async def part(shown: Shown) -> None:
         await shown.press("slash")

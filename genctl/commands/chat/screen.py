@@ -1,0 +1,178 @@
+"""A chat on a terminal: what a person types becomes turns, answers stream, and notes of the program stand between."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from genctl.commands.chat import thinking
+from genctl.commands.chat.answer_view import AnswerView
+from genctl.commands.chat.chat import Chat, PlannedTurn
+from genctl.commands.chat.line_input import SIGN, history_file, line_input
+from genctl.commands.chat.options import ChatOptions
+from genctl.commands.options import SHOWN_TOP
+from genctl.engines.protocol import Flow, Report
+from genctl.errors import count
+from genctl.events.results import Result
+from genctl.io.sessions import sessions_folder
+from genctl.terminal import theme, widgets
+from genctl.terminal.interrupt import Interrupt
+from genctl.terminal.summary import lines as broken
+from genctl.terminal.summary import stop_words
+from genctl.terminal.text_width import unbroken
+
+EMPTY = "the answer is empty: the model ends it at once (EOS)"
+
+
+class ChatScreen:
+    """A chat and the terminal on which it is shown. `advise` prints a hint; `open_chat` gives the chat in a file."""
+
+    def __init__(
+        self,
+        chat: Chat,
+        options: ChatOptions,
+        consoles: tuple[Console, Console],
+        *,
+        advise: Callable[[str], object],
+        open_chat: Callable[[Path], Chat],
+    ) -> None:
+        self.chat, self.options, self.advise, self.open_chat = chat, options, advise, open_chat
+        self.out, self.err = consoles
+        self.scores = options.scores  # whether token probabilities are shown under each answer
+        self.top = SHOWN_TOP if options.top_logprobs is None else options.top_logprobs
+        colored = self.out.is_interactive and not self.out.no_color
+        self.lines = line_input(color=colored, history=history_file(sessions_folder().parent))
+        self.draft = ""  # what the next prompt begins with
+        self.when_full = ""  # what was chosen when the context was full: d or g
+
+    def note(self, words: str, *whole: str) -> None:
+        """Print a remark of the program, dimmed. No line is broken inside of a word, nor of the texts in `whole`."""
+        parts = [widgets.visible(each) for each in whole]
+        for line in unbroken(widgets.visible(words), max(self.out.width, 20), parts):
+            self.out.print(Text(line, style=theme.DIM), soft_wrap=True)
+
+    def show_end(self) -> None:
+        """The last turn of the branch and its answer, as they were printed."""
+        log = self.chat.log
+        if (turns := log.turns_to(log.end)) > 1:
+            self.note(f"({count(turns - 1, 'turn')} before)")
+        for message in log.here[-2:]:
+            text = thinking.split(message.content)[1] if message.role == "assistant" else message.content
+            sign = SIGN if message.role == "user" else ""
+            self.out.print(Text(f"{sign}{widgets.visible(text)}"), soft_wrap=False)
+
+    def resume(self) -> None:
+        """Show where a saved chat is; answer its last turn, if a kill has left it without an answer."""
+        if self.chat.log.end is not None:
+            self.show_end()
+        if self.chat.log.unanswered:
+            self.answer(self.chat.plan_again())
+
+    @property
+    def reopening(self) -> str:
+        """The command that continues the chat; "" while it is not saved."""
+        path = self.chat.log.path
+        return "" if path is None else f"genctl chat --open {shlex.quote(str(path))}"
+
+    # -- turns ---------------------------------------------------------------------------------------------------------
+
+    def say(self, text: str, parent: int | None) -> None:
+        """Say a text after message `parent`, and show the answer."""
+        self.answer(self.fitting(lambda: self.chat.plan(text, parent), parent))
+
+    def fitting(self, plan: Callable[[], PlannedTurn], end: int | None) -> PlannedTurn | None:
+        """The turn, once it has room in the context: what is left out for it is asked. None if it is not to be sent."""
+        turn, log = plan(), self.chat.log
+        if not self.chat.too_long(turn):
+            return turn
+        place = self.chat.leave_out_for(plan, end)
+        if self.when_full == "d" and place is not None:
+            dropped = count(place - log.left_out, "more message is", "more messages are")
+            log.change("leave_out", place)
+            self.note(f"the context is full: {dropped} left out of the prompt")
+            return plan()
+        context = self.chat.partner.context
+        left = max((context or 0) - len(turn.ids), 0)
+        if self.when_full == "g" and left:
+            return turn
+        room = f"{count(left, 'is', 'are')} left for the answer" if left else "nothing is left for the answer"
+        self.note(f"the prompt has {count(len(turn.ids), 'token')} of a context of {context}: {room}")
+        if not left and place is None:
+            self.note("not sent: this message alone exceeds the context; /set truncate=left shortens it")
+            return None
+        choices = [f"[d]rop the oldest {count(place - log.left_out, 'message')}"] if place is not None else []
+        choices += ["[g]o on with what is left"] if left else []
+        self.note("leaving out, or going on, holds for the turns that follow, too")
+        try:
+            self.when_full = self.lines.ask(f"{', '.join([*choices, '[c]ancel'])}? ").strip().lower()[:1]
+        except (EOFError, KeyboardInterrupt):
+            self.when_full = "c"
+        if self.when_full == "d" and place is not None:
+            log.change("leave_out", place)
+            return plan()
+        if self.when_full == "g" and left:
+            return turn
+        self.note("the turn was not said")
+        return None
+
+    def answer(self, turn: PlannedTurn | None) -> None:
+        """Show an answer while it comes. Ctrl-C ends it; what it has so far stays."""
+        if turn is None:
+            return
+        if turn.note:
+            self.note(turn.note)
+        view: AnswerView | RunView
+        if self.scores:
+            from genctl.commands.run.run_view import RunView
+
+            view = RunView(self.out, self.err, scores=True, top=self.top, quiet=True)
+            hide = view.pause
+        else:
+            view = AnswerView(self.out, begun=thinking.opened_by(turn.opening), prefill=self.chat.prefill)
+            hide = view.hide
+        with Interrupt() as interrupt, self.lines.waiting() as restore:
+            interrupt.gentle = True  # a signal ends the answer, not the process
+            interrupt.hide = lambda: restore() or hide()
+            interrupt.at_once = lambda: restore() or self._report_saved()
+            report = Report(self.top if self.scores else 0, self.scores)
+            try:
+                result = self.chat.answer(turn, [view.feed], report, Flow(interrupted=interrupt))
+            finally:
+                view.close()
+        if interrupt.status not in (0, 128 + signal.SIGINT):
+            raise SystemExit(interrupt.status)
+        if result.sequences:
+            self._sum_up(result)
+        else:
+            self.draft = turn.text
+            self.note("nothing was answered, so the turn is not said")
+
+    def _sum_up(self, result: Result) -> None:
+        """The answer in a line: its tokens, what was read for it, and why it ended."""
+        sequence = result.sequences[0]
+        ended = stop_words(sequence.finish_reason, sequence.hypothesis.cause)
+        words = [count(sequence.hypothesis.length, "token")]
+        if result.decode_s > 0 and sequence.hypothesis.length > 1:
+            words.append(f"{(sequence.hypothesis.length - 1) / result.decode_s:,.0f} tok/s")
+        if not result.backend and result.prompt_tokens:
+            words.append(f"read {result.prompt_tokens - result.reused} of {count(result.prompt_tokens, 'token')}")
+        words += [f"seed {result.seed}"] if result.seed is not None else []
+        words += [ended] if sequence.finish_reason != "eos" else []
+        if self.options.quiet:
+            words = words[-1:] if sequence.finish_reason not in ("eos", "stop") else []
+        if not sequence.text.strip():
+            words.insert(0, EMPTY if sequence.finish_reason == "eos" else "the answer is empty")
+        for line in broken(Text(" · ".join(words), style=theme.DIM), self.out.width) if words else []:
+            self.out.print(line)
+
+    def _report_saved(self) -> object:
+        """Say where the chat is saved, past what is buffered: the process ends now, maybe in the middle of a line."""
+        words = f"\r\nsaved; {widgets.visible(self.reopening)} continues it\r\n"
+        return self.reopening and os.write(sys.stdout.fileno(), words.encode())
