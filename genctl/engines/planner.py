@@ -13,7 +13,7 @@ from genctl.config import chat_settings
 from genctl.config.listed_knobs import check_finite, criteria_of, processors_of
 from genctl.engines.protocol import trained_length_note
 from genctl.engines.runtime import undrafted
-from genctl.errors import InputError, ModelError, UsageError, count
+from genctl.errors import InputError, ModelError, UsageError, cannot_read, count
 from genctl.models.sizes import context_of, trained_length
 from genctl.params import DEFAULT_NEW_TOKENS, GRAMMARS, Generation, Runtime
 
@@ -390,7 +390,7 @@ class Planner:
             listed = path.endswith(".jsonl")
             rows = [reader.loads(line) for line in reader.text_lines(given)] if listed else [{"text": given}]
         except (reader.Unreadable, reader.BadJson) as error:
-            raise InputError(f"--draft-corpus {path}: {error}") from None
+            raise InputError(cannot_read(path, str(error), "--draft-corpus")) from None
         for row in rows:
             parts = [row.get(key) for key in ("prompt", "text")] if isinstance(row, dict) else []
             text = "".join(part for part in parts if isinstance(part, str))

@@ -59,7 +59,10 @@ class RunJob(job.Job[RunOptions]):
             return None
         from genctl.config.dry import to_toml
 
-        sys.stdout.write(to_toml(self.choice.planned(self.early.runtime, self.layers, self.options.trust)))
+        planned = self.choice.planned(self.early.runtime, self.layers, self.options.trust)
+        sys.stdout.write(to_toml(planned, defaults=self.options.verbose, always=("model", "max_new_tokens")))
+        if not self.options.verbose:
+            sys.stdout.write("\n# all other settings have their defaults: -v lists them\n")
         return int(Exit.DONE)
 
     def open(self, stack: ExitStack) -> None:
@@ -98,7 +101,10 @@ class RunJob(job.Job[RunOptions]):
             early, self.layers, on_event=self.screen.loading, live=self.shown, waits=self.waits
         )
         if self.screen.view is not None:
+            before = engine.done.passes
             self.screen.view.load_s = self.load_s
+            if self.choice.live:
+                self.screen.view.passes = lambda: engine.done.passes - before
         self.base, plan = self.settle(engine, self.layers, options.strategy)
         if options.with_tokens:
             plan.require_logprobs("--scores" if options.scores else "--top-logprobs")
@@ -112,6 +118,8 @@ class RunJob(job.Job[RunOptions]):
             self.messages.detail(*engine.notes())
         self.describe(self.base, plan)
         self._begin()
+        if self.screen.view is not None and not self.lone:
+            self.screen.view.seed = self.seed
         if self.live and self.lone:
             loading_line.status("reading the prompt")
 
