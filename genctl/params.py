@@ -541,7 +541,7 @@ class Runtime:
     revision: str | None = knob(None, "branch, tag or commit of a Hub checkpoint", MODEL)
     offline: bool = knob(False, "never use the network", MODEL)
     backend: str | Words | None = knob(
-        None, "openai:URL: a server that already runs generates; several share the prompts", MODEL
+        None, "openai:URL: generate on a running server; repeat to spread prompts", MODEL
     )
     tokenizer: str | None = knob(
         None, "with --backend: send token ids, made here by the tokenizer of this folder or builtin:NAME", MODEL

@@ -217,12 +217,12 @@ def _verdict(
     noise, ratios = judged.measured.noise, sorted(judged.ratios.values())
     median, (place, largest) = ratios[len(ratios) // 2], max(judged.ratios.items(), key=lambda pair: pair[1])
     is_explained = median <= noise.typical_allowed and all(ratio <= noise.allowed for ratio in ratios)  # NaN is not
-    explained = "the weights and the dtype explain the difference" if changed else "rounding explains the difference"
+    explained = "weights and dtype explain this; the rest is" if changed else "rounding explains this: the difference is"
     if not is_explained:
         text = next(text for text in golden.texts if text.id == place[0])
-        reason = f"{text.token(place[1])}: what remains is {largest:.2g} times the rounding"
-        return "defect", f"{reason}, and rounding itself reaches {noise.allowed:.2g}"
-    return ("drift" if changed else "tie"), f"what remains is {median:.2g} times the rounding: {explained}"
+        reason = f"{text.token(place[1])}: the rest is {largest:.2g} × rounding error"
+        return "defect", f"{reason}, and rounding reaches {noise.allowed:.2g}"
+    return ("drift" if changed else "tie"), f"{explained} {median:.2g} × rounding error"
 
 
 def _parting(each: Position, judged: _Judged | None, changed: Mapping[str, str], chances: Chances) -> TextParting:

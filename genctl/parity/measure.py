@@ -76,7 +76,7 @@ def _value(value: Any) -> str:
 
 CHECKED_LOGITS = 2**21  # logits of a side at the positions on which noise is measured: 16 MiB in float64
 LEAST_CHECKED = 16
-WEIGHTS = "the weights and the dtype"
+WEIGHTS = "weights and dtype"
 NOTHING_COMPARED = "no position was compared"
 UNMEASURED = Noise(
     0, (), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "every logit is equal, so that there is nothing to explain"
@@ -149,7 +149,7 @@ def measure(
     differ = "" if equal or folders[0] == folders[1] else different_settings(*folders)
     if differ:
         notes.append(f"config.json differs in {differ}: what that changes counts as explained, as weights do")
-    judged = judge(positions, equal, measured, "the weights, the dtype and config.json" if differ else WEIGHTS)
+    judged = judge(positions, equal, measured, "weights, dtype and config.json" if differ else WEIGHTS)
     verdict, reason = worst_of(*judged, found, texts)
     loaded = [side.session.loaded for side in (reference, other)]
     if verdict == "drift" and folders[0] != folders[1] and (why := other_weights(*loaded)):
@@ -221,15 +221,16 @@ def judge(
     noise = measured.noise
 
     remains = beyond_weights(noise.typical_ratio)
+    unexplained = f"{explained_by} do not explain this"
     if noise.typical_ratio > noise.typical_allowed:
-        return "defect", f"{remains}, and rounding itself reaches {noise.typical_allowed:.2g}"
+        return "defect", f"{unexplained}: {remains}, and rounding reaches {noise.typical_allowed:.2g}"
     if noise.largest_ratio > noise.allowed:
         where = measured.token(int(measured.ratios.argmax()))
         most = beyond_weights(noise.largest_ratio)
-        return "defect", f"{where}: {most}, and rounding itself reaches {noise.allowed:.2g}"
+        return "defect", f"{where}: {unexplained}: {most}, and rounding reaches {noise.allowed:.2g}"
     if measured.equal:
-        return "tie", f"{remains}: the reference's own rounding explains it"
-    return "drift", f"{remains}: {explained_by} explain the difference"
+        return "tie", f"rounding explains this: the difference is {noise.typical_ratio:.2g} × rounding error"
+    return "drift", f"{explained_by} explain this; {remains}"
 
 
 def _partings(

@@ -184,7 +184,7 @@ class Interactive:
             return plan()
         if answer == "g" and left:
             return turn
-        self.note("the turn was not said")
+        self.note("the turn was not sent")
         return None
 
     def _answer(self, turn: PlannedTurn | None) -> None:

@@ -245,7 +245,7 @@ def test_what_is_left_out_of_a_full_context_is_asked(own_state: Path) -> None:
         assert "[d]rop the oldest 4 messages" in talk.lines[-1]
         talk.press("c\r")
         talk.at_prompt()
-        assert "the turn was not said" in talk.lines
+        assert "the turn was not sent" in talk.lines
         talk.press("A " + "hen " * 220 + "\r")
         talk.wait(lambda: talk.lines[-1].endswith("[c]ancel?"))
         talk.press("d\r")
