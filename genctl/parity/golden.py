@@ -217,7 +217,9 @@ def _verdict(
     noise, ratios = judged.measured.noise, sorted(judged.ratios.values())
     median, (place, largest) = ratios[len(ratios) // 2], max(judged.ratios.items(), key=lambda pair: pair[1])
     is_explained = median <= noise.typical_allowed and all(ratio <= noise.allowed for ratio in ratios)  # NaN is not
-    explained = "weights and dtype explain this; the rest is" if changed else "rounding explains this: the difference is"
+    explained = (
+        "weights and dtype explain this; the rest is" if changed else "rounding explains this: the difference is"
+    )
     if not is_explained:
         text = next(text for text in golden.texts if text.id == place[0])
         reason = f"{text.token(place[1])}: the rest is {largest:.2g} × rounding error"

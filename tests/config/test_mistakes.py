@@ -260,7 +260,7 @@ MISTAKES: list[tuple[str, str, str | None]] = [
         'extends = "/etc/passwd"',
         'job.toml:1: extends = "/etc/passwd": leads out of the folder of the file',
     ),
-    ("extends what is not there", 'extends = "none.toml"', "none.toml: no such file"),
+    ("extends what is not there", 'extends = "none.toml"', "cannot read none.toml: no such file"),
     ("extends with a NUL", 'extends = "a\\u0000b.toml"', None),
     (
         "extends a name with a space",

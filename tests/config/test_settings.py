@@ -110,7 +110,7 @@ def test_the_mistakes_of_all_files_are_told_at_once(project: Path, monkeypatch: 
     assert lines[0].endswith("config.toml:1:8: not valid TOML: invalid value at the end of the file")
     assert lines[1].startswith("genctl.toml:1:1: not valid TOML")
     assert lines[2].startswith("preset nuclues: no such preset; did you mean nucleus?")
-    assert lines[3] == "none.toml: no such file"
+    assert lines[3] == "cannot read none.toml: no such file"
     assert lines[4] == "environment: GENCTL_TPO_K names no setting; did you mean GENCTL_TOP_K?"
 
 
