@@ -15,6 +15,7 @@ from genctl.engines.protocol import Flow, Report, Request
 from genctl.engines.session import Session
 from genctl.errors import GenctlError, UsageError
 from genctl.events.results import Collector, Result
+from genctl.events.stable_prefix import GrowingText
 from genctl.params import Runtime, knobs
 
 if TYPE_CHECKING:
@@ -65,6 +66,10 @@ class Model:
     ) -> Iterator[events.Event]:
         """Decode and yield events as they happen: Began, Prefilled, Stepped …, Finished, for each prompt.
 
+        The `text` of an event is what it adds to the first text of its lane (its prompt), "" for most kinds:
+        `for piece in model.stream("Once"): print(piece.text, end="")` prints the text while it grows. A search adds
+        only what it can no longer change.
+
         A prompt is a text, a list of token ids, a list of chat messages, or a row as `--input` reads it: a dict with
         `prompt`, `prompt_ids` or `messages`, and perhaps `id` (the name of its lane) and `params`. Several prompts are
         decoded together (`batch_size`). `watch` names tokens, each by its text or as "id:N", whose log-probability and
@@ -78,7 +83,7 @@ class Model:
         UsageError
             If `watch` names what is not one token of this checkpoint, or something is no prompt.
         """
-        return self._stream(_rows(prompts), top_logprobs, watch, settings, scores=scores)
+        return _with_texts(self._stream(_rows(prompts), top_logprobs, watch, settings, scores=scores))
 
     def _stream(
         self,
@@ -176,6 +181,21 @@ def _request(row: InputRow, resolved: Resolved, start: int) -> Request:
     seed = settings.runtime.seed if "seed" in row.params else None
     seed = row_seed(start, row.id, row.index) if seed is None else seed
     return Request(row.id, settings, seed, row.prompt, row.prompt_ids, row.messages, row.place, row.index)
+
+
+def _with_texts(stream: Iterator[events.Event]) -> Iterator[events.Event]:
+    """The same events, each with what it adds to the first text of its lane."""
+    lanes: dict[str, GrowingText] = {}
+    for event in stream:
+        if isinstance(event, events.Began):
+            lanes[event.lane] = GrowingText(event.lane)
+        if isinstance(event, (events.Began, events.Stepped, events.Finished)):
+            text = lanes[event.lane].feed(event)
+            if text and not isinstance(event, events.Began):
+                event = replace(event, text=text)
+        if isinstance(event, (events.Finished, events.Failed)):
+            lanes.pop(event.lane, None)
+        yield event
 
 
 def _with_columns(

@@ -136,6 +136,13 @@ _JSON = {
 }
 
 
+def cannot_read(name: str, error: Exception | str, option: str = "") -> str:
+    """The sentence for a file that is missing or unreadable, with the option that names it."""
+    if isinstance(error, (OSError, ValueError)):
+        error = "no such file" if isinstance(error, FileNotFoundError) else reason_of(error)
+    return f"{option and f'{option}: '}cannot read {name}: {error}"
+
+
 def reason_of(error: Exception) -> str:
     """Why a file or a JSON text cannot be read, in a few words."""
     if isinstance(error, OSError):

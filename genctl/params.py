@@ -90,7 +90,7 @@ class Generation:
     max_length: Number | None = knob(None, "maximum number of tokens, prompt included", LENGTH)
     min_new_tokens: Count | None = knob(None, "minimum number of new tokens: no EOS before", LENGTH, neutral=0)
     min_length: Count = knob(0, "minimum number of tokens, prompt included: no EOS before", LENGTH, neutral=0)
-    num_return_sequences: Rows = knob(1, "number of sequences for each prompt", LENGTH, neutral=1)
+    num_return_sequences: Rows = knob(1, "number of sequences per prompt", LENGTH, neutral=1)
 
     # -- sampling ----------------------------------------------------------------------------------------------------
     do_sample: bool = knob(False, "sample tokens instead of taking the most probable one", SAMPLING)
@@ -122,7 +122,7 @@ class Generation:
     )
     eta_cutoff: Fraction = knob(
         0.0,
-        "an epsilon cutoff that is lower when entropy is high; 0 is off (arXiv:2210.15191)",
+        "like epsilon_cutoff, but lower if entropy is high; 0 is off (arXiv:2210.15191)",
         SAMPLING,
         neutral=0.0,
         sampling=True,
@@ -202,8 +202,8 @@ class Generation:
     mirostat_eta: Probability = knob(0.1, "mirostat 2: learning rate", SAMPLING, sampling=True, rare=True)
     sampler: Literal["multinomial", "inverse-cdf", "counter"] = knob(
         "multinomial",
-        "multinomial matches torch.multinomial on the same device; with counter a seed draws the same text on every "
-        "device; inverse-cdf is fastest. Each draws other tokens for a seed",
+        "multinomial matches torch.multinomial on the same device; counter gives the same text on every device; "
+        "inverse-cdf is fastest. Each draws different tokens for a seed",
         SAMPLING,
         sampling=True,
     )
@@ -211,7 +211,7 @@ class Generation:
     # -- penalties ---------------------------------------------------------------------------------------------------
     repetition_penalty: Positive = knob(
         1.0,
-        "above 1 makes tokens of the prompt and the text so far less likely (arXiv:1909.05858)",
+        "above 1 makes tokens that occurred before, prompt included, less likely (arXiv:1909.05858)",
         PENALTIES,
         neutral=1.0,
     )
@@ -279,13 +279,11 @@ class Generation:
 
     # -- words -------------------------------------------------------------------------------------------------------
     bad_words: Words | None = knob(
-        None, "texts never generated; without a leading space, the form after a space is excluded too", WORDS
+        None, "texts never generated; without a leading space, also excluded after a space", WORDS
     )
     bad_words_ids: list[Ids] | None = knob(None, "sequences of ids never generated", WORDS, rare=True)
-    ban: Words | None = knob(
-        None, "a text never written, in whatever tokens: it is taken back to the token in which it begins", WORDS
-    )
-    ban_file: str | None = knob(None, "a file with more texts for ban, one on each line", WORDS)
+    ban: Words | None = knob(None, "a text never generated, in any tokenisation; repeatable", WORDS)
+    ban_file: str | None = knob(None, "a file with texts for --ban, one per line", WORDS)
     ban_ignore_case: bool = knob(
         False, "ban: upper and lower case are the same", WORDS, rare=True, refines=("ban", "ban_file")
     )
@@ -308,12 +306,12 @@ class Generation:
     # -- structure ---------------------------------------------------------------------------------------------------
     json_schema: dict[str, Any] | bool | str | None = knob(
         None,
-        "generate JSON that this schema allows: a file, or the schema itself (an object, true or false)",
+        "the text must be JSON of this schema: a file, or the schema itself (an object, true or false)",
         STRUCTURE,
     )
-    regex: str | None = knob(None, "generate text that this regular expression matches as a whole", STRUCTURE)
+    regex: str | None = knob(None, "the text must match this regular expression as a whole", STRUCTURE)
     grammar: str | None = knob(
-        None, "generate text of this grammar: a file in Lark's syntax, or the grammar itself", STRUCTURE
+        None, "the text must follow this grammar (Lark or GBNF): a file, or the grammar itself", STRUCTURE
     )
     grammar_after: str | None = knob(
         None,
@@ -322,17 +320,15 @@ class Generation:
         rare=True,
         refines=GRAMMARS,
     )
-    prefix: str | None = knob(None, "text that the new text must begin with", STRUCTURE)
+    prefix: str | None = knob(None, "the new text must begin with this", STRUCTURE)
     token_healing: bool = knob(
         False,
-        "remove the prompt's last tokens where a longer token could cover them, and generate them again",
+        "generate the prompt's last tokens again, so that a longer token can replace them",
         STRUCTURE,
         neutral=False,
     )
 
-    thinking_budget: Count | None = knob(
-        None, "close the model's thought after this many tokens; 0: it does not think", STRUCTURE
-    )
+    thinking_budget: Count | None = knob(None, "end the model's thought after this many tokens; 0 skips it", STRUCTURE)
     thinking_tags: tuple[str, str] | None = knob(
         None,
         'the tags around a thought, such as ["<think>", "</think>"] (default: known ones that the chat template '
@@ -354,7 +350,7 @@ class Generation:
     )
     early_stopping: bool | Literal["never"] = knob(
         False,
-        "stop at num_beams results (true), when better ones are unlikely (false) or impossible (never)",
+        "stop at num_beams results (true), or once better ones are unlikely (false) or impossible (never)",
         SEARCH,
         refines=("num_beams",),
     )
@@ -371,10 +367,12 @@ class Generation:
         None, "force_words as ids: [[ids], …], or [[[ids], [ids]], …] with alternatives", SEARCH, rare=True
     )
     best_of: Rows | None = knob(
-        None, "draw this many samples, return those with the highest log-probability / length ** length_penalty", SEARCH
+        None,
+        "draw this many samples, return the most probable ones (by log-probability / length ** length_penalty)",
+        SEARCH,
     )
     mbr_samples: Annotated[int, Ge(2), Le(1 << 16)] | None = knob(
-        None, "draw this many samples, return those most similar to all others (arXiv:2005.10283)", SEARCH
+        None, "draw this many samples, return those most similar to the others (arXiv:2005.10283)", SEARCH
     )
     mbr_utility: Literal["chrf"] = knob(
         "chrf", "how mbr_samples measures similarity: chrF (Popović 2015)", SEARCH, refines=("mbr_samples",), rare=True
@@ -541,39 +539,37 @@ class Runtime:
     revision: str | None = knob(None, "branch, tag or commit of a Hub checkpoint", MODEL)
     offline: bool = knob(False, "never use the network", MODEL)
     backend: str | Words | None = knob(
-        None, "openai:URL: a server that already runs generates; several share the prompts", MODEL
+        None, "openai:URL: generate on a running server; repeat to spread prompts", MODEL
     )
     tokenizer: str | None = knob(
-        None, "with --backend: send token ids, made here by the tokenizer of this folder or builtin:NAME", MODEL
+        None, "with --backend: tokenise here with this tokenizer (a folder or builtin:NAME), and send ids", MODEL
     )
     device: str = knob("auto", "auto, cpu, cuda, cuda:1, mps, …", MODEL)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = knob(
         "auto", "auto keeps the checkpoint's dtype, but loads float32 as bfloat16 on a CUDA device", MODEL
     )
     device_map: str | None = knob(
-        None, "auto spreads the weights over devices, memory and disk (needs accelerate)", MODEL
+        None, "auto: spread the weights over devices, memory and disk (needs accelerate)", MODEL
     )
     max_memory: str | None = knob(None, "with --device-map: 0=20GiB,cpu=64GiB", MODEL, refines=("device_map",))
     offload_folder: str | None = knob(
         None, "with --device-map: folder for weights that fit nowhere else", MODEL, refines=("device_map",)
     )
-    tensor_parallel: bool = knob(False, "share out the model over the processes that torchrun started", MODEL)
+    tensor_parallel: bool = knob(False, "split the model over the processes that torchrun started", MODEL)
     adapter: str | None = knob(None, "folder of a PEFT adapter for the model (needs genctl[peft])", MODEL)
     merge_adapter: bool | None = knob(
         None,
-        "add the adapter into the weights, rather than compute it beside them (default: where it can be)",
+        "merge the adapter into the weights, or compute it separately (default: merge if possible)",
         MODEL,
         refines=("adapter",),
     )
-    pack: bool = knob(True, "use genctl's own matrix products (on the CPU, and in steps on a GPU); else torch's", MODEL)
+    pack: bool = knob(True, "use genctl's own matrix products (on CPUs, and in steps on GPUs), or torch's", MODEL)
     quantize: Quantized | None = knob(
         None,
-        "store the weights of linear layers in 8 or 4 bits: faster, less exact; gguf: as the GGUF file, or not at all",
+        "store the weights of linear layers in 8 or 4 bits: faster, less exact; gguf: require GGUF blocks",
         MODEL,
     )
-    dequantize: bool = knob(
-        False, "unpack the blocks of a GGUF file (default: they stay as they are where that can be)", MODEL
-    )
+    dequantize: bool = knob(False, "unpack the blocks of a GGUF file (default: run them packed if possible)", MODEL)
     compile: bool = knob(False, "use torch.compile, and CUDA graphs on a GPU: pays off in long runs on a GPU", MODEL)
     runtime: Literal["auto", "native", "transformers"] = knob(
         "auto",
@@ -581,24 +577,24 @@ class Runtime:
         MODEL,
     )
     threads: ThreadCount | None = knob(
-        None, "number of threads on the CPU (default: OMP_NUM_THREADS, else by the work and the free cores)", MODEL
+        None, "number of CPU threads (default: OMP_NUM_THREADS, else by the work and the free cores)", MODEL
     )
     seed: Annotated[int, Ge(0), Lt(2**64)] | None = knob(
         None, "seed of the first prompt (default: random, always recorded)", RUN
     )
     batch_size: Rows | Literal["auto"] | None = knob(
-        None, "prompts decoded at once, or auto: as many as fit in memory (default: 1 on a terminal, else 16)", RUN
+        None, "prompts decoded together, or auto: as many as fit in memory (default: 1 on a terminal, else 16)", RUN
     )
     truncate: Literal["left", "right", "middle"] | None = knob(
         None, "shorten prompts that are too long: drop tokens on the left, on the right or in the middle", RUN
     )
     row_timeout: Positive | None = knob(
-        None, "maximum number of seconds for a row, prefill and all sequences included", RUN
+        None, "maximum number of seconds for a row, including prefill and all its sequences", RUN
     )
     draft: bool = knob(
-        True, "check drafts of what was written before, where that is faster and changes no byte of the results", RUN
+        True, "speculative drafting from earlier text, where it is faster; never changes the output (default: on)", RUN
     )
-    draft_corpus: str | None = knob(None, "draft from this file, too: a text, or earlier results (*.jsonl)", RUN)
+    draft_corpus: str | None = knob(None, "also draft from this file: a text, or earlier results (*.jsonl)", RUN)
     processed_logprobs: bool = knob(
         False,
         "add to the tokens of records the log-probability after all processors, in the distribution that is drawn from",

@@ -93,3 +93,17 @@ def test_what_is_no_prompt_is_refused(stories: Model, prompts: Any, sentence: st
 def test_settings_beside_the_prompt_of_a_row_are_warned_of(stories: Model) -> None:
     with pytest.warns(UserWarning, match=r'not as settings: temperature; .* "params": \{"temperature": 0.5\}'):
         stories.generate({"prompt": "x", "temperature": 0.5}, max_new_tokens=1)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"num_beams": 3}, {"do_sample": True, "seed": 1, "num_return_sequences": 2}, {"stop_strings": [" girl"]}],
+    ids=str,
+)
+def test_pieces_of_a_stream_add_up_to_the_text(settings: dict[str, Any]) -> None:
+    model = genctl.load("builtin:stories", max_new_tokens=12)
+    pieces = list(model.stream(["Once upon", "One day"], **settings))
+    for lane, result in zip(("0", "1"), model.generate(["Once upon", "One day"], **settings), strict=True):
+        texts = [piece.text for piece in pieces if piece.lane == lane]  # type: ignore[union-attr]
+        assert "".join(texts) == result.text
+        assert sum(map(bool, texts)) > 1  # while it grows

@@ -29,17 +29,17 @@ EPILOG = (
 
 # A command is imported when it is used: name -> (where it is, what it does in a line).
 COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("genctl.commands.run.options:RUN", "Continue prompts with a causal or an encoder-decoder checkpoint."),
-    "beam": ("genctl.commands.run.options:BEAM", "Search for the best continuation, and watch the beams."),
-    "chat": ("genctl.commands.chat.options:CHAT_COMMAND", "Talk with a checkpoint or a server, turn by turn."),
+    "run": ("genctl.commands.run.options:RUN", "Generate text for prompts."),
+    "beam": ("genctl.commands.run.options:BEAM", "Run a beam search, and watch the beams."),
+    "chat": ("genctl.commands.chat.options:CHAT_COMMAND", "Chat with a checkpoint or a server."),
     "score": (
         "genctl.commands.score.options:SCORE",
-        "Score texts: log-likelihood, perplexity, bits per byte, token by token.",
+        "Score texts: log-likelihood, perplexity, bits per byte, for each token.",
     ),
-    "tokens": ("genctl.commands.tokens:TOKENS", "Show the ids and pieces of texts; of ids, their text."),
+    "tokens": ("genctl.commands.tokens:TOKENS", "Show how texts are tokenised, or turn ids into text."),
     "compare": (
         "genctl.commands.compare.options:COMPARE",
-        "Continue the same prompts in several ways, and see the difference.",
+        "Run the same prompts in several ways, and compare the results.",
     ),
     "parity": (
         "genctl.commands.parity.options:PARITY",
@@ -47,18 +47,18 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "audit": (
         "genctl.commands.audit.options:AUDIT",
-        "Find out what an engine computed, from the tokens and log-probabilities that it wrote.",
+        "Diagnose an engine from its logged tokens and log-probabilities.",
     ),
     "explore": (
         "genctl.commands.explore.options:EXPLORE",
-        "Go through the tree of what a model may write.",
+        "Browse the tree of possible continuations.",
     ),
     "inspect-cache": (
         "genctl.commands.inspect.options:INSPECT_CACHE",
-        "Show what is in the KV cache, pass by pass; save a prompt's cache.",
+        "Measure the KV cache, pass by pass, or save the cache of a prompt.",
     ),
-    "report": ("genctl.commands.run.report:REPORT", "Make a page of a recorded run, to open in a browser."),
-    "models": ("genctl.commands.models:MODELS", "List the built-in and the cached checkpoints."),
+    "report": ("genctl.commands.run.report:REPORT", "Turn recorded events into an HTML page."),
+    "models": ("genctl.commands.models:MODELS", "List built-in and cached checkpoints."),
     "presets": ("genctl.commands.presets:app", "List, show and check presets: TOML files that hold any setting."),
 }
 
@@ -126,7 +126,7 @@ class Root(CommandGroup):
 app = typer.Typer(
     name="genctl",
     cls=Root,
-    help="Generate text with transformer checkpoints, and see how it came about.",
+    help="Generate text with transformer checkpoints, and see why each token was chosen.",
     epilog=EPILOG,
     no_args_is_help=True,
     add_completion=True,
@@ -154,7 +154,7 @@ def root(
     skill: bool = typer.Option(False, "--skill", callback=_skill, is_eager=True, help="show a page for agents"),
     debug: bool = typer.Option(False, "--debug", help="show the traceback of an error"),
 ) -> None:
-    """Generate text with transformer checkpoints, and see how it came about."""
+    """Generate text with transformer checkpoints, and see why each token was chosen."""
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

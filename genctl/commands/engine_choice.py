@@ -26,7 +26,7 @@ from genctl.params import Runtime
 from genctl.terminal.standard_streams import is_terminal
 
 GROUP = OptionGroup("Workers (needs Ray)")
-WORKERS: Any = GROUP.option("compute in N processes; auto: one for each GPU, else for each machine", "N|auto")
+WORKERS: Any = GROUP.option("decode in N processes; auto: one per GPU, else one per machine", "N|auto")
 ADDRESS: Any = GROUP.option(
     "join a Ray cluster: auto (one that runs here), HOST:PORT or ray://HOST:PORT; else Ray starts here", "ADDRESS"
 )

@@ -41,11 +41,11 @@ class TableCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the command line. Raises UsageError for `--flag false`, whose second word would become a prompt."""
-        refuse_boolean_words(args, self.get_params(ctx))
+        args = list(args)
         rest: list[str]
         parameter: Any
         with _parser_errors(self, ctx):
-            found, rest, order = self.make_parser(ctx).parse_args(list(args))
+            found, rest, order = self._parsed(ctx, args)
         ctx.meta[ORDER] = tuple(str(parameter.name) for parameter in order)
         if ctx.resilient_parsing or any(parameter.is_eager for parameter in order):
             return list(super().parse_args(ctx, args))
@@ -64,6 +64,20 @@ class TableCommand(TyperCommand):
             raise UsageError(f"unexpected: {printable(' '.join(rest))}", hint=f"see {ctx.command_path} --help")
         ctx.args = rest
         return rest
+
+    def _parsed(self, ctx: Any, args: list[str]) -> Any:
+        """What the parser finds. A flag with underscores, or of another tool, is replaced by ours in `args`."""
+        while True:
+            refuse_boolean_words(args, self.get_params(ctx))
+            try:
+                return self.make_parser(ctx).parse_args(list(args))
+            except typer.TyperException as error:
+                flag = str(vars(error).get("option_name", ""))
+                ours = _alias(flag, _flags(self, ctx)) if type(error).__name__ == "NoSuchOption" else ""
+                place = next((place for place, word in enumerate(args) if word.partition("=")[0] == flag), None)
+                if not ours or place is None:
+                    raise
+                args[place] = ours + args[place].removeprefix(flag)
 
     @property
     def _is_brief(self) -> bool:
@@ -142,6 +156,8 @@ class CommandGroup(TyperGroup):
         """The command of a command line. Raises UsageError."""
         name = args[0]
         if self.get_command(ctx, name) is None and not ctx.resilient_parsing:
+            if not ctx.parent and (hint := OTHER_COMMANDS.get(name.lower(), "")):
+                raise UsageError(f'no such command "{name}"', hint=hint)
             if not ctx.parent and (error := removed.sentence("command", name, shown=f"genctl {name}")):
                 raise UsageError(error)
             near = closest(name, self.list_commands(ctx), cutoff=0.6)
@@ -161,48 +177,31 @@ _CONTEXT = "the context is the checkpoint's; --max-length N counts the prompt to
 _SERVER = "a server that runs already is --backend openai:URL"
 _PROMPT = 'prompts and texts are arguments: genctl run "Once upon a time"; --input FILE reads some'
 _FOREIGN: Mapping[str, str] = {
-    "--model": "model-path model-id model-name hf-repo checkpoint pretrained",
+    "--model": "hf-repo checkpoint pretrained",
     "--adapter": "adapter-path adapter-file lora lora-path lora-modules",
     "--assistant-model": "model-draft draft-model speculative-model",
     "--num-assistant-tokens": "draft-max num-draft-tokens num-speculative-tokens",
     "--input": "prompt-file file file-name input-file -f",
-    "--output": "output-file out out-file",
-    "--system": "system-prompt sys",
     "--chat": "conversation apply-chat-template instruct interactive",
     "--no-chat": "no-conversation ignore-chat-template no-chat-template",
     "--chat-template-kwargs": "chat-template-args chat-template-config",
     "--enable-thinking": "think thinking",
     "--no-enable-thinking": "no-think nothink",
-    "--max-new-tokens": "max-tokens max-completion-tokens max-output-tokens max-gen-len n-predict num-predict predict",
-    "--min-new-tokens": "min-tokens",
-    "--num-return-sequences": "n num-sequences num-samples num-outputs",
-    "--temperature": "temp",
     "--strategy greedy": "greedy",
-    "--do-sample": "sample",
-    "--no-do-sample": "no-sample",
-    "--typical-p": "typical",
-    "--top-n-sigma": "top-nsigma",
-    "--mirostat-tau": "mirostat mirostat-ent",
-    "--mirostat-eta": "mirostat-lr",
-    "--dynatemp-exponent": "dynatemp-exp",
-    "--repetition-penalty": "repeat-penalty",
+    "--mirostat-tau": "mirostat",
     "--penalty-last-n": "repeat-last-n repetition-context-size",
     "--dry-sequence-breakers": "dry-sequence-breaker",
     "--logit-bias": "logits-bias",
     "--seed": "-s",
-    "--stop-strings": "stop stop-sequence stop-sequences stop-words reverse-prompt -r",
-    "--keep-stop": "include-stop-str-in-output",
-    "--num-beams": "beams beam-size beam-width use-beam-search",
+    "--stop-strings": "reverse-prompt -r",
+    "--num-beams": "use-beam-search",
     "--top-logprobs": "logprobs n-probs",
-    "--json-schema": "json-schema-file guided-json",
-    "--regex": "guided-regex",
-    "--grammar": "grammar-file guided-grammar gbnf",
+    "--grammar": "guided-grammar gbnf",
     "--echo": "display-prompt echo-prompt verbose-prompt",
-    "--no-echo": "no-display-prompt",
     "--batch-size": "max-batch-size max-num-seqs parallel -b",
     "--quantize": "quantization load-in-4bit load-in-8bit",
     "--cache quantized": "kv-bits kv-cache-dtype cache-type-k cache-type-v",
-    "--dtype": "torch-dtype precision fp16 bf16",
+    "--dtype": "precision fp16 bf16",
     "--device cuda, or --device-map auto": "n-gpu-layers gpu-layers ngl num-gpu",
     "--format jsonl for records, --json-schema true for a text that is JSON": "json",
     "--threads, --temperature or --template": "-t",
@@ -211,7 +210,57 @@ _FOREIGN: Mapping[str, str] = {
     _SERVER: "url base-url api-base host endpoint server",
     _PROMPT: "prompt prompts text",
 }
-ELSEWHERE = {foreign: ours for ours, names in _FOREIGN.items() for foreign in names.split()}
+# ours -> flags of other tools with the same meaning and the same values: they work here, too
+_ALIASES: Mapping[str, str] = {
+    "--model": "model-path model-id model-name",
+    "--output": "output-file out out-file",
+    "--system": "system-prompt sys",
+    "--max-new-tokens": "max-tokens max-completion-tokens max-output-tokens max-gen-len n-predict num-predict predict",
+    "--min-new-tokens": "min-tokens",
+    "--num-return-sequences": "n num-sequences num-samples num-outputs",
+    "--temperature": "temp",
+    "--do-sample": "sample",
+    "--no-do-sample": "no-sample",
+    "--typical-p": "typical",
+    "--top-n-sigma": "top-nsigma",
+    "--mirostat-tau": "mirostat-ent",
+    "--mirostat-eta": "mirostat-lr",
+    "--dynatemp-exponent": "dynatemp-exp",
+    "--repetition-penalty": "repeat-penalty",
+    "--stop-strings": "stop stop-sequence stop-sequences stop-words",
+    "--keep-stop": "include-stop-str-in-output",
+    "--num-beams": "beams beam-size beam-width",
+    "--json-schema": "json-schema-file guided-json",
+    "--regex": "guided-regex",
+    "--grammar": "grammar-file",
+    "--no-echo": "no-display-prompt",
+    "--dtype": "torch-dtype",
+}
+ALIASES = {foreign: ours for ours, names in _ALIASES.items() for foreign in names.split()}
+ELSEWHERE = ALIASES | {foreign: ours for ours, names in _FOREIGN.items() for foreign in names.split()}
+
+# what other tools call a command -> the line that does it here
+_COMMANDS: Mapping[str, str] = {
+    "genctl models lists the checkpoints on this machine, `genctl presets list` the presets": "list ls ps",
+    'genctl run continues a prompt: genctl run "Once upon a time"': (
+        "generate gen complete completion completions predict infer inference sample prompt"
+    ),
+    "genctl run -m ORG/NAME PROMPT downloads a checkpoint of the Hub when it is first used": (
+        "pull download get fetch install create"
+    ),
+    "genctl deletes no checkpoints: `hf cache rm model/ORG/NAME` does": "rm remove delete uninstall",
+    "genctl is no server: genctl run --backend openai:URL PROMPT uses one that runs": "serve server api start launch",
+    "genctl chat talks with a checkpoint": "talk interactive repl shell",
+    "genctl models --help, or genctl run -m MODEL --dry -v, which shows what is set": "show info",
+    "genctl score TEXT gives likelihood and perplexity": "perplexity ppl loglikelihood",
+    "genctl tokens TEXT shows ids and pieces": "tokenize tokenizer encode decode detokenize",
+    "genctl-lm-eval runs the benchmarks of lm-evaluation-harness": "eval evaluate",
+    "genctl run --timing --format jsonl writes the seconds of each row; -v shows the speed": "bench benchmark",
+    "genctl converts no files: genctl run --quantize int8 quantises while it loads": "convert quantize quantise export",
+    "genctl does not train": "train finetune fine-tune lora",
+    "genctl --version": "version",
+}
+OTHER_COMMANDS = {foreign: line for line, names in _COMMANDS.items() for foreign in names.split()}
 
 
 def closest(name: str, names: Iterable[str], cutoff: float = 0.7) -> str:
@@ -219,6 +268,13 @@ def closest(name: str, names: Iterable[str], cutoff: float = 0.7) -> str:
     names = sorted(names, key=len)
     longer = [known for known in names if name and known.startswith(name)]
     return longer[0] if longer else nearest(name, names, cutoff)
+
+
+def _alias(flag: str, flags: Sequence[str]) -> str:
+    """The one of `flags` that `flag` means for certain: the same with dashes, or that of an alias; else ""."""
+    dashed = flag.replace("_", "-")
+    ours = ALIASES.get(dashed[2:], "")
+    return next((known for known in (dashed, ours) if known != flag and known in flags), "")
 
 
 def option_hint(context: Any, flag: str) -> str:

@@ -36,17 +36,17 @@ IN_OUT, SETTINGS, SHOWN = OptionGroup("Input and output"), OptionGroup("Settings
 CHECKS, TRUST = OptionGroup("Checks"), OptionGroup("Trust")
 SHOWN_TOP = 3  # alternatives shown with --scores
 CHOOSING = ("do_sample", "temperature", "top_p", "seed")  # of --help: "How tokens are chosen"
-PROMPTS = "prompts; - is standard input, {stdin} its text"
+PROMPTS = "prompts; - reads them from standard input, {stdin} inserts its text"
 
 TreeFormat = Literal["text", "json"]
 
 FORMAT: Any = IN_OUT.option("default: by the name of --output, else text")
-COLOR: Any = option("colours: auto decides for each stream (default: auto)", default="auto")
-QUIET: Any = switch("show no progress and no summary, only results and errors", "--quiet", "-q")
+COLOR: Any = option("use colours; auto: on terminals (default: auto)", default="auto")
+QUIET: Any = switch("show only results and errors", "--quiet", "-q")
 EVENTS: Any = SHOWN.option("also write every event as JSON lines", "FILE")
 PLUGINS: Any = TRUST.switch("let presets run your Python code")
 WATCH: Any = SHOWN.repeated(
-    "show this token's log-probability and rank at each step: its text, or id:N; repeatable", "TOKEN", "--watch"
+    "show log-probability and rank of this token (its text, or id:N) at each step; repeatable", "TOKEN", "--watch"
 )
 TIMING: Conflict = (
     given("timing", format=FLAT),
@@ -84,20 +84,24 @@ class ModelOptions(CommandOptions):
     arguments: tuple[str, ...] = argument(PROMPTS, "PROMPT")
     input: str | None = IN_OUT.option("read prompts from a file; - is stdin", "FILE", "--input", "-i")
     input_format: readers.Format | None = IN_OUT.option(
-        "lines, text, jsonl, csv, tsv or parquet (default: by the name of --input, else lines)", "FORMAT"
+        "lines, text, jsonl, csv, tsv or parquet (default: by the name of --input, else lines; JSON lines on standard "
+        "input are recognised)",
+        "FORMAT",
     )
-    template: str | None = IN_OUT.option("a text with {prompt} or a row's {fields}", "TEXT|@FILE")
+    template: str | None = IN_OUT.option("make each prompt from a text with {prompt} or a row's {fields}", "TEXT|@FILE")
     output: str | None = IN_OUT.option("write results to a file", "FILE", "--output", "-o")
-    report: str | None = SHOWN.option("also write a page with all details, to open in a browser", "FILE")
+    report: str | None = SHOWN.option("also write an HTML page with all details", "FILE")
     force: bool = IN_OUT.switch("replace existing --output and --report files")
     format: str = "text"
     quiet: bool = QUIET
-    verbose: bool = switch("say what is loaded; show the summary even in a pipe", "--verbose", "-v")
+    verbose: bool = switch("show details; show the summary even in a pipe", "--verbose", "-v")
     color: Color = COLOR
     allow_pickle: bool = TRUST.switch("load pickle weights, which can run code")
     trust_remote_code: bool = TRUST.switch("run Python code that comes with a checkpoint")
     allow_plugins: bool = False
-    config: str | None = SETTINGS.option("a settings file, above your own config.toml; or GENCTL_CONFIG", "FILE")
+    config: str | None = SETTINGS.option(
+        "a settings file that overrides your own config.toml; or set GENCTL_CONFIG", "FILE"
+    )
     flags: Sequence[Layer] = ()  # flags of knobs, `--set` and `--strategy`
 
     def __post_init__(self) -> None:
@@ -220,8 +224,8 @@ class PresetOptions(ModelOptions):
     presets: tuple[str, ...] = SETTINGS.repeated(
         "a preset by name or path; the last one wins", "NAME", "--preset", "-p"
     )
-    set: tuple[str, ...] = SETTINGS.repeated("any preset key, as TOML or JSON; or --KEY VALUE", "KEY=VALUE")
-    strategy: str | None = SETTINGS.option("how to decode: greedy, beam, sample…", "NAME")
+    set: tuple[str, ...] = SETTINGS.repeated("any setting, as TOML or JSON; or --KEY VALUE", "KEY=VALUE")
+    strategy: str | None = SETTINGS.option("greedy, beam, sample …", "NAME")
     allow_plugins: bool = PLUGINS
     beneath: Sequence[Layer] = ()  # settings of the command itself, below everything else
 
@@ -245,7 +249,9 @@ def memory_bytes(text: str) -> int:
 
     match = _MEMORY.fullmatch(text.strip())
     if match is None or match[2].lower() not in _UNITS:
-        raise UsageError(f"--memory {text!r:.60}: neither bytes nor like 24GiB (KiB, MiB, GiB, TiB; KB, MB, GB, TB)")
+        unit = match[2][0].upper() if match and match[2][:1].lower() in tuple("kmgt") else ""
+        example = f"{match[1]}{unit}iB" if match and unit else "24GiB"
+        raise UsageError(f"--memory: {text!r:.60} is not a size: use bytes or, for example, {example}")
     amount = int(Fraction(match[1]) * _UNITS[match[2].lower()])
     if amount < 1:
         raise UsageError(f"--memory {text!r:.60} is no memory at all")

@@ -74,15 +74,14 @@ def list_presets(format: Listing = "text", color: Colored = "auto") -> None:
         return
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
-    table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for entry in entries:
         about = printable(f"broken: {entry['error']}" if "error" in entry else entry["about"])
-        row = (entry["name"], entry["where"], about)
         if out.is_terminal:
-            table.add_row(*map(Text, row))
+            yours = "" if entry["where"] == "shipped" else " (yours)"
+            table.add_row(Text(entry["name"]), Text(about).append(yours, style="dim"))
         else:
-            out.file.write("\t".join(row) + "\n")
+            out.file.write("\t".join((entry["name"], entry["where"], about)) + "\n")
     if out.is_terminal:
         out.print(table)
 

@@ -27,6 +27,7 @@ from genctl.errors import Exit, UsageError
 
 SHORT = {"model": "-m", "max_new_tokens": "-n"}
 METAVARS = {int: "N", float: "X"}
+FILES = ("json_schema", "grammar", "ban_file")  # settings that name a file
 
 Conflict = tuple[Callable[[Any], object], str]
 Color = Literal["auto", "always", "never"]
@@ -221,6 +222,8 @@ def knob_layers(knobs: Mapping[str, Any], sets: Sequence[str] = (), strategy: st
 
     values: dict[str, Any] = {}
     for key, value in knobs.items():
+        if key in FILES and isinstance(value, str) and value.startswith("@"):
+            value = type(value)(value[1:])  # the form of --template; no schema or grammar begins with @
         if isinstance(value, Mixed):
             values[key] = parse_value(key, value)
         elif value is not None and value != []:

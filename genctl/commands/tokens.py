@@ -47,16 +47,16 @@ class TokensOptions(PresetOptions):
 
     arguments: tuple[str, ...] = argument("texts, or the ids of one with --decode; - is standard input", "TEXT")
     model: tuple[str, ...] = MODEL.repeated(
-        "builtin:NAME, a folder, a GGUF file, or a Hub id of the cache; of several, side by side",
+        "builtin:NAME, a folder, a GGUF file, or a cached Hub id; repeat to compare",
         "MODEL",
         "--model",
         "-m",
     )
-    decode: bool = SHOWN.switch("the text of ids")
-    count: bool = SHOWN.switch("the number of tokens alone")
+    decode: bool = SHOWN.switch("turn ids into text")
+    count: bool = SHOWN.switch("print only the number of tokens")
     format: writers.Format = FORMAT
     force: bool = IN_OUT.switch("replace an existing --output file")
-    set: tuple[str, ...] = SETTINGS.repeated("any preset key, as TOML or JSON", "KEY=VALUE")
+    set: tuple[str, ...] = SETTINGS.repeated("any setting, as TOML or JSON", "KEY=VALUE")
     # what prompts have elsewhere, and a tokenizer has no use for
     report: str | None = None
     strategy: str | None = None
@@ -85,15 +85,15 @@ TOKENS = Command(
     "tokens",
     TokensOptions,
     "genctl.commands.tokens:tokens",
-    """Spaces are shown as ·, controls as escapes, and of a part of a character its bytes. Special tokens are marked:
-    `added` by the tokenizer, `written` in the text or by the chat template, or `unknown`. In a pipe there is a line for
-    each token: id, text, and bytes or mark, between tabs. --format jsonl has texts as they are.
+    """Spaces are shown as ·, control characters as escapes, and parts of a character as bytes. Special tokens are
+    marked: `added` by the tokenizer, `written` in the text or by the chat template, or `unknown`. A pipe gets a line
+    per token: id, text, and bytes or mark, separated by tabs. --format jsonl has unescaped texts.
 
-    Notes say where BOS is doubled or missing, where a text holds special tokens, and where a space at its end would
-    be a part of the next token. With --chat, and of rows with messages, the prompt is the chat template filled in.
+    Notes warn about a doubled or missing BOS, special tokens in a text, and a trailing space that would belong to the
+    next token. With --chat, and for rows with messages, the chat template is applied.
 
-    --decode writes the text of ids: arguments are one sequence, a line of a file is one each, of JSONL rows token_ids
-    or prompt_ids. No weights are read. Hub ids are looked up in the cache.""",
+    --decode turns ids into text: all arguments are one sequence, each line of a file is one, and JSONL rows have
+    token_ids or prompt_ids. No weights are read. Hub ids are looked up in the cache.""",
     (
         'genctl tokens -m gpt2 -m Qwen/Qwen3-0.6B "naïve 🦊"',
         'genctl tokens --chat -m Qwen/Qwen3-0.6B "Hello"',

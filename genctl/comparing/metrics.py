@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from genctl import events
 from genctl.documents import reader
 from genctl.documents.reader import Unreadable
-from genctl.errors import InputError, UsageError, count, extra
+from genctl.errors import InputError, UsageError, cannot_read, count, extra
 from genctl.events import shared_length
 from genctl.events.results import Sequence as Written
 from genctl.io.records import known_id
@@ -244,7 +244,7 @@ def read(path: str, prompts: int) -> list[str]:
     try:
         text = reader.text(path)
     except Unreadable as error:
-        raise InputError(f"the references could not be read: {error}: {path}") from None
+        raise InputError(cannot_read(path, error)) from None
     lines = reader.text_lines(text)
     if len(lines) != prompts:
         raise InputError(f"{path} has {count(len(lines), 'reference')}, one per line, for {count(prompts, 'prompt')}")

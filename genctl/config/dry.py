@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from genctl import params
@@ -14,8 +14,8 @@ from genctl.errors import hide_secrets, without_secrets
 from genctl.params import Generation, Runtime
 
 
-def to_toml(resolved: Resolved, *, defaults: bool = True) -> str:
-    """`resolved` as a preset; without `defaults`, only the knobs that are set.
+def to_toml(resolved: Resolved, *, defaults: bool = True, always: Sequence[str] = ()) -> str:
+    """`resolved` as a preset; without `defaults`, only the knobs that are set, and those of `always`.
 
     A comment gives the origin of every value. Values of None are left out. Passwords and keys in addresses are
     hidden; no server is named by an address with one.
@@ -27,7 +27,7 @@ def to_toml(resolved: Resolved, *, defaults: bool = True) -> str:
         groups: dict[str, list[tuple[str, str]]] = {}
         for key, item in params.knobs(kind).items():
             value, origin = getattr(values, key), resolved.origins.get(key, "default")
-            if value is None or (origin == "default" and not defaults):
+            if value is None or (origin == "default" and not defaults and key not in always):
                 continue
             shown = hide_secrets(value) if kind is Runtime else value  # no text to be generated is an address
             groups.setdefault(str(item.metadata["group"]), []).append(_line(key, shown, origin))

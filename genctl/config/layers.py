@@ -30,7 +30,7 @@ from genctl.config.listed_knobs import LISTS, check_list, code_in
 from genctl.config.names import BOOKKEEPING, FILES, OF_RUN, OUTWARD, REFUSED, UNSAFE
 from genctl.config.toml import printable
 from genctl.documents import reader
-from genctl.errors import PresetError
+from genctl.errors import PresetError, cannot_read
 from genctl.params import Generation, Runtime
 
 Kind: TypeAlias = Literal["model", "user", "command", "row"]
@@ -307,7 +307,7 @@ def _lines(name: str, place: str) -> list[str]:
     try:
         lines = reader.text_lines(reader.text(Path(name).expanduser(), 1 << 20, regular=True))
     except (reader.Unreadable, RuntimeError) as error:  # ~ of an unknown user
-        raise PresetError(f"ban_file = {shown(name)} ({place}) cannot be read: {error}") from error
+        raise PresetError(cannot_read(printable(name), str(error), f"ban_file ({place})")) from error
     if not any(map(str.strip, lines)):
         raise PresetError(f"ban_file = {shown(name)} ({place}) has no text in it")
     return [line for line in lines if line.strip()]

@@ -28,7 +28,7 @@ from genctl.config.layers import SET, Layer
 from genctl.config.toml import decode, parse, places, printable, read_bytes
 from genctl.documents import reader
 from genctl.documents.reader import BadJson
-from genctl.errors import PresetError, reason_of
+from genctl.errors import PresetError, cannot_read, reason_of
 from genctl.params import Generation, Runtime
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
@@ -99,7 +99,7 @@ def expanded(name: str) -> Path:
     try:
         return Path(name).expanduser()
     except RuntimeError as error:  # ~ of an unknown user
-        raise PresetError(f"{printable(name)}: no such file") from error
+        raise PresetError(cannot_read(printable(name), "no such file")) from error
 
 
 def find(name: str) -> Path:
@@ -107,14 +107,14 @@ def find(name: str) -> Path:
     prompt = f"-p is --preset; a prompt is an argument of its own: genctl run {shown(name)}" if " " in name else ""
     if is_path(name):
         if prompt and not os.path.exists(expanded(name)):  # noqa: PTH110 — a long name, too
-            raise PresetError(f"preset {shown(name)}: no such file", hint=prompt)
+            raise PresetError(cannot_read(printable(name), "no such file"), hint=prompt)
         return expanded(name)
     if not NAME.fullmatch(name):
         raise PresetError(f"preset {shown(name)}: a name has only letters, digits, _, . and -", hint=prompt)
     paths = [folder / f"{name}.toml" for folder in folders().values()]
     if path := next((path for path in paths if path.is_file()), None):
         return path
-    here = in_this_folder(name)
+    here = in_this_folder(name) or (f"./{name}.toml" if os.path.lexists(f"{name}.toml") else "")
     near = "" if here else did_you_mean(name, [item.name for item in available()])
     searched = ", ".join(printable(str(path.parent)) for path in paths)
     advice = f"; did you mean {near}?" if near else ""

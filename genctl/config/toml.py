@@ -14,7 +14,7 @@ import tomli
 
 from genctl.documents import reader
 from genctl.documents.reader import Unreadable
-from genctl.errors import PresetError
+from genctl.errors import PresetError, cannot_read
 
 MAX_BYTES = 1 << 20
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -44,7 +44,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         return reader.read(path, MAX_BYTES, regular=True)
     except Unreadable as error:
-        raise PresetError(f"{name}: {error if os.path.lexists(path) else 'no such file'}") from None
+        raise PresetError(cannot_read(name, error if os.path.lexists(path) else "no such file")) from None
 
 
 def decode(data: bytes, name: str) -> str:

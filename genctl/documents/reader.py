@@ -284,4 +284,6 @@ def _bounded(file: IO[bytes], most: int) -> bytes:
 
 
 def _reason(error: OSError | ValueError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "no such file"
     return reason_of(error) if isinstance(error, OSError) else "not a file name"

@@ -30,7 +30,7 @@ from genctl.engines.protocol import (
     grouped,
     never,
 )
-from genctl.errors import GenctlError, InputError, ModelError, UsageError
+from genctl.errors import GenctlError, InputError, ModelError, UsageError, cannot_read
 from genctl.params import DRAFTING, GRAMMARS, Generation, Runtime
 
 if TYPE_CHECKING:
@@ -107,9 +107,9 @@ class Session:
         if runtime.tokenizer is not None:
             raise UsageError(f"tokenizer = {shown(runtime.tokenizer)}: a checkpoint here has its own")
         if runtime.prompt_cache is not None and not Path(runtime.prompt_cache).is_file():
-            raise InputError(f"--prompt-cache {runtime.prompt_cache}: there is no such file")
+            raise InputError(cannot_read(runtime.prompt_cache, "no such file", "--prompt-cache"))
         if runtime.draft_corpus is not None and not Path(runtime.draft_corpus).expanduser().is_file():
-            raise InputError(f"--draft-corpus {runtime.draft_corpus}: there is no such file")
+            raise InputError(cannot_read(runtime.draft_corpus, "no such file", "--draft-corpus"))
         flags = {"allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code}
 
         settled: list[tuple[list[Layer], Resolved]] = []

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from genctl.errors import InputError, ModelError, UsageError
+from genctl.errors import InputError, ModelError, UsageError, cannot_read
 from genctl.params import Generation, Runtime
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class StrategyChoice:
             listed = path.endswith(".jsonl")
             rows = [reader.loads(line) for line in reader.text_lines(given)] if listed else [{"text": given}]
         except (reader.Unreadable, reader.BadJson) as error:
-            raise InputError(f"--draft-corpus {path}: {error}") from None
+            raise InputError(cannot_read(path, str(error), "--draft-corpus")) from None
         for row in rows:
             parts = [row.get(key) for key in ("prompt", "text")] if isinstance(row, dict) else []
             text = "".join(part for part in parts if isinstance(part, str))

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeAlias, TypedDict, TypeVar
+from typing import Annotated, Any, ClassVar, TypeAlias, TypedDict, TypeVar
 
 from annotated_types import Ge, Le
 
@@ -131,6 +131,8 @@ class LaneSettings(TypedDict, total=False):
 class Began:
     """A lane begins: one prompt with one strategy."""
 
+    text: ClassVar[str] = ""
+
     lane: str
     prompt: str
     strategy: str
@@ -149,6 +151,8 @@ class Began:
 class Prefilled:
     """The prompt of a lane is in the cache. `shared`: another lane's prefill was used."""
 
+    text: ClassVar[str] = ""
+
     lane: str
     prompt_tokens: Natural
     seconds: Amount = 0.0
@@ -166,6 +170,7 @@ class Stepped:
     ended: tuple[Ended, ...] = ()
     drafted: Natural = 0  # draft tokens tried in the step before
     accepted: Natural = 0  # draft tokens accepted
+    text: str = ""  # from `Model.stream` alone: what it adds to the lane's first text
 
     @property
     def children(self) -> tuple[Row | Ended, ...]:
@@ -184,6 +189,8 @@ class Stepped:
 class Ended:
     """A row that ended: it continued `parent` with `written`, and became `hypothesis`."""
 
+    text: ClassVar[str] = ""
+
     lane: str
     parent: Natural
     written: tuple[Token, ...]
@@ -201,6 +208,7 @@ class Finished:
     first_token_s: Amount = 0.0  # from the lane's admission to its first token
     forwards: Natural = 0  # forward passes this lane took part in, prefill included
     others: tuple[Hypothesis, ...] = ()  # samples that best_of or mbr_samples did not choose, best first
+    text: str = ""  # from `Model.stream` alone: the rest of the lane's first text
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +226,8 @@ class Given:
 class CacheRead:
     """The cache after a forward pass, layer by layer (see `Cache.describe`), and the input of the pass."""
 
+    text: ClassVar[str] = ""
+
     lane: str  # the first of `lanes`
     step: Natural  # 0 is the prompt
     layers: tuple[dict[str, Any], ...]
@@ -231,6 +241,8 @@ class CacheRead:
 class Failed:
     """A lane failed; the others continue."""
 
+    text: ClassVar[str] = ""
+
     lane: str
     code: str
     message: str
@@ -240,6 +252,8 @@ class Failed:
 @dataclass(frozen=True, slots=True)
 class Loading:
     """Progress of a checkpoint: `done` of `total` (bytes when downloading, tensors when reading)."""
+
+    text: ClassVar[str] = ""
 
     what: str
     done: Natural

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 
-from genctl.errors import InputError, UsageError, reason_of
+from genctl.errors import InputError, UsageError, cannot_read
 from genctl.io.rows import RefusedRow
 
 if TYPE_CHECKING:
@@ -53,6 +53,12 @@ class Pipe(io.RawIOBase):
         if not self._ahead and not self._ended:
             self._take()
         return self._ahead.pop(0) if self._ahead else b""
+
+    def first_line(self, most: int) -> bytes:
+        """The first line, or `most` bytes of it; they are read again."""
+        while not self._ended and sum(map(len, self._ahead)) < most and not any(b"\n" in one for one in self._ahead):
+            self._take()
+        return b"".join(self._ahead)[:most].split(b"\n", 1)[0]
 
     def _take(self) -> None:
         read = getattr(self._source, "read1", self._source.read)
@@ -102,7 +108,7 @@ def insert(
             raise InputError(f"{MARK}: standard input is longer than the limit of {limit} bytes")
         text = data.decode("utf-8-sig")
     except OSError as error:
-        raise InputError(f"{MARK}: standard input could not be read: {reason_of(error)}") from None
+        raise InputError(cannot_read("standard input", error, MARK)) from None
     except UnicodeDecodeError as error:
         raise InputError(f"{MARK}: standard input is not UTF-8 at byte {error.start + 1}") from None
     if template is not None:
@@ -205,7 +211,7 @@ def split(chunks: Iterator[bytes], separator: bytes | None, limit: int, name: st
             head.clear()
         length += len(rest)
         if length > ENDLESS:
-            raise InputError(f"the prompts could not be read: line {number} of {name} does not end within 1 GiB")
+            raise InputError(f"cannot read {name}: line {number} does not end within 1 GiB")
         if length > limit:
             head.clear()
         else:
@@ -222,4 +228,4 @@ def chunks(source: IO[bytes] | Pipe, name: str) -> Iterator[bytes]:
         while chunk := read_some(_CHUNK):
             yield chunk
     except OSError as error:
-        raise InputError(f"the prompts could not be read: {reason_of(error)}: {name}") from None
+        raise InputError(cannot_read(name, error)) from None

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from genctl.documents import reader
 from genctl.documents.reader import Unreadable
-from genctl.errors import InputError, UsageError, printable, quote, reason_of
+from genctl.errors import InputError, UsageError, cannot_read, printable, quote
 from genctl.io import input_bytes
 from genctl.io.input_bytes import MARK, Pipe
 from genctl.io.rows import BadRow, InputRow, RefusedRow
@@ -119,7 +119,7 @@ def open_prompts(
         return None
     if input_path is None or str(input_path) == "-":
         if stdin is None:
-            raise InputError("the prompts could not be read: standard input is closed")
+            raise InputError("cannot read standard input: it is closed")
         pipe = Pipe(getattr(stdin, "buffer", stdin))  # type: ignore[arg-type]
         rows = read(pipe, format=format, name="stdin", shape=shape, template=template, report=report)
         return Prompts(rows, at_hand=pipe.drained, whole=format == "text")
@@ -139,13 +139,9 @@ def _open(path: Path, name: str) -> IO[bytes]:
             file.close()
             raise
     except IsADirectoryError:
-        raise InputError(f"the prompts could not be read: {name} is a folder") from None
-    except FileNotFoundError:
-        raise InputError(f"the prompts could not be read: no such file: {name}") from None
-    except Unreadable as error:
-        raise InputError(f"the prompts could not be read: {error}: {name}") from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise InputError(f"the prompts could not be read: {reason_of(error)}: {name}") from None
+        raise InputError(cannot_read(name, "a folder, not a file")) from None
+    except (Unreadable, OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise InputError(cannot_read(name, error)) from None
     return file
 
 
@@ -203,7 +199,8 @@ def read(
     - `jsonl`: one object per line (see `genctl.io.jsonl`). A row without id goes by its index. To find an id that
       is used twice, a hash is kept of each explicit id (`jsonl.UsedIds`): the only thing that grows.
     - `csv`, `tsv`, `parquet`: rows of a table (see `genctl.io.tables`), otherwise as those of JSONL.
-    - None: `jsonl` if the name ends in .jsonl or .ndjson, a table if it ends in its name, else `lines`.
+    - None: `jsonl` if the name ends in .jsonl or .ndjson, or if the first line of standard input is an object with a
+      known key; a table if the name ends in its name; else `lines`.
 
     Raises nothing but InputError when the system cannot read on, or for what is no table; all other bytes become rows.
     """
@@ -211,9 +208,12 @@ def read(
     if kind not in get_args(Format):
         raise UsageError(f"unknown input format {quote(kind)}: expected one of {', '.join(get_args(Format))}")
     from genctl.io import jsonl, openai_rows
-    from genctl.io.remarks import Remarks
+    from genctl.io.remarks import Remarks, is_row
 
     name, shape = printable(name), shape or jsonl.ROW
+    if format is None and isinstance(source, Pipe) and is_row(source.first_line(limit), shape, template):
+        kind = "jsonl"
+        report("note: standard input is read as JSON lines; --input-format lines makes each line a prompt")
     remarks = Remarks(report, name, watch=format is None and kind == "lines")
     ids = jsonl.UsedIds()
     index = -1

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from genctl.config.check import setting_of
 from genctl.errors import printable, quote
@@ -14,10 +14,25 @@ from genctl.io.jsonl import PROMPTS, RowShape, parse
 from genctl.io.openai_rows import is_request
 from genctl.io.rows import SCHEMA, RefusedRow
 
+if TYPE_CHECKING:
+    from genctl.io.template import Template
+
 _ENOUGH = 3  # lines that look like JSON before a remark
 _MOST_COLUMNS = 10_000  # names of columns that are looked at
 _MOST_MODELS = 3  # that are reported
 _BRIEF = 40  # characters of a value in a remark
+
+
+def is_row(line: bytes, shape: RowShape, template: Template | None) -> bool:
+    """Whether a line is a JSON object with a key that makes a prompt, or with a field of the template."""
+    if not line.lstrip(b"\xef\xbb\xbf \t").startswith(b"{"):
+        return False
+    try:
+        row = parse(line.decode("utf-8-sig"))
+    except (UnicodeDecodeError, RefusedRow):
+        return False
+    fields = () if template is None else template.fields
+    return not row.keys().isdisjoint((*shape.prompts, *fields)) or is_request(row, shape.prompts)
 
 
 class Remarks:

@@ -7,7 +7,7 @@ import re
 import time
 from pathlib import Path
 
-from genctl.errors import InputError, printable, reason_of
+from genctl.errors import InputError, cannot_read, printable
 from genctl.io.file_lock import NotOurs, open_regular
 from genctl.io.output import unwritable
 
@@ -50,7 +50,5 @@ def open_session(path: Path, flags: int) -> int:
         return open_regular(path, flags)
     except NotOurs as error:
         raise InputError(f"{name} {error}") from None
-    except FileNotFoundError:
-        raise InputError(f"there is no file {name}") from None
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot open {name}: {reason_of(error)}") from None
+        raise InputError(cannot_read(name, error)) from None

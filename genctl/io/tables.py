@@ -59,7 +59,7 @@ def count_rows(source: IO[bytes], kind: str, name: str, limit: int) -> int:
 
 
 def _unreadable(name: str, reason: str, hint: str = "") -> InputError:
-    return InputError(f"the prompts could not be read: {name}: {reason}", hint=hint)
+    return InputError(f"cannot read {name}: {reason}", hint=hint)
 
 
 def _check_names(columns: Sequence[str], name: str) -> None:
@@ -77,8 +77,7 @@ def _lines(source: IO[bytes] | Pipe, name: str, limit: int) -> Iterator[str]:
     for piece in split(chunks(source, name), b"\n", limit, name):
         if piece.length > limit:
             raise InputError(
-                f"the prompts could not be read: line {piece.number} of {name} has {piece.length} bytes, "
-                f"more than the limit of {limit}"
+                f"cannot read {name}: line {piece.number} has {piece.length} bytes, more than the limit of {limit}"
             )
         data = piece.data.removeprefix(BOM) if piece.number == 1 else piece.data
         yield data.decode("utf-8", "surrogateescape") + "\n"

@@ -214,10 +214,11 @@ def _verdict(
     median, (place, largest) = ratios[len(ratios) // 2], max(remains.ratios.items(), key=lambda pair: pair[1])
     if not (median <= noise.typical_allowed and all(ratio <= noise.allowed for ratio in ratios)):  # NaN is not
         text = next(text for text in golden.texts if text.id == place[0])
-        reason = f"{text.token(place[1])}: what remains is {largest:.2g} times the rounding"
-        return "defect", f"{reason}, and rounding itself reaches {noise.allowed:.2g}"
-    why = "the weights and the dtype explain" if explained == "drift" else "rounding explains"
-    return explained, f"what remains is {median:.2g} times the rounding: {why} the difference"
+        reason = f"{text.token(place[1])}: the rest is {largest:.2g} × rounding error"
+        return "defect", f"{reason}, and rounding reaches {noise.allowed:.2g}"
+    if explained == "drift":
+        return explained, f"weights and dtype explain this; the rest is {median:.2g} × rounding error"
+    return explained, f"rounding explains this: the difference is {median:.2g} × rounding error"
 
 
 def _verdict_of_parting(each: Position, remains: _Remains | None, explained: Verdict) -> tuple[Verdict, str]:

@@ -24,7 +24,7 @@ from genctl.parity.weights import different_settings, equal_weights, other_weigh
 
 CHECKED_LOGITS = 2**21  # logits of a side at the positions on which noise is measured: 16 MiB in float64
 LEAST_CHECKED = 16  # of these positions
-WEIGHTS = "the weights and the dtype"
+WEIGHTS = "weights and dtype"
 NOTHING_COMPARED = "no position was compared"
 UNMEASURED = Noise(
     0, (), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "every logit is equal, so that there is nothing to explain"
@@ -109,7 +109,7 @@ def measure(
     differ = different_settings(*(one.path for one in loaded)) if are_apart and not equal else ""
     if differ:
         notes.append(f"config.json differs in {differ}: what that changes counts as explained, as weights do")
-    verdict = verdict_of(positions, equal, measured, "the weights, the dtype and config.json" if differ else WEIGHTS)
+    verdict = verdict_of(positions, equal, measured, "weights, dtype and config.json" if differ else WEIGHTS)
     one = concluded((reference, other), texts, positions, partings, verdict, noise=noise, failed=failed)
     if one.verdict == "drift" and are_apart:
         how = [(side.session.forward.dtype, side.session.loaded.quantize) for side in (reference, other)]
@@ -185,15 +185,16 @@ def verdict_of(
         return "drift", "the logits differ, and rounding could not be measured"
     noise = measured.noise
     remains = beyond_weights(noise.typical_ratio)
+    unexplained = f"{explained_by} do not explain this"
     if noise.typical_ratio > noise.typical_allowed:
-        return "defect", f"{remains}, and rounding itself reaches {noise.typical_allowed:.2g}"
+        return "defect", f"{unexplained}: {remains}, and rounding reaches {noise.typical_allowed:.2g}"
     if noise.largest_ratio > noise.allowed:
         where = measured.token(int(measured.ratios.argmax()))
         most = beyond_weights(noise.largest_ratio)
-        return "defect", f"{where}: {most}, and rounding itself reaches {noise.allowed:.2g}"
+        return "defect", f"{where}: {unexplained}: {most}, and rounding reaches {noise.allowed:.2g}"
     if measured.equal:
-        return "tie", f"{remains}: the reference's own rounding explains it"
-    return "drift", f"{remains}: {explained_by} explain the difference"
+        return "tie", f"rounding explains this: the difference is {noise.typical_ratio:.2g} × rounding error"
+    return "drift", f"{explained_by} explain this; {remains}"
 
 
 def concluded(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from genctl.decode.threads import set_threads
-from genctl.errors import GenctlError
+from genctl.errors import GenctlError, count
 from genctl.parity.oracle import Oracle, Reading, places_read
 from genctl.parity.sides import LocalSide
 from genctl.parity.statistics import quantiles, shift
@@ -63,9 +63,7 @@ class MeasuredNoise:
 
 def beyond_weights(ratio: float) -> str:
     """How large a difference is that the weights do not explain, in rounding errors."""
-    if ratio < 1:
-        return f"beyond the weights, the difference is smaller than rounding error ({ratio:.2g} of it)"
-    return f"beyond the weights, the difference is {ratio:.2g} times rounding error"
+    return f"the rest is {ratio:.2g} × rounding error"
 
 
 def measure_noise(
@@ -138,8 +136,8 @@ def measure_noise(
         typical_ratio=typical,
         largest_ratio=float(ratios.max()),
         how=(
-            f"{len(a)} positions read in float64, {SEEDS} times with rounding of {name} moved at random, "
-            "alone, together, and with one and two threads"
+            f"{count(len(a), 'position')}: float64 reference, {SEEDS} runs with random {name} rounding, "
+            "single and batched, 1 and 2 threads"
         ),
         typical_allowed=typical_allowed,
     )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from genctl.documents import reader
 from genctl.documents.reader import BadJson, Unreadable
 from genctl.documents.shapes import BadShape, value_of
-from genctl.errors import InputError, nearest, printable, quote
+from genctl.errors import InputError, cannot_read, nearest, printable, quote
 from genctl.parity.shapes import FIELDS, FITTING, OF_PROMPTS, Llama, Ollama, OpenAI, SGLang, body_of, id_of, rows_of
 from genctl.parity.trace_rows import NO_PROMPT, TraceRow, fit, prompt_of
 
@@ -137,7 +137,7 @@ def read(path: str, most: int, fields: Mapping[str, str] = {}) -> TraceFile:
                     step *= 2
                     kept = [(place, one) for place, one in kept if place.row % step == 0]
     except Unreadable as reason:
-        raise InputError(f"the trace could not be read: {reason}: {name}") from None
+        raise InputError(cannot_read(name, reason)) from None
     if not kept:
         raise error
     spread = [kept[place * len(kept) // min(most, len(kept))] for place in range(min(most, len(kept)))]

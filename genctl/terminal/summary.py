@@ -30,11 +30,14 @@ def summary(
     load_s: float | None = None,
     unfinished: int = 0,
     left_tokens: int = 0,
+    seed: int | None = None,
+    passes: int | None = None,
     verbose: bool = False,
 ) -> Text:
     """A run in one line. `decode_s`, `first_s` and `load_s` are seconds.
 
-    `left_tokens` were written by `unfinished` prompts.
+    `left_tokens` were written by `unfinished` prompts. `seed` is that of the run, where several prompts have seeds made
+    of it. `passes` are the forward passes, in which several prompts take part (None: known for one prompt alone).
     """
     tokens = totals.tokens + left_tokens
     words = []
@@ -55,14 +58,17 @@ def summary(
         words.append("not finished" if totals.lanes == 1 else f"{unfinished} not finished")
     if totals.failed:
         words.append(f"{totals.failed} failed")
-    if totals.drafted:
+    if totals.drafted and verbose:
         share = percent(totals.accepted / totals.drafted, 0)
         words.append(f"{totals.accepted} of {totals.drafted} drafts accepted ({share})")
-    if totals.seed is not None:
+    if totals.seed is not None and seed is not None:
+        words.append(f"seed {seed}")
+    elif totals.seed is not None:
         words.append(f"seed {totals.seed}" + (" (first prompt)" if totals.lanes > 1 else ""))
     if verbose:
         words.append(count(totals.prompt_tokens, "prompt token"))
-        words += [count(totals.forwards, "forward pass", "forward passes")] if totals.forwards else []
+        passes = totals.forwards if passes is None and totals.lanes == 1 else passes
+        words += [count(passes, "forward pass", "forward passes")] if passes else []
     return Text(DOT.join(words), style=theme.DIM)
 
 

@@ -86,9 +86,15 @@ def test_on_a_terminal_text_table_and_formula_stay() -> None:
     shown = done.out[done.out.rindex("one thousand two hundred seven\n") :]
     assert "★    1" in done.out
     assert "score = total / tokens ** length_penalty = " in done.out
-    assert "favours LONGER" in done.out
+    assert "favours LONGER" not in done.out
     assert shown
     assert "rank  from" in done.out  # it moved
+
+
+def test_what_length_penalty_does_is_said_once_with_verbose() -> None:
+    done = genctl("beam", *NUMBERS, "12", "7", "-v", "--color", "never", terminal=True)
+    assert done.out.count("favours LONGER") == 1
+    assert done.out.count("score = total") == 2
 
 
 @pytest.mark.parametrize("variable", [("TERM", "dumb"), ("NO_COLOR", "1")])

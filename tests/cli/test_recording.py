@@ -61,7 +61,7 @@ def test_a_file_without_a_run_is_refused(content: str, tmp_path: Path) -> None:
 
 def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
     done = genctl("report", str(tmp_path / "gone"))
-    assert (done.status, done.err) == (2, f"error: cannot read {tmp_path / 'gone'}: No such file or directory\n")
+    assert (done.status, done.err) == (2, f"error: cannot read {tmp_path / 'gone'}: no such file\n")
 
 
 def test_an_events_file_is_never_a_link(tmp_path: Path) -> None:

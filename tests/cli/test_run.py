@@ -244,6 +244,70 @@ def test_a_value_that_is_no_choice_is_an_error_of_one_sentence() -> None:
     )
 
 
+def test_dry_prints_what_is_set_and_with_verbose_all_of_it() -> None:
+    done = genctl("run", *NUMBERS, "--dry")
+    assert "model = " in done.out
+    assert "top_p" not in done.out
+    assert done.out.endswith("\n# all other settings have their defaults: -v lists them\n")
+    everything = genctl("run", *NUMBERS, "--dry", "-v").out
+    assert "top_p = 1.0" in everything
+    assert "-v lists" not in everything
+
+
+def test_the_seed_of_a_resumed_run_is_the_one_that_was_given(tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("One\nTwo\nThree\n")
+    job = ("run", "-i", str(tmp_path / "in.txt"), "-o", str(tmp_path / "out.jsonl"), "--resume", "--seed", "5")
+    job = (*job, "--do-sample", "-n", "2", "-v")
+    assert " · seed 5 · " in genctl(*job).err.splitlines()[-1]
+    lines = (tmp_path / "out.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "out.jsonl").write_text("".join(lines[:2]))
+    again = genctl(*job)
+    assert " · seed 5 · " in again.err.splitlines()[-1]
+    assert (tmp_path / "out.jsonl").read_text() == "".join(lines)
+
+
+def test_files_of_flags_may_begin_with_an_at_sign_as_those_of_template(tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
+    path.write_text('{"enum": ["one"]}')
+    plain = genctl("run", "x", "--json-schema", str(path), "-n", "9")
+    assert plain.status == 0
+    assert genctl("run", "x", "--json-schema", f"@{path}", "-n", "9").raw == plain.raw
+
+
+def test_a_preset_in_the_working_directory_is_named_with_its_path() -> None:
+    Path("mine.toml").write_text("top_k = 3\n")
+    done = genctl("run", "x", "-p", "mine")
+    assert (done.status, done.err.splitlines()[-1]) == (2, "hint: name the file: -p ./mine.toml")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "run -i none",
+        "score -i none",
+        "report none",
+        "run x -p none.toml",
+        "run x --config none",
+        "run x --json-schema none",
+        "run x --grammar none.lark",
+        "run x --template @none",
+        "run x --ban-file none",
+        "run x --draft-corpus none",
+        "run x -m none.gguf",
+        "chat --open none",
+        "audit none -m builtin:stories",
+        "parity builtin:stories --expect none",
+        "compare x -p greedy --references none",
+        "presets check none.toml",
+    ],
+)
+def test_a_missing_file_is_the_same_sentence_everywhere(words: str) -> None:
+    done = genctl(*words.split())
+    assert done.status in (2, 3)
+    name = next(word.removeprefix("@") for word in words.split() if "none" in word)
+    assert f"cannot read {name}: no such file\n" in done.err
+
+
 def test_dry_prints_a_job_that_loads_again(tmp_path: Path) -> None:
     done = genctl("run", *NUMBERS, "--dry", "-p", "nucleus", "--set", "min_p=0.05", "--seed", "4")
     assert done.status == 0

@@ -70,7 +70,7 @@ def test_a_file_does_not_become_a_stream_that_was_closed(environment: dict[str, 
 def test_prompts_from_a_closed_standard_input_are_an_error(environment: dict[str, str], tmp_path: Path) -> None:
     status, out, err = shell("run -i - <&-", environment, tmp_path)
     assert (status, out) == (2, "")
-    assert err == "error: the prompts could not be read: standard input is closed\n"
+    assert err == "error: cannot read standard input: it is closed\n"
 
 
 @pytest.mark.parametrize("command", ["--version", "--help", "run --help", "presets list", "inspect-cache --plan"])

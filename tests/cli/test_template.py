@@ -12,6 +12,7 @@ from genctl.io import template
 from genctl.io.rows import RefusedRow
 from tests.cli.tool import genctl
 
+JSON_NOTE = "note: standard input is read as JSON lines; --input-format lines makes each line a prompt\n"
 JSON_HINT = "hint: each line looks like a JSON row but is read as a prompt; --input-format jsonl reads rows\n"
 
 
@@ -141,16 +142,25 @@ def err_of(stdin: str, *more: str, command: tuple[str, ...] = ("run", "-m", "bui
     return genctl(*command, *more, stdin=stdin).err
 
 
-def test_rows_of_json_that_are_read_as_lines_are_noticed() -> None:
+def test_json_lines_on_standard_input_are_rows() -> None:
     row = '{"prompt": "1"}\n'
-    assert err_of(row) == JSON_HINT
-    assert err_of(row * 9) == JSON_HINT  # once
-    assert err_of(row, command=("score",)) == JSON_HINT
+    assert err_of(row) == JSON_NOTE
+    assert err_of("\ufeff" + row * 9) == JSON_NOTE  # once
+    assert err_of(row, command=("score",)) == JSON_NOTE
     assert err_of(row, "--quiet") == ""
-    for usual in ('{"name": "1"}\n', "{prompt}\n", row + "3\n", "3\n" + row, '["prompt"]\n'):
+    assert err_of('{"n": "1"}\n', "--template", "{n}") == JSON_NOTE
+    for usual in ('{"name": "1"}\n', "{prompt}\n", "3\n" + row, '["prompt"]\n'):
         assert err_of(usual) == "", usual
     for format in ("lines", "jsonl"):  # somebody has said what it is
         assert err_of(row, "--input-format", format) == ""
+    done = genctl("run", "-m", "builtin:numbers", "--format", "jsonl", stdin='{"id": "a", "prompt_ids": [5]}\n3\n')
+    assert [record["id"] for record in done.records] == ["a", "1"]
+    assert "line 2: " in done.records[1]["error"]["message"]
+
+
+def test_rows_of_json_in_a_file_that_are_read_as_lines_are_noticed() -> None:
+    Path("rows.txt").write_text('{"prompt": "1"}\n' * 9)
+    assert genctl("run", "-m", "builtin:numbers", "-n", "1", "-i", "rows.txt").err == JSON_HINT
 
 
 def test_an_empty_input_says_so() -> None:

@@ -188,7 +188,7 @@ MISTAKES: list[tuple[str, str, str | None]] = [
     ("nested without end", "a = " + "[" * 5000, "job.toml: not valid TOML: nested too deeply"),
     # -- extends ---------------------------------------------------------------------------------------------------
     ("extends itself", 'extends = "job.toml"', "job.toml: extends itself: job.toml -> job.toml"),
-    ("extends what is not there", 'extends = "none.toml"', "none.toml: no such file"),
+    ("extends what is not there", 'extends = "none.toml"', "cannot read none.toml: no such file"),
     ("extends with a NUL", 'extends = "a\\u0000b.toml"', None),
     (
         "extends a name with a space",

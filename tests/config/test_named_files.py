@@ -71,7 +71,7 @@ def test_config_names_a_file_above_the_users_own(project: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (None, "job.toml: no such file"),
+        (None, "cannot read job.toml: no such file"),
         ("top_k = ", "job.toml:1:9: not valid TOML"),
         ("tpo_k = 3", "job.toml:1: unknown key tpo_k; did you mean top_k?"),
         (

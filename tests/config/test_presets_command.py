@@ -95,7 +95,7 @@ def test_check_tells_every_mistake_of_every_file_and_ends_with_2(run: Run, capsy
         "a.toml:1: top_k = -1: must be at least 0",
         "a.toml:2: top_p = 2: must be at most 1",
         "temperature = 0.7 (b.toml:1) has no effect while do_sample is false (default)",
-        "c.toml: no such file",
+        "cannot read c.toml: no such file",
     ]
     assert caught.value.exit == 2
     assert caught.value.hint == "add do_sample = true"

@@ -296,7 +296,7 @@ def test_a_read_that_fails_is_an_input_error_after_the_rows_before_it() -> None:
 
     reader = read(Failing(b"one\n", 9), format="lines", name="in")
     assert next(reader).id == "0"
-    with pytest.raises(InputError, match=r"^the prompts could not be read: Input/output error: in$"):
+    with pytest.raises(InputError, match=r"^cannot read in: Input/output error$"):
         next(reader)
 
 

@@ -133,14 +133,14 @@ def test_a_bad_row_is_named_and_costs_no_other(data: bytes, wanted: list[str]) -
         (b"\xff\xfep\x00\n", "in, the header: not UTF-8: byte 0xff in cell 1"),
         (b"question,promt\n1,2\n", "in: no column with a prompt: expected one of prompt, prompt_ids, messages, text "
                                     "(is 'promt' meant as prompt?)"),
-        (b"prompt\nx\n" + b"y" * 200, "line 3 of in has 200 bytes, more than the limit of 99"),
+        (b"prompt\nx\n" + b"y" * 200, "in: line 3 has 200 bytes, more than the limit of 99"),
         (b'prompt\nx\n"' + b"y\n" * 200, "in, line 3: a cell has more than 99 characters: is a quote not closed?"),
     ],
 )  # fmt: skip
 def test_a_table_that_cannot_be_one_ends_the_run_with_one_sentence(data: bytes, sentence: str) -> None:
     with pytest.raises(InputError) as caught:
         rows(data, limit=99)
-    assert caught.value.message == f"the prompts could not be read: {sentence}"
+    assert caught.value.message == f"cannot read {sentence}"
 
 
 def test_a_header_of_a_hundred_thousand_columns_is_read() -> None:

@@ -19,9 +19,9 @@ from genctl.commands.run.text_stream import StableTexts
 from genctl.events import Began, Ended, Event, Finished, Hypothesis, Row, Stepped, Token, to_json
 from genctl.events.history import LaneHistory
 from genctl.events.history import Path as Way
+from genctl.events.stable_prefix import StablePrefix, common_ancestor
 from genctl.pages.page import PageData
 from genctl.pages.search_tree import SearchTrees
-from genctl.terminal.stable_prefix import StablePrefix, common_ancestor
 from tests.work import growth, lines
 
 SIZE = 60

@@ -400,6 +400,22 @@ def test_a_text_whose_steps_are_unknown_says_so() -> None:
     assert written(out) == "a\nthe steps of this text were not recorded\n"
 
 
+def test_drafts_are_a_detail() -> None:
+    err = console(width=200)
+    play([*BEGIN, Stepped("0", 0, (row("ab"),), (), 8, 6)], view(console(), err))
+    assert "drafts" not in written(err)
+
+
+def test_the_summary_has_the_seed_of_the_run_and_the_passes_that_prompts_share() -> None:
+    err = console(width=200)
+    shown = view(console(), err, labels=True, verbose=True)
+    shown.seed, shown.passes = 5, lambda: 4
+    play(woven(*(lane(str(number), [STORY[:2]]) for number in range(9))), shown)
+    lines = written(err).splitlines()
+    assert [line.split(" ")[0] for line in lines] == [*["prompt"] * 5, "9"]  # not a line for each of many prompts
+    assert lines[-1].endswith("seed 5 · 45 prompt tokens · 4 forward passes")
+
+
 def test_verbose_says_what_each_prompt_cost() -> None:
     err = console(width=200)
     play(woven(lane("0", [STORY[:3]]), lane("1", [STORY[:2]])), view(console(), err, labels=True, verbose=True))
@@ -408,7 +424,7 @@ def test_verbose_says_what_each_prompt_cost() -> None:
         "prompt 1 · builtin:stories · sample · seed 7 · 5 prompt tokens read in 0.02 s"
         " · 3 tokens in 0.12 s · 3 forward passes"
     )
-    assert lines[2].endswith("seed 7 (first prompt) · 10 prompt tokens · 5 forward passes")
+    assert lines[2].endswith("seed 7 (first prompt) · 10 prompt tokens")  # several share passes
 
 
 def test_loading_is_a_bar_that_goes_away_on_a_terminal_only() -> None:

@@ -22,15 +22,17 @@ class AuditOptions(ModelOptions):
     """The command line of `genctl audit`."""
 
     arguments: tuple[str, ...] = argument(
-        "a file that an engine wrote, or a server (openai:URL), which is asked", "TRACE", required=False
+        "a log of an engine, or a server (openai:URL) to query", "TRACE", required=False
     )
     input: str | None = IN_OUT.option("prompts for a server", "FILE", "--input", "-i")
-    prompts_file: str | None = AUDITED.option("the prompts of a file that does not have them", "FILE", "--prompts")
-    field: tuple[str, ...] = AUDITED.repeated("the path of a field in each row: completion_ids=out.ids", "NAME=PATH")
-    rows: int = AUDITED.option("rows that are read, spread over the file (default: 64)", "N", default=64, least=1)
-    also: tuple[str, ...] = AUDITED.repeated("a checkpoint that may run in place of --model", "MODEL")
+    prompts_file: str | None = AUDITED.option("the prompts, if the log lacks them", "FILE", "--prompts")
+    field: tuple[str, ...] = AUDITED.repeated(
+        "the path of a field in each row, such as completion_ids=out.ids", "NAME=PATH"
+    )
+    rows: int = AUDITED.option("rows to read, spread over the file (default: 64)", "N", default=64, least=1)
+    also: tuple[str, ...] = AUDITED.repeated("a checkpoint that may have run instead of --model", "MODEL")
     format: Format = FORMAT
-    allow: tuple[str, ...] = CHECKS.repeated("exit 0 where this is the cause; unexplained is one, too", "CAUSE")
+    allow: tuple[str, ...] = CHECKS.repeated("exit 0 if this is the cause (or unexplained)", "CAUSE")
     positions: bool = SHOWN.switch("add a record for each position")
 
     def __post_init__(self) -> None:
@@ -96,11 +98,10 @@ AUDIT = Command(
     "audit",
     AuditOptions,
     "genctl.commands.audit.job:audit",
-    """The trace has the tokens that an engine wrote, with their log-probabilities: rollouts of a trainer, answers of a
-    server, logs. The checkpoint of --model reads the same tokens exactly. Where rounding does not explain the
-    difference, causes are tried: which number was written, which prompt was read, in which arithmetic, by which model.
-    TRACE@dtype=bfloat16 or @quantize=int8 declares what the engine computes in. Exit status 4 unless the verdict is
-    same.""",
+    """TRACE has an engine's tokens with their log-probabilities: rollouts of a trainer, answers of a server, logs. The
+    checkpoint of --model reads the same tokens. If rounding does not explain the difference, causes are tried: which
+    number was logged, which prompt was read, which arithmetic, which model. TRACE@dtype=bfloat16 or @quantize=int8
+    declares the engine's precision. The exit status is 4 unless the verdict is same.""",
     (
         "genctl audit rollouts.jsonl -m ./model",
         "genctl audit answers.json -m ./model --prompts prompts.jsonl",

@@ -12,9 +12,9 @@ from genctl.commands.chat.thinking import ThinkSplitter
 from genctl.errors import count
 from genctl.events import Event, Finished, Loading, Stepped
 from genctl.events.history import LaneHistory
+from genctl.events.stable_prefix import StablePrefix
 from genctl.terminal import theme, widgets
 from genctl.terminal.live_region import LiveRegion
-from genctl.terminal.stable_prefix import StablePrefix
 from genctl.terminal.text_width import terminal_wrap
 
 THOUGHT_LINES = 4  # of a thought that are on the screen while it lasts

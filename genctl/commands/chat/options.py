@@ -30,18 +30,18 @@ NO_PLACE = {
 class ChatOptions(PresetOptions):
     """The command line of `genctl chat`."""
 
-    arguments: tuple[str, ...] = argument("what to say first, a turn each; - is standard input", "TEXT")
+    arguments: tuple[str, ...] = argument("first messages, one per turn; - reads them from standard input", "TEXT")
     format: Literal["text", "jsonl"] = FORMAT
     input: str | None = IN_OUT.option("read turns from a file; - is stdin", "FILE", "--input", "-i")
-    prefill: str | None = CHAT.option("the beginning of every answer", "TEXT")
+    prefill: str | None = CHAT.option("begin every answer with this text", "TEXT")
     open: str | None = CHAT.option("continue a saved chat", "FILE")
     continued: bool = CHAT.switch("continue the last chat", "--continue")
-    listed: bool = CHAT.switch("list the saved chats, the last one first", "--list")
-    save: str | None = CHAT.option("save to a new file (default on a terminal: in its own folder)", "FILE")
-    force: bool = IN_OUT.switch("replace existing --output and --save files")
-    memory: str | None = CHAT.option(
-        "memory for the caches of what was read (default: 1GiB, or what the last turn takes)", "SIZE"
+    listed: bool = CHAT.switch("list saved chats, the latest first", "--list")
+    save: str | None = CHAT.option(
+        "save to a new file (default on a terminal: in ~/.local/state/genctl/sessions)", "FILE"
     )
+    force: bool = IN_OUT.switch("replace existing --output and --save files")
+    memory: str | None = CHAT.option("memory for prompt caches (default: 1GiB, or what the last turn takes)", "SIZE")
     scores: bool = SHOWN.switch("show token probabilities and alternatives")
     top_logprobs: int | None = SHOWN.option("number of alternatives for each token", "K", least=0)
     report: str | None = None  # of one run
@@ -128,12 +128,12 @@ CHAT_COMMAND = Command(
     "chat",
     ChatOptions,
     "genctl.commands.chat.job:chat",
-    """On a terminal: type, press Enter, and the answer streams; /help lists the commands. The checkpoint's chat
-    template is used; a checkpoint without one continues the text. Everything that is said is saved.
+    """On a terminal, type a message and press Enter; /help lists the commands. The checkpoint's chat template is used;
+    a checkpoint without one continues the text. The chat is saved.
 
-    Without a terminal each line of standard input (or of --input) is a turn, and each answer is written as one text or,
+    Without a terminal, each line of standard input (or of --input) is a turn, and each answer is written as text or,
     with --format jsonl, as a record. With --input-format jsonl a line is a message such as {"role": "user", "content":
-    "Hello"}, of the roles system, user and assistant; each user's message is answered.""",
+    "Hello"}, with the role system, user or assistant; user messages are answered.""",
     (
         "genctl chat -m Qwen/Qwen3-0.6B --system 'Be brief.'",
         "genctl chat --backend openai:http://localhost:8000/v1",

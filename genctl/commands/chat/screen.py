@@ -119,7 +119,7 @@ class ChatScreen:
             return plan()
         if self.when_full == "g" and left:
             return turn
-        self.note("the turn was not said")
+        self.note("the turn was not sent")
         return None
 
     def answer(self, turn: PlannedTurn | None) -> None:

@@ -37,15 +37,15 @@ class CompareOptions(ModelOptions):
 
     presets: tuple[str, ...] = RUNS.repeated("a preset by name or path: each is a run", "NAME", "--preset", "-p")
     strategies: tuple[str, ...] = RUNS.repeated(
-        "a run: how to decode (greedy, beam…), a preset, a checkpoint… (docs/usage.md)",
+        "a run: a strategy (greedy, beam …), a preset, a checkpoint … (docs/usage.md)",
         "SIDE",
         "--strategy",
     )
-    models: tuple[str, ...] = RUNS.repeated("each run on each of these checkpoints", "A,B")
+    models: tuple[str, ...] = RUNS.repeated("repeat each run on each of these checkpoints", "A,B")
     seeds: int | None = RUNS.option("repeat each run with N seeds (default: 1)", "N", least=1)
     baseline: str | None = RUNS.option("show differences against this run", "RUN")
-    set: tuple[str, ...] = RUNS.repeated("any preset key for every run, as TOML or JSON; or --KEY VALUE", "KEY=VALUE")
-    references: str | None = IN_OUT.option("expected texts, a line for each prompt", "FILE")
+    set: tuple[str, ...] = RUNS.repeated("any setting for every run, as TOML or JSON; or --KEY VALUE", "KEY=VALUE")
+    references: str | None = IN_OUT.option("expected texts, one line per prompt", "FILE")
     force: bool = IN_OUT.switch("replace existing files of --output, --events and --report")
     format: Format = FORMAT
     dry: bool = CHECKS.switch("print each run as TOML, with origins of values")
@@ -64,9 +64,9 @@ COMPARE = Command(
     "compare",
     CompareOptions,
     "genctl.commands.compare.job:compare",
-    """Each -p and each --strategy is one run. A side is [NAME=]WHAT[@setting=value,…]. Other flags hold for every run,
-    above its own settings. The runs of a checkpoint share one prefill of the prompt and one forward pass per step; each
-    text equals what its run gives alone.""",
+    """Each -p and each --strategy is one run. A side is [NAME=]WHAT[@setting=value,…]. Other flags apply to every run
+    and override its own settings. Runs on one checkpoint share the prefill and the forward pass of each step; each text
+    is the one that its run gives alone.""",
     (
         'genctl compare -p greedy --strategy sample@top_k=5 "Hi"',
         "genctl compare -p creative -p precise -i prompts.txt",

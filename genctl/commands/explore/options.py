@@ -23,14 +23,14 @@ class ExploreOptions(PresetOptions):
     """The command line of `genctl explore`."""
 
     expand: str | None = SCREENLESS.option(
-        "all continuations by joint probability, until they cover the mass or have the depth", "mass=SHARE,depth=N"
+        "list continuations by joint probability, until they cover the mass or reach the depth", "mass=SHARE,depth=N"
     )
     max_nodes: int | None = SCREENLESS.option(
-        "with --expand: continue this many texts at most (default: 1000)", "N", least=1
+        "with --expand: continue at most this many texts (default: 1000)", "N", least=1
     )
-    script: str | None = SCREENLESS.option("do commands, one a line; - is standard input", "FILE")
-    save: str | None = TREE.option("save the tree in this new file", "FILE")
-    open: str | None = TREE.option("continue the tree that a file has", "FILE")
+    script: str | None = SCREENLESS.option("run commands, one per line; - is standard input", "FILE")
+    save: str | None = TREE.option("save the tree to a new file", "FILE")
+    open: str | None = TREE.option("continue a saved tree", "FILE")
     memory: str | None = TREE.option("memory for the caches of branches (default: 1GiB)", "SIZE")
     format: Format = FORMAT
 
@@ -79,16 +79,15 @@ EXPLORE = Command(
     "explore",
     ExploreOptions,
     "genctl.commands.explore.job:explore",
-    """Go through the tree of what a model may write: see what is probable at each token, take another one, sample or
-    search from there, undo. --expand and --script do it without a terminal.
+    """See the probable tokens at each position, take another one, sample or search from there, undo. --expand and
+    --script work without a terminal.
 
-    --expand writes the continuations of the prompt in the order of their joint probability: exact, not sampled, after
-    the processors of the settings. A continuation ends with EOS or has the depth. Each row has its token_ids, text,
-    logprob (the model's own, in nats), total (after the processors) and mass: the probability of this row and all
-    before it.
+    --expand lists the continuations of the prompt in the order of their joint probability: exact, not sampled, after
+    all processors. A continuation ends with EOS or has the depth. Each row has token_ids, text, logprob (the model's
+    own, in nats), total (after the processors) and mass: the probability of this row and all before it.
 
-    --script does the commands that the keys of the screen stand for: take, generate, sample, beams, edit, undo, set,
-    show, why … docs/explore.md lists them.""",
+    --script runs the commands behind the keys of the screen: take, generate, sample, beams, edit, undo, set, show, why
+    … docs/explore.md lists them.""",
     (
         'genctl explore "Hello"',
         'genctl explore "Hello" --expand mass=0.9,depth=4',

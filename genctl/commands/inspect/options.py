@@ -19,11 +19,11 @@ class InspectOptions(PresetOptions):
     """The command line of `genctl inspect-cache`."""
 
     steps: int | None = MEASURED.option("passes after the prompt, of one token each (default: 8)", "N", least=0)
-    inputs: bool = MEASURED.switch("show what each pass is given, with and without a cache")
-    save_cache: str | None = FILES.option("keep the prompt's cache, for --prompt-cache", "FILE")
-    plan: bool = PLAN.switch("predict bytes from the checkpoint's config alone; nothing is decoded")
+    inputs: bool = MEASURED.switch("show the input of each pass, with and without a cache")
+    save_cache: str | None = FILES.option("save the prompt's cache, for --prompt-cache", "FILE")
+    plan: bool = PLAN.switch("predict the size from the checkpoint's config, without decoding")
     batch: int | None = PLAN.option("with --plan: prompts at once (default: 1)", "N", least=1)
-    length: int | None = PLAN.option("with --plan: tokens of each row (default: the context)", "N", least=1)
+    length: int | None = PLAN.option("with --plan: tokens per row (default: the context)", "N", least=1)
     source_length: int | None = PLAN.option("with --plan: tokens that an encoder reads", "N", least=1)
     memory: str | None = PLAN.option("with --plan: memory for weights and cache, such as 24GiB", "SIZE")
     force: bool = IN_OUT.switch("replace existing --output, --save-cache and --report files")
@@ -54,12 +54,12 @@ INSPECT_CACHE = Command(
     "inspect-cache",
     InspectOptions,
     "genctl.commands.inspect.job:inspect_cache",
-    """The prompt is read (step 0), then --steps passes of one token each follow, under any preset. Bytes and shapes are
-    those of the tensors in memory. Prompts given together are decoded together, in one batch.
+    """The prompt is prefilled (step 0), then --steps passes of one token each follow. Bytes and shapes are measured on
+    the tensors in memory. Several prompts are decoded as one batch.
 
-    --format json writes one object: of the last pass `layers`, `total_bytes` and what is derived from them, and in
-    `steps` every pass with what it was given. Several prompts are listed in `prompts`, and `rows` of a step says which
-    of them each row belongs to. --format tsv has a line for each layer of each pass.""",
+    --format json writes one object: `layers`, `total_bytes` and derived figures of the last pass, and in `steps` every
+    pass with its input. Several prompts are listed in `prompts`, and `rows` of a step maps rows to prompts. --format
+    tsv has a line for each layer of each pass.""",
     (
         'genctl inspect-cache "Once upon a time"',
         "genctl inspect-cache --plan -m gpt2 --memory 24GiB",

@@ -20,7 +20,7 @@ from genctl.documents import reader
 from genctl.documents.reader import BadJson, Unreadable
 from genctl.documents.shapes import Known, Natural, value_of
 from genctl.engines.protocol import Request, never
-from genctl.errors import InputError, ModelError, count, printable, quote
+from genctl.errors import InputError, ModelError, cannot_read, count, printable, quote
 from genctl.events import LARGEST, ROUNDING, row_name
 from genctl.io.records import SCHEMA
 from genctl.io.writers import to_json
@@ -124,7 +124,7 @@ def read(path: str) -> Golden:
     try:
         lines = list(reader.lines(path))
     except Unreadable as error:
-        raise InputError(f"--expect: {error}: {name}", hint=HINT) from None
+        raise InputError(cannot_read(name, error, "--expect"), hint=HINT) from None
     head = _object(lines[0]) if lines else {}
     if head.get("schema") != SCHEMA or head.get("kind") != KIND:
         hint = HINT

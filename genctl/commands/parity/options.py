@@ -36,21 +36,23 @@ class ParityCommandOptions(ModelOptions):
         f"sides, the reference first: {FORM}; arguments with a space are prompts", "SIDE"
     )
     presets: tuple[str, ...] = SETTINGS.repeated("a preset for all sides; the last one wins", "NAME", "--preset", "-p")
-    set: tuple[str, ...] = SETTINGS.repeated("any preset key for all sides, as TOML or JSON", "KEY=VALUE")
+    set: tuple[str, ...] = SETTINGS.repeated("any setting for all sides, as TOML or JSON", "KEY=VALUE")
     format: Format = FORMAT
     force: bool = IN_OUT.switch("replace existing files of --output, --save and --report")
-    texts: str | None = COMPARED.option("compare on these texts, not on greedy ones: a line each, or JSONL", "FILE")
-    by_text: bool = COMPARED.switch("compare bits per byte of texts alone: sides may have different tokenizers")
-    show_layers: bool = COMPARED.switch("show layer by layer how far two sides are apart", "--layers")
-    max_kl: float | None = CHECKS.option("exit with 4 where the mean KL divergence is more, in nats", "X", least=0)
-    max_regret: float | None = CHECKS.option("exit with 4 where the largest regret is more, in nats", "X", least=0)
-    min_agreement: float | None = CHECKS.option("exit with 4 where fewer first choices agree, 0 to 1", "X", least=0)
+    texts: str | None = COMPARED.option("compare on these texts instead of greedy ones: one per line, or JSONL", "FILE")
+    by_text: bool = COMPARED.switch("compare only bits per byte: sides may have different tokenizers")
+    show_layers: bool = COMPARED.switch("show the difference of two sides layer by layer", "--layers")
+    max_kl: float | None = CHECKS.option("exit with 4 if the mean KL divergence is larger, in nats", "X", least=0)
+    max_regret: float | None = CHECKS.option("exit with 4 if the largest regret is larger, in nats", "X", least=0)
+    min_agreement: float | None = CHECKS.option(
+        "exit with 4 if a smaller share of first choices agrees, 0 to 1", "X", least=0
+    )
     allow_defect: bool = CHECKS.option(
         "exit 0 even on a defect (default: 4)", None, "--allow-defect/--no-defect", default=False
     )
     allow_other_weights: bool = CHECKS.switch("exit 0 even if a side has other weights than the reference")
     save: str | None = CHECKS.option("write the reference's logits as a golden file, for --expect", "FILE")
-    expect: str | None = CHECKS.option("this golden file is the reference", "FILE")
+    expect: str | None = CHECKS.option("compare with this golden file", "FILE")
     update: bool = CHECKS.switch("rewrite the file of --expect if every difference is a tie; else exit with 4")
     positions: bool = SHOWN.switch("add a record for each position")
     allow_plugins: bool = PLUGINS
@@ -136,10 +138,9 @@ PARITY = Command(
     "parity",
     ParityCommandOptions,
     "genctl.commands.parity.job:parity",
-    """A side is [NAME=]WHAT[@setting=value,…], and WHAT a checkpoint or a preset, which ends at the first @ that a name
-    and = follow. The first side is the reference, and may be a golden file. All sides read its
-    greedy texts, so that every position can be compared, and each writes greedy texts of its own, whose first
-    difference is a tie, a drift or a defect.""",
+    """A side is [NAME=]WHAT[@setting=value,…]. WHAT is a checkpoint or a preset, and ends at the first @ followed by
+    setting=. The first side is the reference, and may be a golden file. All sides read its greedy texts, so that every
+    position can be compared. Each side also generates its own; the first difference is a tie, drift or a defect.""",
     (
         "genctl parity A A@quantize=int4 -i prompts.txt",
         "genctl parity A A@runtime=transformers --max-kl 1e-6",

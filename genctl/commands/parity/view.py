@@ -219,7 +219,7 @@ def sentences(one: Parity) -> list[tuple[str, str]]:
         ("perplexity", f"{both}, difference {change}" + ("" if over is None else f" (over {count(over, 'position')})")),
     ]
     if one.noise.positions:
-        found.append(("noise", f"{one.noise.how}; a margin up to {nats(one.noise.margin)} nats is a tie"))
+        found.append(("noise", f"{one.noise.how}. Margins under {nats(one.noise.margin)} nats count as ties"))
     return found
 
 
@@ -227,8 +227,8 @@ def _partings(one: Parity, naming: Naming, width: int | None) -> list[Text]:
     """How many texts part and how, and the worst of them: both tokens with their probabilities, and the verdict."""
     verdicts = [parting.verdict for parting in one.partings]
     tally = ", ".join(f"{verdicts.count(kind)} {kind}" for kind in _VERDICTS if kind in verdicts)
-    part = "parts" if len(one.partings) == 1 else "part"
-    words = f"{count(len(one.partings), 'text')} of {len(one.texts)} {part} when both write freely: {tally}"
+    diverge = "diverges" if len(one.partings) == 1 else "diverge"
+    words = f"generating independently, {len(one.partings)} of {count(len(one.texts), 'text')} {diverge} ({tally})"
     found = hanging("", words, width)
     for parting in worst_first(one.partings)[:PARTINGS]:
         sentence = f"text {naming.row(parting.text)}, token {parting.index + 1}: {' or '.join(ways(parting, naming))}"

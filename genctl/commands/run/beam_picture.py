@@ -16,10 +16,10 @@ from rich.text import Text
 
 from genctl.events import Hypothesis, Stepped
 from genctl.events.history import LaneHistory, Path
+from genctl.events.stable_prefix import common_ancestor
 from genctl.terminal import divergences, theme, widgets
 from genctl.terminal.divergences import disambiguate
 from genctl.terminal.score_formula import number, penalty_of, score
-from genctl.terminal.stable_prefix import common_ancestor
 from genctl.terminal.summary import DOT
 from genctl.terminal.summary import lines as lines_of_items
 from genctl.terminal.text_width import first_cells, last_cells, wrap

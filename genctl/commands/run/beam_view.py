@@ -24,13 +24,14 @@ class BeamView(RunView):
 
     If `out` is interactive, the stable part of the best text is printed line by line and the live rows below it are
     redrawn, at most every 50 ms; otherwise the stable text is streamed. When a prompt is done, its returned texts
-    follow in full, then the table of all finished sequences, the formula of the score (unless `formula` is False) and,
-    with `tree`, the search tree. `options` are those of `RunView`.
+    follow in full, then the table of all finished sequences, the formula of the score (unless `formula` is False; once,
+    with `verbose`, what length_penalty does) and, with `tree`, the search tree. `options` are those of `RunView`.
     """
 
     def __init__(self, out: Console, err: Console, *, tree: bool = False, formula: bool = True, **options: Any) -> None:
         super().__init__(out, err, candidates=False, **options)
         self._formula = formula
+        self._explained = False  # what length_penalty does is on the screen
         self._trees = SearchTrees() if tree else None
         self._turns: dict[str, Turn] = {}
         self._widths: dict[str, int] = {}  # most rows that a lane has had
@@ -123,7 +124,9 @@ class BeamView(RunView):
                 self.out.print()
                 best = finished.hypotheses[0]
                 self.out.print(Text(widgets.visible(formula(lane, best))), soft_wrap=False)
-                self.out.print(Text(meaning(lane, best), style=theme.DIM), soft_wrap=False)
+                if self._verbose and not self._explained:
+                    self._explained = True
+                    self.out.print(Text(meaning(lane, best), style=theme.DIM), soft_wrap=False)
         self._draw_tree(lane)
 
     def _settle_unfinished(self, lane: LaneHistory) -> int:

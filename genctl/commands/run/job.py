@@ -57,7 +57,10 @@ def run(options: RunOptions) -> int | None:
         if options.dry:
             from genctl.config.dry import to_toml
 
-            sys.stdout.write(to_toml(choice.planned(early.runtime, layers, options.trust)))
+            planned = choice.planned(early.runtime, layers, options.trust)
+            sys.stdout.write(to_toml(planned, defaults=options.verbose, always=("model", "max_new_tokens")))
+            if not options.verbose:
+                sys.stdout.write("\n# all other settings have their defaults: -v lists them\n")
             return int(Exit.DONE)
 
         choice.meet(job.stack)
@@ -94,7 +97,10 @@ def run(options: RunOptions) -> int | None:
 
             engine = job.load_engine(early, layers, on_event=screen.loading, live=job.shown, waits=job.waits)
             if screen.view is not None:
+                before = engine.done.passes
                 screen.view.load_s = job.load_s
+                if choice.live:
+                    screen.view.passes = lambda: engine.done.passes - before
             base, plan = settle(engine, layers, options.strategy)
             if options.with_tokens:
                 plan.require_logprobs("--scores" if options.scores else "--top-logprobs")
@@ -128,6 +134,8 @@ def run(options: RunOptions) -> int | None:
                 )
                 given = base.runtime.seed is not None
                 seed = output.begin(header, grouping.again, base.origins, seed_given=given)
+            if screen.view is not None and not job.single_prompt:
+                screen.view.seed = seed
             if watched_alone:
                 loading_line.status("reading the prompt")
 

@@ -44,19 +44,19 @@ class RunOptions(PresetOptions):
     unordered: bool = IN_OUT.switch("write results as they finish, not in input order")
     stream: bool = IN_OUT.switch("print while generating")
     echo: bool | None = SHOWN.option(
-        "repeat the prompt before the text (default: on a terminal, dimmed)", None, "--echo/--no-echo"
+        "print the prompt before the text (default: on a terminal, dimmed)", None, "--echo/--no-echo"
     )
     scores: bool = SHOWN.switch("show token probabilities and alternatives")
     top_logprobs: int | None = SHOWN.option("number of alternatives for each token", "K", least=0)
     watch: tuple[str, ...] = WATCH
-    explain: bool = SHOWN.switch("show which settings changed each token's probability")
+    explain: bool = SHOWN.switch("show what each logits processor did to each token")
     events: str | None = EVENTS
     timing: bool = SHOWN.switch("add load, prefill and decode seconds to records")
     fail_on: tuple[Ending, ...] = CHECKS.repeated(
-        "exit with 4 if a sequence ended so, is empty, or lacks a forced word (unmet); repeatable",
+        "exit with 4 if a sequence ends for this reason, is empty, or lacks a forced word (unmet); repeatable",
         "length|context|empty|stop|time|unmet",
     )
-    dry: bool = CHECKS.switch("show the settings and stop; nothing is generated")
+    dry: bool = CHECKS.switch("show what is set, and stop; -v adds all defaults")
     workers: str | None = WORKERS
     address: str | None = ADDRESS
     view: Literal["run", "beam"] = "run"
@@ -166,8 +166,8 @@ RUN = Command(
     "run",
     RunOptions,
     "genctl.commands.run.job:run",
-    """Prompts are arguments, else --input, else standard input, one per line. On a terminal the text streams as it is
-    written; in a pipe it is plain.""",
+    """Prompts come from the arguments, else from --input, else from standard input, one per line. A terminal streams
+    the text; a pipe gets plain text.""",
     (
         'genctl run -m Qwen/Qwen3-0.6B --chat "What is a prime?"',
         'genctl run --do-sample --temperature 0.8 -n 40 "The sea"',
@@ -180,10 +180,9 @@ BEAM = Command(
     "beam",
     BeamOptions,
     "genctl.commands.run.job:run",
-    """As genctl run, with num_beams = 5 where nothing else sets it. On a terminal the beams evolve, and a table of all
-    finished hypotheses follows, with the formula of the score. In a pipe comes the best text, or with
-    --num-return-sequences N and --format tsv or jsonl the N best with their scores (and, in jsonl, `parents`: the row
-    that each token continued).""",
+    """Like genctl run, with num_beams = 5 by default. A terminal shows the beams while they evolve, then all finished
+    hypotheses and the formula of the score. A pipe gets the best text, or with --num-return-sequences N and --format
+    tsv or jsonl the N best with their scores (in jsonl also `parents`: the beam that each token continued).""",
     (
         'genctl beam "Once upon a time"',
         'genctl beam --num-beams 8 --tree "The sea"',

@@ -15,6 +15,7 @@ from genctl.commands.run.beam_picture import table
 from genctl.commands.run.text_stream import TextStream, console_writer
 from genctl.events import Began, Event, Failed, Finished, Prefilled, Stepped
 from genctl.events.history import LaneHistory, Path
+from genctl.events.stable_prefix import StablePrefix
 from genctl.terminal import theme, widgets
 from genctl.terminal.divergences import word_boundary
 from genctl.terminal.explain import explain_summary
@@ -22,8 +23,9 @@ from genctl.terminal.live_layout import Look, names, no_room, place_words, retur
 from genctl.terminal.live_region import LiveRegion
 from genctl.terminal.progress_bars import LoadingBar
 from genctl.terminal.run_history import RunHistory
-from genctl.terminal.stable_prefix import StablePrefix
 from genctl.terminal.summary import failure, lane_summary, put, put_words, stop_words, summary
+
+MOST_SUMMED_UP = 5  # prompts that have a line of their own with --verbose
 
 
 class RunView:
@@ -55,6 +57,8 @@ class RunView:
         self.out, self.err, self.look = out, err, Look(**look)
         self.history = RunHistory()
         self.load_s: float | None = None  # what loading took; the summary says so
+        self.seed: int | None = None  # of the run, where it has several prompts
+        self.passes: Callable[[], int] | None = None  # how many forward passes there were
         self._with_candidates, self._live, self._quiet, self._verbose = candidates, live, quiet, verbose
         self._clock = clock
         self._bar = LoadingBar(err, clock)
@@ -64,6 +68,7 @@ class RunView:
         self._stable = StablePrefix()
         self._errors = RepeatedErrors(lambda line: put_words(err, Text(line, style=theme.ERROR)))
         self._blocks = 0
+        self._summed_up = 0  # prompts with a line of their own
         self._stepped = False  # lines of steps were printed
         self._closed = False
         self._started: float | None = None
@@ -181,7 +186,8 @@ class RunView:
                 put_words(self.err, failure(lane, numbered=self.look.numbered))
                 if lane.failed.hint:
                     put_words(self.err, Text(f"hint: {widgets.visible(lane.failed.hint)}"))
-        elif self._verbose and self.look.labels and not self._quiet:
+        elif self._verbose and self.look.labels and not self._quiet and self._summed_up < MOST_SUMMED_UP:
+            self._summed_up += 1
             put(self.err, lane_summary(lane))
 
     def _print_texts(self, lane: LaneHistory, finished: Finished) -> None:
@@ -272,6 +278,8 @@ class RunView:
             load_s=self.load_s,
             unfinished=unfinished,
             left_tokens=left,
+            seed=self.seed,
+            passes=None if self.passes is None else self.passes(),
             verbose=self._verbose,
         )
         put(self.err, line)

@@ -20,15 +20,17 @@ class ScoreOptions(ModelOptions):
 
     arguments: tuple[str, ...] = argument("texts; without them --input, else standard input", "TEXT")
     format: Format = FORMAT
-    context: str | None = SCORED.option("what the text continues: read, but not scored", "TEXT")
-    target: str | None = SCORED.option("for an encoder-decoder: what is scored, with the text as its source", "TEXT")
-    rank: bool = SCORED.switch("the texts are candidates for the one --context: sort them, best first")
+    context: str | None = SCORED.option("condition on this text, which is not scored", "TEXT")
+    target: str | None = SCORED.option("for an encoder-decoder: the text to score, with TEXT as its source", "TEXT")
+    rank: bool = SCORED.switch("sort the texts as candidates for one --context, best first")
     by: Literal["mean", "total", "bits-per-byte"] | None = SCORED.option(
-        "what --rank sorts by: the mean or total log-probability, or bits per byte (default: mean)"
+        "sort --rank by the mean or total log-probability, or bits per byte (default: mean)"
     )
-    add_eos: bool = SCORED.switch("score an EOS at the end of each text, too")
+    add_eos: bool = SCORED.switch("also score an EOS at the end of each text")
     stride: int | None = SCORED.option(
-        "read long texts in windows N tokens apart; a token has at least window - N tokens before it", "N", least=1
+        "score long texts in windows N tokens apart, so that tokens have at least window - N tokens of context",
+        "N",
+        least=1,
     )
     window: int | None = SCORED.option("with --stride: tokens in a window (default: the context)", "N", least=1)
     workers: str | None = WORKERS
@@ -64,17 +66,17 @@ SCORE = Command(
     "score",
     ScoreOptions,
     "genctl.commands.score.job:score",
-    """On a terminal a heat map: each token in the colour of its probability, its tenths as a digit beneath. In a pipe
-    one line for each text: perplexity, negative log-likelihood in nats, scored tokens and the text (the target, where
-    there is one; tabs, newlines and other controls as escapes), between tabs. --format jsonl has everything; its
-    rows, as those of a JSONL input, have the keys text (or prompt), context, target and candidates.
+    """A terminal shows a heat map: the colour and a digit (tenths) show the probability of each token. A pipe gets a
+    line per text: perplexity, negative log-likelihood in nats, scored tokens and the text (or the target; control
+    characters escaped), separated by tabs. --format jsonl has everything. Rows of JSONL input have the keys text (or
+    prompt), context, target and candidates.
 
-    Every token counts that the model's own loss counts: all but the first, for which a causal model has no score.
-    Where the tokenizer puts BOS in front, that is the first. Special tokens that the tokenizer adds at the end are
-    scored. Bits per byte divides by the UTF-8 bytes of the text, without those of a first token that has no score.
+    The scored tokens are those of the model's loss: all except the first, for which a causal model has no score (BOS,
+    if the tokenizer adds it). Special tokens that the tokenizer adds at the end are scored. Bits per byte are per UTF-8
+    byte of the scored text.
 
-    A context is tokenised as it is alone, and the text as it continues from there; nothing is put between them, so
-    begin the text with a space where there is one.""",
+    The context is tokenised alone, and the text as its continuation, with nothing in between: begin the text with a
+    space if there is one.""",
     (
         'genctl score "The cat sat on the mat."',
         'genctl score --rank --context "I drink" " tea" " glue"',

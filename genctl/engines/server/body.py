@@ -19,7 +19,7 @@ from genctl.config.check import default, names_file, shown
 from genctl.config.layers import Resolved
 from genctl.documents import reader
 from genctl.documents.reader import BadJson, Unreadable
-from genctl.errors import UsageError
+from genctl.errors import UsageError, cannot_read
 from genctl.params import DEFAULT_NEW_TOKENS, GRAMMARS, Generation, Runtime
 
 MOST_BYTES = 1 << 20  # of a file
@@ -245,7 +245,7 @@ def _text_of(knob: str, value: str) -> str:
         return reader.text(Path(value).expanduser(), MOST_BYTES, regular=True)
     except (Unreadable, RuntimeError) as error:  # RuntimeError: ~ of a user who is not there
         reason = error if isinstance(error, Unreadable) else "no such file"
-        raise UsageError(f"{knob}: {value}: {reason}") from None
+        raise UsageError(cannot_read(value, reason, knob)) from None
 
 
 def incomplete(generation: Generation, text: str) -> str:

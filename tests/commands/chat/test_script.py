@@ -235,10 +235,10 @@ def test_a_prefill_begins_every_answer_and_stays_in_the_history(checkpoints: dic
             "--prefill begins the answer in the prompt",
         ),
         (("--open", "x.jsonl", "--save", "y.jsonl"), 2, "--save y.jsonl begins a new file, but --open x.jsonl"),
-        (("--open", "nowhere.jsonl"), 2, "there is no file nowhere.jsonl"),
+        (("--open", "nowhere.jsonl"), 2, "cannot read nowhere.jsonl: no such file"),
         (("--scores",), 2, "--format jsonl --scores has them"),
         (("--force",), 2, "--force replaces"),
-        (("--memory", "much"), 2, "--memory 'much': neither bytes nor like 24GiB"),
+        (("--memory", "much"), 2, "--memory: 'much' is not a size: use bytes or, for example, 24GiB"),
         (
             ("--memory", "1GiB", "--backend", "openai:http://127.0.0.1:1/v1"),
             2,

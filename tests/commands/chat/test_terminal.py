@@ -256,7 +256,7 @@ def test_a_saved_chat_goes_on(own_state: Path) -> None:
     with Talk(own_state, "-q", "--open", "mine.jsonl") as talk:
         talk.at_prompt()
         assert talk.lines[:2] == ["> A fox", answer[0]]
-        assert talk.say("/load nowhere.jsonl") == ["error: there is no file nowhere.jsonl"]
+        assert talk.say("/load nowhere.jsonl") == ["error: cannot read nowhere.jsonl: no such file"]
         old = saved(own_state)
         talk.say(f"/load {old}")
         assert f"saved in {old}" in "".join(talk.say("/save")).replace("saved in", "saved in ").replace("  ", " ")
@@ -273,7 +273,7 @@ def test_what_is_left_out_of_a_full_context_is_asked(own_state: Path) -> None:
         assert "[d]rop the oldest 4 messages" in talk.lines[-1]
         talk.press("c\r")
         talk.at_prompt()
-        assert "the turn was not said" in talk.lines
+        assert "the turn was not sent" in talk.lines
         talk.press("A " + "hen " * 220 + "\r")
         talk.wait(lambda: talk.lines[-1].endswith("[c]ancel?"))
         talk.press("d\r")

@@ -187,11 +187,11 @@ def test_ids_are_enough(tmp_path: Path) -> None:
         (["--expand", "deep=3"], "'deep=3' is not one of"),
         (["--expand", "depth=3", "--script", "-"], "--expand and --script exclude each other"),
         (["--max-nodes", "4", "--script", "-"], "--max-nodes 4 bounds --expand, but there is no --expand"),
-        (["--expand", "depth=2", "--memory", "much"], "--memory 'much': neither bytes"),
+        (["--expand", "depth=2", "--memory", "much"], "--memory: 'much' is not a size"),
         (["--expand", "depth=2", "--open", "x"], "leave out the prompt"),
         (["--expand", "depth=2", "--open", "x", "--save", "y"], "--open x continues that file, and --save y"),
         (["--expand", "depth=2", "--save", "-"], "--save -: a tree is a file that is read again"),
-        (["--script", "nowhere"], "cannot read --script nowhere: No such file"),
+        (["--script", "nowhere"], "cannot read --script nowhere: no such file"),
         (["--script", "-", "--format", "tsv"], "--script has none"),
         (
             ["--expand", "depth=2", "--backend", "openai:http://localhost:1"],

@@ -67,7 +67,7 @@ def test_update_rewrites_ties_alone_and_a_defect_fails(pytester: pytest.Pytester
     failed.assert_outcomes(failed=1)
     failed.stdout.fnmatch_lines(["*assert <golden tiny: defect>", "*-- Captured genctl call --*"])
     text = failed.stdout.str()
-    assert text.count("what remains is") == 1  # pytest shows what was asserted twice
+    assert text.count("× rounding error") == 1  # pytest shows what was asserted twice
     assert f"note: the recording was made with {llama} (" in text
     assert f"note: {other} against tiny.jsonl, which has {llama}" in text
     failed = run(pytester, "--genctl-update")

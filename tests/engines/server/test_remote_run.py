@@ -301,7 +301,7 @@ def test_structured_output_is_asked_for_as_the_server_has_it(server: StandIn, tm
     genctl("run", "--backend", server.url, "--json-schema", json.dumps(long), "Hi")
     assert server.rows[-1]["structured_outputs"] == {"json": long}
     missing = genctl("run", "--backend", server.url, "--json-schema", "nowhere.json", "Hi")
-    assert (missing.status, missing.err) == (2, "error: json_schema: nowhere.json: No such file or directory\n")
+    assert (missing.status, missing.err) == (2, "error: json_schema: cannot read nowhere.json: no such file\n")
     with running(owner="openai") as plain:
         genctl("run", "--backend", plain.url, "--chat", "--json-schema", json.dumps(schema), "Hi")
         assert plain.rows[-1]["response_format"]["json_schema"]["schema"] == schema

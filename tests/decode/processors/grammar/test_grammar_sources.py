@@ -31,7 +31,7 @@ from tests.tiny import tokenizer
         ({"regex": "a$b"}, 'regex: lookarounds not supported yet; End in "a$b"'),
         ({"regex": ""}, "regex: the pattern is empty, and so would be the text"),
         ({"grammar": 'start: "a" foo'}, 'grammar, line 1, column 8: unknown name: "foo"'),
-        ({"grammar": "/nowhere.lark"}, "grammar: cannot read /nowhere.lark: No such file or directory"),
+        ({"grammar": "/nowhere.lark"}, "grammar: cannot read /nowhere.lark: no such file"),
         ({"json_schema": '{"a":'}, "json_schema: not JSON: expected a value at column 6"),
         (
             {"json_schema": {"properties": {"a": {"items": {"type": "strin"}}}}},

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from functools import reduce
 
+from genctl.events import Event, Finished
 from genctl.events.history import ROOT, Endings, LaneHistory, Path
 
 RANKED = frozenset({"beam", "beam-sample", "diverse-beam"})  # the finished sequence with the highest score comes first
@@ -76,3 +77,26 @@ class StablePrefix:
             self._slot, self._first = slot, path
         elif slot == self._slot:
             self._first = common_ancestor([self._first, path])
+
+
+class GrowingText:
+    """The first text of a lane while it grows. `feed` takes the events of the lane."""
+
+    def __init__(self, lane: str) -> None:
+        self._history = LaneHistory(lane)
+        self._stable = StablePrefix()
+        self._shown = ROOT
+        self._pieces: list[str] = []
+
+    def feed(self, event: Event) -> str:
+        """What an event adds to the text."""
+        self._history = self._history.after(event)
+        if isinstance(event, Finished) and event.hypotheses:
+            shown = "".join(self._pieces)
+            return event.hypotheses[0].text.removeprefix(shown)
+        path = self._stable(self._history)
+        if path.length <= self._shown.length:
+            return ""
+        piece, self._shown = path.text(self._shown.chars), path
+        self._pieces.append(piece)
+        return piece
