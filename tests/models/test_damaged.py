@@ -182,6 +182,22 @@ def test_an_encoder_decoder_cannot_lie_either(checkpoint_of: Callable[[str], Pat
     assert "implies at least" in refused(folder)
 
 
+def test_python_files_in_a_folder_are_never_run(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    witness = tmp_path / "witness"
+    code = f"import pathlib; pathlib.Path({str(witness)!r}).touch()\nclass Config: pass\nclass Model: pass\n"
+    for name in ("own.py", "modeling_llama.py", "tokenization.py", "json.py", "sitecustomize.py", "generate.py"):
+        (llama / name).write_text(code, encoding="utf-8")
+    (llama / "custom_generate").mkdir()
+    (llama / "custom_generate" / "generate.py").write_text(code, encoding="utf-8")
+    mapped = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model", "AutoTokenizer": [None, "own.Model"]}
+    config(auto_map=mapped)(llama)
+    edit("tokenizer_config.json", auto_map={"AutoTokenizer": [None, "own.Model"]})(llama)
+    monkeypatch.chdir(llama)
+    loaded = load(Runtime(model=str(llama), runtime="transformers"))
+    assert type(loaded.model).__module__.startswith("transformers.")
+    assert not witness.exists()
+
+
 def test_pickle_weights_load_when_allowed_but_run_no_code(llama: Path, tmp_path: Path) -> None:
     held = load_file(llama / WEIGHTS)
     expected = load(Runtime(model=str(llama), runtime="transformers")).model.state_dict()
