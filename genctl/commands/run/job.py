@@ -75,9 +75,7 @@ def run(options: RunOptions) -> int | None:
             job.shown = live or options.stream
             watched_alone = live and job.single_prompt
             several = early.generation.num_return_sequences > 1
-            screen = job.view = Screen(
-                options, interrupt, live=live, single_prompt=job.single_prompt, several=several, counts=choice.live
-            )
+            screen = job.view = Screen(job, options, several=several)
             results = Results(job, options, screen)
             output = job.output = results.output
             stack.push(lambda kind, *_: output.abandon() if kind else output.close(cut_short=results.cut_short))
