@@ -30,7 +30,7 @@ from genctl.commands.run.resume import Grouping, identity
 from genctl.commands.run.row_source import RowSource
 from genctl.commands.run.screen import Screen
 from genctl.config.chat_settings import check_is_chat
-from genctl.config.layers import Resolved
+from genctl.config.layers import Resolved, resolve
 from genctl.engines.protocol import Flow, Report, Request, Skipped
 from genctl.errors import Exit, UsageError, count
 from genctl.events import Event
@@ -57,7 +57,11 @@ def run(options: RunOptions) -> int | None:
         if options.dry:
             from genctl.config.dry import to_toml
 
-            sys.stdout.write(to_toml(choice.planned(early.runtime, layers, options.trust)))
+            if early.runtime.backend is None:  # a server keeps its settings to itself
+                from genctl.engines.session import checkpoint_layer
+
+                layers.insert(0, checkpoint_layer(early.runtime, **options.trust))
+            sys.stdout.write(to_toml(resolve(layers)))
             return int(Exit.DONE)
 
         choice.meet(job.stack)
