@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -63,25 +63,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
-class ClosedPipe(Exception):
-    """Standard output has no reader any more."""
-
-
 # Errors of writing to a standard stream. Files of our own report theirs as OutputError.
 _UNWRITTEN = {
     number
     for name in ("EBADF", "EDQUOT", "EFBIG", "EIO", "ENOSPC", "ENXIO", "EROFS")
     if (number := getattr(errno, name, None)) is not None
 }
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Pass a BrokenPipeError on as another error: Typer would make exit status 1 of it."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise ClosedPipe from None
 
 
 @cache
@@ -107,16 +94,6 @@ class Root(CommandGroup):
         if cmd_name == "help" and ctx.resilient_parsing:
             return self
         return _command(cmd_name) if cmd_name in COMMANDS else None
-
-    def make_context(self, *arguments: Any, **options: Any) -> Any:
-        """Read the command line; help and the version are written here."""
-        with _quietly():
-            return super().make_context(*arguments, **options)
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command."""
-        with _quietly():
-            return super().invoke(ctx)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list of commands without importing any."""
@@ -159,11 +136,11 @@ def root(
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit status; nothing but `--debug` shows a traceback."""
-    if os.environ.get("_GENCTL_COMPLETE") == "complete_bash":
+    if shell := os.environ.get("_GENCTL_COMPLETE"):
         from genctl.commands.completion import words_joined
 
-        with words_joined():
-            app(prog_name="genctl")
+        with words_joined() if shell == "complete_bash" else contextlib.nullcontext():
+            app(prog_name="genctl")  # ends the process
     status = _run(list(sys.argv[1:] if arguments is None else arguments))
     try:
         sys.stdout.flush()
@@ -179,13 +156,15 @@ def _run(arguments: list[str]) -> int:
         words = [word for word in arguments if word != "--debug"]
         if words[:1] == ["help"]:
             words = [*words[1:], "--help"]
-        result = app(words, standalone_mode=False, prog_name="genctl")
+        root = typer.main.get_command(app)
+        with root.make_context("genctl", words) as context:
+            result = root.invoke(context)  # `main` of Typer would make exit status 1 of a BrokenPipeError
         return int(result) if isinstance(result, int) else 0
     except typer.Exit as error:
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return int(Exit.INTERRUPTED)  # the program says so as it ends
-    except (BrokenPipeError, ClosedPipe):  # nobody reads: end quietly
+    except BrokenPipeError:  # nobody reads: end quietly
         drop_stdout()
         return int(Exit.DONE)
     except typer.TyperException as error:

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from genctl.commands.table import Conflict, OptionGroup, because, flag_of
-from genctl.config.layers import Layer, Resolved, resolve
+from genctl.config.layers import Resolved
 from genctl.engines.protocol import Engine, EngineSetup
 from genctl.errors import UsageError
 from genctl.params import Runtime
@@ -58,19 +58,12 @@ def shared(setup: EngineSetup) -> Engine:
     return load_shared(setup)
 
 
-def _planned(runtime: Runtime, layers: list[Layer], trust: dict[str, bool]) -> Resolved:
-    from genctl.engines.session import checkpoint_layer
-
-    return resolve([checkpoint_layer(runtime, **trust), *layers])
-
-
 @dataclass(frozen=True)
 class EngineChoice:
     """An engine that is not loaded yet, and what a job has to know before."""
 
     load: Callable[[EngineSetup], Engine] = _local
     check: Callable[[Any, Resolved], None] = lambda options, early: None  # raises UsageError for what it cannot serve
-    planned: Callable[[Runtime, list[Layer], dict[str, bool]], Resolved] = _planned  # the settings, for --dry
     live: bool = True  # events come as they are made, so that a view can follow them
     batches: bool = True  # rows are computed together, so the last digits of a row's numbers depend on its neighbours
     ranks: bool = False  # processes that were started together share the work
@@ -103,7 +96,7 @@ class EngineChoice:
 
 
 LOCAL = EngineChoice()
-SERVERS = EngineChoice(_servers, planned=lambda runtime, layers, trust: resolve(layers), batches=False)
+SERVERS = EngineChoice(_servers, batches=False)
 
 
 def wanted(options: Any) -> str:

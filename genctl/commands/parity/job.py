@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.text import Text as Line
 
@@ -92,50 +92,41 @@ def parity(options: ParityCommandOptions) -> int | None:
         return job.status()
 
 
-class ParityRow(NamedTuple):
-    """A row to compare on, and the most new tokens where it sets them."""
-
-    row: InputRow
-    length: int | None = None
-
-
-def _golden_rows(golden: Golden) -> list[ParityRow]:
+def _golden_rows(golden: Golden) -> list[InputRow]:
     """The prompts of a golden file."""
     return [
-        ParityRow(
-            InputRow(
-                text.id,
-                number,
-                text.prompt or None,
-                None if text.prompt else text.prompt_ids,
-                where=f"text {text.name} of the golden file",
-                own_id=text.id != str(number),
-            )
+        InputRow(
+            text.id,
+            number,
+            text.prompt or None,
+            None if text.prompt else text.prompt_ids,
+            where=f"text {text.name} of the golden file",
+            own_id=text.id != str(number),
         )
         for number, text in enumerate(golden.texts)
     ]
 
 
-def _rows(job: Job, options: ParityCommandOptions, reference: Side) -> list[ParityRow] | None:
+def _rows(job: Job, options: ParityCommandOptions, reference: Side) -> list[InputRow] | None:
     """The prompts, or the texts; None where there is no input. Raises InputError where none can be compared."""
-    input: Iterable[Row] | None
+    input: Iterator[Row] | None
     if options.texts is not None:
         opened = readers.open_prompts(
             (), options.texts, None, stdin_is_terminal=True, format=options.input_format, shape=scored.ROW
         )
         assert opened is not None
-        input = job.stack.enter_context(opened)
+        input = iter(job.stack.enter_context(opened))
     else:
         input = job.read()
     if input is None:
         return None
 
-    def length_of(row: InputRow) -> int | None:
+    def check(row: InputRow) -> None:
         if message := refused_settings(row):
             raise InputError(message)
-        return own_length(row, reference.early)
+        own_length(row, reference.early)
 
-    rows = [ParityRow(*pair) for pair in usable(readers.all_rows(iter(input)), length_of, job.fail)]
+    rows = [row for row, _ in usable(readers.all_rows(input), check, job.fail)]
     if not rows:
         raise InputError(NOTHING)
     return rows
@@ -151,12 +142,12 @@ class Comparison:
         job: Job,
         options: ParityCommandOptions,
         sides: Sequence[Side],
-        rows: Sequence[ParityRow],
+        rows: Sequence[InputRow],
         saved_to: writers.Sink | None,
     ) -> None:
         self.job, self.options, self.sides, self.saved_to = job, options, sides, saved_to
         self.interrupt, self.view = job.interrupt, job.view
-        self.rows = {each.row.id: each for each in rows}
+        self.rows = {row.id: row for row in rows}
         self.naming = Naming()
         self.compared: list[Parity] = []
         self.by_text: list[by_text.TextParity] = []  # of --by-text
@@ -181,13 +172,13 @@ class Comparison:
         requests, texts = list[Request](), list[Text]()
         if self.options.texts is None:
             seed = reference.resolved.runtime.seed or 0
-            requests = [self._request(each, reference.resolved, seed) for each in self.rows.values()]
+            requests = [self._request(row, reference.resolved, seed) for row in self.rows.values()]
         else:
-            given = usable([each.row for each in self.rows.values()], GivenTexts(reference).encode, self.job.fail)
+            given = usable(self.rows.values(), GivenTexts(reference).encode, self.job.fail)
             texts = [text for _, text in given]
             if not texts:
                 raise InputError(NOTHING)
-        prompts = [(each.row.name, each.row.prompt) for each in self.rows.values() if each.row.prompt]
+        prompts = [(row.name, row.prompt) for row in self.rows.values() if row.prompt]
         for side in self.sides[1:]:
             loaded.keep(self.sides[0], side)
             other = self._load(loaded, side)
@@ -223,7 +214,7 @@ class Comparison:
     def _name(self, side: LocalSide) -> None:
         """Take what tokens and rows are called, and what is known of the reference."""
         piece = detokenizer(side.session.loaded.tokenizer).piece
-        self.naming = Naming(piece, {id: each.row.name for id, each in self.rows.items()}, self.options.expect or "")
+        self.naming = Naming(piece, {id: row.name for id, row in self.rows.items()}, self.options.expect or "")
         if self.job.page is not None:
             session = side.session
             self.job.page.facts = [("digest", session.loaded.fingerprint()), *session.about.facts]
@@ -249,11 +240,11 @@ class Comparison:
         assert self.saved_to is not None
         self.view.begin(side.name)
         self.view.stage("recording")
-        prompts = {id: each.row.prompt or "" for id, each in self.rows.items()}
+        prompts = {id: row.prompt or "" for id, row in self.rows.items()}
         golden, failed = golden_file.recorded(side, requests, texts, prompts, self.interrupt)
         self._end_if_interrupted()
         for id, message in failed.items():
-            self.job.fail(self.rows[id].row, "model", message)
+            self.job.fail(self.rows[id], "model", message)
         if not golden.known:
             raise InputError("there is no position to save")
         content = golden_file.content(golden, self.naming.text_of)
@@ -301,9 +292,9 @@ class Comparison:
         if self.options.texts is not None:
             return [
                 (id, TextToScore(row.prompt or "", row.extra.get("context"), row.extra.get("target")))
-                for id, (row, _) in self.rows.items()
+                for id, row in self.rows.items()
             ]
-        requests = [self._request(each, resolved, 0) for each in self.rows.values()]
+        requests = [self._request(row, resolved, 0) for row in self.rows.values()]
         texts: dict[str, TextToScore] = {}
         for id, text in by_text.written(engine, requests, width, self.interrupt):
             if isinstance(text, GenctlError):
@@ -314,7 +305,7 @@ class Comparison:
         return [(id, texts[id]) for id in self.rows if id in texts]
 
     def _fail_text(self, side: Side, id: str, error: GenctlError) -> None:
-        self.job.fail(self.rows[id].row, error.code, f"{side.place}: {error.message}")
+        self.job.fail(self.rows[id], error.code, f"{side.place}: {error.message}")
 
     # -- both ----------------------------------------------------------------------------------------------------------
 
@@ -331,10 +322,8 @@ class Comparison:
         lines += [*unused(engine.resolve(side.layers)), *engine.plan(resolved).remarks]
         self.job.messages.note(*(f"{side.place}: {line}" for line in lines))
 
-    def _request(self, each: ParityRow, resolved: Resolved, seed: int) -> Request:
+    def _request(self, row: InputRow, resolved: Resolved, seed: int) -> Request:
         """The request of a row, with the length that it sets."""
-        request = request_of(each.row, resolved, seed)
-        if each.length is None:
-            return request
-        generation = replace(resolved.generation, max_new_tokens=each.length)
-        return replace(request, resolved=replace(resolved, generation=generation))
+        if (own := own_length(row, self.sides[0].early)) is not None:
+            resolved = replace(resolved, generation=replace(resolved.generation, max_new_tokens=own))
+        return request_of(row, resolved, seed)

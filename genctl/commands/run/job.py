@@ -30,7 +30,7 @@ from genctl.commands.run.resume import Grouping, identity
 from genctl.commands.run.row_source import RowSource
 from genctl.commands.run.screen import Screen
 from genctl.config.chat_settings import check_is_chat
-from genctl.config.layers import Resolved
+from genctl.config.layers import Resolved, resolve
 from genctl.engines.protocol import Flow, Report, Request, Skipped
 from genctl.errors import Exit, UsageError, count
 from genctl.events import Event
@@ -57,10 +57,13 @@ def run(options: RunOptions) -> int | None:
         if options.dry:
             from genctl.config.dry import to_toml
 
-            planned = choice.planned(early.runtime, layers, options.trust)
-            sys.stdout.write(to_toml(planned, defaults=options.verbose, always=("model", "max_new_tokens")))
-            if not options.verbose:
-                sys.stdout.write("\n# all other settings have their defaults: -v lists them\n")
+            if early.runtime.backend is None:  # a server keeps its settings to itself
+                from genctl.engines.session import checkpoint_layer
+
+                layers.insert(0, checkpoint_layer(early.runtime, **options.trust))
+            settings = to_toml(resolve(layers), defaults=options.verbose, always=("model", "max_new_tokens"))
+            rest = "" if options.verbose else "\n# all other settings have their defaults: -v lists them\n"
+            sys.stdout.write(settings + rest)
             return int(Exit.DONE)
 
         choice.meet(job.stack)
@@ -78,9 +81,7 @@ def run(options: RunOptions) -> int | None:
             job.shown = live or options.stream
             watched_alone = live and job.single_prompt
             several = early.generation.num_return_sequences > 1
-            screen = job.view = Screen(
-                options, interrupt, live=live, single_prompt=job.single_prompt, several=several, counts=choice.live
-            )
+            screen = job.view = Screen(job, options, several=several)
             results = Results(job, options, screen)
             output = job.output = results.output
             stack.push(lambda kind, *_: output.abandon() if kind else output.close(cut_short=results.cut_short))

@@ -6,6 +6,7 @@ import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from genctl.commands.job import Job
 from genctl.commands.options import shown_top
 from genctl.commands.run.options import RunOptions
 from genctl.engines.protocol import StreamProgress
@@ -13,7 +14,6 @@ from genctl.events import Event, Failed, Loading
 from genctl.io import writers
 from genctl.io.writers import TEXTS
 from genctl.terminal import loading_line
-from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.standard_streams import is_terminal, never_fail_to_encode
 
 if TYPE_CHECKING:
@@ -28,29 +28,26 @@ if TYPE_CHECKING:
 class Screen:
     """The view of a run, the text of --stream, the trees of --tree and --tree-format, and a bar of rows.
 
-    `live`: results are shown while they are made, and not written. `single_prompt`: there is only one. `several`: it
-    may have several texts. `counts`: events come while tokens are decoded, so that the bar can count them.
+    `several`: a prompt may have several texts. With `job.live`, results are shown while they are made, and not written.
     """
 
-    def __init__(
-        self, options: RunOptions, interrupt: Interrupt, *, live: bool, single_prompt: bool, several: bool, counts: bool
-    ) -> None:
-        self.options, self.interrupt, self.live, self.counts = options, interrupt, live, counts
-        self.single_prompt = single_prompt
+    def __init__(self, job: Job, options: RunOptions, *, several: bool) -> None:
+        self.job, self.options = job, options
         self.err: Console | None = None
         self.bar: RowsBar | None = None
         self.view: RunView | None = None  # made where anything is shown: the import of Rich takes time
         self.trees: SearchTrees | None = None  # those that the view does not draw
         self.stream: StableTexts | None = None
-        if live or _has_details(options) or options.tree or not _is_quiet(options, live=live):
+        quiet = options.quiet or not (job.live or is_terminal(sys.stderr) or options.verbose)
+        if job.live or _has_details(options) or options.tree or not quiet:
             from genctl.terminal.console import make_consoles
 
             out, self.err = make_consoles(options.color)
-            self.view = make_view(options, out, self.err, live=live, single_prompt=single_prompt, several=several)
+            self.view = _view(job, options, out, self.err, quiet=quiet, several=several)
         else:
             for stream in (sys.stdout, sys.stderr):
                 never_fail_to_encode(stream)
-        if (options.tree and not live) or options.tree_format:
+        if (options.tree and not job.live) or options.tree_format:
             from genctl.pages.search_tree import SearchTrees
 
             self.trees = SearchTrees()
@@ -78,7 +75,7 @@ class Screen:
     @property
     def wants_bar(self) -> bool:
         """Whether a bar counts the rows."""
-        return wants_bar(self.options, self.err, live=self.live)
+        return wants_bar(self.options, self.err, live=self.job.live)
 
     def open_bar(self, stack: ExitStack, total: int | None, done: int) -> None:
         """Begin to count rows, if a bar is wanted."""
@@ -90,13 +87,13 @@ class Screen:
 
     def feed(self, event: Event) -> None:
         """Draw an event. A failed row is reported with its record, unless the view shows it."""
-        if self.view is not None and (self.live or not isinstance(event, Failed)):
+        if self.view is not None and (self.job.live or not isinstance(event, Failed)):
             self.view.feed(event)
         if self.trees is not None:
             self.trees.feed(event)
         if self.stream is not None:
             self.stream.feed(event)
-        if self.bar is not None and self.counts:
+        if self.bar is not None and self.job.choice.live:  # events come while tokens are decoded
             self.bar.feed(event)
 
     def tree_records(self, lane: str) -> list[dict[str, Any]]:
@@ -111,9 +108,9 @@ class Screen:
     def loading(self, event: Loading) -> None:
         """Show how much of a checkpoint is read."""
         words = f"reading {event.done}/{event.total} {event.unit}"
-        if event.unit != "B" and self.live and self.single_prompt and loading_line.status(words, restart=False):
+        if event.unit != "B" and self.job.live and self.job.single_prompt and loading_line.status(words, restart=False):
             return
-        with self.interrupt.busy():
+        with self.job.interrupt.busy():
             if self.bar is not None:
                 self.bar.hide()  # an auxiliary model is loaded: its bar takes the place of ours
             if self.view is not None:
@@ -122,7 +119,7 @@ class Screen:
     def progress(self, progress: StreamProgress) -> None:
         """Show what the engine is at work on."""
         if self.bar is not None:
-            with self.interrupt.busy():
+            with self.job.interrupt.busy():
                 self.bar.work(progress.rows, progress.tokens, progress.speeds if self.options.verbose else ())
 
     def row_done(self, *, failed: bool) -> None:
@@ -138,22 +135,16 @@ class Screen:
             self.view.pause()
 
 
-def _is_quiet(options: RunOptions, *, live: bool) -> bool:
-    return options.quiet or not (live or is_terminal(sys.stderr) or options.verbose)
-
-
 def _has_details(options: RunOptions) -> bool:
     return options.scores or options.explain or bool(options.watch)
 
 
-def make_view(
-    options: RunOptions, out: Console, err: Console, *, live: bool, single_prompt: bool, several: bool
-) -> RunView:
+def _view(job: Job, options: RunOptions, out: Console, err: Console, *, quiet: bool, several: bool) -> RunView:
     """The view of a run. Where records are written, it shows only the summary and what --scores asks for."""
     from genctl.commands.run.run_view import RunView
     from genctl.terminal.console import discard
 
-    details = _has_details(options)
+    live, details = job.live, _has_details(options)
     shared: dict[str, Any] = {
         "explain": options.explain,
         "verbose": options.verbose,
@@ -161,15 +152,14 @@ def make_view(
         "messages": options.echo is True or options.view == "beam",  # a person knows what was just typed
         "scores": options.scores or bool(options.watch) or (options.top_logprobs or 0) > 0,
         "top": shown_top(options),
-        "labels": several or not single_prompt,
-        "numbered": not single_prompt,
+        "labels": several or not job.single_prompt,
+        "numbered": not job.single_prompt,
     }
     if live and options.view == "beam":
         from genctl.commands.run.beam_view import BeamView
 
         return BeamView(out, err, quiet=options.quiet, tree=options.tree, formula=not options.quiet, **shared)
     shown = out if live else err if details and options.format in TEXTS else discard()
-    quiet = _is_quiet(options, live=live)
     return RunView(shown, err, live=live, quiet=quiet, candidates=not options.quiet, **shared)
 
 
