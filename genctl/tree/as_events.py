@@ -13,7 +13,7 @@ MOST = 2**20  # tokens of all results together, where branches share so many tha
 
 
 def events_of(tree: TokenTree) -> Iterator[Event]:
-    """A step for each length of branches: the nodes that go on, and the ends of branches, which are the results.
+    """A step for each depth: nodes with children are its rows, and ends of branches are results.
 
     The results are ranked by their log-probability; the current branch comes first. Of a tree whose branches have more
     than MOST tokens together, and more than twice its own, the first ones are results. The others have an end without

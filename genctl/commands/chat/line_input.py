@@ -51,7 +51,7 @@ class PlainLines:
         return "\n".join(lines)
 
     def ask(self, question: str) -> str:
-        """The answer to a question, on one line. It is not kept in the history."""
+        """The answer to a question, on one line. The history does not get it."""
         return self._line(visible(question))
 
     def waiting(self) -> AbstractContextManager[Callable[[], object]]:
@@ -126,7 +126,7 @@ class LineEditor:
             pasted = event.data.replace("\r\n", "\n").replace("\r", "\n").rstrip("\n")
             event.current_buffer.insert_text(pasted)
 
-        kept: History = InMemoryHistory() if history is None else OwnHistory(str(history))
+        past: History = InMemoryHistory() if history is None else OwnHistory(str(history))
         depth = None if color else ColorDepth.DEPTH_1_BIT
         style = Style.from_dict({"sign": "bold"} if color else {})
         self._editor: PromptSession[str] = PromptSession(
@@ -137,7 +137,7 @@ class LineEditor:
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,
             reserve_space_for_menu=0,
-            history=kept,
+            history=past,
             key_bindings=keys,
             color_depth=depth,
             style=style,

@@ -88,36 +88,33 @@ class ChatScreen:
         self.answer(self.fitting(lambda: self.chat.plan(text, parent), parent))
 
     def fitting(self, plan: Callable[[], PlannedTurn], end: int | None) -> PlannedTurn | None:
-        """The turn, once it has room in the context: what is left out for it is asked. None if it is not to be sent."""
+        """The turn, once it fits the context: the person chooses what to leave out. None if it is not to be sent."""
         turn, log = plan(), self.chat.log
         if not self.chat.too_long(turn):
             return turn
-        place = self.chat.leave_out_for(plan, end)
+        context, place = self.chat.partner.context, self.chat.leave_out_for(plan, end)
+        left, more = max((context or 0) - len(turn.ids), 0), 0 if place is None else place - log.left_out
+        choices = {"d": f"[d]rop the oldest {count(more, 'message')}"} if place is not None else {}
+        choices |= {"g": "[g]o on with what is left"} if left else {}
         if self.when_full == "d" and place is not None:
-            dropped = count(place - log.left_out, "more message is", "more messages are")
-            log.change("leave_out", place)
+            dropped = count(more, "more message is", "more messages are")
             self.note(f"the context is full: {dropped} left out of the prompt")
-            return plan()
-        context = self.chat.partner.context
-        left = max((context or 0) - len(turn.ids), 0)
-        if self.when_full == "g" and left:
-            return turn
-        room = f"{count(left, 'is', 'are')} left for the answer" if left else "nothing is left for the answer"
-        self.note(f"the prompt has {count(len(turn.ids), 'token')} of a context of {context}: {room}")
-        if not left and place is None:
-            self.note("not sent: this message alone exceeds the context; /set truncate=left shortens it")
-            return None
-        choices = [f"[d]rop the oldest {count(place - log.left_out, 'message')}"] if place is not None else []
-        choices += ["[g]o on with what is left"] if left else []
-        self.note("leaving out, or going on, holds for the turns that follow, too")
-        try:
-            self.when_full = self.lines.ask(f"{', '.join([*choices, '[c]ancel'])}? ").strip().lower()[:1]
-        except (EOFError, KeyboardInterrupt):
-            self.when_full = "c"
+        elif self.when_full not in choices:
+            room = f"{count(left, 'is', 'are')} left for the answer" if left else "nothing is left for the answer"
+            self.note(f"the prompt has {count(len(turn.ids), 'token')} of a context of {context}: {room}")
+            if not choices:
+                self.note("not sent: this message alone exceeds the context; /set truncate=left shortens it")
+                return None
+            self.note("leaving out, or going on, holds for the turns that follow, too")
+            try:
+                question = ", ".join([*choices.values(), "[c]ancel"])
+                self.when_full = self.lines.ask(f"{question}? ").strip().lower()[:1]
+            except (EOFError, KeyboardInterrupt):
+                self.when_full = "c"
         if self.when_full == "d" and place is not None:
             log.change("leave_out", place)
             return plan()
-        if self.when_full == "g" and left:
+        if self.when_full in choices:
             return turn
         self.note("the turn was not said")
         return None
