@@ -59,10 +59,14 @@ def test_help_has_keys_mouse_columns_and_commands(keys: str) -> None:
     play(part, size=(120, 110))
 
 
-@pytest.mark.parametrize("keys", ["q", ":quit\r"])
-def test_quit_leaves(keys: str) -> None:
+@pytest.mark.parametrize("in_line", [False, True])
+def test_quit_leaves(in_line: bool) -> None:
     async def part(shown: Shown) -> None:
-        await shown.burst(keys)
+        if in_line:
+            await shown.press("colon")
+            await shown.answer("quit")
+        else:
+            await shown.press("q")
 
     assert play(part).return_value == 0
 
