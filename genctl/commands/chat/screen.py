@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
@@ -15,7 +16,7 @@ from rich.text import Text
 from genctl.commands.chat import thinking
 from genctl.commands.chat.answer_view import AnswerView
 from genctl.commands.chat.chat import Chat, PlannedTurn
-from genctl.commands.chat.line_input import SIGN, history_file, line_input
+from genctl.commands.chat.line_input import SIGN, PlainLines
 from genctl.commands.chat.options import ChatOptions
 from genctl.commands.options import SHOWN_TOP
 from genctl.engines.protocol import Flow, Report
@@ -27,6 +28,9 @@ from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.summary import lines as broken
 from genctl.terminal.summary import stop_words
 from genctl.terminal.text_width import unbroken
+
+if TYPE_CHECKING:
+    from genctl.commands.chat.line_editor import LineEditor
 
 EMPTY = "the answer is empty: the model ends it at once (EOS)"
 
@@ -47,10 +51,18 @@ class ChatScreen:
         self.out, self.err = consoles
         self.scores = options.scores  # whether token probabilities are shown under each answer
         self.top = SHOWN_TOP if options.top_logprobs is None else options.top_logprobs
-        colored = self.out.is_interactive and not self.out.no_color
-        self.lines = line_input(color=colored, history=history_file(sessions_folder().parent))
+        self.lines = self._line_input()
         self.draft = ""  # what the next prompt begins with
         self.when_full = ""  # what was chosen when the context was full: d or g
+
+    def _line_input(self) -> PlainLines | LineEditor:
+        """The line editor, or on a terminal that cannot redraw plain lines."""
+        if os.environ.get("TERM", "dumb").lower() in ("", "dumb", "unknown"):
+            return PlainLines()
+        from genctl.commands.chat.line_editor import LineEditor, history_file
+
+        colored = self.out.is_interactive and not self.out.no_color
+        return LineEditor(color=colored, history=history_file(sessions_folder().parent))
 
     def note(self, words: str, *whole: str) -> None:
         """Print a remark of the program, dimmed. No line is broken inside of a word, nor of the texts in `whole`."""
