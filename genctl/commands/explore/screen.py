@@ -126,6 +126,7 @@ class ExploreApp(App[int]):
             self.model.look(self.at.cursor)
         self.show_status()
 
+    @on(Alternatives.RowHighlighted)
     def show_status(self) -> None:
         """Show what is going on, and figures of the place."""
         state = self.answer
@@ -147,10 +148,6 @@ class ExploreApp(App[int]):
     def report(self, words: str, *, failed: bool = False) -> None:
         """Answer in the status line."""
         self.answer, self.failed = words, failed
-        self.show_status()
-
-    @on(Alternatives.RowHighlighted)
-    def _row_highlighted(self) -> None:
         self.show_status()
 
     # -- the model -----------------------------------------------------------------------------------------------------

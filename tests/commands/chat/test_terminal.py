@@ -265,18 +265,13 @@ def test_a_dumb_terminal_gets_plain_lines(own_state: Path) -> None:
         assert b"\x1b" not in talk.raw
 
 
-def test_no_colour_is_used_where_there_is_to_be_none(own_state: Path) -> None:
-    with Talk(own_state, *QUIET, NO_COLOR="1") as talk:
-        talk.say("A fox")
+def test_arguments_are_said_first_and_no_colour_is_used_where_there_is_to_be_none(own_state: Path) -> None:
+    with Talk(own_state, *QUIET, "A fox", NO_COLOR="1") as talk:
+        assert "> A fox" in talk.lines
+        assert "cut at max_new_tokens" in talk.lines
         talk.press("\x04")
         talk.end()
         assert not re.search(rb"\x1b\[[\d;]*(3[0-7]|4[0-7]|38|48)[\d;]*m", talk.raw)
-
-
-def test_arguments_are_said_first(own_state: Path) -> None:
-    with Talk(own_state, *QUIET, "A fox") as talk:
-        assert "> A fox" in talk.lines
-        assert "cut at max_new_tokens" in talk.lines
 
 
 def test_a_terminal_that_ends_the_process_gets_its_settings_back(own_state: Path) -> None:

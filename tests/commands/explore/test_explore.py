@@ -216,12 +216,6 @@ def test_a_command_that_cannot_be_done_is_named() -> None:
     assert "goto 99: there is no node 99: the nodes are 0 to 2" in done.err
 
 
-def test_samples_of_a_temperature_of_0_are_refused() -> None:
-    done = genctl("explore", PROMPT, "--script", "-", stdin="set temperature=0\nsample 2 3\n")
-    assert done.status == 2
-    assert "sample 2 3: sample draws tokens, and temperature = 0 takes the best one" in done.err
-
-
 def test_a_server_has_no_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GENCTL_BACKEND", "openai:http://localhost:1")
     done = genctl("explore", PROMPT, "--expand", "depth=2")
