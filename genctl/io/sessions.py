@@ -1,15 +1,28 @@
-"""The files of chats and trees: how they are opened, and the folder for those that the user does not name."""
+"""The files of chats and trees, and the folder for those that the user does not name.
+
+A file has a JSON object on each line, appended as it happens, so that a kill loses one line at most. It is readable by
+its owner only, is never a link, and is locked while it is open.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
+from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
 
-from genctl.errors import InputError, cannot_read, printable
-from genctl.io.file_lock import NotOurs, open_regular
-from genctl.io.output import unwritable
+from genctl.documents import reader
+from genctl.errors import InputError, OutputError, cannot_read, printable
+from genctl.io.file_lock import NotOurs, lock, open_regular
+from genctl.io.output import unbuffered, unwritable
+from genctl.io.sink import Sink
+
+T = TypeVar("T")
 
 
 def sessions_folder() -> Path:
@@ -43,8 +56,97 @@ def new_file(kind: str, prompt: str) -> Path:
     return path
 
 
-def open_session(path: Path, flags: int) -> int:
-    """The descriptor of the file of a chat or a tree, which is never a link. Raises InputError."""
+class OpenedSession(NamedTuple, Generic[T]):
+    """A file that is continued."""
+
+    value: T  # what its lines are
+    sink: Sink
+    torn: bool  # whether it ended in half a line, which was dropped
+
+
+def continue_session(path: Path, read: Callable[[Iterator[bytes]], T]) -> OpenedSession[T]:
+    """Open and lock the file of a chat or a tree. `read` makes a value of its whole lines.
+
+    Raises InputError for a file that cannot be read, OutputError if it cannot be written, UsageError if another
+    process has it open.
+    """
+    descriptor, name = _opened(path, os.O_RDWR), printable(str(path))
+    lock(descriptor, path)
+    whole = 0
+
+    def counted() -> Iterator[bytes]:
+        nonlocal whole
+        for line in _whole_lines(file, name):
+            whole += len(line)
+            yield line
+
+    try:
+        with open(descriptor, "rb", closefd=False) as file:
+            value = read(counted())
+        sink = Sink(unbuffered(descriptor), name, owned=descriptor, path=path, whole=whole)
+    except BaseException:  # a signal, too: the lock goes with the descriptor
+        with suppress(OSError):
+            os.close(descriptor)
+        raise
+    torn = sink.size > whole
+    try:
+        sink.cut_back()
+    except OutputError:
+        sink.leave()
+        raise
+    return OpenedSession(value, sink, torn)
+
+
+def read_session(path: Path, read: Callable[[Iterator[bytes]], T]) -> T:
+    """What `read` makes of the whole lines of a file that another process may be writing. Raises InputError."""
+    with os.fdopen(_opened(path, os.O_RDONLY), "rb") as file:
+        return read(_whole_lines(file, printable(str(path))))
+
+
+def begin_session(sink: Sink, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Write the first lines of a file that `open_beside` has opened, and give it its name, unless it replaces another.
+
+    Raises OutputError; then nothing is left of it.
+    """
+    try:
+        for line in lines:
+            sink.write(encoded(line))
+        if not sink.replaces:
+            sink.put_in_place()
+    except BaseException:  # a signal, too
+        sink.abandon(keep=False)
+        raise
+
+
+def encoded(line: Mapping[str, Any]) -> bytes:
+    """A line as the file has it."""
+    return json.dumps(line, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+
+
+def decoded(line: bytes) -> dict[str, Any]:
+    """The JSON object of a line. Raises ValueError."""
+    found = reader.loads(line.decode("utf-8", "surrogatepass"))  # a file name in it may be no UTF-8
+    if not isinstance(found, dict):
+        raise reader.BadJson("a line is a JSON object, this is not")
+    return found
+
+
+def damaged(name: str, number: int, error: Exception) -> InputError:
+    """The error for a line that does not fit those before it."""
+    hint = "the lines before it are whole: a copy that ends there can be opened"
+    return InputError(f"{name} is damaged at line {number}: {error}", hint=hint)
+
+
+def _whole_lines(file: BinaryIO, name: str) -> Iterator[bytes]:
+    """The lines; half a line at the end, left by a kill, is no part of a session. Raises InputError."""
+    try:
+        yield from takewhile(lambda line: line.endswith(b"\n"), reader.lines(file))
+    except reader.Unreadable as error:
+        raise InputError(f"cannot read {name}: {error}") from None
+
+
+def _opened(path: Path, flags: int) -> int:
+    """The descriptor of a file, which is never a link. Raises InputError."""
     name = printable(str(path))
     try:
         return open_regular(path, flags)

@@ -13,7 +13,7 @@ MOST = 2**20  # tokens of all results together, where branches share so many tha
 
 
 def events_of(tree: TokenTree) -> Iterator[Event]:
-    """A step for each length of branches: the nodes that go on, and the ends of branches, which are the results.
+    """A step for each depth: nodes with children are its rows, and ends of branches are results.
 
     The results are ranked by their log-probability; the current branch comes first. Of a tree whose branches have more
     than MOST tokens together, and more than twice its own, the first ones are results. The others have an end without
@@ -22,7 +22,7 @@ def events_of(tree: TokenTree) -> Iterator[Event]:
     opened = tree.opened
     yield Began(LANE, opened.prompt, "explore", opened.model, None, {"length_penalty": 0.0}, 1, shown=opened.shown)
     leaves = set(tree.leaves)
-    results = {leaf: _result(tree, leaf) for leaf in _results(tree, leaves)}
+    results = {leaf: _end(tree, leaf, with_text=True) for leaf in _results(tree, leaves)}
     level = [ROOT]
     step = 0
     while level:
@@ -34,7 +34,7 @@ def events_of(tree: TokenTree) -> Iterator[Event]:
                 token = Token(node.id, node.logprob, node.text, node.rank, node.entropy)
                 joint = tree.joints[child]
                 if child in leaves:
-                    end = results.get(child) or _end(tree, child)
+                    end = results.get(child) or _end(tree, child, with_text=False)
                     ended.append(Ended(LANE, place, (token,), end))
                 else:
                     rows.append((child, Row(LANE, place, (token,), joint, joint)))
@@ -67,12 +67,9 @@ def _results(tree: TokenTree, ends: set[int]) -> list[int]:
     return found
 
 
-def _result(tree: TokenTree, leaf: int) -> Hypothesis:
-    nodes = [tree.nodes[each] for each in tree.path(leaf)]
-    joint, text = tree.joints[leaf], "".join(node.text for node in nodes)
-    return Hypothesis(tuple(node.id for node in nodes), joint, joint, "stop", joint, None, "end of the branch", text)
-
-
-def _end(tree: TokenTree, leaf: int) -> Hypothesis:
-    joint = tree.joints[leaf]
-    return Hypothesis((), joint, joint, "stop", joint, None, "end of the branch", counted=tree.depths[leaf])
+def _end(tree: TokenTree, leaf: int, *, with_text: bool) -> Hypothesis:
+    """The end of a branch: a result has its tokens and its text, another one their number alone."""
+    nodes = [tree.nodes[each] for each in tree.path(leaf)] if with_text else []
+    ids, text, joint = tuple(node.id for node in nodes), "".join(node.text for node in nodes), tree.joints[leaf]
+    counted = 0 if with_text else tree.depths[leaf]
+    return Hypothesis(ids, joint, joint, "stop", joint, None, "end of the branch", text, counted=counted)

@@ -1,4 +1,4 @@
-"""The distribution after a node over the whole vocabulary: the model's, and what each processor made of it."""
+"""The distribution of the next token over the whole vocabulary: the model's, and after each processor."""
 
 from __future__ import annotations
 
@@ -169,5 +169,5 @@ class StageChange(NamedTuple):
 def processed_logprobs(scores: torch.Tensor) -> torch.Tensor:
     """Log-probabilities f64 [V] of scores [V] after processors; -inf: removed, which all tokens may be."""
     alive = scores > torch.finfo(scores.dtype).min
-    kept = scores.double().masked_fill(~alive, -torch.inf)
-    return kept.log_softmax(-1) if bool(alive.any()) else kept
+    remaining = scores.double().masked_fill(~alive, -torch.inf)
+    return remaining.log_softmax(-1) if bool(alive.any()) else remaining

@@ -27,7 +27,7 @@ from genctl.tree.explorer import Explorer, overlaid
 MOST = 1000  # texts that are continued, where nobody says how many
 ROWS = 16  # in one pass
 NEAR = math.log(10.0)  # siblings are read along that are no less probable than a tenth
-BLOCK = 1024  # tokens after a text that are kept at once
+BLOCK = 1024  # tokens after a text that are held at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +79,7 @@ class BestFirst:
         return len(self._dead)
 
     def dead_ends(self) -> Iterator[tuple[tuple[Token, ...], float]]:
-        """The dead ends that were met, each with the log-probability of what goes on there: none."""
+        """The dead ends that were found, each with a log-probability of -inf."""
         return ((written, -math.inf) for written in self._dead)
 
     def texts(self) -> Iterator[tuple[tuple[Token, ...], float]]:

@@ -1,6 +1,6 @@
-"""A tree with its checkpoint and its file: what may follow each node, and tokens that are written after one.
+"""A tree with its checkpoint and its file: the distribution after each node, and tokens that are written after one.
 
-`Explorer.do` does a command (`commands`) and yields what it comes to while it happens (`results`).
+`Explorer.do` runs a command (`commands`) and yields its results while it runs (`results`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from genctl.config.layers import Layer, Resolved, overlay
+from genctl.config.saved_files import saved_layers
 from genctl.decode.processors import trace
 from genctl.decode.score import damaged, is_finite
 from genctl.engines.protocol import Report, Request, never
@@ -39,7 +40,7 @@ from genctl.tree.token_tree import ROOT, SCHEMA, At, By, Change, TokenNode, Toke
 if TYPE_CHECKING:
     from genctl.models.text import Words
 
-KEPT = 64  # distributions and detokenizers that are kept, each after a node
+CACHED = 64  # distributions and detokenizers, each after a node
 Entry = tuple[int, str]  # a node, and settings as JSON
 
 
@@ -93,7 +94,9 @@ class Explorer:
         if not prompt_ids:
             raise InputError("the prompt tokenises to nothing, and there is nothing to continue")
         checkpoint = session.about.name, session.loaded.fingerprint()
-        opened = TreeOpened(SCHEMA, *checkpoint, prompt, tuple(prompt_ids), seed, saved.saved_layers(layers), shown)
+        opened = TreeOpened(
+            SCHEMA, *checkpoint, prompt, tuple(prompt_ids), seed, saved_layers(layers, saved.ALLOWED), shown
+        )
         explorer = cls(session, TokenTree(opened), memory=memory)
         if path is not None:
             explorer.file = saved.create(path, opened)
@@ -158,7 +161,7 @@ class Explorer:
         self._reason = reason
 
     def stop_reason(self) -> str:
-        """Why what is being written has to end; "" if it may go on."""
+        """Why the command has to stop writing; "" if it may continue."""
         return self._reason or self.interrupted()
 
     # -- changes -------------------------------------------------------------------------------------------------------
@@ -231,7 +234,7 @@ class Explorer:
         return self._resolved[key]
 
     def request(self, name: str, node: int, resolved: Resolved, seed: int = 0, given: tuple[int, ...] = ()) -> Request:
-        """A generation that begins after a node and tokens that are given. A text of a grammar goes on there."""
+        """A generation that begins after a node and given tokens. A grammar continues the text that it has there."""
         ids = (*self.tree.ids(node), *given)
         request = Request(name, resolved, seed, prompt_ids=ids)
         lengths = [len(ids) - self.tree.length(start) for start in self._starts(node, resolved.generation)]
@@ -260,7 +263,7 @@ class Explorer:
             node = one.parent
         return starts[::-1]
 
-    # -- what the model says -------------------------------------------------------------------------------------------
+    # -- distributions -----------------------------------------------------------------------------------------
 
     def distribution(self, node: int) -> Distribution:
         """The distribution of the token after a node: the model's, and after the processors of the settings.
@@ -271,7 +274,7 @@ class Explorer:
         key = node, json.dumps(self.tree.settings, sort_keys=True)
         if key not in self._distributions:
             self._distributions[key] = self._processed(node)
-            while len(self._distributions) > KEPT:
+            while len(self._distributions) > CACHED:
                 self._distributions.popitem(last=False)
         self._distributions.move_to_end(key)
         return self._distributions[key]
@@ -325,7 +328,7 @@ class Explorer:
             words.push(self.tree.nodes[each].id)
         self._words[node] = words
         self._words.move_to_end(node)
-        while len(self._words) > KEPT:
+        while len(self._words) > CACHED:
             self._words.popitem(last=False)
         return words
 

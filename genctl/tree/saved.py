@@ -1,35 +1,26 @@
-"""The file of a tree: a line of JSON for each change, appended as it happens, so that a kill loses one token at most.
-
-Each line is written whole. A half-written last line is cut off when the file is opened again. The file is readable by
-its owner only, is never a link, and is locked while it is open.
-"""
+"""The file of a tree (`genctl.io.sessions`): a line for each change."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from genctl import events
 from genctl.config.check import shown
 from genctl.config.layers import Layer
 from genctl.config.listed_knobs import LISTS
-from genctl.config.saved_files import objection
-from genctl.documents import reader
-from genctl.documents.reader import Unreadable
-from genctl.errors import InputError, OutputError, printable
-from genctl.io.file_lock import lock
-from genctl.io.output import Sink, open_beside, unbuffered
-from genctl.io.sessions import open_session
+from genctl.config.saved_files import SavedLayer, objections
+from genctl.errors import InputError, printable
+from genctl.io.output import open_beside
+from genctl.io.sessions import begin_session, continue_session, damaged, decoded, encoded, read_session
+from genctl.io.sink import Sink
 from genctl.params import Generation, knobs
 from genctl.tree.token_tree import KINDS, SCHEMA, Change, TokenTree, TreeOpened, TreeStep
 
-_ALLOWED = frozenset({*knobs(Generation), *LISTS})
+ALLOWED = frozenset({*knobs(Generation), *LISTS})
 
 
 def create(path: Path | Sink, opened: TreeOpened, changes: Iterable[Change] = ()) -> Sink:
@@ -38,45 +29,23 @@ def create(path: Path | Sink, opened: TreeOpened, changes: Iterable[Change] = ()
     Raises OutputError, if it exists or cannot be written; then nothing is left of it.
     """
     sink = path if isinstance(path, Sink) else open_beside(path)
-    try:
-        for change in (opened, *changes):
-            append(sink, change)
-        sink.put_in_place()
-    except BaseException:  # a signal, too: no half of a file stays
-        sink.abandon(keep=False)
-        raise
+    begin_session(sink, map(events.to_json, (opened, *changes)))
     return sink
 
 
 def reopen(path: Path) -> tuple[Sink, TokenTree, list[str]]:
     """The file of a tree, to be continued, the tree, and notes on settings that it may not bring along.
 
-    Raises InputError if the file is not a tree or is damaged, OutputError if it cannot be written, UsageError if
-    another process has it open.
+    Raises InputError if the file is not a tree or is damaged, and as `continue_session` does.
     """
-    descriptor, name = open_session(path, os.O_RDWR), printable(str(path))
-    lock(descriptor, path)
-    notes: list[str] = []
-    try:
-        with open(descriptor, "rb", closefd=False) as file:
-            tree, whole = _read(_lines(file, name), name, notes)
-        sink = Sink(unbuffered(descriptor), name, owned=descriptor, path=path, whole=whole)
-    except BaseException:  # a signal, too: the lock goes with the descriptor
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
-        raise
-    try:
-        sink.cut_back()
-    except OutputError:
-        sink.leave()
-        raise
+    name, notes = printable(str(path)), list[str]()
+    tree, sink, _ = continue_session(path, lambda lines: _read(lines, name, notes))
     return sink, tree, notes
 
 
 def append(file: Sink, change: Change) -> None:
     """Write a change as a line. Raises OutputError."""
-    line = json.dumps(events.to_json(change), ensure_ascii=False)
-    file.write(line.encode("utf-8", "surrogatepass") + b"\n")
+    file.write(encoded(events.to_json(change)))
 
 
 def changes_of(tree: TokenTree) -> Iterator[Change]:
@@ -92,42 +61,26 @@ def changes_of(tree: TokenTree) -> Iterator[Change]:
 
 def read_tree(path: Path) -> TokenTree:
     """The tree in a file, to look at: another process may be writing it. Raises InputError."""
-    name = printable(str(path))
-    with os.fdopen(open_session(path, os.O_RDONLY), "rb") as file:
-        return _read(_lines(file, name), name, [])[0]
+    return read_session(path, lambda lines: _read(lines, printable(str(path)), []))
 
 
 def tree_of_lines(lines: Iterable[bytes], name: str) -> TokenTree:
     """The tree of the lines of a file, `name` in messages. Raises InputError."""
-    return _read(itertools.takewhile(lambda line: line.endswith(b"\n"), lines), name, [])[0]
+    return _read(itertools.takewhile(lambda line: line.endswith(b"\n"), lines), name, [])
 
 
-def _lines(file: BinaryIO, name: str) -> Iterator[bytes]:
-    """The whole lines; what follows the last line end is left out. Raises InputError."""
-    try:
-        yield from itertools.takewhile(lambda line: line.endswith(b"\n"), reader.lines(file))
-    except Unreadable as error:
-        raise InputError(f"cannot read {name}: {error}") from None
-
-
-def _read(lines: Iterator[bytes] | Iterable[bytes], name: str, notes: list[str]) -> tuple[TokenTree, int]:
-    """The tree of the whole lines, and their bytes. `notes` receives what `allowed` leaves out."""
-    lines = iter(lines)
-    first = next(lines, b"")
-    tree, whole = TokenTree(_opened(first, name, notes)), len(first)
+def _read(lines: Iterator[bytes], name: str, notes: list[str]) -> TokenTree:
+    """The tree of whole lines. `notes` receives what `allowed` leaves out."""
+    tree = TokenTree(_opened(next(lines, b""), name, notes))
     for number, line in enumerate(lines, 2):
         try:
-            change = events.from_json(_object(line), KINDS)
+            change = events.from_json(decoded(line), KINDS)
             if isinstance(change, TreeStep) and change.settings is not None:
                 change = replace(change, settings=allowed(change.settings, notes))
             tree.apply(change)
         except (InputError, ValueError) as error:
-            raise InputError(
-                f"{name} is damaged at line {number}: {error}",
-                hint="the lines before it are whole: a copy that ends there can be opened",
-            ) from None
-        whole += len(line)
-    return tree, whole
+            raise damaged(name, number, error) from None
+    return tree
 
 
 def _opened(line: bytes, name: str, notes: list[str]) -> TreeOpened:
@@ -135,7 +88,7 @@ def _opened(line: bytes, name: str, notes: list[str]) -> TreeOpened:
     if not line:
         raise InputError(f"{name} is not the file of a tree: it has no whole line")
     try:
-        data = _object(line)
+        data = decoded(line)
         schema = data.get("schema")
         if not str(schema).startswith("genctl-tree/"):
             raise InputError(f"{name} is not the file of a tree", hint="genctl explore --save writes one")
@@ -147,30 +100,8 @@ def _opened(line: bytes, name: str, notes: list[str]) -> TreeOpened:
         if line.startswith(b'{"event": "treeopened"'):
             raise InputError(f"{name} is damaged at line 1: {error}") from None
         raise InputError(f"{name} is not the file of a tree", hint="genctl explore --save writes one") from None
-    return replace(
-        opened, layers=tuple({**layer, "values": allowed(layer["values"], notes)} for layer in opened.layers)
-    )
-
-
-def _object(line: bytes) -> dict[str, Any]:
-    """The JSON object of a line. Raises ValueError."""
-    found = reader.loads(line.decode("utf-8", "surrogatepass"))  # a file name in it may be no UTF-8
-    if not isinstance(found, dict):
-        raise reader.BadJson("a change is a JSON object, this is not")
-    return found
-
-
-# -- settings: a tree holds those of generation, and names neither files nor code nor other checkpoints ----------------
-
-
-def saved_layers(layers: Iterable[Layer]) -> tuple[dict[str, Any], ...]:
-    """Layers as `TreeOpened` has them: the settings of generation."""
-    saved = []
-    for layer in layers:
-        values = {key: value for key, value in layer.values.items() if key in knobs(Generation) or key in LISTS}
-        if values:
-            saved.append({"origin": layer.origin, "kind": layer.kind, "typed": layer.typed, "values": values})
-    return tuple(saved)
+    layers = [SavedLayer(**{**layer, "values": allowed(layer["values"], notes)}) for layer in opened.layers]
+    return replace(opened, layers=tuple(layers))
 
 
 def layers_of(opened: TreeOpened) -> list[Layer]:
@@ -179,12 +110,12 @@ def layers_of(opened: TreeOpened) -> list[Layer]:
 
 
 def allowed(values: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    """The settings of a file without those that it may not bring along, each of which is a note."""
-    held = {}
-    for key, value in values.items():
-        if why := objection(key, value, _ALLOWED):
-            note = f"the tree's {printable(key)} = {shown(value)} is not used: it {why}"
-            notes += [note] if note not in notes else []
-        else:
-            held[key] = value
-    return held
+    """The settings of a file without those that it may not bring along, each of which is a note.
+
+    A tree holds settings of generation, and names neither files nor code nor other checkpoints.
+    """
+    refused = objections(values, ALLOWED)
+    for key, why in refused.items():
+        note = f"the tree's {printable(key)} = {shown(values[key])} is not used: it {why}"
+        notes += [note] if note not in notes else []
+    return {key: value for key, value in values.items() if key not in refused}

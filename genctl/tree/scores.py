@@ -1,7 +1,7 @@
-"""What the model says after each node. Texts that were read are kept, so that a later one reads only what is new.
+"""The model's scores after each node. The caches of texts stay, so that a later text reads only what is new.
 
-The kept texts are those of the engine (`prefix_cache.KeptTexts`), which generations continue, too. Beyond the bound of
-memory the text that was used longest ago leaves, and is read again when it is visited: the numbers are the same.
+The caches are those of the engine (`prefix_cache.KeptTexts`), which generations continue, too. Beyond the bound of
+memory the least recently used one is dropped, and its text is read again when it is visited: the numbers are the same.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from genctl.errors import InputError, ModelError
 from genctl.tree.token_tree import TokenTree
 
 AT_ONCE = 2**24  # most logits of a pass; a longer text is read in several passes
-LOGITS = 2**26  # bytes of scores that are kept, besides those of the node that was looked at last
+LOGITS = 2**26  # bytes of cached scores, besides those of the newest node
 
 
 class BranchScores:
-    """The scores after the nodes of one tree. `memory` bounds the bytes of the texts that are kept."""
+    """The scores after the nodes of one tree. `memory` bounds the bytes of the caches."""
 
     def __init__(self, session: Session, tree: TokenTree, memory: int) -> None:
         self.session, self.tree, self.forward = session, tree, session.forward
@@ -95,12 +95,12 @@ class BranchScores:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def _read(self, ids: tuple[int, ...]) -> Prefix:
-        """A text, read after what is kept of it."""
+        """A text, read from where its cache ends."""
         if self._newest is not None and self._newest[0] == ids:
             return self._newest[1]
         texts = self.session.texts
-        kept = None if texts is None or not self._saves else texts.best(ids)
-        prefix, reused = (None, 0) if kept is None else self.forward.resume(kept, ids, None)
+        cached = None if texts is None or not self._saves else texts.best(ids)
+        prefix, reused = (None, 0) if cached is None else self.forward.resume(cached, ids, None)
         if prefix is None:
             prefix, reused = self.forward.prefill(ids, None, use_cache=True, whole=self._saves), 0
         self.read_tokens += len(ids) - reused

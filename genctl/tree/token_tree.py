@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypedDict
+from typing import Any, Literal, NamedTuple, TypeAlias
 
+from genctl.config.saved_files import SavedLayer
 from genctl.documents.shapes import Natural
 from genctl.errors import InputError
 from genctl.events import Amount, Id, Logprob, Rank, Seed
@@ -20,15 +21,6 @@ ROOT = 0
 
 # Where a token comes from: the decode loop, an alternative that a person chose, a typed text, an expansion.
 By: TypeAlias = Literal["generate", "take", "edit", "expand"]
-
-
-class TreeLayer(TypedDict):
-    """Settings from one place, as `config.layers.Layer` has them."""
-
-    origin: str
-    kind: Literal["model", "user", "command", "row"]
-    typed: bool
-    values: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +33,7 @@ class TreeOpened:
     prompt: str
     prompt_ids: tuple[Id, ...]
     seed: Seed  # of the tree; the seed of each generation is derived from it
-    layers: tuple[Annotated[dict[str, Any], TreeLayer], ...] = ()  # settings of generation, lowest first
+    layers: tuple[SavedLayer, ...] = ()  # settings of generation, lowest first
     shown: str = ""  # the prompt as people read it, where it is a conversation
 
 

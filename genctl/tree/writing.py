@@ -1,7 +1,7 @@
 """The commands that write: the decode loop continues a branch, with what the cache has of it.
 
 The branch is the prompt, so the tokens are those that `genctl run` writes for the same ids, settings and seed; but the
-text of a grammar goes on where an earlier command left it.
+text of a grammar continues where an earlier command stopped.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 from genctl.config.layers import Resolved
 from genctl.engines.protocol import Flow, Report, Request
 from genctl.errors import GenctlError, InputError, ModelError, UsageError
-from genctl.events import Began, Ended, Failed, Finished, Hypothesis, Row, Stepped, Token, advance
+from genctl.events import Began, Ended, Failed, Stepped
+from genctl.events.results import Collector
+from genctl.events.results import Sequence as TokenSequence
 from genctl.params import knobs
 from genctl.tree.expanding import MOST, BestFirst
 from genctl.tree.explorer import Explorer, overlaid
@@ -24,14 +25,6 @@ from genctl.tree.results import Continuation, Covered, Result, Searching, TokenW
 from genctl.tree.token_tree import ROOT
 
 _ERRORS: dict[str, type[GenctlError]] = {"model": ModelError, "usage": UsageError}
-
-
-@dataclass(frozen=True)
-class Run:
-    """One generation: its request, and where it begins."""
-
-    request: Request
-    start: int
 
 
 def generate(explorer: Explorer, n: int | None) -> Iterator[Result]:
@@ -176,7 +169,7 @@ def _write(explorer: Explorer, entries: Sequence[dict[str, Any]], given: tuple[i
     if not requests or explorer.stop_reason():
         return
     ends: list[int] = []
-    for result in _streamed(explorer, [Run(request, start) for request in requests]):
+    for result in _streamed(explorer, requests, start):
         if isinstance(result, Wrote):
             ends.append(result.node)
         yield result
@@ -200,77 +193,49 @@ def _healed(explorer: Explorer, start: int, resolved: list[Resolved]) -> tuple[i
     return start, resolved
 
 
-def _streamed(explorer: Explorer, runs: Sequence[Run]) -> Iterator[Result]:
-    """What the generations write, as it happens."""
-    session = explorer.session
-    lanes = {run.request.id: _Lane(explorer, run) for run in runs}
-    flow = Flow(len(runs), interrupted=explorer.stop_reason)
-    requests = iter([run.request for run in runs])
-    with closing(session.stream(requests, Report(scores=True), flow)) as stream:
-        for event in stream:
-            if isinstance(event, Failed):
-                raise _ERRORS.get(event.code, InputError)(event.message, hint=event.hint)
-            if isinstance(event, (Began, Stepped, Finished)):
-                yield from lanes[event.lane].take(event)
-
-
-class _Lane:
-    """The rows of one generation as nodes of the tree.
+def _streamed(explorer: Explorer, requests: Sequence[Request], start: int) -> Iterator[Result]:
+    """What the generations after a node write, as it happens.
 
     Rows that do not compete are written as they come. Of a search the results are, when it is done.
     """
+    collector, seeds = Collector(), dict[str, int | None]()
+    ends: dict[tuple[str, int], int] = {}  # of the rows that do not compete, by lane and slot
+    flow = Flow(len(requests), interrupted=explorer.stop_reason)
+    with closing(explorer.session.stream(iter(requests), Report(scores=True), flow)) as stream:
+        for event in stream:
+            if isinstance(event, Failed):
+                raise _ERRORS.get(event.code, InputError)(event.message, hint=event.hint)
+            if isinstance(event, Began):
+                seeds[event.lane] = event.seed
+            elif isinstance(event, Stepped):
+                slots = [each.hypothesis.slot if isinstance(each, Ended) else each.slot for each in event.children]
+                if None in slots:
+                    yield Searching(event, start)
+                for slot, each in zip(slots, event.children, strict=True):
+                    if slot is None:
+                        continue
+                    for token in each.written:
+                        node = ends.get((event.lane, slot), start)
+                        written = explorer.write(node, token, "generate", seeds[event.lane], start)
+                        ends[event.lane, slot] = written.token.node
+                        yield written
+            if (result := collector.feed(event)) is not None:
+                for sequence in result.sequences:
+                    yield from _ended(explorer, sequence, result.seed, start)
 
-    def __init__(self, explorer: Explorer, run: Run) -> None:
-        self.explorer, self.start = explorer, run.start
-        self.seed: int | None = None
-        self.rows: list[tuple[int, tuple[Token, ...]]] = [(run.start, ())]  # the node, and tokens not written yet
-        self.found: dict[tuple[int, ...], tuple[Token, ...]] = {}
-        self.written: list[TokenWritten] = []
 
-    def take(self, event: Began | Stepped | Finished) -> Iterator[Result]:
-        """What an event writes."""
-        if isinstance(event, Began):
-            self.seed = event.seed
-        elif isinstance(event, Stepped):
-            self.rows, _ = advance(self.rows, event, self._grow)
-            slots = [*(row.slot for row in event.rows), *(ended.hypothesis.slot for ended in event.ended)]
-            if None in slots:  # rows compete
-                yield Searching(event, self.start)
-            yield from self.written
-            self.written = []
-        else:
-            for hypothesis in event.hypotheses:
-                yield from self._result(hypothesis)
-
-    def _grow(self, row: tuple[int, tuple[Token, ...]], after: Row | Ended) -> tuple[int, tuple[Token, ...]]:
-        slot = after.hypothesis.slot if isinstance(after, Ended) else after.slot
-        node, waiting = row
-        if slot is None:
-            waiting = (*waiting, *after.written)
-        else:
-            for token in after.written:
-                node = self._write(node, token)
-        if isinstance(after, Ended):
-            self.found[after.hypothesis.tokens] = waiting
-        return node, waiting
-
-    def _write(self, node: int, token: Token) -> int:
-        self.written.append(self.explorer.write(node, token, "generate", self.seed, self.start))
-        return self.written[-1].token.node
-
-    def _result(self, hypothesis: Hypothesis) -> Iterator[Result]:
-        """The nodes of a result, of which those of a search are written now."""
-        node = self.start
-        for token in self.found.get(hypothesis.tokens, ()):
-            node = self._write(node, token)
-        yield from self.written
-        self.written = []
-        node = self.start
-        for id in hypothesis.tokens:
-            child = self.explorer.tree.child(node, id)
-            if child is None:
-                break
-            node = child
-        score = hypothesis.score if hypothesis.slot is None else None
-        text = self.explorer.text(node, self.start)
-        yield Wrote(node, self.start, hypothesis.reason, text, hypothesis.logprob, self.seed, score)
+def _ended(explorer: Explorer, sequence: TokenSequence, seed: int | None, start: int) -> Iterator[Result]:
+    """A result of a generation after a node. The tokens of a search are written now."""
+    hypothesis, node = sequence.hypothesis, start
+    for token in sequence.tokens if hypothesis.slot is None else ():
+        written = explorer.write(node, token, "generate", seed, start)
+        node = written.token.node
+        yield written
+    node = start
+    for id in hypothesis.tokens:
+        child = explorer.tree.child(node, id)
+        if child is None:
+            break
+        node = child
+    score = hypothesis.score if hypothesis.slot is None else None
+    yield Wrote(node, start, hypothesis.reason, explorer.text(node, start), hypothesis.logprob, seed, score)

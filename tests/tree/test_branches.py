@@ -13,7 +13,6 @@ from genctl import events
 from genctl.config.layers import Layer
 from genctl.engines.protocol import Request
 from genctl.engines.session import Session
-from genctl.errors import ModelError
 from genctl.params import Runtime
 from genctl.tree.explorer import Explorer
 from genctl.tree.results import TokenWritten, Wrote
@@ -143,12 +142,6 @@ def test_the_text_that_was_visited_longest_ago_leaves_first() -> None:
     read = made.branches.read_tokens
     made.all("show")
     assert made.branches.read_tokens - read == made.tree.length(made.tree.cursor)  # read again
-
-
-@pytest.mark.parametrize("arch", ["t5", "bart"])
-def test_an_encoder_decoder_is_refused_by_name(arch: str) -> None:
-    with pytest.raises(ModelError, match=f"{arch} is an encoder-decoder"):
-        made(arch)
 
 
 def test_settings_that_keep_no_cache_write_the_same() -> None:

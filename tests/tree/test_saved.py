@@ -129,31 +129,6 @@ def test_another_format_is_refused_by_name(schema: str, tmp_path: Path) -> None:
     assert error.value.hint == "this version reads genctl-tree/2"
 
 
-def test_no_byte_of_the_last_lines_is_a_bad_place_to_die(tmp_path: Path) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    saved(whole, ["generate 2", "take 2 1"])
-    content = whole.read_bytes()
-    lines = content.splitlines(keepends=True)
-    for end in range(len(b"".join(lines[:-3])), len(content) + 1):
-        cut.write_bytes(content[:end])
-        before = len([None for number in range(len(lines)) if len(b"".join(lines[: number + 1])) <= end])
-        tree = read_tree(cut)
-        assert len(tree) == sum(
-            b'"event": "tokennode"' in line for line in lines[:before]
-        )  # at most the line at work is lost
-        if end % 9 == 0:
-            Explorer.reopen(stories(), cut).close()
-            assert cut.read_bytes() == b"".join(lines[:before])
-
-
-def test_a_file_without_its_first_line_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "t"
-    saved(path, [])
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(InputError, match="it has no whole line"):
-        read_tree(path)
-
-
 def test_a_killed_process_loses_one_token_at_most(tmp_path: Path) -> None:
     path = tmp_path / "t"
     code = (
@@ -207,7 +182,10 @@ def test_another_checkpoint_is_refused(tmp_path: Path) -> None:
     Explorer.reopen(stories(), path).close()
 
 
-@pytest.mark.parametrize("content", [b"", b"hello\n", b"[]\n", b'{"event": "began"}\n', b"\xff\xfe\n", b"{" * 99999])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b'{"event": "treeopened"}', b"hello\n", b"[]\n", b'{"event": "began"}\n', b"\xff\xfe\n", b"{" * 99999],
+)
 def test_a_foreign_file_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "t"
     path.write_bytes(content)

@@ -165,7 +165,7 @@ class Chat:
         messages = [*self.prompt_messages(parent), {"role": "user", "content": text}]
         base, turns = base or self.base, self.log.turns_to(parent)
         seed = row_seed(self._start(base), own_id or str(turns), turns)
-        return PlannedTurn(*self._request(messages, turns, lane, base, seed), text, parent)
+        return self._planned(messages, turns, lane, base, seed, text=text, parent=parent)
 
     def plan_again(self) -> PlannedTurn:
         """Another answer to the last turn, or its first one. Raises UsageError without a turn."""
@@ -175,24 +175,23 @@ class Chat:
         if attempts or seed is None:
             key, index = (f"{turns} again {attempts}", 1) if attempts else (str(turns), turns)
             seed = row_seed(self._start(self.base), key, index)
-        request = self._request(self.prompt_messages(question.id), turns, "", self.base, seed)
-        return PlannedTurn(*request, parent=question.parent, question=question)
+        messages = self.prompt_messages(question.id)
+        return self._planned(messages, turns, "", self.base, seed, parent=question.parent, question=question)
 
     def _start(self, base: Resolved) -> int:
         """The seed of which those of the turns are made."""
         return self.log.header.seed if base.runtime.seed is None else base.runtime.seed
 
-    def _request(
-        self, messages: Sequence[Mapping[str, str]], turns: int, lane: str, base: Resolved, seed: int
-    ) -> tuple[Request, tuple[int, ...], str, str]:
-        """The first fields of a `PlannedTurn`."""
-        request = self.partner.request(
-            lane or str(turns), base, seed, messages, self.prefill, place=turns + 1, index=turns
-        )
+    def _planned(
+        self, messages: Sequence[Mapping[str, str]], turns: int, lane: str, base: Resolved, seed: int, **answers: Any
+    ) -> PlannedTurn:
+        """The turn with its prompt. `answers`: the fields that say what it answers."""
+        place = {"place": turns + 1, "index": turns}
+        request = self.partner.request(lane or str(turns), base, seed, messages, self.prefill, **place)
         if self.partner.session is None:
-            return request, (), "", ""
+            return PlannedTurn(request, (), "", "", **answers)
         prompt = self.partner.session.planner.read(request)
-        return request, prompt.ids, prompt.text, prompt.note
+        return PlannedTurn(request, prompt.ids, prompt.text, prompt.note, **answers)
 
     def too_long(self, turn: PlannedTurn) -> bool:
         """Whether the context has no room for an answer of the usual length: max_new_tokens, or an eighth of it."""

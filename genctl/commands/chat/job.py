@@ -16,8 +16,7 @@ from genctl.commands.chat import saved
 from genctl.commands.chat.answer_view import AnswerView
 from genctl.commands.chat.chat import Chat, PlannedTurn
 from genctl.commands.chat.line_input import SIGN
-from genctl.commands.chat.log import ChatHeader, ChatLog
-from genctl.commands.chat.log_file import SCHEMA
+from genctl.commands.chat.log import SCHEMA, ChatHeader, ChatLog
 from genctl.commands.chat.options import ChatOptions, check_backend, check_settings
 from genctl.commands.chat.partner import Partner
 from genctl.commands.chat.saved_settings import continued, to_save

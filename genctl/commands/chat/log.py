@@ -17,21 +17,23 @@ A message continues its `parent`, so an edit is a message with an earlier parent
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from annotated_types import Ge, Le
 
-from genctl.commands.chat.log_file import Line, damaged, encoded, open_log, read
+from genctl.config.saved_files import SavedLayer
 from genctl.documents.shapes import Natural, value_of
 from genctl.errors import InputError, OutputError, UsageError, count, printable
 from genctl.events import Id, Seed
 from genctl.io.output import open_beside
+from genctl.io.sessions import begin_session, continue_session, damaged, decoded, encoded, read_session
 from genctl.io.sink import Sink
 
+SCHEMA = "genctl-chat/1"
 Role: TypeAlias = Literal["system", "user", "assistant"]
 # changes -> the shapes of their values
 CHANGES: dict[str, Any] = {
@@ -41,13 +43,8 @@ CHANGES: dict[str, Any] = {
 }
 
 
-class ChatLayer(TypedDict):
-    """Settings from one place, as `config.layers.Layer` has them."""
-
-    origin: str
-    kind: Literal["model", "user", "command", "row"]
-    typed: bool
-    values: dict[str, Any]
+class NotAChat(InputError):
+    """The file of another command."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class ChatHeader:
     model: str  # as the user named it
     checkpoint: str  # its fingerprint; "" for a server
     seed: Seed  # each answer has one that is derived from it
-    settings: tuple[ChatLayer, ...] = ()  # lowest first
+    settings: tuple[SavedLayer, ...] = ()  # lowest first
 
 
 @dataclass(frozen=True)
@@ -106,60 +103,60 @@ class ChatLog:
         self.header, self.new_file = header, new_file
         self.sink: Sink | None = None
         self.torn = False  # whether its file ended in half a line, which was dropped
-        self.entries: list[Entry] = [*settings]  # those that count
+        self.entries: list[Entry] = []  # those that count
         self.undone: list[Entry] = []  # the newest comes last
+        self.messages: dict[int, Message] = {}
+        self.end: int | None = None  # the message that the next one continues; None begins the chat
+        self.left_out = 0  # messages at the beginning of a branch that are not in the prompt
+        self.settings: list[Change] = []
+        self._places: list[tuple[int | None, int]] = []  # `end` and `left_out` before each entry
         self._next_id = 0
-        self._fold()
+        for change in settings:
+            self._do(change)
 
     @classmethod
     def open(cls, path: Path) -> ChatLog:
-        """The chat in a file, to be continued. Raises as `open_log` does."""
-        sink, lines, torn = open_log(path)
-        try:
-            log = cls._of(lines, printable(str(path)))
-        except InputError:
-            sink.leave()
-            raise
+        """The chat in a file, to be continued. Raises InputError, and as `continue_session` does."""
+        log, sink, torn = continue_session(path, lambda lines: cls._read(lines, printable(str(path))))
         log.sink, log.torn = sink, torn
         return log
 
     @classmethod
     def look(cls, path: Path) -> ChatLog:
         """The chat in a file, to be shown: another process may be writing it. Raises InputError."""
-        return cls._of(read(path), printable(str(path)))
+        return read_session(path, lambda lines: cls._read(lines, printable(str(path))))
 
     @classmethod
-    def _of(cls, lines: Sequence[Line], name: str) -> ChatLog:
+    def _read(cls, lines: Iterator[bytes], name: str) -> ChatLog:
+        """The chat of whole lines. Raises InputError for those that are no chat or are damaged."""
         number = 1
         try:
-            log = cls(value_of(ChatHeader, lines[0]))
-            while number < len(lines):
+            log = cls(value_of(ChatHeader, _first(next(lines, b""), name)))
+            for line in lines:
                 number += 1
-                log._take(lines[number - 1])
-            log._fold()
+                log._take(decoded(line))
         except ValueError as error:
             raise damaged(name, number, error) from None
         return log
 
-    def _take(self, line: Line) -> None:
+    def _take(self, line: dict[str, Any]) -> None:
         """A line of the file after the first. Raises ValueError."""
         if "role" in line:
             message: Message = value_of(Message, line)
             if message.id < self._next_id:
                 raise ValueError(f"message {message.id} is there already")
-            self._next_id = message.id + 1
-            self.entries.append(message)
-            self.undone.clear()
+            self._add(message)
             return
         name, value = next(iter(line.items()), ("", None))
         if name not in CHANGES or len(line) != 1:
             raise ValueError(f"{name!r:.40} is no line of a chat")
         value = value_of(CHANGES[name], value)
         if name not in ("undo", "redo"):
-            self.entries.append(Change(name, value, typed=False))
-            self.undone.clear()
-        elif not self._move(name, value):
+            self._add(Change(name, value, typed=False))
+        elif len(self.entries if name == "undo" else self.undone) < value:
             raise ValueError(f"there is nothing to {name}")
+        else:
+            self._move(name, value)
 
     @property
     def path(self) -> Path | None:
@@ -201,13 +198,15 @@ class ChatLog:
         elif self.sink is not None:
             self.sink.leave()
 
-    def _write(self, line: Line, *, lasting: bool = False) -> None:
+    def _write(self, line: dict[str, Any], *, lasting: bool = False) -> None:
         """Append a line; a lasting one is on the disk when this returns. Raises OutputError; it may be tried again.
 
         A file that is to replace another one does so with the first lasting line.
         """
         if self.sink is None and self.new_file is not None:
-            self.sink = self._create(self.new_file(str(line.get("content", ""))))
+            sink = self.new_file(str(line.get("content", "")))
+            begin_session(sink, (asdict(self.header), *({name: value} for name, value, _ in self.settings)))
+            self.sink = sink
         if self.sink is None:
             return
         try:
@@ -221,18 +220,6 @@ class ChatLog:
                 self.sink.retry()
             raise
 
-    def _create(self, sink: Sink) -> Sink:
-        """A new file with its first line. Raises OutputError; then nothing is left of it."""
-        try:
-            for line in (asdict(self.header), *({name: value} for name, value, _ in self.settings)):
-                sink.write(encoded(line))
-            if not sink.replaces:
-                sink.put_in_place()
-        except BaseException:
-            sink.abandon(keep=False)
-            raise
-        return sink
-
     # -- changes -------------------------------------------------------------------------------------------------------
 
     def add_message(
@@ -242,7 +229,6 @@ class ChatLog:
         message = Message(self._next_id, parent, role, content, **more)
         line = {key: value for key, value in asdict(message).items() if key != "turns" and value not in ("", ())}
         self._write({**line, "content": content}, lasting=lasting)
-        self._next_id += 1
         self._add(message)
         return self.messages[message.id]
 
@@ -253,49 +239,48 @@ class ChatLog:
 
     def undo(self) -> list[Entry]:
         """Take back the last entry, or a turn with its answer. Returns what was taken back. Raises UsageError."""
-        return self._changed("undo", self.entries[-2:])
+        return self._changed("undo", self.entries[-2:], last=-1)
 
     def redo(self) -> list[Entry]:
         """Do again what was undone last. Returns it. Raises UsageError."""
-        return self._changed("redo", self.undone[:-3:-1])
+        return self._changed("redo", self.undone[:-3:-1], last=0)
 
-    def _changed(self, name: Literal["undo", "redo"], entries: list[Entry]) -> list[Entry]:
+    def _changed(self, name: str, entries: list[Entry], *, last: int) -> list[Entry]:
+        """Undo or redo the entries if they are a turn, else the `last` of them alone."""
         if not entries:
             raise UsageError(f"there is nothing to {name}")
-        is_turn = [isinstance(entry, Message) and entry.role for entry in entries] == ["user", "assistant"]
-        if not is_turn:
-            entries = entries[-1:] if name == "undo" else entries[:1]
+        if [isinstance(entry, Message) and entry.role for entry in entries] != ["user", "assistant"]:
+            entries = [entries[last]]
         self._write({name: len(entries)})
         self._move(name, len(entries))
-        self._fold()
         return entries
 
-    def _move(self, name: str, number: int) -> bool:
-        """Undo or redo entries, without the fold. Returns whether there were so many."""
-        source, target = (self.entries, self.undone) if name == "undo" else (self.undone, self.entries)
-        enough = len(source) >= number
-        for _ in range(number if enough else 0):
-            target.append(source.pop())
-        return enough
+    def _move(self, name: str, number: int) -> None:
+        for _ in range(number):
+            if name == "redo":
+                self._do(self.undone.pop())
+                continue
+            entry = self.entries.pop()
+            self.undone.append(entry)
+            self.end, self.left_out = self._places.pop()
+            if isinstance(entry, Message):
+                del self.messages[entry.id]
+            elif entry.name not in ("go", "leave_out"):
+                self.settings.pop()
 
     def _add(self, entry: Entry) -> None:
-        self.entries.append(entry)
+        self._do(entry)
         self.undone.clear()
-        self._apply(entry)
+        if isinstance(entry, Message):
+            self._next_id = entry.id + 1
 
-    def _fold(self) -> None:
-        """Where the chat is after all entries. Raises ValueError for a message that is not there."""
-        self.messages: dict[int, Message] = {}
-        self.end: int | None = None  # the message that the next one continues; None begins the chat
-        self.left_out = 0  # messages at the beginning of a branch that are not in the prompt
-        self.settings: list[Change] = []
-        for entry in self.entries:
-            self._apply(entry)
-
-    def _apply(self, entry: Entry) -> None:
+    def _do(self, entry: Entry) -> None:
+        """Let an entry count. Raises ValueError if it continues a message that is not there."""
         before = entry.parent if isinstance(entry, Message) else entry.value if entry.name == "go" else None
         if before is not None and before not in self.messages:
             raise ValueError(f"there is no message {before}")
+        self.entries.append(entry)
+        self._places.append((self.end, self.left_out))
         if isinstance(entry, Message):
             turns = self.turns_to(entry.parent) + (entry.role == "user")
             self.messages[entry.id] = replace(entry, turns=turns)
@@ -363,3 +348,24 @@ class ChatLog:
             has = "there is none" if not branches else f"there are {count(len(branches), 'branch', 'branches')}"
             raise UsageError(f"there is no branch {number}: {has}")
         return branches[number - 1]
+
+
+def _first(line: bytes, name: str) -> dict[str, Any]:
+    """The first line of a chat. Raises InputError for that of another file, NotAChat for that of a tree."""
+    if not line:
+        raise InputError(f"{name} is not the file of a chat: it has no whole line")
+    try:
+        first = decoded(line)
+    except ValueError:
+        first = {}
+    schema = printable(str(first.get("schema")))[:40]
+    if schema == "genctl-tree/1" and not first.get("prompt"):
+        raise InputError(f"{name} was written by an older genctl, in the format {schema}: it cannot be continued")
+    if schema.startswith("genctl-tree/"):
+        hint = f"genctl explore --open {name} continues it"
+        raise NotAChat(f"{name} is a tree of genctl explore, not a chat", hint=hint)
+    if not schema.startswith("genctl-chat/"):
+        raise InputError(f"{name} is not the file of a chat", hint="genctl chat --save writes one")
+    if schema != SCHEMA:
+        raise InputError(f"{name} was written by another genctl, in the format {schema}: this one reads {SCHEMA}")
+    return first

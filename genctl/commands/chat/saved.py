@@ -13,8 +13,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from genctl.commands.chat.log import ChatLog
-from genctl.commands.chat.log_file import NotAChat
+from genctl.commands.chat.log import ChatLog, NotAChat
 from genctl.commands.chat.options import ChatOptions
 from genctl.commands.messages import Messages
 from genctl.errors import Exit, GenctlError, InputError, OutputError, count, printable

@@ -6,41 +6,26 @@ Anybody may have written the file, so it does not choose files, further checkpoi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-from genctl.commands.chat.log import ChatLayer
 from genctl.config.chat_settings import KNOBS
-from genctl.config.check import names_file, shown
+from genctl.config.check import shown
 from genctl.config.layers import Layer
 from genctl.config.listed_knobs import LISTS
-from genctl.config.saved_files import objection
+from genctl.config.saved_files import SavedLayer, objections, saved_layers
 from genctl.params import Generation, knobs, spelled
 
 OF_PROMPTS = {"system", "seed", "truncate", "row_timeout", "src_lang", "tgt_lang", *KNOBS}
 SAVED = frozenset({*knobs(Generation), *LISTS, *OF_PROMPTS})
 
 
-def to_save(layers: Iterable[Layer]) -> tuple[ChatLayer, ...]:
-    """Layers as the header has them. A schema or a grammar is saved as its text: no file is read for it later."""
-    saved: list[ChatLayer] = []
-    for layer in layers:
-        if values := {key: _text(key, value) for key, value in layer.values.items() if key in SAVED}:
-            saved.append({"origin": layer.origin, "kind": layer.kind, "typed": layer.typed, "values": values})
-    return tuple(saved)
-
-
-def _text(key: str, value: Any) -> Any:
-    if key in ("json_schema", "grammar") and names_file(key, value):
-        with suppress(OSError, ValueError, RuntimeError):
-            return Path(value).expanduser().read_text(encoding="utf-8")
-    return value
+def to_save(layers: Iterable[Layer]) -> tuple[SavedLayer, ...]:
+    """Layers as the header has them."""
+    return saved_layers(layers, SAVED)
 
 
 def continued(
-    layers: Iterable[Layer], saved: Iterable[ChatLayer], note: Callable[[str], object], overriding: Iterable[str] = ()
+    layers: Iterable[Layer], saved: Iterable[SavedLayer], note: Callable[[str], object], overriding: Iterable[str] = ()
 ) -> list[Layer]:
     """The settings of a saved chat above those of `layers` that no chat saves: the device, the cache, the server.
 
@@ -60,7 +45,7 @@ def continued(
 
 def usable(layer: Layer, note: Callable[[str], object], overriding: Iterable[str] = ()) -> Layer:
     """A layer of a file without what a file may not choose."""
-    refused = {key: why for key, value in layer.values.items() if (why := objection(key, value, SAVED))}
+    refused = objections(layer.values, SAVED)
     for key in refused.keys() - set(overriding):
         value = shown(layer.values[key])
         note(f"the chat's {key} = {value} is not used: it {refused[key]}; --{spelled(key)} sets it")

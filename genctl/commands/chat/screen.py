@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
@@ -15,7 +16,7 @@ from rich.text import Text
 from genctl.commands.chat import thinking
 from genctl.commands.chat.answer_view import AnswerView
 from genctl.commands.chat.chat import Chat, PlannedTurn
-from genctl.commands.chat.line_input import SIGN, history_file, line_input
+from genctl.commands.chat.line_input import SIGN, PlainLines
 from genctl.commands.chat.options import ChatOptions
 from genctl.commands.options import SHOWN_TOP
 from genctl.engines.protocol import Flow, Report
@@ -27,6 +28,9 @@ from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.summary import lines as broken
 from genctl.terminal.summary import stop_words
 from genctl.terminal.text_width import unbroken
+
+if TYPE_CHECKING:
+    from genctl.commands.chat.line_editor import LineEditor
 
 EMPTY = "the answer is empty: the model ends it at once (EOS)"
 
@@ -47,10 +51,18 @@ class ChatScreen:
         self.out, self.err = consoles
         self.scores = options.scores  # whether token probabilities are shown under each answer
         self.top = SHOWN_TOP if options.top_logprobs is None else options.top_logprobs
-        colored = self.out.is_interactive and not self.out.no_color
-        self.lines = line_input(color=colored, history=history_file(sessions_folder().parent))
+        self.lines = self._line_input()
         self.draft = ""  # what the next prompt begins with
         self.when_full = ""  # what was chosen when the context was full: d or g
+
+    def _line_input(self) -> PlainLines | LineEditor:
+        """The line editor, or on a terminal that cannot redraw plain lines."""
+        if os.environ.get("TERM", "dumb").lower() in ("", "dumb", "unknown"):
+            return PlainLines()
+        from genctl.commands.chat.line_editor import LineEditor, history_file
+
+        colored = self.out.is_interactive and not self.out.no_color
+        return LineEditor(color=colored, history=history_file(sessions_folder().parent))
 
     def note(self, words: str, *whole: str) -> None:
         """Print a remark of the program, dimmed. No line is broken inside of a word, nor of the texts in `whole`."""
@@ -88,36 +100,33 @@ class ChatScreen:
         self.answer(self.fitting(lambda: self.chat.plan(text, parent), parent))
 
     def fitting(self, plan: Callable[[], PlannedTurn], end: int | None) -> PlannedTurn | None:
-        """The turn, once it has room in the context: what is left out for it is asked. None if it is not to be sent."""
+        """The turn, once it fits the context: the person chooses what to leave out. None if it is not to be sent."""
         turn, log = plan(), self.chat.log
         if not self.chat.too_long(turn):
             return turn
-        place = self.chat.leave_out_for(plan, end)
+        context, place = self.chat.partner.context, self.chat.leave_out_for(plan, end)
+        left, more = max((context or 0) - len(turn.ids), 0), 0 if place is None else place - log.left_out
+        choices = {"d": f"[d]rop the oldest {count(more, 'message')}"} if place is not None else {}
+        choices |= {"g": "[g]o on with what is left"} if left else {}
         if self.when_full == "d" and place is not None:
-            dropped = count(place - log.left_out, "more message is", "more messages are")
-            log.change("leave_out", place)
+            dropped = count(more, "more message is", "more messages are")
             self.note(f"the context is full: {dropped} left out of the prompt")
-            return plan()
-        context = self.chat.partner.context
-        left = max((context or 0) - len(turn.ids), 0)
-        if self.when_full == "g" and left:
-            return turn
-        room = f"{count(left, 'is', 'are')} left for the answer" if left else "nothing is left for the answer"
-        self.note(f"the prompt has {count(len(turn.ids), 'token')} of a context of {context}: {room}")
-        if not left and place is None:
-            self.note("not sent: this message alone exceeds the context; /set truncate=left shortens it")
-            return None
-        choices = [f"[d]rop the oldest {count(place - log.left_out, 'message')}"] if place is not None else []
-        choices += ["[g]o on with what is left"] if left else []
-        self.note("leaving out, or going on, holds for the turns that follow, too")
-        try:
-            self.when_full = self.lines.ask(f"{', '.join([*choices, '[c]ancel'])}? ").strip().lower()[:1]
-        except (EOFError, KeyboardInterrupt):
-            self.when_full = "c"
+        elif self.when_full not in choices:
+            room = f"{count(left, 'is', 'are')} left for the answer" if left else "nothing is left for the answer"
+            self.note(f"the prompt has {count(len(turn.ids), 'token')} of a context of {context}: {room}")
+            if not choices:
+                self.note("not sent: this message alone exceeds the context; /set truncate=left shortens it")
+                return None
+            self.note("leaving out, or going on, holds for the turns that follow, too")
+            try:
+                question = ", ".join([*choices.values(), "[c]ancel"])
+                self.when_full = self.lines.ask(f"{question}? ").strip().lower()[:1]
+            except (EOFError, KeyboardInterrupt):
+                self.when_full = "c"
         if self.when_full == "d" and place is not None:
             log.change("leave_out", place)
             return plan()
-        if self.when_full == "g" and left:
+        if self.when_full in choices:
             return turn
         self.note("the turn was not sent")
         return None
@@ -152,7 +161,7 @@ class ChatScreen:
             self._sum_up(result)
         else:
             self.draft = turn.text
-            self.note("nothing was answered, so the turn is not said")
+            self.note("nothing was answered, so the turn is not sent")
 
     def _sum_up(self, result: Result) -> None:
         """The answer in a line: its tokens, what was read for it, and why it ended."""

@@ -1,18 +1,24 @@
-"""What opens above the panes: a text to read, and an editor."""
+"""What opens above the panes, a text to read, help, an editor, and below them: the line that is typed into."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
-from textual.widgets import Static, TextArea
+from textual.suggester import SuggestFromList
+from textual.widgets import Input, Static, TextArea
 
-from genctl.terminal import widgets
+from genctl.commands.explore.keys import COLUMNS, KEYS
+from genctl.config import presets
+from genctl.config.check import known
+from genctl.terminal import theme, widgets
+from genctl.tree.commands import COMMANDS
 
 
 class Dialog(ModalScreen[None]):
@@ -30,6 +36,22 @@ class Dialog(ModalScreen[None]):
             frame.border_title = self.heading
             frame.border_subtitle = "Escape closes"
             yield Static(self.body, id="body", markup=False)
+
+
+def help_dialog() -> Dialog:
+    """The keys, what the panes show, and the commands of `:`."""
+    sections: dict[str, list[tuple[str, str]]] = {
+        "": [(key.shown, key.about) for key in KEYS if key.shown],
+        "columns": list(COLUMNS),
+        "commands of : and of --script": [(row.usage, row.about) for row in COMMANDS.values()],
+    }
+    body: list[RenderableType] = []
+    for title, rows in sections.items():
+        table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+        for shown, about in rows:
+            table.add_row(Text(shown, style="bold"), Text(about))
+        body += [*([Text(f"\n{title}", style=theme.DIM)] if title else []), table]
+    return Dialog("help", Group(*body))
 
 
 class EditedText(TextArea):
@@ -62,3 +84,29 @@ class Editor(ModalScreen[str | None]):
     def action_take(self) -> None:
         """Close with the text."""
         self.dismiss(self.query_one("#edited", TextArea).text)
+
+
+class CommandLine(Input):
+    """The line that is typed into, below the panes: hidden until it is opened for a purpose."""
+
+    purpose = ""  # command, setting, expand or filter; "" while it is hidden
+
+    def open(self, purpose: str, label: str, value: str) -> None:
+        """Show the line with a value. It suggests what the purpose has."""
+        settings = [f"{name}=" for name in sorted(known())]
+        names = sorted({preset.name for preset in presets.available()})
+        suggestions = {
+            "setting": [*settings, *names],
+            "command": [*COMMANDS, *(f"set {each}" for each in settings), *(f"preset {each}" for each in names)],
+        }.get(purpose)
+        self.purpose = purpose
+        self.suggester = SuggestFromList(suggestions) if suggestions else None
+        self.border_title = self.placeholder = label
+        self.value, self.cursor_position = value, len(value)
+        self.display = True
+
+    def close(self) -> str:
+        """Hide the line. Returns what it was for."""
+        purpose, self.purpose = self.purpose, ""
+        self.display = False
+        return purpose

@@ -128,7 +128,7 @@ def _shown(shown: Shown, coloured: bool) -> Iterator[Text]:
 
 
 def _after(each: Alternative) -> str:
-    """What the processors made of a token."""
+    """The effect of the processors on a token."""
     if each.removed_by:
         return f"removed by {each.removed_by}"
     return "" if each.processed == each.logprob else f"→ {percent(each.chance)}"

@@ -83,7 +83,7 @@ class Alternatives(DataTable[Text]):
         under = tree.under(at)
         chosen = None if under is None else tree.nodes[under].id
         there = {tree.nodes[child].id for child in tree.children(at.cursor)}
-        kept = self.selected if found is self.distribution else None
+        previous = self.selected if found is self.distribution else None
         if wanted:
             ids = [each.id for each in islice(found.containing(wanted), ROWS)]
         else:
@@ -102,7 +102,7 @@ class Alternatives(DataTable[Text]):
             self.add_column(name, width=cells)
         for id in ids:
             self.add_row(*self._cells(id, there, chosen, widths, coloured))
-        wanted_id = kept if kept in ids else chosen
+        wanted_id = previous if previous in ids else chosen
         self.move_cursor(row=ids.index(wanted_id) if wanted_id in ids else 0)
 
     def _cells(

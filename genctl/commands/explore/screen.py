@@ -1,7 +1,7 @@
 """The full screen of `genctl explore`. Its keys are commands of the tree, or move the screen's own cursor.
 
-The model runs in a thread of its own, one command after another; it answers what is looked at between two tokens. This
-thread only reads the tree, so that every key is answered at once.
+The model runs in a thread of its own (`model_thread`). This one only reads the tree, so that every key is answered at
+once.
 """
 
 from __future__ import annotations
@@ -11,35 +11,29 @@ import json
 import re
 import shlex
 import time
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, ClassVar
 
-from rich.console import Console, Group, RenderableType
-from rich.table import Table
+from rich.console import Console, Group
 from rich.text import Text
 from textual import events, on
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical
 from textual.message import Message
-from textual.suggester import SuggestFromList
 from textual.widgets import Input, Static
 
 from genctl.commands.explore import formats
-from genctl.commands.explore.dialogs import Dialog, Editor
-from genctl.commands.explore.keys import COLUMNS, KEYS
+from genctl.commands.explore.dialogs import CommandLine, Dialog, Editor, help_dialog
+from genctl.commands.explore.keys import KEYS
+from genctl.commands.explore.model_thread import Done, Looked, ModelThread, Started, kind_of
 from genctl.commands.explore.panes import Alternatives, TextPane, TreePane
-from genctl.config import presets
 from genctl.config.check import known
 from genctl.errors import GenctlError, count
 from genctl.terminal import theme, widgets
 from genctl.terminal.message import print_message
 from genctl.tree import token_tree
 from genctl.tree.commands import COMMANDS, parse
-from genctl.tree.distribution import Distribution
 from genctl.tree.explorer import Explorer
 from genctl.tree.results import BranchText, Covered, Result, Saved, Searching, Settings, TokenWritten
 from genctl.tree.token_tree import At
@@ -68,19 +62,14 @@ class ExploreApp(App[int]):
         self.coloured, self.signalled = coloured, signalled
         self._at = self.shown_tree.at  # the screen's own cursor
         self.answer, self.failed = "? shows the keys", False
-        self.waiting: deque[str] = deque()  # commands, the one that runs first
         self.written = 0  # tokens of the command that runs
         self.times: list[float] = []  # when those came that the model chose
         self.speed = 0.0  # tokens a second
         self.follows = False  # whether the cursor goes with the tokens that are written
-        self.stopping = False
-        self.purpose = ""  # of the line of input
         self.wanted = ""  # the filter
         self.found: list[Result] = []  # by a command that looks
-        self.look: int | None = None  # a node that is looked at
-        self.inbox: deque[Callable[[], None]] = deque()  # of the model's thread, as calls for this one
         self.outdated: set[str] = set()  # panes to draw anew
-        self.model = ThreadPoolExecutor(1, "model")
+        self.model = ModelThread(explorer, lambda: self.post_message(self.Arrived()))
 
     def compose(self) -> ComposeResult:
         """The panes."""
@@ -94,12 +83,12 @@ class ExploreApp(App[int]):
             tree = TreePane(coloured=self.coloured, id="tree")
             tree.border_title = "tree: probability, tokens"
             yield tree
-        yield Input(id="line", compact=True, select_on_focus=False)
+        yield CommandLine(id="line", compact=True, select_on_focus=False)
         yield Static(id="status", markup=False)
 
     def on_mount(self) -> None:
         """Show the tree once the panes have their sizes."""
-        self.line = self.query_one("#line", Input)
+        self.line = self.query_one("#line", CommandLine)
         self.choices = self.query_one("#alternatives", Alternatives)
         self.tree_pane = self.query_one("#tree", TreePane)
         self.line.display = False
@@ -130,19 +119,19 @@ class ExploreApp(App[int]):
         self.show_place()
 
     def show_place(self) -> None:
-        """Show the branch, and what may follow the cursor once the model has said it."""
+        """Show the branch, and the tokens that may follow the cursor once the model has scored them."""
         with self.explorer.lock:
             self.query_one("#text", TextPane).show(self.shown_tree, self.at, coloured=self.coloured)
-        if not (self.waiting and self.follows):
-            self.look = self.at.cursor
-            self.model.submit(self._look)
+        if not (self.model.waiting and self.follows):
+            self.model.look(self.at.cursor)
         self.show_status()
 
+    @on(Alternatives.RowHighlighted)
     def show_status(self) -> None:
         """Show what is going on, and figures of the place."""
         state = self.answer
-        if self.waiting and not self.failed:
-            state = f"{self.waiting[0].split()[0]}: {count(self.written, 'token')} · Space stops"
+        if self.model.waiting and not self.failed:
+            state = f"{self.model.waiting[0].split()[0]}: {count(self.written, 'token')} · Space stops"
         with self.explorer.lock:
             figures = [f"logprob {widgets.rounded(self.shown_tree.joints[self.at.cursor])}"]
         if self.choices.distribution is not None:
@@ -161,69 +150,30 @@ class ExploreApp(App[int]):
         self.answer, self.failed = words, failed
         self.show_status()
 
-    @on(Alternatives.RowHighlighted)
-    def _row_highlighted(self) -> None:
-        self.show_status()
-
-    # -- the thread of the model ---------------------------------------------------------------------------------------
+    # -- the model -----------------------------------------------------------------------------------------------------
 
     def run_command(self, line: str, *, at: At | None = None) -> bool:
         """Give a command to the model; with `at`, from there. False while another one writes."""
-        if any(kind_of(each) in ("write", "fork") for each in self.waiting):
+        runs = self.model.run(line, at)
+        if not runs:
             self.report("one command at a time: Space stops what runs", failed=True)
-            return False
-        self.waiting.append(line)
-        self.stopping = False
-        self.model.submit(self._do, line, at)
-        return True
-
-    def stop(self) -> None:
-        """Stop what runs at its next token."""
-        self.stopping = True
-        self.explorer.pause()
-
-    def _do(self, line: str, at: At | None) -> None:
-        """In the thread of the model: do a command, and tell what it comes to."""
-        self._post(self._began, line)
-        error = ""
-        try:
-            if at is not None:
-                self.explorer.move(at.cursor, at.tip)
-            for result in self.explorer.do(line):
-                self._post(self._take_result, result)
-                self._look()
-                if self.stopping:  # it may have come before the command began
-                    self.explorer.pause()
-        except Exception as failed:
-            error = in_words(failed)
-        self._post(self._done, line, error)
-
-    def _look(self) -> None:
-        """In the thread of the model: answer what is looked at."""
-        node, self.look = self.look, None
-        if node is None or node >= len(self.shown_tree.nodes):
-            return
-        try:
-            found = self.explorer.distribution(node)
-            _ = found.rank(0), found.entropy, found.effects  # here, and not where keys are answered
-            self._post(self._show_distribution, node, found)
-        except Exception as failed:
-            self._post(self._show_distribution, node, None, in_words(failed))
-
-    def _post(self, take: Callable[..., None], *arguments: Any) -> None:
-        """In the thread of the model: have something taken in by the thread of the screen."""
-        first = not self.inbox
-        self.inbox.append(partial(take, *arguments))
-        if first:
-            self.post_message(self.Arrived())
+        return runs
 
     @on(Arrived)
     def _take_in(self) -> None:
         """Take in everything that has arrived, and draw once."""
         if not self.is_running or not self.screen_stack:
             return
-        while self.inbox:
-            self.inbox.popleft()()
+        for arrival in self.model.arrivals():
+            if isinstance(arrival, Started):
+                self.written, self.times, self.answer, self.failed = 0, [], "", False
+                self.follows = kind_of(arrival.line) == "write"
+            elif isinstance(arrival, Done):
+                self._done(arrival)
+            elif isinstance(arrival, Looked):
+                self._show_distribution(arrival)
+            else:
+                self._take_result(arrival)
         if "tree" in self.outdated:
             self.show_all()
         elif self.outdated:
@@ -231,33 +181,31 @@ class ExploreApp(App[int]):
         self.outdated.clear()
         self.show_status()
 
-    def _began(self, line: str) -> None:
-        self.written, self.times, self.answer, self.failed = 0, [], "", False
-        self.follows = kind_of(line) == "write"
-
-    def _show_distribution(self, node: int, found: Distribution | None, error: str = "") -> None:
+    def _show_distribution(self, looked: Looked) -> None:
+        found = looked.distribution
         with self.explorer.lock:
-            if found is not None and node == self.at.cursor:
+            if found is not None and looked.node == self.at.cursor:
                 end = " (after EOS)" if found.after_eos else ""
                 self.query_one("#choices", Vertical).border_title = f"next token{end}"
                 self.choices.show(found, self.shown_tree, self.at, self.wanted, coloured=self.coloured)
-        if found is None and node == self.at.cursor:
-            self.report(error, failed=True)
+        if found is None and looked.node == self.at.cursor:
+            self.report(looked.error, failed=True)
 
-    def _done(self, line: str, error: str) -> None:
-        self.waiting.popleft()
+    def _done(self, done: Done) -> None:
+        self.model.waiting.popleft()
         self.outdated |= {"tree", "place"}
-        if self.follows or kind_of(line) in ("move", "back", "fork"):
+        name = done.line.split()[0]
+        if self.follows or kind_of(done.line) in ("move", "back", "fork"):
             self._at = self.shown_tree.at
         self.follows = False
-        if error:
-            self.answer, self.failed = error, True
+        if done.error:
+            self.answer, self.failed = done.error, True
         elif not self.answer:
-            self.answer = "stopped" if self.stopping else f"{line.split()[0]}: done"
+            self.answer = "stopped" if self.model.stopping else f"{name}: done"
         found, self.found = self.found, []
-        if found and not error:
+        if found and not done.error:
             lines = [line for each in found for line in formats.drawn(each, coloured=self.coloured)]
-            self.push_screen(Dialog(f"{line}: {COMMANDS[line.split()[0]].about}", Group(*lines)))
+            self.push_screen(Dialog(f"{done.line}: {COMMANDS[name].about}", Group(*lines)))
 
     def _take_result(self, result: Result) -> None:
         """What a command answers: in the panes, in the status line, on the clipboard, or in a dialog at its end."""
@@ -269,16 +217,12 @@ class ExploreApp(App[int]):
             self.answer = self.answer or result.note
         elif isinstance(result, Settings):
             self.answer = " · ".join([*result.notes, *(f"{key}={value}" for key, value in result.values.items())])
-        elif isinstance(result, Covered):
-            covered = widgets.percent(result.mass).strip()
-            self.answer = f"{count(result.continuations, 'continuation')}, {covered} of the mass"
-            self.answer += f": {result.reason}" if result.reason else ""
         elif isinstance(result, BranchText):
             self.copy_to_clipboard(result.text)
             self.answer = f"copied {len(result.text)} characters"
-        elif isinstance(result, Saved):
-            self.answer = f"saved in {result.path}"
-        elif kind_of(self.waiting[0]) == "look":
+        elif isinstance(result, (Covered, Saved)):
+            self.answer = next(formats.lines_of(result))
+        elif kind_of(self.model.waiting[0]) == "look":
             self.found.append(result)
 
     def _grow(self, result: TokenWritten) -> None:
@@ -341,8 +285,8 @@ class ExploreApp(App[int]):
 
     def action_pause(self) -> None:
         """Stop what runs; else generate on from the end of the branch."""
-        if self.waiting:
-            self.stop()
+        if self.model.waiting:
+            self.model.stop()
         elif self.run_command("generate", at=At(self.at.tip, self.at.tip)):
             self.action_move("end")
 
@@ -373,29 +317,18 @@ class ExploreApp(App[int]):
 
     def action_ask(self, purpose: str, label: str, value: str = "") -> None:
         """Open the line of input."""
-        settings = [f"{name}=" for name in sorted(known())]
-        names = sorted({preset.name for preset in presets.available()})
-        suggestions = {
-            "setting": [*settings, *names],
-            "command": [*COMMANDS, *(f"set {each}" for each in settings), *(f"preset {each}" for each in names)],
-        }.get(purpose)
-        self.purpose = purpose
-        self.line.suggester = SuggestFromList(suggestions) if suggestions else None
-        self.line.border_title = self.line.placeholder = label
-        self.line.value, self.line.cursor_position = value, len(value)
-        self.line.display = True
+        self.line.open(purpose, label, value)
         self.screen.set_focus(self.line)
 
     @on(Input.Changed)
     def _filter(self, event: Input.Changed) -> None:
-        if self.purpose == "filter" and self.line.display:
+        if self.line.purpose == "filter" and self.line.display:
             self.wanted = event.value
             self.show_place()
 
     def _close_line(self) -> str:
-        """Hide the line. Returns what it is for."""
-        purpose, self.purpose = self.purpose, ""
-        self.line.display = False
+        """Hide the line. Returns what it was for."""
+        purpose = self.line.close()
         if self.focused in (self.line, None):
             self.screen.set_focus(self.choices)
         return purpose
@@ -428,30 +361,19 @@ class ExploreApp(App[int]):
         """Close the line; else stop what runs, else remove the filter."""
         if self.line.display and self._close_line() != "filter":
             return
-        if self.waiting and not self.wanted:
-            self.stop()
+        if self.model.waiting and not self.wanted:
+            self.model.stop()
         self.wanted = ""
         self.show_place()
 
     def action_help(self) -> None:
         """The keys, what the panes show, and the commands of `:`."""
-        sections: dict[str, list[tuple[str, str]]] = {
-            "": [(key.shown, key.about) for key in KEYS if key.shown],
-            "columns": list(COLUMNS),
-            "commands of : and of --script": [(row.usage, row.about) for row in COMMANDS.values()],
-        }
-        body: list[RenderableType] = []
-        for title, rows in sections.items():
-            table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-            for shown, about in rows:
-                table.add_row(Text(shown, style="bold"), Text(about))
-            body += [*([Text(f"\n{title}", style=theme.DIM)] if title else []), table]
-        self.push_screen(Dialog("help", Group(*body)))
+        self.push_screen(help_dialog())
 
     def action_stop_or_leave(self) -> None:
         """Stop what runs, else leave."""
-        if self.waiting:
-            self.stop()
+        if self.model.waiting:
+            self.model.stop()
         elif self.line.display:
             self.report("Escape leaves the line")
         else:
@@ -460,19 +382,6 @@ class ExploreApp(App[int]):
     def action_leave(self) -> None:
         """Leave."""
         self.exit(0)
-
-
-def in_words(failed: Exception) -> str:
-    """What failed, for the status line."""
-    if isinstance(failed, GenctlError):
-        return f"{failed.message}{f' ({failed.hint})' if failed.hint else ''}"
-    return f"unexpected {type(failed).__name__}: {failed} (this is a bug)"
-
-
-def kind_of(line: str) -> str:
-    """The kind of a command, as its row has it."""
-    name = line.split()[0]
-    return COMMANDS[name].kind if name in COMMANDS else ""
 
 
 def run_screen(explorer: Explorer, *, coloured: bool = True, signalled: Callable[[], int] = lambda: 0) -> int:
@@ -485,8 +394,7 @@ def run_screen(explorer: Explorer, *, coloured: bool = True, signalled: Callable
     errors = io.StringIO()
     app.error_console = Console(file=errors, width=200, color_system=None)
     status = app.run()
-    app.stop()
-    app.model.shutdown(cancel_futures=True)
+    app.model.shutdown()
     if explorer.file is not None:
         command = f"genctl explore --open {shlex.quote(str(explorer.file.path))}"
         print_message(f"saved: {command} continues this tree", whole=command)

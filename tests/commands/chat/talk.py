@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,10 @@ class _Screen(pyte.Screen):
 
 
 class Talk:
-    """A chat, or another command, in a terminal of `width` columns."""
+    """A chat at its first prompt, or another command, in a terminal of `width` columns.
+
+    `program` is a new Python: to a warm one neither signals nor new sizes come.
+    """
 
     def __init__(
         self,
@@ -37,23 +42,25 @@ class Talk:
         width: int = 80,
         height: int = 60,
         term: str = "xterm-256color",
+        program: Sequence[str] = (),
         **more: str,
     ) -> None:
         ours = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
         plain = {name: value for name, value in os.environ.items() if name not in ours}
-        environment = {**plain, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(state), "TERM": term, **more}
-        program, *rest = python()
+        environment = {**plain, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(state), "TERM": term}
+        first, *rest = program or python()
         self.child = pexpect.spawn(
-            program, [*rest, "-m", "genctl", command, *arguments],
-            env=environment, cwd=str(state.parent), dimensions=(height, width), timeout=PATIENCE_S,
+            first, [*rest, "-m", "genctl", command, *arguments], env={**environment, "HF_HUB_OFFLINE": "1", **more},
+            cwd=str(state.parent), dimensions=(height, width), timeout=PATIENCE_S,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup may ignore it here
         )  # fmt: skip
-        self.raw = b""
+        self.command, self.raw = command, b""
         self.screen = _Screen(width, height)
         self.screen.send = self.child.send
         self.stream = pyte.ByteStream(self.screen)
 
     def __enter__(self) -> Talk:
-        return self
+        return self.at_prompt() if self.command == "chat" else self
 
     def __exit__(self, *_: object) -> None:
         self.child.close(force=True)
@@ -68,8 +75,13 @@ class Talk:
         self.at_prompt()
         return self.lines[len(before) :][:-1]
 
-    def press(self, keys: str) -> None:
-        self.child.send(keys)
+    def press(self, *keys: str) -> None:
+        for each in keys:
+            self.child.send(each)
+
+    def resize(self, columns: int, rows: int) -> None:
+        self.screen.resize(rows, columns)
+        self.child.setwinsize(rows, columns)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -80,6 +92,15 @@ class Talk:
         while lines and not lines[-1]:
             lines.pop()
         return lines
+
+    @property
+    def text(self) -> str:
+        """The screen."""
+        return "\n".join(line.rstrip() for line in self.screen.display)
+
+    def until(self, shown: str) -> None:
+        """Read until the screen shows a text."""
+        self.wait(lambda: shown in self.text)
 
     def wait(self, done: Callable[[], Any]) -> None:
         """Read until something holds. Raises TimeoutError with the screen."""
@@ -95,8 +116,12 @@ class Talk:
             data = self.child.read_nonblocking(65536, timeout=0.05)
         except pexpect.TIMEOUT:
             return
+        self._take(data)
+
+    def _take(self, data: bytes) -> None:
         self.raw += data
-        self.stream.feed(data)
+        # pyte takes the end of a private sequence such as CSI > 4 ; 1 m for a style
+        self.stream.feed(re.sub(rb"\x1b\[[<>=?][0-9;]*[mu]", b"", data))
 
     def at_prompt(self) -> Talk:
         """Wait for an empty prompt."""
@@ -107,9 +132,7 @@ class Talk:
         """Wait for the end; the exit status."""
         try:
             while True:
-                data = self.child.read_nonblocking(65536, timeout=PATIENCE_S)
-                self.raw += data
-                self.stream.feed(data)
+                self._take(self.child.read_nonblocking(65536, timeout=PATIENCE_S))
         except pexpect.EOF:
             pass
         self.child.close()

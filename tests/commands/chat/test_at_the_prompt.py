@@ -27,7 +27,6 @@ def unwrapped(talk: Talk) -> str:
 def test_a_path_is_never_broken(width: int, own_state: Path) -> None:
     state = own_state.parent / "a folder of state"
     with Talk(state, *QUIET, width=width) as talk:
-        talk.at_prompt()
         talk.say("A fox")
         (path,) = (state / "genctl" / "sessions").glob("*.jsonl")
         talk.say("/save")
@@ -47,7 +46,6 @@ def test_lines_break_between_words_and_not_in_what_is_whole() -> None:
 
 def test_a_long_paste_that_ends_with_a_newline_stays_in_view(own_state: Path) -> None:
     with Talk(own_state, *QUIET, height=24) as talk:
-        talk.at_prompt()
         talk.press(PASTE.format("word " * 450 + "end\r"))
         talk.wait(lambda: talk.lines[-1].endswith("end"))
         assert sum("word word" in line for line in talk.lines) > 20
@@ -57,7 +55,6 @@ def test_a_long_paste_that_ends_with_a_newline_stays_in_view(own_state: Path) ->
         assert len(shown) > 20
         assert "cut at max_new_tokens" in " ".join(shown[-3:])
     with Talk(own_state, *QUIET, height=24) as talk:
-        talk.at_prompt()
         talk.press(PASTE.format("word " * 900 + "\rthe end\r"))
         talk.wait(lambda: any(line.endswith("the end") for line in talk.lines))
         talk.press("\r")
@@ -68,13 +65,21 @@ def test_a_long_paste_that_ends_with_a_newline_stays_in_view(own_state: Path) ->
 
 def test_a_full_context_asks_once(own_state: Path) -> None:
     with Talk(own_state, "-q", "-n", "40") as talk:
-        talk.at_prompt()
         talk.say("A fox")
         talk.say("A " + "bear " * 200)
         talk.press("A " + "hen " * 220 + "\r")
+        talk.wait(lambda: "[c]ancel?" in talk.lines[-1])
+        assert "left for the answer" in " ".join(talk.lines[-3:])
+        assert "[d]rop the oldest 4 messages" in talk.lines[-1]
+        talk.press("c\r")
+        talk.at_prompt()
+        assert "the turn was not sent" in talk.lines
+        talk.press("A " + "hen " * 220 + "\r")
         talk.wait(lambda: talk.lines[-1].endswith("[c]ancel?"))
         talk.press("d\r")
+        talk.wait(lambda: "cut at max_new_tokens" in talk.lines[-2:])
         talk.at_prompt()
+        assert "the first 4 messages are left out of the prompt" in " ".join(talk.say("/tokens"))
         after = talk.say("A " + "fox " * 220)
         assert "the context is full: 2 more messages are left out of the prompt" in after
         assert not any("ancel?" in line for line in after)
@@ -83,7 +88,6 @@ def test_a_full_context_asks_once(own_state: Path) -> None:
 
 def test_settings_are_written_as_people_write_them(own_state: Path) -> None:
     with Talk(own_state, *QUIET) as talk:
-        talk.at_prompt()
         assert talk.say("/set top_p 0.5") == ["/set top_p turns sampling on", "set top_p=0.5"]
         assert talk.say("/set top_k = 3") == ["set top_k=3"]  # sampling is on already
         assert talk.say("/set top-p") == ["top_p = 0.5 (/set top_p); /set top_p=VALUE sets it"]
@@ -107,7 +111,6 @@ def test_a_setting_with_and_without_a_sign(typed: str, read: str) -> None:
 
 def test_the_chat_that_is_open_is_not_loaded_again(own_state: Path) -> None:
     with Talk(own_state, *QUIET) as talk:
-        talk.at_prompt()
         talk.say("A fox")
         talk.say("/save mine.jsonl")
         (path,) = (own_state / "genctl" / "sessions").glob("*.jsonl")
@@ -117,7 +120,6 @@ def test_the_chat_that_is_open_is_not_loaded_again(own_state: Path) -> None:
 
 def test_edit_says_how_it_ends(own_state: Path) -> None:
     with Talk(own_state, *QUIET) as talk:
-        talk.at_prompt()
         talk.say("A fox")
         talk.press("/edit\r")
         talk.wait(lambda: "change turn 1: Enter answers it again, Ctrl-C leaves it as it is" in talk.lines)
@@ -131,7 +133,6 @@ def test_edit_says_how_it_ends(own_state: Path) -> None:
 
 def test_an_answer_that_is_eos_alone_is_told_from_none(own_state: Path) -> None:
     with Talk(own_state, "-q", "-n", "1", "--set", "forced_eos_token_id=2") as talk:
-        talk.at_prompt()
         assert talk.say("A fox") == ["the answer is empty: the model ends it at once (EOS)"]
 
 

@@ -68,7 +68,6 @@ def test_a_turn_that_cannot_be_answered_is_not_said_at_the_next_opening(whole: P
 def test_loading_a_chat_that_was_cut_off_answers_it(whole: Path, own_state: Path) -> None:
     path = cut(whole)
     with Talk(own_state, "-n", "12") as talk:
-        talk.at_prompt()
         shown = talk.say(f"/load {path}")
         assert "> And then" in shown
         talk.press("\x04")

@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from genctl.commands.chat import log_file
 from genctl.commands.chat.log import ChatLog
 from genctl.errors import OutputError, UsageError
-from genctl.io import output, sink
+from genctl.io import output, sessions, sink
 from genctl.io.output import open_beside
 from tests.cli.tool import genctl
 from tests.commands.chat.test_log import contents, log, seen, turn
@@ -50,7 +49,7 @@ class Disk:
             def close(self) -> None:
                 self.raw.close()
 
-        for module in (output, log_file):
+        for module in (output, sessions):
             patch.setattr(module, "unbuffered", Raw)
 
 

@@ -123,7 +123,7 @@ def test_names_and_paths_are_completed(folder: Path, tmp_path: Path, monkeypatch
 def test_tab_completes_the_chat_to_load(folder: Path) -> None:
     folder.joinpath("c.jsonl").rename(folder / "the-first-of-all.jsonl")
     with Talk(folder.parents[1], *SHORT) as talk:
-        talk.at_prompt().press("/load the-f\t")
+        talk.press("/load the-f\t")
         talk.wait(lambda: talk.lines[-1] == "> /load the-first-of-all")
         talk.press("\r")
         talk.wait(lambda: "> Once upon a time" in talk.lines)

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genctl.commands.chat.commands import drawn, in_words
-from genctl.commands.chat.log import ChatHeader, ChatLog, Message
-from genctl.commands.chat.log_file import SCHEMA
+from genctl.commands.chat.log import SCHEMA, ChatHeader, ChatLog, Message
 from genctl.errors import InputError, UsageError
 from genctl.io.output import open_beside
 
@@ -268,20 +267,6 @@ def test_a_file_of_another_format_is_refused(first: str, message: str, tmp_path:
     path.write_text(f"{first}\n")
     with pytest.raises(InputError, match=message):
         ChatLog.open(path)
-
-
-def test_half_a_line_is_dropped(tmp_path: Path) -> None:
-    path = tmp_path / "chat.jsonl"
-    one = log(path)
-    turn(one, "Hello", "Hi")
-    one.close()
-    whole = path.read_bytes()
-    path.write_bytes(whole + b'{"id": 2, "pare')
-    assert contents(ChatLog.look(path)) == ["Hello", "Hi"]
-    again = ChatLog.open(path)
-    assert again.torn
-    again.close()
-    assert path.read_bytes() == whole
 
 
 def test_messages_keep_what_they_were_said_with(tmp_path: Path) -> None:

@@ -95,11 +95,6 @@ def test_files_that_are_not_this_chat_are_refused(tmp_path: Path, checkpoints: d
     refused = chat("--save", str(file), turns=("Hi",))
     assert (refused.status, "exists already" in refused.err) == (2, True)
     assert chat("--save", str(file), "--force", "-n", "1", turns=("Hi",)).status == 0
-    other.write_text('{"event": "opened", "schema": "genctl-tree/1", "prompt": "A fox"}\n')
-    assert "is a tree of genctl explore, not a chat" in chat("--open", str(other), turns=("Hi",)).err
-    other.write_text('{"event": "opened", "schema": "genctl-tree/1", "prompt": ""}\n')
-    old = chat("--open", str(other), turns=("Hi",))
-    assert (old.status, "by an older genctl, in the format genctl-tree/1" in old.err) == (2, True)
     other.write_text("no chat\n")
     assert chat("--open", str(other), turns=("Hi",)).status == 2
 

@@ -44,7 +44,6 @@ def test_a_chat_that_is_loaded_does_not_choose_the_server(server: StandIn, own_s
         assert genctl("chat", "--backend", other.url, "--save", str(file), stdin="Hello\n").status == 0
         before = len(other.asked)
         with Talk(own_state, "--backend", server.url, width=300) as talk:
-            talk.at_prompt()
             talk.say(f"/load {file}")
             talk.say("More")
         assert len(other.asked) == before
@@ -72,7 +71,6 @@ def test_a_server_that_fails_leaves_the_turn_unsaid(server: StandIn) -> None:
 
 def test_what_needs_token_ids_is_refused_at_a_prompt(server: StandIn, own_state: Path) -> None:
     with Talk(own_state, "--backend", server.url) as talk:
-        talk.at_prompt()
         assert "a server keeps the model" in " ".join(talk.lines)
         assert talk.say("Hello")[0] == " one two three four five six"
         for command in ("/prompt", "/tokens"):
@@ -88,7 +86,6 @@ def test_what_needs_token_ids_is_refused_at_a_prompt(server: StandIn, own_state:
 def test_the_thought_of_a_server_is_dimmed_and_shown_again(own_state: Path) -> None:
     thought = (" let", " me", " see")
     with running(thought=thought) as server, Talk(own_state, "--backend", server.url, width=100) as talk:
-        talk.at_prompt()
         said = talk.say("Hello")
         assert "thought for 3 tokens (/think shows it)" in said[0]
         assert "one two three four five six" in " ".join(said)

@@ -30,7 +30,6 @@ def saved(state: Path) -> Path:
 @pytest.mark.parametrize("width", [60, 80, 140])
 def test_a_chat_stays_on_the_screen_and_is_saved(width: int, own_state: Path) -> None:
     with Talk(own_state, "-n", "20", width=width) as talk:
-        talk.at_prompt()
         said = talk.say("Once upon a time there was a fox")
         assert said[0].startswith(" named Rowan")
         assert all(len(line) <= width for line in talk.lines)
@@ -53,7 +52,6 @@ def test_ctrl_c_ends_the_answer_and_keeps_it(own_state: Path) -> None:
     many = 90_000  # more than any machine writes before it is interrupted
     model = checkpoint("llama", own_state.parent / "long", max_position_embeddings=100_000)
     with Talk(own_state, "-m", str(model), "-n", str(many), "--min-new-tokens", str(many)) as talk:
-        talk.at_prompt()
         before = len(talk.lines)
         talk.child.send("Once upon a time\r")
         talk.wait(lambda: len(talk.lines) > before + 3)
@@ -74,7 +72,6 @@ def test_ctrl_c_ends_the_answer_and_keeps_it(own_state: Path) -> None:
 
 def test_what_is_typed_during_an_answer_is_not_in_its_text(own_state: Path) -> None:
     with Talk(own_state, "-q", "-n", "300") as talk:
-        talk.at_prompt()
         modes = termios.tcgetattr(talk.child.child_fd)
         talk.child.send("Once upon a time\r")
         talk.wait(lambda: len(talk.lines) > 3)
@@ -130,7 +127,7 @@ def test_the_second_ctrl_c_of_a_stuck_pass_says_where_the_chat_is_saved(own_stat
 def test_ctrl_c_clears_the_line_and_twice_on_an_empty_one_leaves(own_state: Path) -> None:
     note = "Ctrl-C again leaves, and so does Ctrl-D"
     with Talk(own_state, *QUIET) as talk:
-        talk.at_prompt().press("\x03")
+        talk.press("\x03")
         talk.wait(lambda: talk.lines.count(note) == 1)
         for half in ("half a sent", "another"):  # it left at the second one, with what was typed
             talk.at_prompt().press(half)
@@ -150,7 +147,6 @@ def test_ctrl_c_clears_the_line_and_twice_on_an_empty_one_leaves(own_state: Path
 
 def test_a_new_conversation_has_its_own_file_and_the_settings_of_the_one_before(own_state: Path) -> None:
     with Talk(own_state, *QUIET, "--seed", "5", "--do-sample", width=300) as talk:
-        talk.at_prompt()
         assert talk.say("/new") == ["error: nothing has been said yet"]
         talk.say("/set max_new_tokens=3")
         first = talk.say("A fox")
@@ -169,7 +165,6 @@ def test_a_new_conversation_has_its_own_file_and_the_settings_of_the_one_before(
 
 def test_a_chat_is_edited_tried_again_undone_and_done_again(own_state: Path) -> None:
     with Talk(own_state, *QUIET, "--do-sample", "--seed", "3") as talk:
-        talk.at_prompt()
         first = talk.say("A fox")
         again = talk.say("/retry")
         assert again != first
@@ -189,7 +184,6 @@ def test_a_chat_is_edited_tried_again_undone_and_done_again(own_state: Path) -> 
 
 def test_settings_are_checked_as_flags_are(own_state: Path) -> None:
     with Talk(own_state, *QUIET) as talk:
-        talk.at_prompt()
         assert talk.say("/set") == ["nothing is set here"]
         assert talk.say("/set max_new_tokens=3") == ["set max_new_tokens=3"]
         assert talk.say("/set temprature=1") == [
@@ -211,7 +205,6 @@ def test_settings_are_checked_as_flags_are(own_state: Path) -> None:
 
 def test_tokens_prompt_and_scores(own_state: Path) -> None:
     with Talk(own_state, *QUIET) as talk:
-        talk.at_prompt()
         talk.say("A fox")
         assert talk.say("/tokens") == ["15 tokens of the context are used, 497 of 512 are left"]
         assert talk.say("/prompt") == ["3 tokens:", "1 35 1155", "<bos>A fox"]
@@ -223,7 +216,6 @@ def test_tokens_prompt_and_scores(own_state: Path) -> None:
 
 def test_an_answer_is_copied_by_osc_52(own_state: Path) -> None:
     with Talk(own_state, *QUIET) as talk:
-        talk.at_prompt()
         answer = talk.say("A fox")[0]
         talk.say("/copy")
         (sent,) = re.findall(rb"\x1b\]52;c;([^\x07]+)\x07", talk.raw)
@@ -232,14 +224,14 @@ def test_an_answer_is_copied_by_osc_52(own_state: Path) -> None:
 
 def test_lines_go_on_history_is_kept_and_commands_are_completed(own_state: Path) -> None:
     with Talk(own_state, *QUIET) as talk:
-        talk.at_prompt().press("A fox\x1b\rand a hen\\\rand a bear")
+        talk.press("A fox\x1b\rand a hen\\\rand a bear")
         talk.wait(lambda: "and a bear" in talk.lines[-1])
         talk.say("")
         talk.press("\x04")
         assert talk.end() == 0
     assert '"content": "A fox\\nand a hen\\nand a bear"' in saved(own_state).read_text()
     with Talk(own_state, *QUIET) as talk:
-        talk.at_prompt().press("\x1b[A")
+        talk.press("\x1b[A")
         talk.wait(lambda: talk.lines[-1].endswith("and a bear"))
         talk.press("\x03")
         talk.at_prompt().press("/tok\t")
@@ -248,13 +240,11 @@ def test_lines_go_on_history_is_kept_and_commands_are_completed(own_state: Path)
 
 def test_a_saved_chat_goes_on(own_state: Path) -> None:
     with Talk(own_state, *QUIET) as talk:
-        talk.at_prompt()
         answer = talk.say("A fox")
         talk.say(f"/save {own_state.parent / 'mine.jsonl'}")
         talk.press("\x04")
         talk.end()
     with Talk(own_state, "-q", "--open", "mine.jsonl") as talk:
-        talk.at_prompt()
         assert talk.lines[:2] == ["> A fox", answer[0]]
         assert talk.say("/load nowhere.jsonl") == ["error: cannot read nowhere.jsonl: no such file"]
         old = saved(own_state)
@@ -262,29 +252,8 @@ def test_a_saved_chat_goes_on(own_state: Path) -> None:
         assert f"saved in {old}" in "".join(talk.say("/save")).replace("saved in", "saved in ").replace("  ", " ")
 
 
-def test_what_is_left_out_of_a_full_context_is_asked(own_state: Path) -> None:
-    with Talk(own_state, "-q", "-n", "40") as talk:
-        talk.at_prompt()
-        talk.say("A fox")
-        talk.say("A " + "bear " * 200)
-        talk.press("A " + "hen " * 220 + "\r")
-        talk.wait(lambda: "[c]ancel?" in talk.lines[-1])
-        assert "left for the answer" in " ".join(talk.lines[-3:])
-        assert "[d]rop the oldest 4 messages" in talk.lines[-1]
-        talk.press("c\r")
-        talk.at_prompt()
-        assert "the turn was not sent" in talk.lines
-        talk.press("A " + "hen " * 220 + "\r")
-        talk.wait(lambda: talk.lines[-1].endswith("[c]ancel?"))
-        talk.press("d\r")
-        talk.wait(lambda: "cut at max_new_tokens" in talk.lines[-2:])
-        talk.at_prompt()
-        assert "the first 4 messages are left out of the prompt" in " ".join(talk.say("/tokens"))
-
-
 def test_a_dumb_terminal_gets_plain_lines(own_state: Path) -> None:
     with Talk(own_state, *QUIET, term="dumb") as talk:
-        talk.at_prompt()
         talk.press("A fox\r")
         talk.wait(lambda: "cut at max_new_tokens" in talk.lines)
         talk.at_prompt().press("/undo\r")
@@ -296,25 +265,17 @@ def test_a_dumb_terminal_gets_plain_lines(own_state: Path) -> None:
         assert b"\x1b" not in talk.raw
 
 
-def test_no_colour_is_used_where_there_is_to_be_none(own_state: Path) -> None:
-    with Talk(own_state, *QUIET, NO_COLOR="1") as talk:
-        talk.at_prompt()
-        talk.say("A fox")
+def test_arguments_are_said_first_and_no_colour_is_used_where_there_is_to_be_none(own_state: Path) -> None:
+    with Talk(own_state, *QUIET, "A fox", NO_COLOR="1") as talk:
+        assert "> A fox" in talk.lines
+        assert "cut at max_new_tokens" in talk.lines
         talk.press("\x04")
         talk.end()
         assert not re.search(rb"\x1b\[[\d;]*(3[0-7]|4[0-7]|38|48)[\d;]*m", talk.raw)
 
 
-def test_arguments_are_said_first(own_state: Path) -> None:
-    with Talk(own_state, *QUIET, "A fox") as talk:
-        talk.at_prompt()
-        assert "> A fox" in talk.lines
-        assert "cut at max_new_tokens" in talk.lines
-
-
 def test_a_terminal_that_ends_the_process_gets_its_settings_back(own_state: Path) -> None:
     with Talk(own_state, *QUIET) as talk:
-        talk.at_prompt()
         talk.say("A fox")
         talk.child.kill(signal.SIGTERM)
         assert talk.end() == 143
@@ -326,16 +287,13 @@ def test_a_killed_answer_is_generated_anew_when_the_chat_goes_on(own_state: Path
     files = {name: own_state.parent / f"{name}.jsonl" for name in ("whole", "killed")}
     options = ("-n", "120", "--do-sample", "--seed", "4")
     with Talk(own_state, *options, "--save", str(files["whole"])) as talk:
-        talk.at_prompt()
         talk.say("A fox")
     with Talk(own_state, *options, "--save", str(files["killed"])) as talk:
-        talk.at_prompt()
         talk.child.send("A fox\r")
         talk.wait(lambda: files["killed"].exists() and len(talk.lines) > 3)
         talk.child.kill(signal.SIGKILL)
     time.sleep(0.3)  # until the server of the tests has seen it
     assert files["killed"].read_bytes().count(b"\n") == 2
     with Talk(own_state, "--open", str(files["killed"])) as talk:
-        talk.at_prompt()
         assert "> A fox" in talk.lines
     assert files["killed"].read_bytes() == files["whole"].read_bytes()

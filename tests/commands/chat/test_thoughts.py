@@ -53,7 +53,6 @@ def test_an_answer_without_a_thought_is_written_as_it_is() -> None:
 
 def test_a_folded_thought_is_shown_on_demand(own_state: Path) -> None:
     with Talk(own_state, "-q", "-n", "6", "--prefill", "<think>It may be a fox.</think>") as talk:
-        talk.at_prompt()
         lines = talk.say("A fox")
         assert lines[0].startswith("thought for ")
         assert "It may be" not in " ".join(lines)
@@ -63,7 +62,6 @@ def test_a_folded_thought_is_shown_on_demand(own_state: Path) -> None:
 def test_the_budget_of_a_thought_is_set_at_the_prompt(own_state: Path) -> None:
     tags = ("--set", 'thinking_tags=["<think>", "</think>"]')
     with Talk(own_state, "-q", "-n", "12", "--prefill", "<think>", "--thinking-budget", "9", *tags) as talk:
-        talk.at_prompt()
         talk.say("/set thinking_budget=2")
         lines = talk.say("A fox")
         assert lines[0].startswith("thought for ")

@@ -41,8 +41,8 @@ class Shown:
     async def settled(self) -> None:
         for _ in range(2):
             await self.pilot.pause(0)  # until every widget has seen what waits for it; `pause()`: until the CPU is idle
-            behind = self.app.model.submit(int)  # after everything that the model has to do
-            while not behind.done() or self.app.waiting or self.app.inbox:
+            behind = self.app.model.executor.submit(int)  # after everything that the model has to do
+            while not behind.done() or self.app.model.waiting or self.app.model.inbox:
                 await self.pilot.pause(0.01)
             await self.pilot.pause(0)
         await self.pilot.pause()
@@ -65,7 +65,7 @@ class Shown:
 
     async def burst(self, text: str) -> None:
         """All keys of a text at once, as when a program types."""
-        named = {"\r": "enter", "\x1b": "escape", ":": "colon", "/": "slash", " ": "space"}
+        named = {"\r": "enter", "?": "question_mark", "\x1b": "escape", ":": "colon", "/": "slash", " ": "space"}
         for character in text:
             self.app.post_message(events.Key(named.get(character, character), character))
         await self.settled()
@@ -90,6 +90,5 @@ def play(part: Play, made: Explorer | None = None, size: tuple[int, int] = (140,
             await part(shown)
 
     asyncio.run(run())
-    app.stop()
-    app.model.shutdown(cancel_futures=True)
+    app.model.shutdown()
     return app

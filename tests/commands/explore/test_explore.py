@@ -124,16 +124,6 @@ def test_a_saved_tree_is_opened_and_made_a_page(tmp_path: Path) -> None:
     assert "curious" in page.read_text() or PROMPT in page.read_text()
 
 
-def test_a_torn_tree_goes_on_from_its_last_whole_token(tmp_path: Path) -> None:
-    torn = tmp_path / "torn"
-    begin = ["explore", PROMPT, "--save", str(torn), "--script", "-", "--seed", "1"]
-    assert genctl(*begin, stdin="generate 6\n").status == 0
-    torn.write_bytes(torn.read_bytes()[:-20])
-    done = genctl("explore", "--open", str(torn), "--script", "-", stdin="generate 1\ntext\n")
-    assert done.status == 0, done.err
-    assert done.out.splitlines()[-1] == "Once upon a time, there was a curious girl"
-
-
 def test_save_writes_a_tree_that_had_no_file(tmp_path: Path) -> None:
     path = tmp_path / "tree.jsonl"
     script = f"generate 3\nsave {path}\ngenerate 3\n"
@@ -224,12 +214,6 @@ def test_a_command_that_cannot_be_done_is_named() -> None:
     done = genctl("explore", PROMPT, "--script", "-", stdin="generate 2\ngoto 99\ngenerate 2\n")
     assert done.status == 2
     assert "goto 99: there is no node 99: the nodes are 0 to 2" in done.err
-
-
-def test_samples_of_a_temperature_of_0_are_refused() -> None:
-    done = genctl("explore", PROMPT, "--script", "-", stdin="set temperature=0\nsample 2 3\n")
-    assert done.status == 2
-    assert "sample 2 3: sample draws tokens, and temperature = 0 takes the best one" in done.err
 
 
 def test_a_server_has_no_tree(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,11 +47,10 @@ def test_a_click_into_a_pane_leaves_the_line_and_a_filter_stays() -> None:
     play(part)
 
 
-@pytest.mark.parametrize("word", ["help", "?"])
-def test_help_of_the_line_has_keys_mouse_columns_and_commands(word: str) -> None:
+@pytest.mark.parametrize("keys", ["?", ":help\r", ":?\r"])
+def test_help_has_keys_mouse_columns_and_commands(keys: str) -> None:
     async def part(shown: Shown) -> None:
-        await shown.press("colon")
-        await shown.answer(word)
+        await shown.burst(keys)
         for first in (*(key.shown for key in KEYS), *(name for name, _ in COLUMNS)):
             assert first in shown.text
         for command in COMMANDS.values():
@@ -60,10 +59,14 @@ def test_help_of_the_line_has_keys_mouse_columns_and_commands(word: str) -> None
     play(part, size=(120, 110))
 
 
-def test_quit_leaves() -> None:
+@pytest.mark.parametrize("in_line", [False, True])
+def test_quit_leaves(in_line: bool) -> None:
     async def part(shown: Shown) -> None:
-        await shown.press("colon")
-        await shown.answer("quit")
+        if in_line:
+            await shown.press("colon")
+            await shown.answer("quit")
+        else:
+            await shown.press("q")
 
     assert play(part).return_value == 0
 
@@ -79,18 +82,3 @@ def test_a_setting_that_turns_sampling_on_says_so_with_the_settings_that_act() -
         assert "sampling is off" in shown.text
 
     play(part, explorer(max_new_tokens=3))
-
-
-@pytest.mark.parametrize("size", [(60, 30), (80, 24), (140, 40)], ids=lambda size: str(size[0]))
-def test_alternatives_have_room_and_their_log_probability(size: tuple[int, int]) -> None:
-    async def part(shown: Shown) -> None:
-        await shown.press("space", "home")
-        app = shown.app
-        assert app.choices.size.height >= (8 if size[0] == 60 else 16)
-        assert "logprob" in shown.text
-        heading = next(line for line in shown.lines if "prob" in line and "rank" in line)
-        line = next(line for line in shown.lines if line.count("%") == 2)
-        assert heading.index("prob") == line.index("%") - 5  # the heads stand above their columns
-        assert heading.index("final") == line.rindex("%") - 5
-
-    play(part, size=size)
