@@ -3,9 +3,9 @@
 A worker has several groups at once, so that it never waits for the driver. Either it works on one after another, or
 their rows join the batch that it decodes: such groups are a few rows, and many are there at once.
 
-Ray starts a worker that died again; its groups go to any worker that has loaded the checkpoint. A group cannot be
-blamed for a death while others are there too: a group with which workers died again and again is tried alone. If they
-die with it then, too, the group is lost, and the others go on.
+Ray restarts a worker that died; its groups go to any worker that has loaded the checkpoint. While a worker has several
+groups, it is not known which of them killed it: a group whose workers keep dying is retried alone. If they die again,
+the group is lost, and the others continue.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ IN_FLIGHT = 2  # groups that a worker has at once, where their rows do not join 
 HELD = 4  # times as many groups as workers are then on their way or wait for an earlier one
 RETRIES = 2  # of a load, by Ray; and of a group whose workers die: first beside others, and then alone
 POLL_S = 0.1  # between two looks at signals
-SLOW_S = 60.0  # without all workers, until somebody is told
-_LACKING = "No module named 'genctl"  # in what Ray says of a worker that could not be made
+SLOW_S = 60.0  # without a ready worker, until a remark
+_LACKING = "No module named 'genctl"  # in Ray's error for a worker that cannot be created
 
 
 @dataclass(eq=False)
@@ -39,7 +39,7 @@ class WorkGroup:
     last: int
     keys: tuple[Any, ...] = ()  # of texts that are scored
     number: int = 0  # in the order of the groups
-    deaths: int = 0  # of workers that had it
+    deaths: int = 0  # workers that died while they had it
     value: Any = None  # its result
     lost: str = ""  # why there is none
 
@@ -81,7 +81,7 @@ class WorkerPool:
         import ray
 
         self._ray = ray
-        # retries are said of the actor, not of its calls: else a call fails while the actor is started again
+        # retries belong to the actor, not to its calls: else a call fails while the actor restarts
         actor = ray.remote(max_restarts=-1, max_task_retries=RETRIES, num_cpus=1, num_gpus=cluster.gpus)
         spread = {} if cluster.alone else {"scheduling_strategy": "SPREAD"}
         self.workers = [

@@ -344,7 +344,7 @@ class RemoteRow:
             left = [slot for slot in left if slot not in ended]
 
     def _send(self, fixed: dict[str, Any], slots: Sequence[int], seed: int) -> None:
-        """Send a request once, or again without what the server turns out to be unable to do. Raises ServerError."""
+        """Send a request once, or again without what the server cannot do. Raises ServerError."""
         server, lane, top = self.server, self.lane, self.report.top
         lane.attempt(slots, seed)
         body = {**fixed, **self._prompt()}

@@ -1,4 +1,4 @@
-"""One server: its model, the fields of its requests, and what it turns out to be unable to do."""
+"""One server: its model, the fields of its requests, and what it cannot do."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Server:
         return self._able.get(f"{feature} of chats" if chat else feature, True)
 
     def learn(self, body: Mapping[str, Any], error: ServerError) -> bool:
-        """Whether a refused request has something that the server turns out to be unable to do. Raises ServerError."""
+        """Whether a refused request asks for something that the server cannot do. Raises ServerError."""
         chat = "messages" in body
         has = (("logprobs", bool(body.get("logprobs"))), ("ids", isinstance(body.get("prompt"), list)))
         return error.status in REFUSED and any(there and not self.can(one, chat=chat) for one, there in has)
