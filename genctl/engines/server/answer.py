@@ -231,7 +231,7 @@ def _fitted(tokens: Sequence[Token], text: str) -> tuple[Token, ...]:
 def tokens_of(logprobs: Any, top: int, doubts: set[str]) -> list[Token]:
     """The tokens of either form of log-probabilities; an empty list if there are none.
 
-    Ids are unknown unless they are listed. Numbers that cannot be true are NaN, and `doubts` gets a note. Raises BadShape.
+    Ids are unknown unless they are listed. Numbers that cannot be true are NaN; `doubts` gets a note. Raises BadShape.
     """
     if not isinstance(logprobs, Mapping):
         return []

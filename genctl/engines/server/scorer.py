@@ -43,7 +43,7 @@ class Limit(NamedTuple):
     """When requests are given up, on the monotonic clock, and the words of their error."""
 
     deadline: float = math.inf
-    words: str = ""
+    words: str = "no answer"
 
 
 UNLIMITED = Limit()

@@ -496,6 +496,7 @@ def test_the_message_of_a_refusal_is_found_in_any_form(body: object, words: str)
         ("http://[::1", "the proxy of ALL_PROXY cannot be used", "http://host:port"),
         ("ftp://127.0.0.1", "the proxy of ALL_PROXY cannot be used", "http://host:port"),
         ("://", "the proxy of ALL_PROXY cannot be used", "http://host:port"),
+        ("http://127.0.0.1:999999", "", ""),
     ],
 )
 def test_a_proxy_that_cannot_be_used_is_one_line_that_names_its_variable(
@@ -505,18 +506,10 @@ def test_a_proxy_that_cannot_be_used_is_one_line_that_names_its_variable(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ALL_PROXY", proxy)
     done = genctl("run", "--backend", "openai:http://192.0.2.1", "Hi")
-    error, advice = done.err.splitlines()
-    assert done.status == 3
+    error, *advice = done.err.splitlines()
+    assert (done.status, "bug" in done.err, len(advice)) == (3, False, int(bool(hint)))
     assert error.startswith(f"error: openai:http://192.0.2.1: {words}")
-    assert hint in advice
-
-
-def test_a_wrong_proxy_port_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "all_proxy", "NO_PROXY", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:999999")
-    done = genctl("run", "--backend", "openai:http://192.0.2.1", "Hi")
-    assert (done.status, done.err.count("\n"), "bug" in done.err) == (3, 1, False)
+    assert hint in "".join(advice)
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
