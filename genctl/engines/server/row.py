@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
@@ -15,9 +15,9 @@ from genctl import events
 from genctl.engines.protocol import Report, Request
 from genctl.engines.server.answer import AnswerPiece, Ending, Usage, pieces_of, usage_of
 from genctl.engines.server.body import SEEDS, incomplete, logprob_fields, messages_of, path_of
-from genctl.engines.server.failure import Disconnected, RowFailure, ServerError, TimedOut, one_line, retry
+from genctl.engines.server.failure import Disconnected, RowFailure, ServerError, TimedOut, retry
 from genctl.engines.server.server import Server
-from genctl.errors import BackendError, GenctlError, InputError
+from genctl.errors import BackendError, InputError
 from genctl.events import Token
 from genctl.io.rows import row_seed
 from genctl.params import DEFAULT_NEW_TOKENS
@@ -157,10 +157,6 @@ class RemoteLane:
 
     # -- events --------------------------------------------------------------------------------------------------------
 
-    def failed(self, message: str, hint: str = "") -> events.Failed:
-        """The row is an error."""
-        return events.Failed(self.name, RowFailure.code, message, hint)
-
     def finish(self, reason: str = "") -> Iterator[events.Event]:
         """The events that are still missing. `reason` ends the sequences that have not ended."""
         if not self._live:  # all steps of all sequences, side by side, as if they had been decoded together
@@ -262,34 +258,25 @@ class RemoteRow:
 
     def run(self) -> None:
         """Emit the events of the row. The last update is None; before it may be the error that ends the run."""
+        lane = self.lane
         try:
             self.emit(self._began())
-            for event in self._ending():
+            last: Iterable[events.Event] = ()
+            try:
+                self._complete()
+                last = lane.finish()
+            except TimedOut:
+                last = lane.finish("time")
+            except Disconnected:
+                last = lane.finish(self.stop.reason) if lane.has_text else ()
+            for event in last:
                 self.emit(event)
         except Exception as error:  # whatever a server sends may cost its row, never the others
-            words = f"{self.server.name}: unexpected {type(error).__name__}: {one_line(str(error))}"
-            self.emit(self.lane.failed(words))
+            failure = self.server.failure_of(error, plain=not self.chat)
+            failed = events.Failed(lane.name, failure.code, failure.message, failure.hint)
+            self.emit(failure if isinstance(failure, BackendError) else failed)
         finally:
             self.emit(None)
-
-    def _ending(self) -> Iterator[Update]:
-        """The last events; those before are emitted while the answer comes."""
-        lane, server = self.lane, self.server
-        try:
-            self._complete()
-        except TimedOut:
-            yield from lane.finish("time")
-        except Disconnected:
-            yield from lane.finish(self.stop.reason) if lane.has_text else ()
-        except ServerError as error:
-            failed = lane.failed(f"{server.name}: {error.message}", error.hint)
-            yield server.error(error, plain=not self.chat) if error.fatal else failed
-        except BackendError as error:
-            yield error
-        except GenctlError as error:
-            yield events.Failed(lane.name, error.code, error.message, error.hint)
-        else:
-            yield from lane.finish()
 
     def _began(self) -> events.Began:
         request, generation = self.request, self.request.resolved.generation
