@@ -66,6 +66,7 @@ class RemoteLane:
         self.most = self.generation.max_new_tokens or DEFAULT_NEW_TOKENS  # tokens of each sequence
         self._live = live
         self._slots: Sequence[int] = ()  # the sequences of this attempt
+        self.ended: list[int] = []  # those of them that are there
         self._parts = 0  # of its answer
         self._usages: dict[int | None, Usage] = {}  # of it: by slot, as llama-server reports them, or of all together
         self._is_cut = False  # it had more tokens than were requested
@@ -79,16 +80,11 @@ class RemoteLane:
 
     def attempt(self, slots: Sequence[int], seed: int) -> None:
         """Begin an attempt at some sequences."""
-        self._slots, self._parts, self._usages, self._is_cut = slots, 0, {}, False
+        self._slots, self.ended, self._parts, self._usages, self._is_cut = slots, [], 0, {}, False
         own = seed if len(slots) < len(self.sequences) and self.generation.draws else None
         for slot in slots:
             before = self.sequences[slot]
             self.sequences[slot] = RemoteSequence(seed=own, shown=before.shown, shown_thought=before.shown_thought)
-
-    @property
-    def ended(self) -> list[int]:
-        """The slots of this attempt whose sequences are there."""
-        return [slot for slot in self._slots if self.sequences[slot].end is not None]
 
     @property
     def has_text(self) -> bool:
@@ -127,6 +123,7 @@ class RemoteLane:
         sequence.tokens += piece.tokens
         sequence.thought += piece.thought
         sequence.end = piece.end
+        self.ended += [slot] if piece.end is not None else []
         if not self._live:
             return
         pairs = zip(sequence.shown, sequence.tokens, strict=False)
