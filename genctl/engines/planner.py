@@ -201,19 +201,12 @@ class Planner:
             return self.translating[1]
         from genctl.models.languages import language_id
 
-        ids = {
-            name: language_id(
-                self.loaded.tokenizer,
-                f"{name} = {language} ({resolved.origins.get(name, 'default')})",
-                language,
-                self.loaded.name,
-            )
-            for name, language in named.items()
-            if language is not None
-        }
         generation = resolved.generation
-        if "tgt_lang" in ids:
-            generation = replace(generation, forced_bos_token_id=ids["tgt_lang"])
+        for name, language in named.items():
+            if language is not None:
+                setting = f"{name} = {language} ({resolved.origins.get(name, 'default')})"
+                id = language_id(self.loaded.tokenizer, setting, language, self.loaded.name)
+                generation = replace(generation, forced_bos_token_id=id) if name == "tgt_lang" else generation
         self.translating = resolved, generation
         return generation
 

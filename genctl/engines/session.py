@@ -67,7 +67,7 @@ class Session:
         self.clock: Callable[[], float] = time.perf_counter
         saved = self._saved(runtime.prompt_cache)
         self.prefixes: dict[Prompt, Prefix] = {}  # prompts read by others, which are not read again
-        self.texts = None if saved is None else KeptTexts(saved=saved)  # what requests may go on from
+        self.texts = None if saved is None else KeptTexts(saved=saved)  # that requests may continue
         self.settled: tuple[list[Layer], Resolved] | None = None  # layers resolved before the weights were read
         self.tried: tuple[Resolved, PlannedLane] | None = None  # the trial prompt of the last checked job
         self.about = About(

@@ -78,16 +78,8 @@ class StrategyChoice:
             if corpus is not None:
                 self._read_corpus(self._suffixes, corpus)
         if self._drafted is None or self._drafted[0] is not strategy:
-            self._drafted = (
-                strategy,
-                Assisted(
-                    self._suffixes,
-                    strategy.do_sample,
-                    sampler=strategy.sampler,
-                    length_penalty=strategy.length_penalty,
-                    unasked=True,
-                ),
-            )
+            how: dict[str, Any] = {"sampler": strategy.sampler, "length_penalty": strategy.length_penalty}
+            self._drafted = strategy, Assisted(self._suffixes, strategy.do_sample, unasked=True, **how)
         return self._drafted[1]
 
     def forget_texts(self) -> None:
@@ -145,14 +137,15 @@ class StrategyChoice:
 
         if name not in self.auxiliary_models:
             # pack it, and never compile it: its steps alternate with the model's
-            runtime = replace(
-                self.runtime, model=name, revision=None, compile=False, adapter=None, tensor_parallel=False
-            )
+            changed: dict[str, Any] = {"revision": None, "compile": False, "adapter": None, "tensor_parallel": False}
             if not name.endswith(".gguf"):
-                runtime = replace(
-                    runtime, dequantize=False, quantize=None if runtime.quantize == "gguf" else runtime.quantize
-                )
+                quantize = self.runtime.quantize
+                changed |= {"dequantize": False, "quantize": None if quantize == "gguf" else quantize}
             # without a tokenizer, different vocabularies cannot be detected
-            loaded = hub.load(runtime, **self.flags, need_tokenizer=self.loaded.tokenizer is not None)
+            loaded = hub.load(
+                replace(self.runtime, model=name, **changed),
+                **self.flags,
+                need_tokenizer=self.loaded.tokenizer is not None,
+            )
             self.auxiliary_models[name] = loaded, runtime_of(loaded.model)
         return self.auxiliary_models[name]

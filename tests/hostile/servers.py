@@ -54,29 +54,9 @@ WILD: tuple[Any, ...] = (
     *("\u202eabc", "a\r\nb", "\u2028", [], [[]], [None], {}, {"a": None}, [1, "a", {}], {"": {"": []}}),
 )  # fmt: skip
 _STATUSES = (
-    100,
-    102,
-    199,
-    201,
-    202,
-    204,
-    205,
-    206,
-    301,
-    304,
-    307,
-    400,
-    402,
-    409,
-    418,
-    422,
-    429,
-    500,
-    503,
-    599,
-    600,
-    999,
-)
+    *(100, 102, 199, 201, 202, 204, 205, 206, 301, 304, 307),
+    *(400, 402, 409, 418, 422, 429, 500, 503, 599, 600, 999),
+)  # fmt: skip
 _RETRY_AFTER = ("0", "0.01", "300", "inf", "1e400", "-1", "nan", "9" * 500, "Fri, 31 Dec 9999 23:59:59 GMT", "\x80", "")
 _TYPES = (
     *("application/json", "text/event-stream", "TEXT/EVENT-STREAM; charset=utf-16", "text/plain; charset=zip"),
@@ -173,15 +153,8 @@ def _events(random: Random) -> bytes:
         lines.append(b"data: [DONE]")
     if random.random() < 0.4:
         odd = (
-            b": wait",
-            b"event: error",
-            b"id: \0",
-            b"retry: -1",
-            b"data",
-            b"data: ",
-            b"data: {",
-            b"\xef\xbb\xbf",
-            b"x" * (1 << 20),
+            *(b": wait", b"event: error", b"id: \0", b"retry: -1"),
+            *(b"data", b"data: ", b"data: {", b"\xef\xbb\xbf", b"x" * (1 << 20)),
         )
         lines.insert(random.randrange(len(lines) + 1), random.choice(odd))
     return end.join([*lines, b""])

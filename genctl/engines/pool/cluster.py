@@ -152,7 +152,7 @@ def threads_for(cores: int, workers: int) -> int:
     return max(cores // workers, 1) if given is None else given[0]
 
 
-# -- whether a Ray cluster answers at an address: Ray itself would wait for minutes, or for ever, and say little -------
+# -- whether a Ray cluster answers at an address: Ray itself would wait for minutes, or for ever, and report little ----
 
 ANSWER_S = 15.0  # until an address that accepts connections and does not answer is given up
 CONNECT_S = 10.0  # until one that does not accept is
@@ -167,7 +167,7 @@ _CLIENT_SERVER = ("/ray.rpc.RayletDriver/ClusterInfo", b"\x08\x04")
 def probe(address: str) -> None:
     """Raises UsageError where no Ray cluster answers at HOST:PORT, or where it asks for a token and Ray sends none.
 
-    `auto` is not looked at.
+    `auto` is not probed.
     """
     host, colon, port = address.removeprefix(CLIENT).rpartition(":")
     if not (colon and port.isdecimal()):
@@ -201,7 +201,7 @@ def probe(address: str) -> None:
 
 
 def sends_token() -> bool:
-    """Whether Ray sends a token. It says nothing of one that is not there or not right."""
+    """Whether Ray sends a token. It does not report a missing or wrong one."""
     return os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
 
 
@@ -216,8 +216,8 @@ def nothing_there(address: str, reason: str, hint: str = "") -> UsageError:
 def apart(call: Callable[[], Any], limit_s: float | None = None, group: RayGroup | None = None) -> Any:
     """What `call` returns, in a thread of its own. Raises what it raises, and TimeoutError after `limit_s`.
 
-    Ray would replace the signal handlers of the main thread, and swallow what they raise. The other thread is kept to
-    the end, because on Linux Ray's daemons end with the thread that started them. They join the `group`.
+    Ray would replace the signal handlers of the main thread, and swallow what they raise. The other thread never
+    ends, because on Linux Ray's daemons end with the thread that started them. They join the `group`.
     """
     outcome: Future[Any] = Future()
 
@@ -265,8 +265,8 @@ def _own_signals() -> Iterator[None]:
 
 @contextmanager
 def _hushed() -> Iterator[None]:
-    """Nothing that Ray's C++ part says reaches the terminal: on why it finds no cluster, it raises as well; on a signal
-    that comes before its handler is replaced, it prints a stack.
+    """Keep output of Ray's C++ part off the terminal: why it finds no cluster (it raises as well), and the stack that
+    it prints on a signal before its handler is replaced.
     """
     sys.stderr.flush()
     kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)

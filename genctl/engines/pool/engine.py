@@ -115,7 +115,7 @@ def _by_first_worker(name: str) -> Any:
 
 
 class PoolEngine:
-    """Workers that have loaded a checkpoint. What has to be known of it is asked of the first of them."""
+    """Workers that have loaded a checkpoint. The first of them answers questions about it."""
 
     about = About("")  # what the first worker knows of its checkpoint
 

@@ -3,9 +3,9 @@
 A worker has several groups at once, so that it never waits for the driver. Either it works on one after another, or
 their rows join the batch that it decodes: such groups are a few rows, and many are there at once.
 
-Ray starts a worker that died again; its groups go to any worker that has loaded the checkpoint. A group cannot be
-blamed for a death while others are there too: a group with which workers died again and again is tried alone. If they
-die with it then, too, the group is lost, and the others go on.
+Ray restarts a worker that died; its groups go to any worker that has loaded the checkpoint. While a worker has several
+groups, it is not known which of them killed it: a group whose workers keep dying is retried alone. If they die again,
+the group is lost, and the others continue.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ IN_FLIGHT = 2  # groups that a worker has at once, where their rows do not join 
 HELD = 4  # times as many groups as workers are then on their way or wait for an earlier one
 RETRIES = 2  # of a load, by Ray; and of a group whose workers die: first beside others, and then alone
 POLL_S = 0.1  # between two looks at signals
-SLOW_S = 60.0  # without all workers, until somebody is told
-_LACKING = "No module named 'genctl"  # in what Ray says of a worker that could not be made
+SLOW_S = 60.0  # without a ready worker, until a remark
+_LACKING = "No module named 'genctl"  # in Ray's error for a worker that cannot be created
 
 
 @dataclass(eq=False)
@@ -39,7 +39,7 @@ class WorkGroup:
     last: int
     keys: tuple[Any, ...] = ()  # of texts that are scored
     number: int = 0  # in the order of the groups
-    deaths: int = 0  # of workers that had it
+    deaths: int = 0  # workers that died while they had it
     value: Any = None  # its result
     lost: str = ""  # why there is none
 
@@ -64,6 +64,10 @@ class WorkerHandle:
     tokens: int = 0
     deaths: int = 0  # with groups that were then tried alone
 
+    def has_room(self, at_once: int) -> bool:
+        """Whether it can have another group: none beside one that is tried alone."""
+        return self.ready and len(self.groups) < at_once and not any(group.alone for group in self.groups)
+
     @property
     def name(self) -> str:
         """What messages call it."""
@@ -77,7 +81,7 @@ class WorkerPool:
         import ray
 
         self._ray = ray
-        # retries are said of the actor, not of its calls: else a call fails while the actor is started again
+        # retries belong to the actor, not to its calls: else a call fails while the actor restarts
         actor = ray.remote(max_restarts=-1, max_task_retries=RETRIES, num_cpus=1, num_gpus=cluster.gpus)
         spread = {} if cluster.alone else {"scheduling_strategy": "SPREAD"}
         self.workers = [
@@ -150,9 +154,8 @@ class WorkerPool:
                     hint=f"{few}, and --resume goes on with what is written",
                 ) from death
             return
-        _check_genctl(worker, opened)
         self._first = self._first or (worker, opened)
-        _check_same(self._first[1], opened)
+        _check_same(worker, self._first[1], opened)
         worker.ready, worker.node = True, opened.node
 
     # -- work ----------------------------------------------------------------------------------------------------------
@@ -191,7 +194,10 @@ class WorkerPool:
         while fewer than `most` are on their way. Returns whether there may be more of them.
         """
         self._returned.sort(key=lambda group: (not group.alone, group.number))
-        while (worker := self._free(at_once)) is not None:
+        while True:
+            free = [worker for worker in self.workers if worker.has_room(at_once)]
+            if (worker := min(free, key=lambda worker: len(worker.groups), default=None)) is None:
+                break
             if self._returned:
                 if self._returned[0].alone and worker.groups:
                     break  # once a worker has nothing else
@@ -211,15 +217,6 @@ class WorkerPool:
             else:
                 self._finished[group.number] = group
         return True
-
-    def _free(self, at_once: int) -> WorkerHandle | None:
-        """The worker with the fewest groups, if there is room for another: none beside one that is tried alone."""
-        free = [
-            worker
-            for worker in self.workers
-            if worker.ready and len(worker.groups) < at_once and not any(group.alone for group in worker.groups)
-        ]
-        return min(free, key=lambda worker: len(worker.groups), default=None)
 
     def _give(self, worker: WorkerHandle, group: WorkGroup) -> None:
         worker.groups.append(group)
@@ -242,29 +239,25 @@ class WorkerPool:
             self.on_progress()
 
     def _take_result(self, worker: WorkerHandle, group: WorkGroup, ref: Any) -> None:
+        """Take a result, or take the group back from a worker that died, and see whether Ray can start it again."""
         worker.groups.remove(group)
         try:
             group.value = self._get(ref)
         except _Died as died:
-            self._take_back(worker, group, died.why)
-            return
-        worker.done += 1
-        worker.rows += group.rows
-        worker.tokens += group.value.tokens
-        self._finished[group.number] = group
-
-    def _take_back(self, worker: WorkerHandle, group: WorkGroup, why: str) -> None:
-        """Take a group back from a worker that died, and see whether Ray can start it again."""
-        group.deaths += 1
-        worker.deaths += group.deaths == RETRIES + 1
-        if group.deaths < 2 * (RETRIES + 1):
-            self._returned.append(group)
+            group.deaths += 1
+            worker.deaths += group.deaths == RETRIES + 1
+            if worker.ready:
+                worker.ready = False
+                self._open(worker)
+            if group.deaths < 2 * (RETRIES + 1):
+                self._returned.append(group)
+                return
+            group.lost = f"workers died {group.deaths} times, {worker.name} last{died.why}"
         else:
-            group.lost = f"workers died {group.deaths} times, {worker.name} last{why}"
-            self._finished[group.number] = group
-        if worker.ready:
-            worker.ready = False
-            self._open(worker)
+            worker.done += 1
+            worker.rows += group.rows
+            worker.tokens += group.value.tokens
+        self._finished[group.number] = group
 
     def progress(self) -> StreamProgress:
         """The groups that are done so far; of rows, those whose results were not given out."""
@@ -287,22 +280,17 @@ class _Died(ModelError):
         self.why = why
 
 
-def _check_genctl(worker: WorkerHandle, opened: OpenedWorker) -> None:
-    """Raises ModelError for a worker with another genctl than this one, since it could compute other results."""
+def _check_same(worker: WorkerHandle, first: OpenedWorker, opened: OpenedWorker) -> None:
+    """Raises ModelError for a worker whose results could differ: from those of this genctl, or of the first worker."""
     theirs = opened.genctl or "another one"
-    if theirs == own_genctl("products: " in theirs):
-        return
-    raise ModelError(
-        f"worker {worker.number} on {opened.node} has genctl {theirs}, and this is genctl {own_genctl(True)}: their "
-        "results could differ",
-        hint="install one genctl on all machines; GENCTL_PRODUCTS names products that all of them have",
-    )
-
-
-def _check_same(first: OpenedWorker, other: OpenedWorker) -> None:
-    """Raises ModelError where the results of two workers would differ."""
+    if theirs != own_genctl("products: " in theirs):
+        raise ModelError(
+            f"worker {worker.number} on {opened.node} has genctl {theirs}, and this is genctl {own_genctl(True)}: "
+            "their results could differ",
+            hint="install one genctl on all machines; GENCTL_PRODUCTS names products that all of them have",
+        )
     for name, value in first.identity.items():
-        if other.identity[name] != value:
-            there = f"on {first.node} and {other.node}" if first.node != other.node else "for two workers"
-            shown = f": {value} and {other.identity[name]}" if isinstance(value, str) else ""
+        if opened.identity[name] != value:
+            there = f"on {first.node} and {opened.node}" if first.node != opened.node else "for two workers"
+            shown = f": {value} and {opened.identity[name]}" if isinstance(value, str) else ""
             raise ModelError(f"{name}: not the same {there}{shown}, so their results would differ")

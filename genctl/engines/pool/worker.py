@@ -59,7 +59,7 @@ class OpenedWorker:
 
 @dataclass(frozen=True)
 class DecodedGroup:
-    """The events of a group; the widths that were too much for the memory, each with the one to go on with."""
+    """The events of a group; each width that did not fit into memory, with the one to continue with."""
 
     events: tuple[events.Event, ...]
     shortages: tuple[tuple[int, int], ...] = ()
@@ -140,7 +140,7 @@ class WorkQueue:
                         call.result.set_exception(error)
 
     def _decode(self, first: _Call, work: DecodeWork, lanes: dict[str, _Call]) -> None:
-        """Decode until no row is left. The work of a run is alike but for its rows, so that of the first call says how.
+        """Decode until no row is left. All calls of a run differ only in their rows, so the first has the settings.
 
         `lanes` gets those that have begun and not ended, each with its call. Steps that nobody reads, which are most of
         what would have to be sent, are left out, but for their counts of drafts.

@@ -78,7 +78,7 @@ def _read(text: str) -> Address:
 
 
 def key_of(address: Address) -> tuple[str, str]:
-    """The key for a server, and what to say where it asks for one and there is none.
+    """The key for a server, and the hint for a server that wants a key where there is none.
 
     `GENCTL_API_KEY` goes to every server: the user names all that get it (`check_key` in `genctl/commands/job.py`).
     `OPENAI_API_KEY` was given for OpenAI: it goes there, over HTTPS, or to the server that `OPENAI_BASE_URL` names.

@@ -34,7 +34,7 @@ _ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")
 def object_of(text: str, what: str = "the answer", instead: str = "") -> dict[str, Any]:
     """The JSON object of an answer or of a part of it. Raises ServerError, which calls it `what`, for anything else.
 
-    `instead` says what it is if it is not JSON. Lone surrogates, which no file can hold, become U+FFFD.
+    `instead`: what it is, if it is not JSON. Lone surrogates, which no file can hold, become U+FFFD.
     """
     try:
         value = reader.loads(text.removeprefix("\ufeff"), finite=False)
@@ -121,7 +121,7 @@ class Usage:
 
 
 def pieces_of(part: Mapping[str, Any], top: int, doubts: set[str], *, could_stop: bool = False) -> list[AnswerPiece]:
-    """The pieces of one part. Numbers that cannot be true are unknown, and `doubts` says so.
+    """The pieces of one part. Numbers that cannot be true become unknown, and `doubts` gets a note.
 
     `could_stop`: stop strings or tokens were set. Raises ServerError for another shape than that of OpenAI's answers.
     """
@@ -231,7 +231,7 @@ def _fitted(tokens: Sequence[Token], text: str) -> tuple[Token, ...]:
 def tokens_of(logprobs: Any, top: int, doubts: set[str]) -> list[Token]:
     """The tokens of either form of log-probabilities; an empty list if there are none.
 
-    Ids are unknown unless they are listed. Numbers that cannot be true are NaN, and `doubts` says so. Raises BadShape.
+    Ids are unknown unless they are listed. Numbers that cannot be true are NaN; `doubts` gets a note. Raises BadShape.
     """
     if not isinstance(logprobs, Mapping):
         return []

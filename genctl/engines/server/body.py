@@ -97,7 +97,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 # Sent even where they change nothing: a server may have other defaults.
 EXPLICIT = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "typical_p": 1.0, "repetition_penalty": 1.0}
-# Knobs that `sampling_fields` itself reads, or that say nothing about tokens.
+# Knobs that `sampling_fields` itself reads, or that do not concern tokens.
 OWN = {
     "do_sample", "temperature", "max_new_tokens", "max_time", "num_return_sequences", "mirostat_tau", "mirostat_eta",
     "logit_bias", "keep_stop", "pad_token_id", "ban_file", *GRAMMARS,
@@ -111,7 +111,7 @@ _HERE = (
 def sampling_fields(
     resolved: Resolved, fields: frozenset[str], *, chat: bool, kind: str = ""
 ) -> tuple[dict[str, Any], list[str]]:
-    """The fields that say how to choose tokens, and why each other setting cannot be done (`knob = value: …`).
+    """The fields for the choice of tokens, and why each other setting cannot be done (`knob = value: …`).
 
     Raises UsageError for a grammar's file that cannot be read.
     """

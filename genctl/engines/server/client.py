@@ -216,9 +216,13 @@ class Client:
             connection = self._opened()
         connection.has_ended, connection.is_shut = False, False
         connection.restart(SILENCE_S, deadline)
+        is_taking = False  # what `take` raises is the caller's
 
         def took(part: dict[str, Any]) -> None:
+            nonlocal is_taking
+            is_taking = True
             has_ended = take(part)
+            is_taking = False
             if not connection.has_ended:
                 connection.has_ended = has_ended
                 connection.restart(AFTER_S if has_ended else SILENCE_S, deadline)
@@ -249,7 +253,7 @@ class Client:
         if connection.is_shut:
             raise ServerError(f"no answer within {SILENCE_S:g} s", again=True)
         if failed is not None:
-            raise self._broken(failed) from None
+            raise (failed if is_taking else self._broken(failed)) from None
 
     def _read(self, response: Any, took: Callable[[dict[str, Any]], None], most: int, *, streams: bool) -> None:
         """Take the parts of an answer. Raises ServerError for one that is not 200."""
@@ -279,7 +283,7 @@ class Client:
     def _broken(self, error: Exception) -> Exception:
         """Why a request failed: what was raised on purpose, or trouble with the connection."""
         library, words = self._library, one_line(str(error))
-        if isinstance(error, (ServerError, TimedOut, Disconnected)):
+        if isinstance(error, ServerError):
             return error
         if isinstance(error, library.SSEError):
             return _too_large(MOST_BYTES)
@@ -337,7 +341,7 @@ def _too_large(most: int) -> ServerError:
 
 
 def _cause(error: BaseException) -> str:
-    """The innermost reason, since the outer ones only say that all attempts failed."""
+    """The innermost reason: the outer ones only report that all attempts failed."""
     for _ in range(8):
         if isinstance(error, ConnectionRefusedError):
             return "refused"

@@ -18,7 +18,7 @@ LONGEST = 200  # characters of a server's own words in a message
 
 
 class RowFailure(GenctlError):
-    """A request that could not be done: the error of its row, while others go on."""
+    """A request that failed for good: the error of its row. Other rows continue."""
 
     code = "backend"
 
@@ -29,7 +29,7 @@ class ServerError(Exception):
 
     message: str
     again: bool = False  # the same request may succeed later
-    wait_s: float | None = None  # after so many seconds, if the server says so
+    wait_s: float | None = None  # seconds until then, if the server names them
     fatal: bool = False  # no other request can succeed either
     status: int | None = None  # of HTTP; None where there was no answer
     hint: str = ""
@@ -130,7 +130,7 @@ def one_line(text: str, most: int = LONGEST) -> str:
 
 
 def message_of(content: bytes, kind: str) -> str:
-    """What a server says of a failure, on one short line. `kind` is the type of the content."""
+    """The message of a failed request, on one short line. `kind` is the type of the content."""
     try:
         return error_in(json.loads(content))
     except (ValueError, RecursionError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
@@ -15,9 +15,9 @@ from genctl import events
 from genctl.engines.protocol import Report, Request
 from genctl.engines.server.answer import AnswerPiece, Ending, Usage, pieces_of, usage_of
 from genctl.engines.server.body import SEEDS, incomplete, logprob_fields, messages_of, path_of
-from genctl.engines.server.failure import Disconnected, RowFailure, ServerError, TimedOut, one_line, retry
+from genctl.engines.server.failure import Disconnected, RowFailure, ServerError, TimedOut, retry
 from genctl.engines.server.server import Server
-from genctl.errors import BackendError, GenctlError, InputError
+from genctl.errors import BackendError, InputError
 from genctl.events import Token
 from genctl.io.rows import row_seed
 from genctl.params import DEFAULT_NEW_TOKENS
@@ -66,6 +66,7 @@ class RemoteLane:
         self.most = self.generation.max_new_tokens or DEFAULT_NEW_TOKENS  # tokens of each sequence
         self._live = live
         self._slots: Sequence[int] = ()  # the sequences of this attempt
+        self.ended: list[int] = []  # those of them that are there
         self._parts = 0  # of its answer
         self._usages: dict[int | None, Usage] = {}  # of it: by slot, as llama-server reports them, or of all together
         self._is_cut = False  # it had more tokens than were requested
@@ -79,16 +80,11 @@ class RemoteLane:
 
     def attempt(self, slots: Sequence[int], seed: int) -> None:
         """Begin an attempt at some sequences."""
-        self._slots, self._parts, self._usages, self._is_cut = slots, 0, {}, False
+        self._slots, self.ended, self._parts, self._usages, self._is_cut = slots, [], 0, {}, False
         own = seed if len(slots) < len(self.sequences) and self.generation.draws else None
         for slot in slots:
             before = self.sequences[slot]
             self.sequences[slot] = RemoteSequence(seed=own, shown=before.shown, shown_thought=before.shown_thought)
-
-    @property
-    def ended(self) -> list[int]:
-        """The slots of this attempt whose sequences are there."""
-        return [slot for slot in self._slots if self.sequences[slot].end is not None]
 
     @property
     def has_text(self) -> bool:
@@ -127,6 +123,7 @@ class RemoteLane:
         sequence.tokens += piece.tokens
         sequence.thought += piece.thought
         sequence.end = piece.end
+        self.ended += [slot] if piece.end is not None else []
         if not self._live:
             return
         pairs = zip(sequence.shown, sequence.tokens, strict=False)
@@ -156,10 +153,6 @@ class RemoteLane:
                 self.sequences[self._slots[0] if slot is None else slot].usage = usage
 
     # -- events --------------------------------------------------------------------------------------------------------
-
-    def failed(self, message: str, hint: str = "") -> events.Failed:
-        """The row is an error."""
-        return events.Failed(self.name, RowFailure.code, message, hint)
 
     def finish(self, reason: str = "") -> Iterator[events.Event]:
         """The events that are still missing. `reason` ends the sequences that have not ended."""
@@ -262,34 +255,25 @@ class RemoteRow:
 
     def run(self) -> None:
         """Emit the events of the row. The last update is None; before it may be the error that ends the run."""
+        lane = self.lane
         try:
             self.emit(self._began())
-            for event in self._ending():
+            last: Iterable[events.Event] = ()
+            try:
+                self._complete()
+                last = lane.finish()
+            except TimedOut:
+                last = lane.finish("time")
+            except Disconnected:
+                last = lane.finish(self.stop.reason) if lane.has_text else ()
+            for event in last:
                 self.emit(event)
         except Exception as error:  # whatever a server sends may cost its row, never the others
-            words = f"{self.server.name}: unexpected {type(error).__name__}: {one_line(str(error))}"
-            self.emit(self.lane.failed(words))
+            failure = self.server.failure_of(error, plain=not self.chat)
+            failed = events.Failed(lane.name, failure.code, failure.message, failure.hint)
+            self.emit(failure if isinstance(failure, BackendError) else failed)
         finally:
             self.emit(None)
-
-    def _ending(self) -> Iterator[Update]:
-        """The last events; those before are emitted while the answer comes."""
-        lane, server = self.lane, self.server
-        try:
-            self._complete()
-        except TimedOut:
-            yield from lane.finish("time")
-        except Disconnected:
-            yield from lane.finish(self.stop.reason) if lane.has_text else ()
-        except ServerError as error:
-            failed = lane.failed(f"{server.name}: {error.message}", error.hint)
-            yield server.error(error, plain=not self.chat) if error.fatal else failed
-        except BackendError as error:
-            yield error
-        except GenctlError as error:
-            yield events.Failed(lane.name, error.code, error.message, error.hint)
-        else:
-            yield from lane.finish()
 
     def _began(self) -> events.Began:
         request, generation = self.request, self.request.resolved.generation
@@ -344,7 +328,7 @@ class RemoteRow:
             left = [slot for slot in left if slot not in ended]
 
     def _send(self, fixed: dict[str, Any], slots: Sequence[int], seed: int) -> None:
-        """Send a request once, or again without what the server turns out to be unable to do. Raises ServerError."""
+        """Send a request once, or again without what the server cannot do. Raises ServerError."""
         server, lane, top = self.server, self.lane, self.report.top
         lane.attempt(slots, seed)
         body = {**fixed, **self._prompt()}

@@ -21,7 +21,7 @@ from genctl.engines.protocol import Key, Scored, ScoringOptions, TextToScore, ra
 from genctl.engines.server.answer import pieces_of, tokens_of
 from genctl.engines.server.body import path_of
 from genctl.engines.server.client import TICK_S
-from genctl.engines.server.failure import Disconnected, RowFailure, ServerError, TimedOut, one_line, retry
+from genctl.engines.server.failure import Disconnected, RowFailure, ServerError, TimedOut, retry
 from genctl.engines.server.server import PROBE_S, PROMPT, REFUSED, Server
 from genctl.errors import BackendError, GenctlError, InputError, quote
 from genctl.events import Token
@@ -43,7 +43,7 @@ class Limit(NamedTuple):
     """When requests are given up, on the monotonic clock, and the words of their error."""
 
     deadline: float = math.inf
-    words: str = ""
+    words: str = "no answer"
 
 
 UNLIMITED = Limit()
@@ -86,16 +86,12 @@ def answered(server: Server, send: Callable[[], T], *, seed: int, limit: Limit =
     """
     try:
         return retry(send, server.client.pause, seed=seed, deadline=limit.deadline)
-    except ServerError as error:
-        if error.fatal:
-            raise server.error(error) from None
-        raise RowFailure(f"{server.name}: {error.message}", hint=error.hint) from None
     except (TimedOut, Disconnected):
         raise RowFailure(f"{server.name}: {limit.words}") from None
     except GenctlError:
         raise
     except Exception as error:  # whatever a server sends may cost its row, never the others
-        raise RowFailure(f"{server.name}: unexpected {type(error).__name__}: {one_line(str(error))}") from error
+        raise server.failure_of(error) from error
 
 
 def answers(

@@ -1,4 +1,4 @@
-"""One server: its model, the fields of its requests, and what it turns out to be unable to do."""
+"""One server: its model, the fields of its requests, and what it cannot do."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from genctl.engines.server import body as bodies
 from genctl.engines.server.address import Address
 from genctl.engines.server.answer import pieces_of
 from genctl.engines.server.client import Client
-from genctl.engines.server.failure import ServerError, TimedOut, one_line, retry
-from genctl.errors import BackendError
+from genctl.engines.server.failure import RowFailure, ServerError, TimedOut, one_line, retry
+from genctl.errors import BackendError, GenctlError
 
 PROMPT = "Hello"
 UNABLE = (500, 501)  # what servers answer, besides 400, to what they cannot do
@@ -36,7 +36,7 @@ class Server:
         self.name = address.name
         self.most_sequences = 1 << 16  # that one request may have
         self.most_listed = 20  # tokens of each distribution that one request asks for
-        self._able: dict[str, bool] = {}
+        self._able: dict[tuple[str, bool], bool] = {}  # by feature, and whether it is of chats
         self._lock = threading.Lock()
         try:
             self.model, owner = self._model(model)
@@ -57,6 +57,15 @@ class Server:
             words, hint = f"no plain prompts ({error.message})", "--chat sends each prompt as a chat"
         return BackendError(f"{self.name}: {words}", hint=hint)
 
+    def failure_of(self, error: Exception, *, plain: bool = False) -> GenctlError:
+        """The error of a row, or a BackendError, which ends the run. `plain`: of a request with a plain prompt."""
+        if isinstance(error, GenctlError):
+            return error
+        if isinstance(error, ServerError):
+            row = RowFailure(f"{self.name}: {error.message}", hint=error.hint)
+            return self.error(error, plain=plain) if error.fatal else row
+        return RowFailure(f"{self.name}: unexpected {type(error).__name__}: {one_line(str(error))}")
+
     def fields(self, *, chat: bool) -> frozenset[str]:
         """The fields of requests for chats or for plain prompts."""
         return bodies.fields_of(self._description, self.kind, chat=chat)
@@ -69,18 +78,17 @@ class Server:
 
     def can(self, feature: str, *, chat: bool = False) -> bool:
         """Whether it takes token `ids`, or gives `logprobs`: probed once. Raises ServerError."""
-        key = f"{feature} of chats" if chat else feature
         with self._lock:
-            if key not in self._able:
-                self._able[key] = self._probed(feature, chat)
-            return self._able[key]
+            if (feature, chat) not in self._able:
+                self._able[feature, chat] = self._probed(feature, chat)
+            return self._able[feature, chat]
 
     def may(self, feature: str, *, chat: bool = False) -> bool:
         """Whether it is not known to be unable."""
-        return self._able.get(f"{feature} of chats" if chat else feature, True)
+        return self._able.get((feature, chat), True)
 
     def learn(self, body: Mapping[str, Any], error: ServerError) -> bool:
-        """Whether a refused request has something that the server turns out to be unable to do. Raises ServerError."""
+        """Whether a refused request asks for something that the server cannot do. Raises ServerError."""
         chat = "messages" in body
         has = (("logprobs", bool(body.get("logprobs"))), ("ids", isinstance(body.get("prompt"), list)))
         return error.status in REFUSED and any(there and not self.can(one, chat=chat) for one, there in has)

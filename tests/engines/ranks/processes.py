@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -51,6 +52,15 @@ def ranks(
         for process in started:
             process.kill()
             process.communicate()
+
+
+def answer(process: subprocess.Popen[str], prompt: str) -> Any:
+    """The record of a prompt that rank 0 gets on its standard input."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{prompt}\n")
+    process.stdin.flush()
+    return json.loads(process.stdout.readline())
 
 
 def run(*arguments: str, size: int = 2) -> list[tuple[int, str, str]]:

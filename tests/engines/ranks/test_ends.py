@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.engines.ranks.processes import ROOT, SECONDS, environment, ranks
+from tests.engines.ranks.processes import ROOT, SECONDS, answer, environment, ranks
 from tests.tiny import checkpoint
 
 TIMEOUT = 6  # seconds instead of 120
@@ -32,13 +32,10 @@ def test_a_stopped_rank_ends_the_other_after_the_time_limit(llama: Path, stopped
     with ranks("-m", "tests.engines.ranks.impatient", str(TIMEOUT), *job, stdin=subprocess.PIPE) as started:
         first = started[0]
         assert first.stdin is not None
-        assert first.stdout is not None
         for wait in (0.0, 1.5 * TIMEOUT):
             time.sleep(wait)
-            first.stdin.write("the cat\nthe dog\n")
-            first.stdin.flush()
-            assert json.loads(first.stdout.readline())["prompt"] == "the cat"
-            assert json.loads(first.stdout.readline())["prompt"] == "the dog"
+            assert answer(first, "the cat")["prompt"] == "the cat"
+            assert answer(first, "the dog")["prompt"] == "the dog"
         started[stopped].send_signal(signal.SIGSTOP)
         began = time.monotonic()
         other = started[1 - stopped]
@@ -56,20 +53,8 @@ def test_a_stopped_rank_ends_the_other_after_the_time_limit(llama: Path, stopped
 
 def test_ranks_end_with_their_launcher(llama: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    job = [
-        "run",
-        "-m",
-        str(llama),
-        "-i",
-        str(llama / "many.txt"),
-        "-n",
-        "200",
-        "--batch-size",
-        "1",
-        "--tensor-parallel",
-        "-o",
-        str(out),
-    ]
+    job = ["run", "-m", str(llama), "-i", str(llama / "many.txt"), "-n", "200", "--batch-size", "1"]
+    job += ["--tensor-parallel", "-o", str(out)]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "genctl"]
     with (tmp_path / "said").open("wb") as said:
         launcher = subprocess.Popen(

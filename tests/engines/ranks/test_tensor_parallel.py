@@ -16,7 +16,7 @@ from genctl.models import prepare, rank_group
 from genctl.params import Runtime
 from tests.cli.tool import genctl
 from tests.engines.ranks.each_rank import tokens_of
-from tests.engines.ranks.processes import SECONDS, alone, ranks, run
+from tests.engines.ranks.processes import SECONDS, alone, answer, ranks, run
 from tests.planted import plant, script, what_ran
 from tests.tiny import checkpoint, tiny
 
@@ -71,11 +71,7 @@ def test_every_rank_chooses_the_tokens_of_one_process(llama: Path, tmp_path: Pat
 def test_a_rank_that_is_killed_ends_the_other_with_a_message(llama: Path) -> None:
     job = ("run", "-m", str(llama), "--tensor-parallel", "-n", "4", "--batch-size", "1", "--format", "jsonl", "-i", "-")
     with ranks("-m", "genctl", *job, stdin=subprocess.PIPE) as (first, second):
-        assert first.stdin is not None
-        assert first.stdout is not None
-        first.stdin.write("the cat\n")
-        first.stdin.flush()
-        assert json.loads(first.stdout.readline())["prompt"] == "the cat"
+        assert answer(first, "the cat")["prompt"] == "the cat"
         second.send_signal(signal.SIGKILL)
         second.wait(timeout=SECONDS)
         _, said = first.communicate("the dog\n", timeout=SECONDS)
@@ -88,11 +84,7 @@ def test_a_rank_that_is_killed_ends_the_other_with_a_message(llama: Path) -> Non
 def test_the_others_end_with_rank_0(llama: Path) -> None:
     job = ("run", "-m", str(llama), "--tensor-parallel", "-n", "4", "--batch-size", "1", "--format", "jsonl", "-i", "-")
     with ranks("-m", "genctl", *job, stdin=subprocess.PIPE) as (first, second):
-        assert first.stdin is not None
-        assert first.stdout is not None
-        first.stdin.write("the cat\n")
-        first.stdin.flush()
-        first.stdout.readline()
+        assert answer(first, "the cat")["prompt"] == "the cat"
         first.kill()
         out, said = second.communicate(timeout=SECONDS)
     assert (second.returncode, out) == (3, "")

@@ -283,6 +283,11 @@ def running(**about: Any) -> Iterator[StandIn]:
         thread.join()
 
 
+def for_rows(failure: Failure, prompt: str = "bad") -> Fault:
+    """The failure for requests with this prompt; all others are answered."""
+    return lambda server, body: failure if body.get("prompt") == prompt else None
+
+
 def first_times(number: int, failure: Failure) -> Fault:
     """The failure for the first `number` streams; then the server answers."""
     left = [number]

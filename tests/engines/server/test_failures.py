@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -12,7 +16,7 @@ import pytest
 
 from genctl.engines.server import failure
 from tests.cli.tool import genctl
-from tests.engines.server.stand_in import Body, Failure, StandIn, first_times, running
+from tests.engines.server.stand_in import Body, Failure, StandIn, first_times, for_rows, running
 
 TEXT = " one two three four five six"
 
@@ -70,10 +74,7 @@ MESSAGES = {
 
 @pytest.mark.parametrize("name", MESSAGES)
 def test_a_row_that_always_fails_is_an_error_record_and_the_others_go_on(name: str) -> None:
-    def fault(server: StandIn, body: Body) -> Failure | None:
-        return FAILURES[name] if body.get("stream") and body["prompt"] == "bad" else None
-
-    with running(fault=fault) as server:
+    with running(fault=for_rows(FAILURES[name])) as server:
         status, records, _ = run(server, "Hi", "bad", "You")
         assert status == 1
         assert [record.get("text") for record in records] == [TEXT, None, TEXT]
@@ -82,11 +83,8 @@ def test_a_row_that_always_fails_is_an_error_record_and_the_others_go_on(name: s
 
 
 def test_a_request_that_is_refused_is_not_sent_again() -> None:
-    def fault(server: StandIn, body: Body) -> Failure | None:
-        refusal = {"error": {"message": "context length exceeded"}}
-        return Failure(400, json.dumps(refusal).encode()) if body["prompt"] == "long" else None
-
-    with running(fault=fault) as server:
+    refusal = Failure(400, b'{"error": {"message": "context length exceeded"}}')
+    with running(fault=for_rows(refusal, "long")) as server:
         done = genctl("run", "--backend", server.url, "long", "Hi")
         assert (done.status, done.out) == (1, f"{TEXT}\n")
         assert done.err == f"error: prompt 1: {server.url}: 400 context length exceeded\n"
@@ -121,20 +119,14 @@ def test_a_key_that_is_missing_ends_the_run_with_one_line() -> None:
 
 
 def test_a_key_that_expires_ends_the_run() -> None:
-    def fault(server: StandIn, body: Body) -> Failure | None:
-        return Failure(401, b'{"error": "expired"}') if body.get("stream") else None
-
-    with running(fault=fault) as server:
+    with running(fault=lambda server, body: Failure(401, b'{"error": "expired"}')) as server:
         done = genctl("run", "--backend", server.url, "Hi", "You")
         assert done.status == 3
         assert done.err == f"error: {server.url}: 401 expired (a key is needed: set GENCTL_API_KEY)\n"
 
 
 def test_a_server_without_plain_prompts_says_so() -> None:
-    def fault(server: StandIn, body: Body) -> Failure | None:
-        return Failure(404, b"") if "prompt" in body else None
-
-    with running(fault=fault) as server:
+    with running(fault=lambda server, body: Failure(404, b"") if "prompt" in body else None) as server:
         done = genctl("run", "--backend", server.url, "Hi")
         assert (done.status, done.err.splitlines()) == (
             3,
@@ -182,17 +174,6 @@ def test_one_of_several_models_must_be_named() -> None:
         )
 
 
-def test_a_server_that_still_loads_its_model_is_waited_for() -> None:
-    left = [2]
-
-    def fault(server: StandIn, body: Body) -> Failure | None:
-        left[0] -= 1
-        return Failure(503, b'{"error": "loading"}') if left[0] >= 0 else None
-
-    with running(fault=fault) as server:
-        assert run(server, "Hi")[0] == 0
-
-
 def test_a_server_that_is_busy_while_it_is_probed_is_not_misjudged() -> None:
     left = [1]
 
@@ -207,16 +188,10 @@ def test_a_server_that_is_busy_while_it_is_probed_is_not_misjudged() -> None:
 
 
 def test_a_run_that_was_killed_goes_on_with_the_rows_that_are_missing(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
     prompts, output = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
     prompts.write_text("".join(f"prompt {place}\n" for place in range(30)))
 
-    def fault(server: StandIn, body: Body) -> Failure | None:
-        return Failure(slow_s=0.02) if body.get("stream") else None
-
-    with running(fault=fault) as server:
+    with running(fault=lambda server, body: Failure(slow_s=0.02)) as server:
         shared = ["--backend", server.url, "-i", str(prompts), "--seed", "1", "--do-sample", "--batch-size", "2"]
         words = ["run", *shared, "-o", str(output), "--resume"]
         process = subprocess.Popen([sys.executable, "-m", "genctl", *words], stderr=subprocess.PIPE)
@@ -258,15 +233,7 @@ def test_text_that_was_shown_and_changes_is_an_error() -> None:
 
 
 def test_an_interrupted_run_keeps_what_there_is(tmp_path: Path) -> None:
-    import os
-    import signal
-    import subprocess
-    import sys
-
-    def fault(server: StandIn, body: Body) -> Failure | None:
-        return Failure(slow_s=0.3) if body.get("stream") and body["prompt"] == "slow" else None
-
-    with running(fault=fault) as server:
+    with running(fault=for_rows(Failure(slow_s=0.3), "slow")) as server:
         output = tmp_path / "out.jsonl"
         words = ["run", "--backend", server.url, "-o", str(output), "Hi", "slow"]
         process = subprocess.Popen([sys.executable, "-m", "genctl", *words], stderr=subprocess.PIPE, text=True)

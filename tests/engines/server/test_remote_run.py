@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.tool import genctl
-from tests.engines.server.stand_in import StandIn, running
+from tests.engines.server.stand_in import Failure, StandIn, running
 from tests.pages.pages import Parts
 
 
@@ -20,10 +20,6 @@ from tests.pages.pages import Parts
 def server() -> Iterator[StandIn]:
     with running() as stand_in:
         yield stand_in
-
-
-def ask(server: StandIn, *arguments: str, format: str = "jsonl", **how: object) -> object:
-    return genctl("run", "--backend", server.url, "--format", format, *arguments, **how)  # type: ignore[arg-type]
 
 
 def test_a_record_says_where_it_comes_from_and_that_it_is_not_exact(server: StandIn) -> None:
@@ -149,13 +145,6 @@ def test_servers_and_workers_exclude_each_other(server: StandIn) -> None:
         done = genctl(command, "--backend", server.url, "--workers", "2", "Hi")
         expected = "--workers computes in processes of this program, but flag --backend leaves that to a server"
         assert (done.status, done.err) == (2, f"error: {expected}\n")
-
-
-def test_pages_are_made_of_servers_too(server: StandIn, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    done = genctl("run", "--backend", server.url, "--report", str(page), "--seed", "1", "Hi")
-    assert done.status == 0, done.err
-    assert " three" in page.read_text()
 
 
 def test_dry_asks_no_server(server: StandIn) -> None:
@@ -388,9 +377,7 @@ def test_events_without_log_probabilities_are_json(tmp_path: Path) -> None:
 
 
 def test_time_that_is_over_ends_a_text() -> None:
-    from tests.engines.server.stand_in import Failure
-
-    with running(fault=lambda server, body: Failure(slow_s=0.15) if body.get("stream") else None) as server:
+    with running(fault=lambda server, body: Failure(slow_s=0.15)) as server:
         done = genctl("run", "--backend", server.url, "--max-time", "0.4", "--format", "jsonl", "Hi")
         assert done.status == 0
         assert done.records[0]["finish_reason"] == "time"

@@ -11,7 +11,7 @@ import pytest
 from genctl.engines.server import failure
 from tests.cli.tool import genctl
 from tests.engines.server.model import Model
-from tests.engines.server.stand_in import Body, Failure, StandIn, running
+from tests.engines.server.stand_in import Body, Failure, StandIn, for_rows, running
 
 
 @pytest.fixture(autouse=True)
@@ -137,9 +137,7 @@ def test_what_needs_the_tokenizer_is_refused(flags: tuple[str, ...]) -> None:
 
 
 def test_a_text_that_always_fails_is_an_error_record(tmp_path: Path) -> None:
-    def fault(server: StandIn, body: Body) -> Failure | None:
-        return Failure(500, b'{"error": "out of luck"}') if body.get("prompt") == "bad text" else None
-
+    fault = for_rows(Failure(500, b'{"error": "out of luck"}'), "bad text")
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("a b", "bad text", "c d")))
     with running(fault=fault) as server:
@@ -157,30 +155,24 @@ def test_a_heat_map_is_drawn() -> None:
         assert "I drink tea" in done.out
 
 
-@pytest.mark.parametrize("wrong", [float("inf"), float("-inf"), -(10**400), True, "x", 0.5])
-def test_a_number_that_cannot_be_true_is_the_error_of_its_text(wrong: object) -> None:
-    def fault(server: StandIn, body: Body) -> Failure | None:
-        if body.get("prompt") != "a bad text":
-            return None
-        told = {"tokens": ["a", " bad", " text"], "token_logprobs": [None, wrong, -1.0]}
-        return Failure(200, json.dumps({"choices": [{"text": "a bad text", "logprobs": told}]}).encode())
+NO_NUMBER = "the server gives a log-probability that is not a number up to 0"
+NO_SCORE = "the server has no score for a token in the middle of the text"
 
-    with running(fault=fault) as server:
+
+@pytest.mark.parametrize(
+    ("logprobs", "message"),
+    [
+        *([[None, wrong, -1.0], NO_NUMBER] for wrong in (float("inf"), float("-inf"), -(10**400), True, "x", 0.5)),
+        ([None, -1.0, None], NO_SCORE),  # it is not left out of the score
+    ],
+)
+def test_a_number_that_is_missing_or_cannot_be_true_is_the_error_of_its_text(
+    logprobs: list[object], message: str
+) -> None:
+    listed = {"tokens": ["a", " bad", " text"], "token_logprobs": logprobs}
+    wrong = Failure(200, json.dumps({"choices": [{"text": "a bad text", "logprobs": listed}]}).encode())
+    with running(fault=for_rows(wrong, "a bad text")) as server:
         done = genctl("score", "--backend", server.url, "--format", "jsonl", "a bad text", "I drink tea")
         assert done.status == 1
-        message = "the server gives a log-probability that is not a number up to 0"
         assert done.records[0]["error"] == {"code": "input", "message": message}
         assert done.records[1]["nll"] == 3.0
-
-
-def test_a_token_without_a_number_inside_a_text_is_not_left_out_of_its_score() -> None:
-    def fault(server: StandIn, body: Body) -> Failure | None:
-        if body.get("prompt") != "a bad text":
-            return None
-        told = {"tokens": ["a", " bad", " text"], "token_logprobs": [None, -1.0, None]}
-        return Failure(200, json.dumps({"choices": [{"text": "a bad text", "logprobs": told}]}).encode())
-
-    with running(fault=fault) as server:
-        done = genctl("score", "--backend", server.url, "--format", "jsonl", "a bad text")
-        message = "the server has no score for a token in the middle of the text"
-        assert done.records[0]["error"] == {"code": "input", "message": message}

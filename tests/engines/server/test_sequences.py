@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.tool import Done, genctl
-from tests.engines.server.stand_in import Body, Failure, StandIn, running
+from tests.engines.server.stand_in import Body, Failure, StandIn, for_rows, running
 
 
 def run(server: StandIn, *arguments: str) -> Done:
@@ -54,9 +54,7 @@ def test_what_is_refused_for_another_reason_changes_nothing(tmp_path: Path) -> N
     rows = tmp_path / "rows.txt"
     rows.write_text("long\nHi\n")
 
-    def fault(server: StandIn, body: Body) -> Failure | None:
-        return Failure(400, b'{"error": {"message": "too long"}}') if body["prompt"] == "long" else None
-
+    fault = for_rows(Failure(400, b'{"error": {"message": "too long"}}'), "long")
     words = ("--do-sample", "--seed", "5", "--num-return-sequences", "4", "--batch-size", "1", "-i", str(rows))
     with running(fault=fault) as server:
         done = run(server, *words)
