@@ -119,11 +119,6 @@ class Checkpoint:
     def model_type(self) -> str:
         return str(self.config["model_type"])
 
-    @property
-    def place(self) -> dict[str, Any]:
-        """Arguments of transformers' `from_pretrained` to find it, beside the folder."""
-        return {"gguf_file": self.gguf} if self.gguf else {}
-
     def fingerprint(self) -> str:
         """A digest of all bytes that determine its output. Raises ModelError for files that have changed since."""
         from genctl.models.fingerprint import fingerprint

@@ -14,7 +14,7 @@ from genctl.models.libraries import is_library_error
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Way: TypeAlias = Literal["bytes", "pieces", "whole"]
+DecodeMode: TypeAlias = Literal["bytes", "pieces", "whole"]
 
 
 class DecodingVocabulary:
@@ -24,7 +24,7 @@ class DecodingVocabulary:
         self.tokenizer, self.skip = tokenizer, skip
         self.clean = cleans(tokenizer)
         self.backend = getattr(tokenizer, "backend_tokenizer", None)
-        self.way, self.fallback = _way(tokenizer)
+        self.mode, self.fallback = _decode_mode(tokenizer)
         self.special = frozenset(tokenizer.all_special_ids) if self.backend is None else special_of(self.backend)
         self.skipped = self.special if skip else frozenset()
         # of one id, asked at each token that a text gets
@@ -42,7 +42,7 @@ class DecodingVocabulary:
 
     def lead(self, prompt: Sequence[int]) -> list[int]:
         """The end of a prompt that decides what text new tokens add: nothing before it changes that."""
-        if self.way == "whole":
+        if self.mode == "whole":
             return list(prompt)
         least = 1
         for place in range(len(prompt) - 1, -1, -1):
@@ -57,7 +57,7 @@ class DecodingVocabulary:
         """Whether the text from this id on does not depend on what is before it, but for a blank at its beginning."""
         if not self.writes(id):
             return False
-        if self.way == "bytes":
+        if self.mode == "bytes":
             return bool(self.bytes_of(id)) and not 0x80 <= self.bytes_of(id)[0] < 0xC0
         return not self.is_byte(id)
 
@@ -88,7 +88,7 @@ class DecodingVocabulary:
             return f"<{id}>"
         if id in self.special or self.is_byte(id):
             return token
-        if self.way == "bytes":
+        if self.mode == "bytes":
             return "".join(
                 f"<0x{ord(char) - 0xDC00:02X}>" if 0xDC80 <= ord(char) <= 0xDCFF else char
                 for char in self.bytes_of(id).decode("utf-8", errors="surrogateescape")
@@ -117,7 +117,7 @@ def vocabulary_of(tokenizer: PreTrainedTokenizerBase, skip: bool) -> DecodingVoc
     return _SHARED[key][1]
 
 
-def _way(tokenizer: PreTrainedTokenizerBase) -> tuple[Way, bool]:
+def _decode_mode(tokenizer: PreTrainedTokenizerBase) -> tuple[DecodeMode, bool]:
     """How text can be decoded piece by piece, and whether runs of byte tokens must stay together."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:

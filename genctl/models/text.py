@@ -133,7 +133,7 @@ class Detokenizer:
 
     def flush(self) -> str:
         """The rest. An incomplete character is U+FFFD, as in decode()."""
-        if self.vocabulary.way == "bytes":
+        if self.vocabulary.mode == "bytes":
             text, self._bytes = self._bytes.decode(errors="replace"), b""
         else:
             text = self._settle()
@@ -181,17 +181,17 @@ class Detokenizer:
 
     def _raw(self, id: int) -> str:
         vocabulary = self.vocabulary
-        if vocabulary.way == "bytes" and not self._bytes and (whole := vocabulary.characters(id)) is not None:
+        if vocabulary.mode == "bytes" and not self._bytes and (whole := vocabulary.characters(id)) is not None:
             return whole
         if not vocabulary.writes(id):
             return ""
-        if vocabulary.way == "bytes":
+        if vocabulary.mode == "bytes":
             content = self._bytes + vocabulary.bytes_of(id)
             text, read = codecs.utf_8_decode(content, "replace", False)
             self._bytes = content[read:]
             return text
         self._pending = [*self._pending, id]
-        if vocabulary.way == "whole" or vocabulary.is_byte(id):
+        if vocabulary.mode == "whole" or vocabulary.is_byte(id):
             return ""
         return self._settle()
 
