@@ -13,6 +13,7 @@ from genctl.errors import ModelError
 from genctl.models import config_limits
 from genctl.models.hub import load
 from genctl.params import Runtime
+from tests.hostile.damage import edit
 from tests.tiny import checkpoint
 
 BIG = 10**10
@@ -47,8 +48,7 @@ BIG = 10**10
 )
 def test_an_absurd_size_is_refused_by_its_name(arch: str, name: str, value: Any, tmp_path: Path) -> None:
     folder = checkpoint(arch, tmp_path)
-    told = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**told, name: value}))
+    edit("config.json", **{name: value})(folder)
     with pytest.raises(ModelError, match=rf"config\.json (says {name}|implies)"):
         load(Runtime(model=str(folder)))
 
@@ -65,8 +65,7 @@ def test_an_absurd_size_is_refused_by_its_name(arch: str, name: str, value: Any,
 )
 def test_sizes_that_are_absurd_only_together_are_refused(sizes: dict[str, int], words: str, tmp_path: Path) -> None:
     folder = checkpoint("llama", tmp_path)
-    told = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**told, **sizes}))
+    edit("config.json", **sizes)(folder)
     with pytest.raises(ModelError, match=words):
         load(Runtime(model=str(folder)))
 
