@@ -18,7 +18,7 @@ DecodeMode: TypeAlias = Literal["bytes", "pieces", "whole"]
 
 
 class DecodingVocabulary:
-    """State that detokenizers of one tokenizer share: the way it decodes, and the text of single tokens."""
+    """State that detokenizers of one tokenizer share: how it decodes, and the text of single tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, skip: bool) -> None:
         self.tokenizer, self.skip = tokenizer, skip
@@ -27,18 +27,16 @@ class DecodingVocabulary:
         self.mode, self.fallback = _decode_mode(tokenizer)
         self.special = frozenset(tokenizer.all_special_ids) if self.backend is None else special_of(self.backend)
         self.skipped = self.special if skip else frozenset()
-        # of one id, asked at each token that a text gets
-        self.writes, self.bytes_of, self.piece = cache(self._writes), cache(self._bytes_of), cache(self._piece)
+        # of one id; called for each token of a text
+        self.bytes_of, self.piece = cache(self._bytes_of), cache(self._piece)
+        # whether it takes part in decoding: decode() leaves out skipped ids and those without a token
+        self.writes = cache(lambda id: id not in self.skipped and self.token(id) is not None)
         self.characters, self.alone = cache(self._characters), cache(lambda id: self.raw([id]))
         self._anchor: int | None = None
 
     def raw(self, ids: list[int]) -> str:
         """decode() without the clean-up of spaces."""
         return decoded(self.tokenizer, ids, skip_special_tokens=self.skip, clean=False)
-
-    def _writes(self, id: int) -> bool:
-        """Whether an id takes part in decoding: decode() leaves out skipped ids and those without a token."""
-        return id not in self.skipped and self.token(id) is not None
 
     def lead(self, prompt: Sequence[int]) -> list[int]:
         """The end of a prompt that decides what text new tokens add: nothing before it changes that."""

@@ -302,7 +302,7 @@ def test_captions_keep_lanes_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "way"),
+    ("family", "mode"),
     [
         ("byte_level", "bytes"),
         ("llama", "pieces"),
@@ -314,8 +314,8 @@ def test_captions_keep_lanes_apart() -> None:
         ("rewritten", "whole"),
     ],
 )
-def test_only_a_decoder_that_rewrites_everything_keeps_back_everything(family: str, way: str) -> None:
-    assert Detokenizer(FAMILIES[family]()).vocabulary.mode == way
+def test_only_a_decoder_that_rewrites_everything_keeps_back_everything(family: str, mode: str) -> None:
+    assert Detokenizer(FAMILIES[family]()).vocabulary.mode == mode
 
 
 def test_a_large_vocabulary_is_not_written_out_for_its_decoder() -> None:
