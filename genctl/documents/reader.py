@@ -142,8 +142,12 @@ class Unreadable(Exception):
 def read(source: Source, most: int = MOST, *, regular: bool = False) -> bytes:
     """All bytes. Raises Unreadable. `regular`: only a regular file will do."""
     with opened(source, regular=regular) as file:
-        data = _bounded(file, most)
-        if len(data) > most:
+        claimed = 0
+        with suppress(OSError, ValueError):  # a stream may have no descriptor
+            state = os.fstat(file.fileno())
+            claimed = state.st_size if stat.S_ISREG(state.st_mode) else 0
+        data = b"" if claimed > most else file.read(most + 1)
+        if max(claimed, len(data)) > most:
             raise Unreadable(f"larger than {size(most, 0)}, the most that is read")
         return data
 
@@ -188,7 +192,7 @@ def opened(source: Source, *, regular: bool = False) -> Iterator[IO[bytes]]:
         with io.BufferedReader(raw) as file:
             yield file
     except (OSError, ValueError) as error:
-        raise Unreadable(_reason(error)) from None
+        raise Unreadable(reason_of(error) if isinstance(error, OSError) else "not a file name") from None
 
 
 def _open(path: str | Path, *, regular: bool) -> int:
@@ -257,18 +261,3 @@ class _Patient(io.RawIOBase):
         if not self.closed:
             os.close(self._descriptor)
         super().close()
-
-
-def _bounded(file: IO[bytes], most: int) -> bytes:
-    """At most `most + 1` bytes. A regular file that says it has more is not read."""
-    try:
-        state = os.fstat(file.fileno())
-    except (OSError, ValueError):  # a stream without a descriptor
-        return file.read(most + 1)
-    if stat.S_ISREG(state.st_mode) and state.st_size > most:
-        raise Unreadable(f"larger than {size(most, 0)}, the most that is read")
-    return file.read(most + 1)
-
-
-def _reason(error: OSError | ValueError) -> str:
-    return reason_of(error) if isinstance(error, OSError) else "not a file name"
