@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from genctl import params
@@ -30,36 +30,19 @@ def to_toml(resolved: Resolved, *, defaults: bool = True, always: Sequence[str] 
             if value is None or (origin == "default" and not defaults and key not in always):
                 continue
             shown = hide_secrets(value) if kind is Runtime else value  # no text to be generated is an address
-            groups.setdefault(str(item.metadata["group"]), []).append(_line(key, shown, origin))
+            entry = f"{key} = {write_value(shown)}", printable(origin)
+            groups.setdefault(str(item.metadata["group"]), []).append(entry)
         for group, entries in groups.items():
             width = min(max(len(code) for code, _ in entries), 44)
             blocks.append("\n".join([f"# {group}", *(f"{code:<{width}}  # {origin}" for code, origin in entries)]))
     # An empty list means "no processors at all" and must come before the first table.
-    empty = [key for key in LISTS if _listed(resolved, key) == ()]
-    blocks += [f"{key} = []  # {_origin(resolved, key)}" for key in empty]
-    for key in LISTS:
-        blocks += _tables(resolved, key)
+    places = {key: resolved.settings[key].place if key in resolved.settings else "default" for key in LISTS}
+    blocks += [f"{key} = []  # {place}" for key, place in places.items() if getattr(resolved, key) == ()]
+    for key, place in places.items():
+        for table in getattr(resolved, key) or ():
+            lines = [f"{write_key(name)} = {write_value(value)}" for name, value in table.items() if value is not None]
+            blocks.append("\n".join([f"[[{key}]]  # {place}", *lines]))
     return "\n\n".join(blocks) + "\n" if blocks else ""
-
-
-def _line(key: str, value: Any, origin: str) -> tuple[str, str]:
-    return f"{key} = {write_value(value)}", printable(origin)
-
-
-def _listed(resolved: Resolved, key: str) -> tuple[dict[str, Any], ...] | None:
-    tables: tuple[dict[str, Any], ...] | None = getattr(resolved, key)
-    return tables
-
-
-def _origin(resolved: Resolved, key: str) -> str:
-    setting = resolved.settings.get(key)
-    return setting.place if setting else "default"
-
-
-def _tables(resolved: Resolved, key: str) -> Iterator[str]:
-    for item in _listed(resolved, key) or ():
-        entries = [f"{write_key(name)} = {write_value(value)}" for name, value in item.items() if value is not None]
-        yield "\n".join([f"[[{key}]]  # {_origin(resolved, key)}", *entries])
 
 
 def settings_of(resolved: Resolved) -> dict[str, Any]:

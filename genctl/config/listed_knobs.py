@@ -98,7 +98,7 @@ def _parameters(target: type) -> list[str]:
         return []
 
 
-WINDOW = "penalty_last_n"  # a knob that several processors share
+WINDOW = "penalty_last_n"  # the last knob of penalties that may look at the last tokens alone
 
 Measure: TypeAlias = Literal["probability", "mass", "rank", "factor"]
 # Scores alone; the tokens of each row as well, whatever stands before them; or where the prompt ends and other things.
@@ -136,11 +136,6 @@ def _row(
     return ProcessorRow(name, source, maker, knobs or (name,), reads, measure)
 
 
-def _windowed(*names: str) -> tuple[str, ...]:
-    """The knobs of a penalty that may look at the last tokens alone."""
-    return (*names, WINDOW)
-
-
 # The processors in the order in which they are applied by default. It is that of transformers. Processors that
 # transformers lacks stand where other tools put them: biases and penalties among the penalties, before any filter
 # (llama.cpp's `logit_bias`, `penalties` and `dry` come first; so do text-generation-webui's); top-n-sigma before
@@ -155,17 +150,17 @@ _ROWS = (
         "repetition_penalty",
         "RepetitionPenaltyLogitsProcessor",
         "penalties",
-        knobs=_windowed("repetition_penalty"),
+        knobs=("repetition_penalty", WINDOW),
         reads="row",
         measure="factor",
     ),
-    _row("presence_penalty", "OpenAI API, vLLM", "penalties.presence", _windowed("presence_penalty")),
-    _row("frequency_penalty", "OpenAI API, vLLM", "penalties.frequency", _windowed("frequency_penalty")),
+    _row("presence_penalty", "OpenAI API, vLLM", "penalties.presence", ("presence_penalty", WINDOW)),
+    _row("frequency_penalty", "OpenAI API, vLLM", "penalties.frequency", ("frequency_penalty", WINDOW)),
     _row(
         "dry",
         "oobabooga/text-generation-webui#5677",
         "penalties.dry_of_knobs",
-        _windowed("dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers"),
+        ("dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers", WINDOW),
     ),
     _row("no_repeat_ngram_size", "NoRepeatNGramLogitsProcessor", "penalties", reads="row"),
     _row("encoder_no_repeat_ngram_size", "EncoderNoRepeatNGramLogitsProcessor", "penalties"),

@@ -120,33 +120,10 @@ def loaded_with(runtime: Runtime, *more: str) -> tuple[str, ...]:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def _is_preset(what: str) -> bool:
-    return what.endswith(".toml") or any(one.name == what for one in presets.available())
-
-
 def is_results(text: str) -> bool:
     """Whether a side is a file of results, by its name."""
     plain = exists(text) or not set(text) & {":", "="}  # json_schema=FILE.json is a setting
     return text.endswith((".json", ".jsonl")) and plain and not Path(text).is_dir()
-
-
-def _is_checkpoint(what: str) -> bool:
-    return not what.endswith(".toml") and (what.startswith("builtin:") or "/" in what or os.sep in what or exists(what))
-
-
-_IS: dict[Kind, Callable[[str], bool]] = {
-    "server": lambda what: what.startswith(SERVER),
-    "mode": modes.NAMED.__contains__,
-    "preset": _is_preset,
-    "file": is_results,
-    "checkpoint": _is_checkpoint,
-}
-
-
-def _kind(what: str, kinds: Sequence[Kind], bare: Kind | None) -> Kind | None:
-    if len(kinds) == 1:
-        return kinds[0]
-    return next((kind for kind in kinds if _IS[kind](what)), bare) if what else None
 
 
 def exists(path: str) -> bool:
@@ -155,6 +132,17 @@ def exists(path: str) -> bool:
         return Path(path).exists()
     except (OSError, ValueError):
         return False
+
+
+_IS: dict[Kind, Callable[[str], bool]] = {
+    "server": lambda what: what.startswith(SERVER),
+    "mode": modes.NAMED.__contains__,
+    "preset": lambda what: what.endswith(".toml") or any(one.name == what for one in presets.available()),
+    "file": is_results,
+    "checkpoint": lambda what: (
+        not what.endswith(".toml") and (what.startswith("builtin:") or "/" in what or os.sep in what or exists(what))
+    ),
+}
 
 
 def split(text: str) -> tuple[str, str]:
@@ -184,7 +172,8 @@ def read(
     place = f"{option} {name or text}"
     if kinds[1:] and not (name or what or rest):
         raise UsageError(f"{place}: names neither a model nor a setting")
-    kind = _kind(what, kinds, bare)
+    guess = next((kind for kind in kinds if _IS[kind](what)), bare) if what and kinds[1:] else None
+    kind = guess if kinds[1:] else kinds[0]
     if what and kind is None:
         names = [one.name for one in presets.available()] if "preset" in kinds else []
         here = presets.in_this_folder(what) if "preset" in kinds else ""

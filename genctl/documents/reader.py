@@ -15,7 +15,7 @@ import select
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn, TypeAlias
 
@@ -142,8 +142,12 @@ class Unreadable(Exception):
 def read(source: Source, most: int = MOST, *, regular: bool = False) -> bytes:
     """All bytes. Raises Unreadable. `regular`: only a regular file will do."""
     with opened(source, regular=regular) as file:
-        data = _bounded(file, most)
-        if len(data) > most:
+        claimed = 0
+        with suppress(OSError, ValueError):  # a stream may have no descriptor
+            state = os.fstat(file.fileno())
+            claimed = state.st_size if stat.S_ISREG(state.st_mode) else 0
+        data = b"" if claimed > most else file.read(most + 1)
+        if max(claimed, len(data)) > most:
             raise Unreadable(f"larger than {size(most, 0)}, the most that is read")
         return data
 
@@ -187,8 +191,10 @@ def opened(source: Source, *, regular: bool = False) -> Iterator[IO[bytes]]:
         raw: io.RawIOBase = _Patient(descriptor) if stat.S_ISFIFO(kind) else io.FileIO(descriptor, "rb")
         with io.BufferedReader(raw) as file:
             yield file
+    except FileNotFoundError:
+        raise Unreadable("no such file") from None
     except (OSError, ValueError) as error:
-        raise Unreadable(_reason(error)) from None
+        raise Unreadable(reason_of(error) if isinstance(error, OSError) else "not a file name") from None
 
 
 def _open(path: str | Path, *, regular: bool) -> int:
@@ -234,56 +240,26 @@ class _Patient(io.RawIOBase):
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        written_to = False
-        deadline = time.monotonic() + (SILENCE_S if self._begun else NOBODY_S)
         if self._begun and time.monotonic() > self._begun + WHOLE_S:
             raise Unreadable(f"a pipe that has not ended after {WHOLE_S:g} s")
-        while True:
-            try:
-                data = os.read(self._descriptor, len(buffer))
-            except BlockingIOError:
-                if not written_to:  # somebody has it open for writing
-                    written_to, deadline = True, time.monotonic() + SILENCE_S
-            else:
-                if data or self._begun or written_to:
-                    self._begun = self._begun or time.monotonic()
-                    buffer[: len(data)] = data
-                    return len(data)
-            left = deadline - time.monotonic()
-            if left <= 0:
-                words = f"brings nothing for {SILENCE_S:g} s" if written_to else f"nobody writes to for {NOBODY_S:g} s"
-                raise Unreadable(f"a pipe that {words}")
-            if self._hung_up(left):
-                written_to = True  # and it is closed already: what is read next is the end
-
-    def _hung_up(self, seconds: float) -> bool:
-        """Wait until there is something to read, or nobody who could write it any more."""
-        if not hasattr(select, "poll"):
-            time.sleep(min(seconds, 0.05))
-            return False
         poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
-        found = poll.poll(min(seconds, 0.25) * 1000)
-        return any(event & select.POLLHUP for _, event in found)
+        data = None
+        came = bool(poll.poll(1000 * (SILENCE_S if self._begun else NOBODY_S)))
+        if not came and not self._begun:
+            with suppress(BlockingIOError):  # somebody has it open for writing
+                data = os.read(self._descriptor, len(buffer))
+                if not data:
+                    raise Unreadable(f"a pipe that nobody writes to for {NOBODY_S:g} s")
+            came = data is not None or bool(poll.poll(1000 * SILENCE_S))
+        if not came:
+            raise Unreadable(f"a pipe that brings nothing for {SILENCE_S:g} s")
+        data = os.read(self._descriptor, len(buffer)) if data is None else data
+        self._begun = self._begun or time.monotonic()
+        buffer[: len(data)] = data
+        return len(data)
 
     def close(self) -> None:
         if not self.closed:
             os.close(self._descriptor)
         super().close()
-
-
-def _bounded(file: IO[bytes], most: int) -> bytes:
-    """At most `most + 1` bytes. A regular file that says it has more is not read."""
-    try:
-        state = os.fstat(file.fileno())
-    except (OSError, ValueError):  # a stream without a descriptor
-        return file.read(most + 1)
-    if stat.S_ISREG(state.st_mode) and state.st_size > most:
-        raise Unreadable(f"larger than {size(most, 0)}, the most that is read")
-    return file.read(most + 1)
-
-
-def _reason(error: OSError | ValueError) -> str:
-    if isinstance(error, FileNotFoundError):
-        return "no such file"
-    return reason_of(error) if isinstance(error, OSError) else "not a file name"

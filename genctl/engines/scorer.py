@@ -254,7 +254,7 @@ class Scorer:
         # the text of an encoder-decoder begins from nothing
         before = encoded.ids[: encoded.begin] if encoded.source is None else ()
         words = Detokenizer(self.reader.tokenizer).after(before)
-        shows_pieces = words.vocabulary.way == "whole"  # such a tokenizer decodes only complete texts
+        shows_pieces = words.vocabulary.mode == "whole"  # such a tokenizer decodes only complete texts
 
         def added(id: int) -> str:
             # special tokens are shown, although they are not part of the text

@@ -57,7 +57,10 @@ def render_chat_text(
     fields = [
         {key: value for key, value in one.items() if value is not None or key == "content"} for one in conversation
     ]
-    special = {key: _plain(value) for key, value in tokenizer.special_tokens_map.items()}
+    special = {
+        key: list(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+        for key, value in tokenizer.special_tokens_map.items()
+    }
     request: dict[str, Any] = {
         "template": source,
         "messages": fields,
@@ -166,8 +169,12 @@ def check_messages(messages: Any, system: str | None = None) -> list[dict[str, A
         parts = isinstance(content, list) and all(isinstance(part, dict) for part in content)
         if not isinstance(content, str) and not parts and not message.get("tool_calls"):
             raise InputError(f"{where} has no content (text)")
-        if _lone_surrogate(message):
-            raise InputError(f"{where} is not valid Unicode: it holds a lone surrogate")
+        try:
+            json.dumps(message, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError:
+            raise InputError(f"{where} is not valid Unicode: it holds a lone surrogate") from None
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InputError("a message holds a value that is not JSON; expected strings, lists and objects") from error
     conversation = [
         {**message, "tool_calls": list(map(_with_arguments, calls))}
         if isinstance(calls := message.get("tool_calls"), list)
@@ -195,20 +202,6 @@ def _with_arguments(call: Any) -> Any:
     return {**call, "function": read} if "function" in call else read
 
 
-def _plain(value: Any) -> Any:
-    return [str(item) for item in value] if isinstance(value, (list, tuple)) else str(value)
-
-
-def _lone_surrogate(message: dict[str, Any]) -> bool:
-    try:
-        json.dumps(message, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError:
-        return True
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InputError("a message holds a value that is not JSON; expected strings, lists and objects") from error
-    return False
-
-
 class _Renderer:
     """The worker process: started when first needed, ended with the run or when it does not answer."""
 
@@ -227,7 +220,10 @@ class _Renderer:
         """The rendered text. Raises ModelError with the reason if it fails."""
         line = json.dumps(request).encode() + b"\n"
         with self.lock:
-            answer = self._ask(line)
+            if self.process is None or self.process.poll() is not None:
+                self.close()
+                self._start()
+            answer = self._exchange(line, SECONDS)
         if answer is None:
             raise ModelError(f"the chat template did not finish in {SECONDS:g} seconds or used too much memory")
         if "error" in answer:
@@ -240,12 +236,6 @@ class _Renderer:
         if process is not None:
             process.kill()
             process.communicate()
-
-    def _ask(self, line: bytes) -> dict[str, Any] | None:
-        if self.process is None or self.process.poll() is not None:
-            self.close()
-            self._start()
-        return self._exchange(line, SECONDS)
 
     def _start(self) -> None:
         environment = {
@@ -291,8 +281,4 @@ class _Renderer:
 
 
 _RENDERER = _Renderer()
-
-
-def close() -> None:
-    """End the process that renders templates. It starts again when needed."""
-    _RENDERER.close()
+close = _RENDERER.close  # ends the process that renders templates; it starts again when needed

@@ -14,7 +14,7 @@ from genctl.config.names import FIELDS
 from genctl.errors import ModelError, reason_of
 from genctl.models import tokenizer_limits, weights
 from genctl.models.config_limits import check_numbers, check_size, parts
-from genctl.models.fingerprint import Stamps, stamps
+from genctl.models.fingerprint import Stamps, fingerprint, stamps
 from genctl.models.libraries import is_library_error
 from genctl.models.weights import WeightFiles, read_json
 
@@ -119,15 +119,8 @@ class Checkpoint:
     def model_type(self) -> str:
         return str(self.config["model_type"])
 
-    @property
-    def place(self) -> dict[str, Any]:
-        """Arguments of transformers' `from_pretrained` to find it, beside the folder."""
-        return {"gguf_file": self.gguf} if self.gguf else {}
-
     def fingerprint(self) -> str:
         """A digest of all bytes that determine its output. Raises ModelError for files that have changed since."""
-        from genctl.models.fingerprint import fingerprint
-
         return fingerprint(self.folder, self.files)
 
 

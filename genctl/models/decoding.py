@@ -14,21 +14,23 @@ from genctl.models.libraries import is_library_error
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Way: TypeAlias = Literal["bytes", "pieces", "whole"]
+DecodeMode: TypeAlias = Literal["bytes", "pieces", "whole"]
 
 
 class DecodingVocabulary:
-    """State that detokenizers of one tokenizer share: the way it decodes, and the text of single tokens."""
+    """State that detokenizers of one tokenizer share: how it decodes, and the text of single tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, skip: bool) -> None:
         self.tokenizer, self.skip = tokenizer, skip
         self.clean = cleans(tokenizer)
         self.backend = getattr(tokenizer, "backend_tokenizer", None)
-        self.way, self.fallback = _way(tokenizer)
+        self.mode, self.fallback = _decode_mode(tokenizer)
         self.special = frozenset(tokenizer.all_special_ids) if self.backend is None else special_of(self.backend)
         self.skipped = self.special if skip else frozenset()
-        # of one id, asked at each token that a text gets
-        self.writes, self.bytes_of, self.piece = cache(self._writes), cache(self._bytes_of), cache(self._piece)
+        # of one id; called for each token of a text
+        self.bytes_of, self.piece = cache(self._bytes_of), cache(self._piece)
+        # whether it takes part in decoding: decode() leaves out skipped ids and those without a token
+        self.writes = cache(lambda id: id not in self.skipped and self.token(id) is not None)
         self.characters, self.alone = cache(self._characters), cache(lambda id: self.raw([id]))
         self._anchor: int | None = None
 
@@ -36,13 +38,9 @@ class DecodingVocabulary:
         """decode() without the clean-up of spaces."""
         return decoded(self.tokenizer, ids, skip_special_tokens=self.skip, clean=False)
 
-    def _writes(self, id: int) -> bool:
-        """Whether an id takes part in decoding: decode() leaves out skipped ids and those without a token."""
-        return id not in self.skipped and self.token(id) is not None
-
     def lead(self, prompt: Sequence[int]) -> list[int]:
         """The end of a prompt that decides what text new tokens add: nothing before it changes that."""
-        if self.way == "whole":
+        if self.mode == "whole":
             return list(prompt)
         least = 1
         for place in range(len(prompt) - 1, -1, -1):
@@ -57,7 +55,7 @@ class DecodingVocabulary:
         """Whether the text from this id on does not depend on what is before it, but for a blank at its beginning."""
         if not self.writes(id):
             return False
-        if self.way == "bytes":
+        if self.mode == "bytes":
             return bool(self.bytes_of(id)) and not 0x80 <= self.bytes_of(id)[0] < 0xC0
         return not self.is_byte(id)
 
@@ -88,7 +86,7 @@ class DecodingVocabulary:
             return f"<{id}>"
         if id in self.special or self.is_byte(id):
             return token
-        if self.way == "bytes":
+        if self.mode == "bytes":
             return "".join(
                 f"<0x{ord(char) - 0xDC00:02X}>" if 0xDC80 <= ord(char) <= 0xDCFF else char
                 for char in self.bytes_of(id).decode("utf-8", errors="surrogateescape")
@@ -117,7 +115,7 @@ def vocabulary_of(tokenizer: PreTrainedTokenizerBase, skip: bool) -> DecodingVoc
     return _SHARED[key][1]
 
 
-def _way(tokenizer: PreTrainedTokenizerBase) -> tuple[Way, bool]:
+def _decode_mode(tokenizer: PreTrainedTokenizerBase) -> tuple[DecodeMode, bool]:
     """How text can be decoded piece by piece, and whether runs of byte tokens must stay together."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:

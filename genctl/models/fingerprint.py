@@ -16,9 +16,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from genctl import process
 from genctl.errors import ModelError, reason_of
@@ -41,8 +40,7 @@ _NAMES = re.compile(
 _TEMPLATES = "additional_chat_templates"  # transformers' folder for further templates
 
 
-@dataclass(frozen=True)
-class Stamp:
+class Stamp(NamedTuple):
     """The state of a file from its metadata. Times in nanoseconds; `changed` cannot be set back."""
 
     size: int
@@ -52,9 +50,14 @@ class Stamp:
     device: int
 
 
-def stamp(state: os.stat_result) -> Stamp:
-    """The stamp of a file's state."""
-    return Stamp(state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino, state.st_dev)
+def stamp(path: Path) -> Stamp | None:
+    """The state of a regular file; None if there is none."""
+    try:
+        state = path.stat()
+    except OSError:
+        return None
+    stamped = Stamp(state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino, state.st_dev)
+    return stamped if stat.S_ISREG(state.st_mode) else None
 
 
 def stamps(folder: Path, weights: Iterable[Path], *, code: bool) -> Stamps:
@@ -68,17 +71,8 @@ def stamps(folder: Path, weights: Iterable[Path], *, code: bool) -> Stamps:
     if code:
         for pattern in ("*.py", "*/*.py"):
             paths |= {path.relative_to(folder).as_posix(): path for path in folder.glob(pattern)}
-    states = {name: state_of(path) for name, path in sorted(paths.items())}
-    return {name: stamp(state) for name, state in states.items() if state is not None}
-
-
-def state_of(path: Path) -> os.stat_result | None:
-    """The state of a regular file; None if there is none."""
-    try:
-        state = path.stat()
-    except OSError:
-        return None
-    return state if stat.S_ISREG(state.st_mode) else None
+    states = {name: stamp(path) for name, path in sorted(paths.items())}
+    return {name: state for name, state in states.items() if state is not None}
 
 
 # -- a cache of digests of large files between runs: one small file in genctl's cache folder ---------------------------
@@ -151,14 +145,14 @@ def fingerprint(folder: Path, files: Stamps, *, clock: Callable[[], float] = tim
     digest_of = {
         name: str(entry[-1])
         for name, key in keys.items()
-        if (entry := entries.get(key)) is not None and entry[:-1] == list(astuple(files[name]))
+        if (entry := entries.get(key)) is not None and entry[:-1] == list(files[name])
     }
     _check(folder, files)
     missing = {name: (folder / name, entry.size) for name, entry in files.items() if name not in digest_of}
     digest_of |= _digests(missing)
     _check(folder, files)
     fresh = {
-        keys[name]: [*astuple(files[name]), digest_of[name]]
+        keys[name]: [*files[name], digest_of[name]]
         for name in sorted(keys.keys() & missing.keys())
         if max(files[name].modified, files[name].changed) / 1e9 <= began - _SETTLED_S
     }
@@ -174,8 +168,7 @@ def fingerprint(folder: Path, files: Stamps, *, clock: Callable[[], float] = tim
 
 def _check(folder: Path, files: Stamps) -> None:
     for name, before in files.items():
-        state = state_of(folder / name)
-        if state is None or stamp(state) != before:
+        if stamp(folder / name) != before:
             raise ModelError(f"{name} in {folder} has changed since it was read")
 
 

@@ -19,7 +19,7 @@ from genctl.decode.threads import Threads
 from genctl.errors import UsageError
 from genctl.models import check, prepare, runtime_choice
 from genctl.models.check import GenerationSettings, begins_with_bos, known_ids
-from genctl.models.libraries import OnEvent, guarded, quiet, without_panic_reports
+from genctl.models.libraries import OnEvent, check_quantization, guarded, quiet, without_panic_reports
 from genctl.models.resolve import CheckpointFolder, resolve
 from genctl.params import Quantized, Runtime
 
@@ -76,8 +76,8 @@ class LoadedModel:
     path: Path
     is_encoder_decoder: bool
     generation: GenerationSettings
+    checkpoint: check.Checkpoint
     notes: tuple[str, ...] = ()  # for stderr
-    checkpoint: check.Checkpoint | None = None
     runtime: str = ""  # with the reason: "native (llama)", "transformers (--compile)"
     adapter: Adapter | None = None
     bound: str = ""  # the least time for a token, if weights are on the disk
@@ -121,10 +121,7 @@ class LoadedModel:
 
         Raises ModelError for a checkpoint whose files have changed since it was loaded.
         """
-        checkpoint = self.checkpoint or check.inspect(
-            self.path, allow_pickle=True, trust_remote_code=True, need_tokenizer=False
-        )
-        own = checkpoint.fingerprint()
+        own = self.checkpoint.fingerprint()
         return own if self.adapter is None else self.adapter.combined(own)
 
 
@@ -145,17 +142,12 @@ def load(
     unavailable device. `on_event` receives bytes downloaded and tensors read. `threads` is set before weights are read.
     """
     prepare.check_options(runtime)
-    placement: dict[str, Any] = {}
-    if runtime.device_map is not None or runtime.max_memory is not None or runtime.offload_folder is not None:
-        placement = prepare.placement(runtime)
+    placement = prepare.placement(runtime)
     with quiet():
         place, checkpoint = _find(runtime, allow_pickle, trust_remote_code, need_tokenizer, on_event)
         if before_weights is not None:
             before_weights(checkpoint.generation)
-        if checkpoint.config.get("quantization_config") is not None:
-            from genctl.models import libraries
-
-            libraries.check_quantization(checkpoint.config)
+        check_quantization(checkpoint.config)
         added = None
         if runtime.adapter is not None:
             from genctl.models import adapter

@@ -215,17 +215,15 @@ def prepare_for_device(
         rank_group.agree(model)
         parts = list(rank_group.own_parts(model))
         check_part = finite_check(sum(part.nbytes for _, part in parts))
-        for name, part in parts if check_part is not None else ():
-            assert check_part is not None
+        for name, part in parts:
             check_part(name, part)
         return []
     size = sum(weight.nbytes for weight in model.parameters() if weight.device.type != "meta")
     check_tensor = finite_check(size)
     packs = runtime.pack and not runtime.compile  # packed layers are opaque to a compiler, and it fuses by itself
     if device is None or device.type != "cpu" or not packs:
-        if check_tensor is not None:
-            for name, weight in model.named_parameters():
-                check_tensor(name, weight)
+        for name, weight in model.named_parameters():
+            check_tensor(name, weight)
         return []
     from genctl.models.packed_layers import pack, weights_bytes
 
@@ -243,9 +241,9 @@ def prepare_for_device(
     return [note]
 
 
-def finite_check(size: int) -> Callable[[str, Tensor], None] | None:
-    """A check of each tensor that raises ModelError; None for models with more than `_SCANNED` bytes of weights."""
-    return _check_finite if size <= _SCANNED else None
+def finite_check(size: int) -> Callable[[str, Tensor], None]:
+    """A check of each tensor that raises ModelError. Of more than `_SCANNED` bytes of weights it checks nothing."""
+    return _check_finite if size <= _SCANNED else lambda name, weight: None
 
 
 def _left(report: Any) -> str:

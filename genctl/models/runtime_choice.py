@@ -227,7 +227,7 @@ def load(
     runtime: Runtime,
     checkpoint: Checkpoint,
     device: torch.device,
-    check_tensor: Callable[[str, Tensor], None] | None,
+    check_tensor: Callable[[str, Tensor], None],
     on_event: OnEvent | None,
 ) -> tuple[NativeModel, list[str]]:
     """Map the weights, or move them to a GPU while reading; the model, and notes for --verbose.
@@ -244,8 +244,7 @@ def load(
 
     def receive(name: str, tensor: Tensor) -> None:
         nonlocal done
-        if check_tensor is not None:
-            check_tensor(name, tensor)
+        check_tensor(name, tensor)
         done += 1
         if on_event is not None:
             on_event(Loading(runtime.model, done, len(plan_.reads), "tensors"))

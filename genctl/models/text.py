@@ -51,7 +51,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_tokens:
 
 
 def continuation(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """The ids of a text that goes on behind another one: many tokenizers put a space before a first word.
+    """The ids of a text that continues another one: many tokenizers put a space before a first word.
 
     Raises InputError.
     """
@@ -92,7 +92,7 @@ class Detokenizer:
     """Text from ids that come one by one.
 
     The results of `push` and the last one of `flush` add up to decode(ids). `push` has constant amortised cost. A new
-    one begins a text; that of `after` goes on behind a prompt.
+    one begins a text; that of `after` continues a prompt.
     Byte-level vocabularies hold back at most three bytes. Byte-fallback ones hold back the current run of byte tokens,
     since one bad byte changes the text of the whole run. Vocabularies whose decoder can change any earlier text (rare)
     hold back everything.
@@ -104,8 +104,8 @@ class Detokenizer:
         self.tokenizer = tokenizer
         self.vocabulary = vocabulary_of(tokenizer, skip_special_tokens)
         # Everything below is replaced and never changed in place, so that a fork may share it.
-        self._bytes = b""  # for the way "bytes": of a character that is incomplete
-        self._context: list[int] = []  # for the way "pieces": the id before `_pending`
+        self._bytes = b""  # in the mode "bytes": of a character that is incomplete
+        self._context: list[int] = []  # in the mode "pieces": the id before `_pending`
         self._pending: list[int] = []
         self._held = ""  # decoded, but the clean-up of spaces may still change it
         self._searched = 0  # characters of `_held` that were searched for a place to cut
@@ -133,7 +133,7 @@ class Detokenizer:
 
     def flush(self) -> str:
         """The rest. An incomplete character is U+FFFD, as in decode()."""
-        if self.vocabulary.way == "bytes":
+        if self.vocabulary.mode == "bytes":
             text, self._bytes = self._bytes.decode(errors="replace"), b""
         else:
             text = self._settle()
@@ -181,17 +181,17 @@ class Detokenizer:
 
     def _raw(self, id: int) -> str:
         vocabulary = self.vocabulary
-        if vocabulary.way == "bytes" and not self._bytes and (whole := vocabulary.characters(id)) is not None:
+        if vocabulary.mode == "bytes" and not self._bytes and (whole := vocabulary.characters(id)) is not None:
             return whole
         if not vocabulary.writes(id):
             return ""
-        if vocabulary.way == "bytes":
+        if vocabulary.mode == "bytes":
             content = self._bytes + vocabulary.bytes_of(id)
             text, read = codecs.utf_8_decode(content, "replace", False)
             self._bytes = content[read:]
             return text
         self._pending = [*self._pending, id]
-        if vocabulary.way == "whole" or vocabulary.is_byte(id):
+        if vocabulary.mode == "whole" or vocabulary.is_byte(id):
             return ""
         return self._settle()
 

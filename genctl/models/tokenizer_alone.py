@@ -199,7 +199,7 @@ class TokenReader:
         vocabulary = self.vocabulary
         if vocabulary.is_byte(id):
             return bytes.fromhex(vocabulary.piece(id)[3:5])
-        content = vocabulary.bytes_of(id) if vocabulary.way == "bytes" else b""
+        content = vocabulary.bytes_of(id) if vocabulary.mode == "bytes" else b""
         return content if content.decode(errors="ignore").encode() != content else b""
 
     def _missing_bos(self, ids: Sequence[int], why: str) -> str:

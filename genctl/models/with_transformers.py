@@ -318,7 +318,7 @@ def _model(
     def read(folder: Path) -> Any:
         return kind.from_pretrained(
             folder,
-            **checkpoint.place,
+            **({"gguf_file": checkpoint.gguf} if checkpoint.gguf else {}),
             config=config,
             dtype=dtype,
             use_safetensors=not checkpoint.weights.pickled,

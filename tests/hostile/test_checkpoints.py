@@ -141,7 +141,10 @@ REFUSED: dict[str, tuple[Damage, str]] = {
         "tensors that the model needs",
     ),
     "a tensor renamed": (tensors(lambda held: held.update(stray=held.pop(NORM))), "lack 1 tensors"),
-    "a tensor of another shape": (tensors(lambda held: held.update({NORM: torch.ones(7)})), "shape in the weight"),
+    "a tensor of another shape": (
+        tensors(lambda held: held.update({NORM: torch.ones(7)})),
+        f"{NORM}: the shape in the weight files is not the one that config.json implies",
+    ),
     "a flat tensor": (tensors(lambda held: held.update({HEAD: held[HEAD].flatten()})), "shape in the weight"),
     "an empty tensor": (tensors(lambda held: held.update({NORM: torch.ones(0)})), "shape in the weight"),
     "whole numbers": (tensors(lambda held: held.update({HEAD: held[HEAD].long()})), "holds I64 numbers"),

@@ -97,20 +97,8 @@ def _journal(path: Path) -> Done:
 KINDS: dict[str, Kind] = {
     "events": Kind(
         lambda path: genctl(
-            "beam",
-            "Once upon",
-            *STORIES,
-            "-n",
-            "2",
-            "--num-beams",
-            "2",
-            "--top-logprobs",
-            "2",
-            "--explain",
-            "--repetition-penalty",
-            "1.1",
-            "--events",
-            str(path),
+            *("beam", "Once upon", *STORIES, "-n", "2", "--num-beams", "2", "--top-logprobs", "2", "--explain"),
+            *("--repetition-penalty", "1.1", "--events", str(path)),
         ),
         _both,
     ),

@@ -15,6 +15,7 @@ from genctl.models import libraries
 from genctl.models.hub import load
 from genctl.params import Runtime
 from tests.cli.tool import genctl
+from tests.hostile.damage import edit
 from tests.tiny import checkpoint
 
 peft = pytest.importorskip("peft")
@@ -108,15 +109,14 @@ def test_files_that_are_no_adapter_are_refused(base: Path, adapter: Path, tmp_pa
         return said.value.message
 
     assert "there is no adapter_config.json" in refused(tmp_path)
-    config = json.loads((adapter / "adapter_config.json").read_text())
-    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    shutil.copy(adapter / "adapter_config.json", tmp_path)
     assert "has no adapter_model.safetensors" in refused(tmp_path)
     (tmp_path / "adapter_model.safetensors").write_bytes(b"nothing")
     assert "adapter_model.safetensors is truncated or corrupt" in refused(tmp_path)
-    (tmp_path / "adapter_config.json").write_text(json.dumps({**config, "peft_type": "PREFIX_TUNING"}))
+    edit("adapter_config.json", peft_type="PREFIX_TUNING")(tmp_path)
     assert "is of the kind 'PREFIX_TUNING'; genctl adds LORA" in refused(tmp_path)
     for wrong in ("transformers", ["a"], {"parent_library": 3}, {"parent_library": ["transformers"]}):
-        (tmp_path / "adapter_config.json").write_text(json.dumps({**config, "auto_mapping": wrong}))
+        edit("adapter_config.json", peft_type="LORA", auto_mapping=wrong)(tmp_path)
         assert "auto_mapping in adapter_config.json does not name a library" in refused(tmp_path)
     with pytest.raises(ModelError, match="is an adapter") as said:
         load(Runtime(model=str(adapter)))
@@ -142,8 +142,7 @@ def test_sizes_that_the_tensors_do_not_have_are_refused(
     settings: Any, said: str, base: Path, adapter: Path, tmp_path: Path
 ) -> None:
     lying = Path(shutil.copytree(adapter, tmp_path / "lying"))
-    config = json.loads((lying / "adapter_config.json").read_text())
-    (lying / "adapter_config.json").write_text(json.dumps({**config, **settings}))
+    edit("adapter_config.json", **settings)(lying)
     with pytest.raises(ModelError, match=said) as caught:
         load(Runtime(model=str(base), adapter=str(lying)))
     assert len(caught.value.message) < 400
@@ -163,8 +162,7 @@ def test_a_pattern_that_takes_for_ever_is_refused(
 ) -> None:
     monkeypatch.setattr("genctl.models.adapter.PATTERNS_S", 1.0)
     hostile = Path(shutil.copytree(adapter, tmp_path / "hostile"))
-    config = json.loads((hostile / "adapter_config.json").read_text())
-    (hostile / "adapter_config.json").write_text(json.dumps({**config, **settings}))
+    edit("adapter_config.json", **settings)(hostile)
     with pytest.raises(ModelError, match=said):
         load(Runtime(model=str(base), adapter=str(hostile)))
 

@@ -249,7 +249,7 @@ def test_a_character_that_the_prompt_began_belongs_to_the_text() -> None:
 @family
 def test_a_prompt_costs_as_much_as_its_end(family: str) -> None:
     tokenizer = FAMILIES[family]()
-    if Detokenizer(tokenizer).vocabulary.way == "whole":
+    if Detokenizer(tokenizer).vocabulary.mode == "whole":
         pytest.skip("such a decoder may change all of the text")
     prompt = list(tokenizer("the cat sat on the mat and the dog sat on the log. " * 40)["input_ids"])
     assert len(Detokenizer(tokenizer).after([*prompt, 3, 4])._lead) < 40
@@ -302,7 +302,7 @@ def test_captions_keep_lanes_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "way"),
+    ("family", "mode"),
     [
         ("byte_level", "bytes"),
         ("llama", "pieces"),
@@ -314,8 +314,8 @@ def test_captions_keep_lanes_apart() -> None:
         ("rewritten", "whole"),
     ],
 )
-def test_only_a_decoder_that_rewrites_everything_keeps_back_everything(family: str, way: str) -> None:
-    assert Detokenizer(FAMILIES[family]()).vocabulary.way == way
+def test_only_a_decoder_that_rewrites_everything_keeps_back_everything(family: str, mode: str) -> None:
+    assert Detokenizer(FAMILIES[family]()).vocabulary.mode == mode
 
 
 def test_a_large_vocabulary_is_not_written_out_for_its_decoder() -> None:
@@ -332,5 +332,5 @@ def test_a_large_vocabulary_is_not_written_out_for_its_decoder() -> None:
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert words.vocabulary.way == "bytes"
+    assert words.vocabulary.mode == "bytes"
     assert most < 2_000_000  # of its decoder, and of modules imported for it

@@ -62,13 +62,6 @@ def test_weights_that_are_spread_go_by_the_gpus_that_are_there(tmp_path: Path, m
         assert chosen(folder, torch.float32, None)[0] == wanted
 
 
-def test_the_cpu_keeps_what_a_checkpoint_says(tmp_path: Path) -> None:
-    folder = checkpoint("gpt2", tmp_path)
-    found = hub.load(Runtime(model=str(folder), device="cpu"))
-    assert found.model.dtype == torch.float32
-    assert not any("weights are read as" in note for note in found.notes)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_float32_checkpoint_lies_on_a_gpu_in_half_of_the_bits(tmp_path: Path) -> None:

@@ -152,19 +152,8 @@ def test_every_end_token_of_a_gguf_file_ends_a_text(
     found = load(Runtime(model=str(path), runtime=runtime), need_tokenizer=True)
     assert found.generation.values.get("eos_token_id") == ends
     row = json.dumps({"prompt_ids": [5, 60, 250, 7]})
-    asked = (
-        "run",
-        "-m",
-        str(path),
-        "--runtime",
-        runtime,
-        "--input-format",
-        "jsonl",
-        "--format",
-        "jsonl",
-        "-n",
-        "40",
-    )
+    formats = ("--input-format", "jsonl", "--format", "jsonl")
+    asked = ("run", "-m", str(path), "--runtime", runtime, "-n", "40", *formats)
     (record,) = genctl(*asked, stdin=row).records
     first = genctl(*asked, "--set", "eos_token_id=[]", stdin=row).records[0]["token_ids"]
     place = next((place for place, id in enumerate(first) if id in (ends or [2])), None)

@@ -16,6 +16,7 @@ from genctl.models import libraries
 from genctl.models.hub import load
 from genctl.params import Runtime
 from tests.cli.tool import genctl
+from tests.hostile.damage import edit
 from tests.tiny import checkpoint, tokenizer
 
 PROMPT = [5, 60, 250, 7]
@@ -94,18 +95,14 @@ def test_what_a_quantised_checkpoint_lacks_is_named(
     method: str, missing: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(libraries, "is_missing", lambda module: True)
-    checkpoint("llama", tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": method}}))
+    edit("config.json", quantization_config={"quant_method": method})(checkpoint("llama", tmp_path))
     with pytest.raises(ModelError, match=f"quant_method = {method}: the checkpoint needs {missing} not inst") as said:
         load(Runtime(model=str(tmp_path)))
     assert said.value.hint == f'pip install "genctl[{extra}]"'
 
 
 def test_a_quantization_config_of_another_type_is_refused(tmp_path: Path) -> None:
-    checkpoint("llama", tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": "gptq"}))
+    edit("config.json", quantization_config="gptq")(checkpoint("llama", tmp_path))
     with pytest.raises(ModelError, match="quantization_config is not a JSON object"):
         load(Runtime(model=str(tmp_path)))
 

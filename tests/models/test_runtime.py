@@ -19,6 +19,7 @@ from genctl.native import load
 from genctl.native.runtime import NativeModel
 from genctl.params import Runtime
 from tests.cli.tool import genctl
+from tests.hostile.damage import edit
 from tests.tiny import checkpoint
 from tests.warm import python
 
@@ -48,9 +49,7 @@ def test_auto_takes_what_is_known_and_equal(llama: Path, tmp_path: Path) -> None
 
 
 def changed(folder: Path, **fields: Any) -> Path:
-    checkpoint("llama", folder)
-    told = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**told, **fields}))
+    edit("config.json", **fields)(checkpoint("llama", folder))
     return folder
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from genctl.errors import ModelError
 from genctl.models.hub import LoadedModel, load
 from genctl.params import Runtime
 from tests.cli.tool import genctl
+from tests.hostile.damage import edit
 from tests.tiny import checkpoint, save, tiny
 
 WEIGHTS = "model.safetensors"
@@ -25,17 +25,6 @@ FolderOf = Callable[[str], Path]
 
 def copy(checkpoint_of: FolderOf, arch: str, tmp_path: Path) -> Path:
     return Path(shutil.copytree(checkpoint_of(arch), tmp_path / arch))
-
-
-def config(folder: Path, **changes: Any) -> None:
-    told = json.loads((folder / "config.json").read_text())
-    for path, value in changes.items():
-        *parts, last = path.split("__")
-        part = told
-        for name in parts:
-            part = part[name]
-        part[last] = value
-    (folder / "config.json").write_text(json.dumps(told))
 
 
 def add(folder: Path, **tensors: torch.Tensor) -> None:
@@ -74,7 +63,7 @@ def test_fewer_layers_than_the_files_hold(
 ) -> None:
     """Each of these wrote other text and ended with 0."""
     folder = copy(checkpoint_of, arch, tmp_path)
-    config(folder, **changes)
+    edit("config.json", **changes)(folder)
     message = refused(folder)
     assert message.startswith(f"the weight files hold {held}, but config.json says ")
     assert message.endswith(said)
@@ -82,7 +71,7 @@ def test_fewer_layers_than_the_files_hold(
 
 def test_the_command_line_refuses_it(checkpoint_of: FolderOf, tmp_path: Path) -> None:
     folder = copy(checkpoint_of, "llama", tmp_path)
-    config(folder, num_hidden_layers=1)
+    edit("config.json", num_hidden_layers=1)(folder)
     done = genctl("run", "the cat", "-m", str(folder), "-n", "3")
     assert (done.status, done.out) == (3, "")
     assert done.err == "error: the weight files hold model.layers.1, but config.json says num_hidden_layers = 1\n"
@@ -91,12 +80,12 @@ def test_the_command_line_refuses_it(checkpoint_of: FolderOf, tmp_path: Path) ->
 def test_shards_and_pickles_are_no_different(checkpoint_of: FolderOf, tmp_path: Path) -> None:
     sharded, pickled = tmp_path / "sharded", copy(checkpoint_of, "gpt2", tmp_path)
     tiny("llama").save_pretrained(sharded, max_shard_size="60KB")
-    config(sharded, num_hidden_layers=1)
+    edit("config.json", num_hidden_layers=1)(sharded)
     assert "hold model.layers.1, but config.json says num_hidden_layers = 1" in refused(sharded, need_tokenizer=False)
     torch.save(tiny("gpt2").state_dict(), pickled / "pytorch_model.bin")
     (pickled / WEIGHTS).unlink()
     assert read(pickled, allow_pickle=True).notes == ()
-    config(pickled, n_layer=1)
+    edit("config.json", n_layer=1)(pickled)
     assert "hold transformer.h.1, but config.json says n_layer = 1" in refused(pickled, allow_pickle=True)
 
 
@@ -106,7 +95,7 @@ def test_names_without_the_models_prefix_are_the_same_names(checkpoint_of: Folde
     held = {name.removeprefix("transformer."): one for name, one in load_file(folder / WEIGHTS).items()}
     save_file(held, folder / WEIGHTS, metadata={"format": "pt"})
     assert read(folder).notes == ()
-    config(folder, n_layer=1)
+    edit("config.json", n_layer=1)(folder)
     assert "hold transformer.h.1, but config.json says n_layer = 1" in refused(folder)
 
 
@@ -114,7 +103,7 @@ def test_the_text_model_of_a_multimodal_one(tmp_path: Path) -> None:
     made = multimodal()
     save(made, tmp_path)
     read(tmp_path)
-    config(tmp_path, text_config__num_hidden_layers=1, text_config__layer_types=["full_attention"])
+    edit("config.json", text_config__num_hidden_layers=1, text_config__layer_types=["full_attention"])(tmp_path)
     assert "but config.json says text_config.num_hidden_layers = 1" in refused(tmp_path)
 
 
@@ -161,7 +150,7 @@ def test_a_part_of_the_model_that_its_config_leaves_out(
 
 def test_a_bias_that_the_config_switches_off(tmp_path: Path) -> None:
     folder = checkpoint("llama", tmp_path, attention_bias=True)
-    config(folder, attention_bias=False)
+    edit("config.json", attention_bias=False)(folder)
     assert "8 tensors that belong to the model" in refused(folder)
 
 
@@ -221,11 +210,11 @@ def test_a_layer_whose_number_transformers_takes_for_the_one_that_predicts_furth
     )  # fmt: skip
     save(transformers.Glm4MoeForCausalLM(settings).eval(), tmp_path)
     assert read(tmp_path).notes == ()
-    config(tmp_path, num_hidden_layers=46)
+    edit("config.json", num_hidden_layers=46)(tmp_path)
     assert "hold model.layers.46, but config.json says num_hidden_layers = 46" in refused(tmp_path)
 
 
 def test_more_experts_than_the_config_has(checkpoint_of: FolderOf, tmp_path: Path) -> None:
     folder = copy(checkpoint_of, "mixtral", tmp_path)
-    config(folder, num_local_experts=2)
+    edit("config.json", num_local_experts=2)(folder)
     refused(folder)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,20 +20,6 @@ Vocabulary = Callable[[Path, int], object]
 
 def _json(name: str, make: Callable[[int], Any]) -> Vocabulary:
     return lambda folder, count: (folder / name).write_text(json.dumps(make(count)))
-
-
-def _gguf(model: str, letters: str, kind: int) -> bytes:
-    """A GGUF file of a tokenizer alone: a token for each letter, all of one type."""
-
-    def text(value: str) -> bytes:
-        return struct.pack("<Q", len(value)) + value.encode()
-
-    keys = [("general.architecture", "llama"), ("tokenizer.ggml.model", model)]
-    metadata = b"".join(text(key) + struct.pack("<I", 8) + text(value) for key, value in keys)
-    metadata += text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, len(letters)) + b"".join(map(text, letters))
-    metadata += text("tokenizer.ggml.token_type") + struct.pack("<IIQ", 9, 5, len(letters))
-    metadata += struct.pack("<i", kind) * len(letters)
-    return b"GGUF" + struct.pack("<IQQ", 3, 0, 4) + metadata
 
 
 def _added(count: int) -> list[dict[str, Any]]:
@@ -126,16 +111,13 @@ def test_the_tokens_of_a_gguf_file_have_the_same_bounds(
 ) -> None:
     pytest.importorskip("gguf")
     from genctl.models import gguf_header
+    from tests.models.test_gguf_tokenizer import write
 
     monkeypatch.setattr(tokenizer_limits, bound, 3)
-    for letters, fits in (("abc", True), ("abcd", False)):
-        path = tmp_path / f"{letters}.gguf"
-        path.write_bytes(_gguf(model, letters, types))
-        if fits:
-            gguf_header.read(path)
-        else:
-            with pytest.raises(ModelError, match=f"has 4 {what}, and at most 3 are read"):
-                gguf_header.read(path)
+    gguf_header.read(write(tmp_path / "fits.gguf", model, [(letter, types) for letter in "abc"]))
+    path = write(tmp_path / "more.gguf", model, [(letter, types) for letter in "abcd"])
+    with pytest.raises(ModelError, match=f"has 4 {what}, and at most 3 are read"):
+        gguf_header.read(path)
 
 
 def test_usual_steps_pass(tmp_path: Path) -> None:
