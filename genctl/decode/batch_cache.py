@@ -232,8 +232,7 @@ class BatchCache:
         cross = [None if prefix.cache is None else prefix.cache.cross for prefix in prefixes]
         sources = [prefix.source for prefix in prefixes if prefix.source is not None]
         counts = [state.row_count for state in states]
-        alike = len(counts) > 1 and counts[0] > 1 and len(set(counts)) == 1 and cross[0] is not None
-        group = alike and self.model.abilities.shares_source  # trying that takes passes
+        group = self.model.abilities.shares_source and len(counts) > 1 and len(set(counts)) == 1
         from genctl.decode.encoder_inputs import join_sources
 
         self.sources = join_sources(sources, cross, counts, group=group)

@@ -34,7 +34,7 @@ def join_sources(
     if any(source.states.shape[1] < longest for source in sources):
         ones = [torch.ones_like(source.ids)[:, None, :, None] for source in sources]
         mask = _padded(ones, counts, longest)[:, 0, :, 0]
-    return Sources(states, mask, joined, group and joined is not None)
+    return Sources(states, mask, joined)
 
 
 def _join_cross(cross: Sequence[Sequence[GrowingLayer]], counts: Sequence[int], longest: int) -> list[GrowingLayer]:

@@ -46,8 +46,8 @@ class Sources:
 
     states: Tensor  # [N, S, H]; views of one row where a prompt has several
     mask: Tensor | None  # int64 [N, S], None when nothing is padded
-    cross: Sequence[GrowingLayer] | None  # the layers of cross-attention, computed once per prompt
-    grouped: bool = False  # whether `cross` has one row per prompt, which serves an equal number of decoder rows each
+    # The layers of cross-attention, computed once per prompt: N rows, or one per prompt for equally many rows each
+    cross: Sequence[GrowingLayer] | None
 
 
 @dataclass(frozen=True)
