@@ -61,7 +61,7 @@ class Batch:
             and not self.model.abilities.pads_sources
         ):
             return False
-        if all(state.reach == peer.reach for peer in self.states):
+        if len({peer.fed_length for peer in (state, *self.states)}) == 1:
             return True
         # if rotary frequencies depend on the length, lengths may differ only below the bound
         return self.model.abilities.pads and all(_end(peer) <= self.model.bound for peer in (state, *self.states))
@@ -89,7 +89,7 @@ class Batch:
             yield state.fail(error)
 
     def read_by_ended(self) -> Iterator[Prefix]:
-        """What the model has read of each lane that just ended: its prompt, and of a lone row the text up to its end.
+        """What the model has read of each lane that just ended: its prompt, and of a single row the text up to its end.
 
         The last token was never read. Call it before `arrange`; the cache is not used afterwards.
         """
@@ -122,7 +122,7 @@ class Batch:
             self.ahead = self._scores(tokens)
         except OutOfMemory as error:
             self.ahead = error.without_frames()
-        except GenctlError as error:  # told after the tokens of this step, as if the pass had been run after them
+        except GenctlError as error:  # reported after the tokens of this step, as if the pass had been run after them
             self.ahead = error
 
     def _tokens_ahead(self, chosen: Sequence[LanesChosen]) -> Tensor | None:
@@ -224,7 +224,8 @@ class Batch:
     def _pass(self, tokens: Tensor | None) -> Output:
         model, device = self.model, self.model.device
         hidden = any(state.lane.strategy.traits.needs_hidden for state in self.states)
-        if self.kv.cache is not None and len(self.states) > 1 and (self.kv.gaps or self._drafted()):
+        drafted = any(state.draft is not None for state in self.states)
+        if self.kv.cache is not None and len(self.states) > 1 and (self.kv.gaps or drafted):
             if self._checks(self.states):
                 return self._ragged(self.kv.cache)
             self.kv.align(self.states)
@@ -261,9 +262,6 @@ class Batch:
             self.kv.columns += feed.shape[1]
         return output
 
-    def _drafted(self) -> bool:
-        return any(state.draft is not None for state in self.states)
-
     def _ragged(self, cache: Cache) -> Output:
         """A pass that feeds each row its newest token and its draft."""
         tokens, positions, mask, places = self.kv.places(self.states)
@@ -271,7 +269,7 @@ class Batch:
 
     def _unfed(self) -> Tensor:
         """The tokens of each row that the model has not read, int64 [N, F]."""
-        if all(state.draft is None and state.front is None for state in self.states):
+        if all(state.draft is None and state.known_scores is None for state in self.states):
             newest = [node[0] for state in self.states for node in state.live.row_tokens.nodes if node is not None]
             return to_device(newest, self.model.device)[:, None]
         parts = [state.unfed() for state in self.states]

@@ -48,7 +48,7 @@ class BatchCache:
         return held + joining
 
     def stays(self, states: Sequence[LaneState]) -> bool:
-        """Whether every row goes on in its place."""
+        """Whether every row stays in its place."""
         if self.cache is None or len(states) != len(self.held):
             return False
         if not all(map(_stays, states, self.held)) or not all([state.alive for state in states]):
@@ -61,8 +61,8 @@ class BatchCache:
         if states[0].prefix.cache is not None:
             self._arrange(states)
         else:
-            longest = max(state.reach for state in states)
-            self.pads = {state: longest - state.reach for state in states}
+            longest = max(state.fed_length for state in states)
+            self.pads = {state: longest - state.fed_length for state in states}
         self.held = [(state, state.row_count) for state in states]
         self.rows = sum(count for _, count in self.held)
         if self.model.is_encoder_decoder:
@@ -115,7 +115,8 @@ class BatchCache:
             lengths = {state: state.read for state in joining}
             parts += self._joining(states, joining, room, together)
             self.cache = parts[0].merge(parts[1:], room=room)
-            if any(_may_draft(state) for state in states):  # a merge has the form of its first part
+            # a merge has the form of its first part
+            if any(state.lane.strategy.traits.drafts or state.mode.drafting is not None for state in states):
                 self.cache.activate_past_recording()
             lengths |= {state: self.columns - self.pads[state] for state in before}
             self.columns = max(self.columns if before else 0, *lengths.values())  # after `align` all may have padding
@@ -181,8 +182,7 @@ class BatchCache:
         parts: list[Cache] = []
         at = 0
         while at < len(joining):
-            plain = takewhile(_is_plain, joining[at:])
-            rows = run_of([state.prefix.cache for state in plain])
+            rows = run_of([state.prefix.cache for state in takewhile(_is_plain, joining[at:])])
             if rows and not together:
                 index = to_device([row.row for row in rows], self.model.device)
                 own_room = room if len(rows) == len(states) else 0  # else a merge makes it
@@ -232,14 +232,10 @@ class BatchCache:
         cross = [None if prefix.cache is None else prefix.cache.cross for prefix in prefixes]
         sources = [prefix.source for prefix in prefixes if prefix.source is not None]
         counts = [state.row_count for state in states]
-        group = len(counts) > 1 and counts[0] > 1 and cross[0] is not None and self.model.abilities.shares_source
+        group = self.model.abilities.shares_source and len(counts) > 1 and len(set(counts)) == 1
         from genctl.decode.encoder_inputs import join_sources
 
         self.sources = join_sources(sources, cross, counts, group=group)
-
-
-def _may_draft(state: LaneState) -> bool:
-    return state.lane.strategy.traits.drafts or state.mode.drafting is not None
 
 
 def _stays(state: LaneState, held: tuple[LaneState, int]) -> bool:
@@ -250,5 +246,5 @@ def _stays(state: LaneState, held: tuple[LaneState, int]) -> bool:
 
 
 def _is_plain(state: LaneState) -> bool:
-    """Whether a lane that joins has one row, which goes on from its prompt without a draft."""
+    """Whether a lane that joins has one row, which continues its prompt without a draft."""
     return state.row_count == 1 and state.own is None and not state.lane.strategy.traits.drafts

@@ -7,7 +7,7 @@ draw from each lane's own generator. Each gets the tokens that it would choose a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from genctl import events
-from genctl.decode.commit import Facts, first_stop
+from genctl.decode.commit import Facts, commit, finish, first_stop
 from genctl.decode.lane import LaneState, padded
 from genctl.decode.memory import OutOfMemory, raise_shortage
 from genctl.decode.score import ModelScores, ProcessedScores, Stages, counted, damaged, score, score_at
 from genctl.decode.transfer import fetch
-from genctl.decode.types import Choice, Context, Independent, Lane, RowsOfLane, Scores
+from genctl.decode.types import Choice, Context, Lane, RowsOfLane, Scores
 from genctl.errors import ContractError, GenctlError, ModelError
 from genctl.kernels.ops import entropy, log_softmax
 
@@ -35,44 +35,41 @@ class Chosen:
     states: list[LaneState]
     counts: list[int]  # candidates of each lane
     choice: Choice
-    written: Tensor  # int64 [C, m]
-    questions: list[Tensor]
+    tensors: dict[str, Tensor]  # the fields of `Facts`
     stages: Stages
-    checked: bool  # whether the first tensor is the best score of each scored row
+
+    @property
+    def questions(self) -> list[Tensor]:
+        """The tensors."""
+        return [*self.tensors.values()]
 
     @property
     def next_tokens(self) -> Tensor | None:
-        """The token that each row is fed next, int64 [C], while every row goes on; None if the choice says more."""
+        """The token that each row is fed next, int64 [C], while every row lives on; None if the choice says more."""
         first = self.states[0]
         together = len(self.states) > 1 or (first.mode.independent is not None and first.drafts is None)
         return self.choice.tokens if together else None
 
     def commit(self, answers: list[Any], interrupted: str) -> Iterator[events.Event]:
         """Commit the choice. `answers` are the numbers of the tensors."""
-        answered = iter(answers)
-        choice, pruning = self.choice, self.choice.pruning
-        best = next(answered) if self.checked else None
-        rows, tokens, logprobs = next(answered), next(answered), next(answered)
-        totals = None if choice.totals is None else next(answered)
-        may_finish = None if pruning is None or pruning.may_finish is None else next(answered)
-        facts = Facts(rows, tokens, logprobs, totals, may_finish, [*answered], self._traces())
-        sound = math.isfinite(sum(map(sum, [*logprobs, *(best or ())])))  # then nothing is left to check
+        facts = Facts(**dict(zip(self.tensors, answers, strict=True)), traces=self._traces())
+        best = facts.best
+        sound = math.isfinite(sum(map(sum, [*facts.logprobs, *(best or ())])))  # then nothing is left to check
         at = 0
         for state, count in zip(self.states, self.counts, strict=True):
             mine = range(at, at := at + count)
+            committed: Iterable[events.Event] = commit(state, self.choice, facts, mine, interrupted)
             try:
-                if not sound:
-                    _check(state, logprobs[mine.start : mine.stop])
-                    if best is not None and state.proposed is not None:
-                        committed = [*state.commit(choice, facts, mine, interrupted)]
-                        count = sum(event.new_tokens for event in committed if isinstance(event, events.Stepped))
-                        _check_choosable(best[:count], state.lane.processors)  # not what follows the end of a row
-                        yield from committed
-                        continue
-                    if best is not None:
-                        own = best if len(self.states) == 1 else [best[0][mine.start : mine.stop]]
-                        _check_choosable(own, state.lane.processors)
-                yield from state.commit(choice, facts, mine, interrupted)
+                own_logprobs = facts.logprobs[mine.start : mine.stop]
+                if not sound and not state.mode.tolerant and math.isnan(sum(map(sum, own_logprobs))):
+                    raise damaged(f"at step {state.step}")
+                if best is not None and not sound:
+                    own = best if len(self.states) == 1 else [best[0][mine.start : mine.stop]]
+                    if state.proposed is not None:  # what follows the end of a row is not checked
+                        committed = [*committed]
+                        own = best[: sum(one.new_tokens for one in committed if isinstance(one, events.Stepped))]
+                    _check_choosable(own, state.lane.processors)
+                yield from committed
             except GenctlError as error:
                 yield state.fail(error)
 
@@ -82,7 +79,7 @@ class Chosen:
             return []
         from genctl.decode.processors.trace import traces
 
-        steps = zip(self.stages, self.written.unbind(1), strict=False)
+        steps = zip(self.stages, self.tensors["tokens"].unbind(1), strict=False)
         return [traces(stage, self.choice.rows, written) for stage, written in steps]
 
 
@@ -97,7 +94,7 @@ class Done:
 
     def commit(self, answers: list[Any], interrupted: str) -> Iterator[events.Event]:
         """Finished, or Failed."""
-        yield self.state.finish() if self.error is None else self.state.fail(self.error)
+        yield finish(self.state) if self.error is None else self.state.fail(self.error)
 
 
 @dataclass(eq=False)
@@ -173,25 +170,11 @@ def _alone(state: LaneState) -> Chosen | Done:
         _refuse(state)
         if state.mode.drafting is not None and state.drafts is None:
             state.drafts = state.mode.drafting.begin(_context(state))
-        if traits.reads_scores and not state.mode.tolerant:
-            _finite(state, model.logprobs)
+        if traits.reads_scores and not state.mode.tolerant and bool(model.logprobs.amax(-1).isnan().any()):
+            raise damaged(f"at step {state.step}")
         state.stages = []
         scored = score(lane.processors, state.live.row_tokens, state.draft, model, traits.space, trace=lane.trace)
-        if state.proposed is not None:
-            choice = _verified(state, scored.logits[0])
-        elif independent is not None:
-            choice = _independent(state, independent, scored)
-        else:
-            if traits.reads_scores and scored.best is not None:
-                [[best]] = fetch([[scored.best]])
-                _check_choosable(best, lane.processors)
-            ended, state.scored = tuple(state.ended), scored
-            scores = Scores(state.live, model, scored.logits, state.survivors, ended)
-            if state.search is None:
-                state.search = strategy.search(scores, _context(state))
-                choice = next(state.search)
-            else:
-                choice = state.search.send(scores)
+        choice = _choice(state, model, scored)
         if state.stages:  # made by `Context.process`
             scored = scored._replace(stages=state.stages)
         return _chosen([state], [choice.rows.shape[0]], choice, model, scored)
@@ -225,25 +208,33 @@ def _model_scores(state: LaneState) -> ModelScores:
     return model
 
 
-def _independent(state: LaneState, strategy: Independent, scored: ProcessedScores) -> Choice:
-    rows = _rows_of(state)
-    logits, left = scored.logits[:, 0], scored.left
-    count = len(rows.indices)
-    index = counted(count, logits.device)
-    if count != logits.shape[0]:  # the prompt's single row serves all
-        logits, left, index = logits.expand(count, -1), left and left * count, torch.zeros_like(index)
-    return Choice(index, strategy.tokens(logits, [rows], left))
+def _choice(state: LaneState, model: ModelScores, scored: ProcessedScores) -> Choice:
+    """What of its draft a lane accepts and the token after that; a token for each row; or what its search yields.
 
-
-def _verified(state: LaneState, logits: Tensor) -> Choice:
-    """What of its draft a lane accepts, and the token after that; processed logits f32 [D+1, V]."""
-    draft, strategy = state.proposed, state.mode.drafting
-    assert draft is not None
-    assert strategy is not None
-    accepted, token = strategy.verify(logits, draft, _rows_of(state))
-    row = torch.zeros(1, dtype=torch.long, device=logits.device)
-    note = f"{accepted} of {len(draft.tokens)} drafts"
-    return Choice(row, row.new_tensor([token]), accepted=accepted, notes=[note])
+    Raises StopIteration if the search returns.
+    """
+    lane, logits, left = state.lane, scored.logits, scored.left
+    if state.proposed is not None and state.mode.drafting is not None:
+        row = torch.zeros(1, dtype=torch.long, device=logits.device)
+        accepted, token = state.mode.drafting.verify(logits[0], state.proposed, _rows_of(state))
+        note = f"{accepted} of {len(state.proposed.tokens)} drafts"
+        return Choice(row, row.new_tensor([token]), accepted=accepted, notes=[note])
+    if state.mode.independent is not None:
+        rows, logits = _rows_of(state), logits[:, 0]
+        count = len(rows.indices)
+        index = counted(count, logits.device)
+        if count != logits.shape[0]:  # the prompt's single row serves all
+            logits, left, index = logits.expand(count, -1), left and left * count, torch.zeros_like(index)
+        return Choice(index, state.mode.independent.tokens(logits, [rows], left))
+    if lane.strategy.traits.reads_scores and scored.best is not None:
+        [[best]] = fetch([[scored.best]])
+        _check_choosable(best, lane.processors)
+    state.scored = scored
+    scores = Scores(state.live, model, logits, state.survivors, tuple(state.ended))
+    if state.search is not None:
+        return state.search.send(scores)
+    state.search = lane.strategy.search(scores, _context(state))
+    return next(state.search)
 
 
 def _rows_of(state: LaneState) -> RowsOfLane:
@@ -284,7 +275,7 @@ def _context(state: LaneState) -> Context:
         for place, token in enumerate(tokens):
             text.push(token)
             logprob += 0.0 if logprobs is None else float(logprobs[place, token])
-        return first_stop(lane, state.live, 0, [*tokens], logprob, text, state.elapsed) is not None
+        return first_stop(state, 0, [*tokens], logprob, text) is not None
 
     return Context(
         state.prefix, state.rng, lane.eos, lane.max_new_tokens, state.model, lane.processors, process, rescore, ends
@@ -302,25 +293,33 @@ def _chosen(
     if not parts:
         parts = [choice.rows.new_empty(choice.rows.shape[0], 0)]
     written = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-    figures = _figures(lane, model.logprobs, choice.rows[:, None], written) if lane.explains else []
-    if lane.processed:
-        figures.append(_processed(lane, scored.logits, choice.rows[:, None], written))
-    questions = [] if scored.best is None else [scored.best]
-    questions += [choice.rows, written, model.logprobs_of(choice.rows, written)]
+    tensors = {"rows": choice.rows, "tokens": written, "logprobs": model.logprobs_of(choice.rows, written)}
+    if scored.best is not None:
+        tensors["best"] = scored.best
     if choice.totals is not None:
-        questions.append(choice.totals)
+        tensors["totals"] = choice.totals
     if choice.pruning is not None and choice.pruning.may_finish is not None:
-        questions.append(choice.pruning.may_finish)
-    return Chosen(states, counts, choice, written, questions + figures, scored.stages, scored.best is not None)
+        tensors["may_finish"] = choice.pruning.may_finish
+    if lane.explains:
+        tensors |= _figures(lane, model.logprobs, choice.rows[:, None], written)
+    if lane.processed:
+        tensors["processed"] = _processed(lane, scored.logits, choice.rows[:, None], written)
+    return Chosen(states, counts, choice, tensors, scored.stages)
 
 
-def _figures(lane: Lane, logprobs: Tensor, rows: Tensor, written: Tensor) -> list[Tensor]:
+def _figures(lane: Lane, logprobs: Tensor, rows: Tensor, written: Tensor) -> dict[str, Tensor]:
     """Statistics of tokens int64 [C, m] after rows [C, 1]: rank, entropy, the best and the watched ids."""
     here = logprobs[rows, counted(written.shape[1], written.device)]  # [C, m, V]
     chosen = here.gather(2, written[..., None])
     best = here.topk(min(lane.top, here.shape[2]), -1)
-    figures = [(here > chosen).sum(-1) + 1, entropy(here), best.values, best.indices]
-    return figures + (_watched(here, lane.watch) if lane.watch else [])
+    figures = {"ranks": (here > chosen).sum(-1) + 1, "entropies": entropy(here)}
+    figures |= {"top_logprobs": best.values, "top_ids": best.indices}
+    if lane.watch:
+        own = here[..., list(lane.watch)]
+        # one by one: W times less memory
+        ranks = [(here > logprob[..., None]).sum(-1) + 1 for logprob in own.unbind(-1)]
+        figures |= {"watched_logprobs": own, "watched_ranks": torch.stack(ranks, -1)}
+    return figures
 
 
 def _processed(lane: Lane, scores: Tensor, rows: Tensor, written: Tensor) -> Tensor:
@@ -332,15 +331,6 @@ def _processed(lane: Lane, scores: Tensor, rows: Tensor, written: Tensor) -> Ten
         return scores.new_full(written.shape, torch.nan)
     here = scores[rows, counted(written.shape[1], written.device)]
     return log_softmax(here).gather(2, written[..., None])[..., 0]
-
-
-def _watched(logprobs: Tensor, ids: Sequence[int]) -> list[Tensor]:
-    """The log-probabilities and ranks of W ids, f32 and int64 [C, m, W], in logprobs f32 [C, m, V]."""
-    own = logprobs[..., list(ids)]
-    ranks = [
-        (logprobs > logprob[..., None]).sum(-1) + 1 for logprob in own.unbind(-1)
-    ]  # one by one: W times less memory
-    return [own, torch.stack(ranks, -1)]
 
 
 def _refuse(state: LaneState) -> None:
@@ -361,18 +351,10 @@ def _refuse(state: LaneState) -> None:
         )
 
 
-def _finite(state: LaneState, logprobs: Tensor) -> None:
-    if bool(logprobs.amax(-1).isnan().any()):
-        raise _damaged(state)
-
-
 def _damage(state: LaneState, logits: Tensor) -> ModelError | None:
-    """The error of NaN logits, if there are any."""
-    return _damaged(state) if not state.mode.tolerant and bool(logits.log_softmax(-1).isnan().any()) else None
-
-
-def _damaged(state: LaneState) -> ModelError:
-    return damaged(f"at step {state.step}")
+    """The error of NaN logits, if there are any that the lane does not accept."""
+    nan = not state.mode.tolerant and bool(logits.log_softmax(-1).isnan().any())
+    return damaged(f"at step {state.step}") if nan else None
 
 
 def _check_choosable(best: Sequence[Sequence[float]], processors: Sequence[Processor]) -> None:
@@ -380,9 +362,3 @@ def _check_choosable(best: Sequence[Sequence[float]], processors: Sequence[Proce
     from genctl.decode.processors.build import check_choosable
 
     check_choosable(best, processors)
-
-
-def _check(state: LaneState, logprobs: list[list[float]]) -> None:
-    """Raises ModelError if a log-probability is NaN."""
-    if not state.mode.tolerant and math.isnan(sum(map(sum, logprobs))):
-        raise _damaged(state)

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from genctl import events
+from genctl.decode.lane import LaneState
 from genctl.decode.row_tokens import newest, tail
 from genctl.decode.stopping import Stop, Written
 from genctl.decode.stopping.row_text import RowText
-from genctl.decode.types import Choice, FinishedRow, Lane, Pruning, Rows
+from genctl.decode.transfer import to_device
+from genctl.decode.types import Choice, FinishedRow, Lane, Pruning
+from genctl.errors import ModelError
 
 
 @dataclass
@@ -26,39 +29,51 @@ class Facts:
     rows: list[int]  # C, the scored row that each continues
     tokens: list[list[int]]
     logprobs: list[list[float]]  # the model's own, nats
+    best: list[list[float]] | None = None  # [D+1][N], the largest processed score of each row, if it is to be checked
     totals: list[float] | None = None  # C, if the search ranks by totals of its own
     may_finish: list[bool] | None = None
-    figures: Sequence[Any] = ()  # statistics of each token if requested: rank, entropy, best ids, watched ids
-    traces: Any = ()  # [m][C], the effect of each processor, if requested
+    # Statistics of each token, if requested
+    ranks: list[list[int]] | None = None
+    entropies: Sequence[list[float]] = ()
+    top_ids: Sequence[list[list[int]]] = ()
+    top_logprobs: Sequence[list[list[float]]] = ()
+    watched_logprobs: Sequence[list[list[float]]] = ()
+    watched_ranks: Sequence[list[list[int]]] = ()
+    processed: list[list[float]] | None = None
+    traces: Sequence[Sequence[tuple[events.Trace, ...]]] = ()  # [m][C], the effect of each processor, if requested
 
     def words(self, candidate: int, lane: Lane, texts: Sequence[str]) -> tuple[events.Token, ...]:
         """The first tokens of one candidate, as many as there are `texts`, with their statistics."""
         tokens, logprobs = self.tokens[candidate], self.logprobs[candidate]
-        if not self.figures:
+        if self.ranks is None:
             return tuple(map(events.Token, tokens, logprobs, texts))
         described = []
-        piece = _nameless if lane.text is None else lane.text.words.piece
-        ranks, entropies, values, ids, *asides = (figure[candidate] for figure in self.figures)
-        processed = asides.pop() if lane.processed else [None] * len(tokens)
+        piece: Callable[[int], str] = (lambda token: "") if lane.text is None else lane.text.words.piece
         for place, (token, logprob, text) in enumerate(zip(tokens, logprobs, texts, strict=False)):
-            top = tuple((best, piece(best), value) for best, value in zip(ids[place], values[place], strict=True))
-            trace = self.traces[place][candidate] if self.traces else ()
-            own = zip(lane.watch, *(aside[place] for aside in asides), strict=True) if asides else ()
-            watched = tuple((id, piece(id), value, rank) for id, value, rank in own)
-            figures = {"rank": ranks[place], "entropy": entropies[place], "top": top, "trace": trace}
-            figures["processed"] = processed[place]
-            described.append(events.Token(token, logprob, text, **figures, watched=watched))
+            best = zip(self.top_ids[candidate][place], self.top_logprobs[candidate][place], strict=True)
+            watched: tuple[Any, ...] = ()
+            if self.watched_logprobs:
+                figures = self.watched_logprobs[candidate][place], self.watched_ranks[candidate][place]
+                watched = tuple(zip(lane.watch, map(piece, lane.watch), *figures, strict=True))
+            described.append(
+                events.Token(
+                    token,
+                    logprob,
+                    text,
+                    rank=self.ranks[candidate][place],
+                    entropy=self.entropies[candidate][place],
+                    top=tuple((id, piece(id), value) for id, value in best),
+                    trace=self.traces[place][candidate] if self.traces else (),
+                    processed=None if self.processed is None else self.processed[candidate][place],
+                    watched=watched,
+                )
+            )
         return tuple(described)
-
-
-def _nameless(token: int) -> str:
-    """The name of a token where no text is made."""
-    return ""
 
 
 @dataclass
 class Committed:
-    """The result of a commit for one lane's candidates."""
+    """The candidates of one lane that live on, and those that ended."""
 
     survivors: list[int] = field(default_factory=list)  # those that live on
     parents: list[int] = field(default_factory=list)  # the scored rows that these continue
@@ -69,20 +84,53 @@ class Committed:
 
 
 def commit(
-    lane: Lane,
-    live: Rows,
-    choice: Choice,
-    facts: Facts,
-    own_places: range,
-    branches: int,
-    elapsed: Callable[[], float],
-    interrupted: str,
-) -> Committed:
+    state: LaneState, choice: Choice, facts: Facts, places: range, interrupted: str
+) -> Iterator[events.Stepped | events.Finished]:
+    """Commit a choice: Stepped, and Finished when no row lives. `places`: the lane's candidates in `facts`.
+
+    Raises ModelError if every continuation is impossible and there is no result.
+    """
+    lane, before, branches, drafted = state.lane, state.live, state.branches, state.drafted
+    if facts.totals and not max(facts.totals) > -math.inf:
+        if not state.ended:
+            raise ModelError(f"every continuation is forbidden at step {before.written}")
+        yield finish(state)
+        return
+    done = decide(state, choice, facts, places, interrupted)
+    # the newest token was in the draft, so it is in the cache; without a cache everything is read again
+    known = choice.tokens is None and bool(done.survivors) and state.prefix.cache is not None
+    scores = state.own_scores() if known else None
+    written = [facts.tokens[places.start + survivor] for survivor in done.survivors]
+    state.live = before.continued(done.rows, written, done.texts)
+    state.survivors, state.parents = done.survivors, done.parents
+    if done.finished:
+        state.ended = retain(state.ended + done.finished, choice.pruning, lane.strategy.length_penalty)
+    state.draft, state.proposed = None if choice.draft is None else choice.draft[done.survivors], None
+    state.known_scores, state.accepted, state.scores = None, choice.accepted, None
+    if scores is not None:
+        parents = to_device(done.parents, scores.logits.device)
+        state.known_scores = scores.map(lambda tensor: tensor[parents, choice.accepted][:, None])
+    if facts.tokens[places.start] or done.finished:
+        event = events.Stepped(lane.name, state.step, tuple(done.rows), tuple(done.ended))
+        if state.step == 0:
+            state.first_token_s = state.elapsed()
+        # candidates that a search compares are not counted as drafts
+        if drafted and branches == 1 and not lane.strategy.traits.takes_back:
+            longest = max(len(row.written) for row in event.children)  # a row may end inside the accepted draft
+            event = replace(event, drafted=drafted, accepted=min(choice.accepted, longest))
+        yield event
+        state.step += 1
+    totals = facts.totals or ()
+    if not done.survivors or (choice.is_done is not None and choice.is_done(state.ended, state.live, totals)):
+        yield finish(state)
+
+
+def decide(state: LaneState, choice: Choice, facts: Facts, own_places: range, interrupted: str) -> Committed:
     """Decide for each candidate in order whether it lives on or ends with a result.
 
-    `own_places` are the lane's candidates in `facts`; each live row has `branches` scored rows.
+    `own_places` are the lane's candidates in `facts`; each live row has `state.branches` scored rows.
     """
-    done = Committed()
+    lane, live, done = state.lane, state.live, Committed()
     independent, totals, pruning = lane.strategy.traits.independent, facts.totals, choice.pruning
     places = None if pruning is None else Places(pruning, facts.may_finish)
     lives = counts = True
@@ -94,15 +142,17 @@ def commit(
             lives, counts = places.of(candidate)
         if not (lives or counts):
             continue
-        row, tokens, logprobs = scored // branches, facts.tokens[place], facts.logprobs[place]
+        row, tokens, logprobs = scored // state.branches, facts.tokens[place], facts.logprobs[place]
         index = live.indices[row]
         if independent and index is None:
             index = candidate  # the first choice counts the returned sequences
-        text = live.texts[row].fork() if live.texts else None
-        shown, stop, whole = written_to(lane, live, row, tokens, logprobs, text, elapsed, interrupted)
+        text = live.texts[row] if live.texts else None
+        if text is not None and len(own_places) > 1:  # the only candidate continues its row's text in place
+            text = text.fork()
+        shown, stop, whole = written_to(state, row, tokens, logprobs, text, interrupted)
+        logprob = live.logprobs[row] + sum(logprobs[: len(shown)])
+        total = logprob if totals is None else totals[place]
         if stop is None and lives:
-            logprob = live.logprobs[row] + sum(logprobs)
-            total = logprob if totals is None else totals[place]
             words = facts.words(place, lane, shown)
             note = "" if choice.notes is None else choice.notes[candidate]
             done.survivors.append(candidate)
@@ -113,10 +163,8 @@ def commit(
             if places is not None:
                 places.take(candidate)
         elif stop is not None and counts:  # an end counts only if the beam would have kept the candidate
-            count = len(shown)
-            result = _result(live, row, tokens[:count], logprobs[:count], index, stop, whole)
-            if totals is not None:
-                result = replace(result, total=totals[place])
+            written = (*newest(live.row_tokens.nodes[row], live.written), *tokens[: len(shown)])
+            result = FinishedRow(written, logprob, total, stop.reason, index, stop.what, kind=stop.kind, text=whole)
             if pruning is not None:
                 groups, tiers = pruning.groups, pruning.tiers
                 group, tier = (0 if each is None else each[candidate] for each in (groups, tiers))
@@ -127,33 +175,15 @@ def commit(
     return done
 
 
-def commit_one(
-    lane: Lane, live: Rows, facts: Facts, place: int, elapsed: Callable[[], float], interrupted: str
-) -> events.Row | tuple[FinishedRow, events.Ended]:
-    """`commit` for a lane that has one row and does not search: the row gets the token at `place` in `facts`.
-
-    Returns the row if it lives on; its text and its tokens grow in place, since no other row shares them.
-    """
-    tokens, logprobs = facts.tokens[place], facts.logprobs[place]
-    text = live.texts[0] if live.texts else None
-    shown, stop, whole = written_to(lane, live, 0, tokens, logprobs, text, elapsed, interrupted)
-    words, index = facts.words(place, lane, shown), live.indices[0] or 0
-    if stop is not None:
-        result = _result(live, 0, tokens, logprobs, index, stop, whole)
-        return result, events.Ended(lane.name, 0, words, hypothesis(lane, result))
-    logprob = live.logprobs[0] + logprobs[0]
-    row = events.Row(lane.name, 0, words, logprob, logprob, index)
-    live.write(row, tokens[0])
-    return row
-
-
-def _result(
-    live: Rows, row: int, tokens: list[int], logprobs: list[float], index: int | None, stop: Stop, text: str
-) -> FinishedRow:
-    """A row that ends after new tokens, as a result."""
-    logprob = live.logprobs[row] + sum(logprobs)
-    written = (*newest(live.row_tokens.nodes[row], live.written), *tokens)
-    return FinishedRow(written, logprob, logprob, stop.reason, index, stop.what, kind=stop.kind, text=text)
+def finish(state: LaneState) -> events.Finished:
+    """End a search: its results by sequence, tier and score, as many as the lane returns."""
+    state.close()
+    lane, penalty = state.lane, state.lane.strategy.length_penalty
+    seconds = state.clock() - state.decoding
+    best = sorted(state.ended, key=lambda row: (row.sequence_index or 0, -row.tier, -row.score(penalty)))
+    prompt = len(lane.source) if lane.source is not None else len(lane.tokens)
+    results = tuple(hypothesis(lane, row) for row in best[: lane.returned])
+    return events.Finished(lane.name, results, prompt, seconds, state.first_token_s, state.passes)
 
 
 def hypothesis(lane: Lane, row: FinishedRow) -> events.Hypothesis:
@@ -165,14 +195,7 @@ def hypothesis(lane: Lane, row: FinishedRow) -> events.Hypothesis:
 
 
 def written_to(
-    lane: Lane,
-    live: Rows,
-    row: int,
-    tokens: list[int],
-    logprobs: list[float],
-    text: RowText | None,
-    elapsed: Callable[[], float],
-    interrupted: str,
+    state: LaneState, row: int, tokens: list[int], logprobs: list[float], text: RowText | None, interrupted: str
 ) -> tuple[list[str], Stop | None, str]:
     """Add new tokens to the `text` of a row, up to the first that ends the row.
 
@@ -180,12 +203,12 @@ def written_to(
     of a row that ended.
     """
     shown: list[str] = []
-    logprob = live.logprobs[row]
+    logprob = state.live.logprobs[row]
     for count, token in enumerate(tokens, 1):
         logprob += logprobs[count - 1]
         if text is not None:
             text.push(token)
-        stop = first_stop(lane, live, row, tokens[:count], logprob, text, elapsed)
+        stop = first_stop(state, row, tokens[:count], logprob, text)
         if stop is None and interrupted and count == len(tokens):
             stop = Stop(interrupted)
         if stop is not None:
@@ -195,22 +218,15 @@ def written_to(
     return shown, None, ""
 
 
-def first_stop(
-    lane: Lane,
-    live: Rows,
-    row: int,
-    tokens: list[int],
-    logprob: float,
-    text: RowText | None,
-    elapsed: Callable[[], float],
-) -> Stop | None:
+def first_stop(state: LaneState, row: int, tokens: list[int], logprob: float, text: RowText | None) -> Stop | None:
     """Why a row ends after new `tokens`, which are in its `text`; None if it lives on."""
+    lane, live = state.lane, state.live
     token, count = tokens[-1], live.written + len(tokens)
     if token in lane.eos:
         return Stop("eos")
     if lane.criteria:
         last = tail(live.row_tokens.nodes[row], tokens)
-        written = Written(token, count, logprob, last, elapsed(), text)
+        written = Written(token, count, logprob, last, state.elapsed(), text)
         for criterion in lane.criteria:
             if (stop := criterion(written)) is not None:
                 return Stop(*stop)

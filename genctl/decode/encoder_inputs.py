@@ -21,11 +21,10 @@ def join_sources(
 ) -> Sources:
     """The encoder side of a batch from one prompt each: lane i has `counts[i]` rows.
 
-    One prompt: a view of its single row, `counts[0]` times. Several: copied once, padded on the right and masked; with
-    `group`, if all counts are equal, with one row for each prompt.
+    One prompt: a view of its single row, `counts[0]` times. Several: copied once, padded on the right and masked. With
+    `group`, where all counts are equal, cross-attention has one row for each prompt.
     """
     longest = max(source.states.shape[1] for source in sources)
-    group = group and len(sources) > 1 and counts[0] > 1 and len(set(counts)) == 1
     held = [part for part in cross if part is not None]
     joined = _join_cross(held, [1] * len(counts) if group else counts, longest) if len(held) == len(cross) else None
     states = _padded([source.states[:, None] for source in sources], counts, longest)[:, 0]
@@ -35,7 +34,7 @@ def join_sources(
     if any(source.states.shape[1] < longest for source in sources):
         ones = [torch.ones_like(source.ids)[:, None, :, None] for source in sources]
         mask = _padded(ones, counts, longest)[:, 0, :, 0]
-    return Sources(states, mask, joined, group and joined is not None)
+    return Sources(states, mask, joined)
 
 
 def _join_cross(cross: Sequence[Sequence[GrowingLayer]], counts: Sequence[int], longest: int) -> list[GrowingLayer]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,13 +12,11 @@ from torch import Tensor
 
 from genctl import events
 from genctl.decode.cache.cache import Cache
-from genctl.decode.commit import Facts, commit, commit_one, hypothesis, retain
 from genctl.decode.row_tokens import PaddedTokens, RowTokens, newest
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.score import ModelScores, ProcessedScores, Stages
 from genctl.decode.transfer import to_device
 from genctl.decode.types import (
-    Choice,
     Draft,
     Drafting,
     FinishedRow,
@@ -29,7 +27,7 @@ from genctl.decode.types import (
     Rows,
     Search,
 )
-from genctl.errors import GenctlError, ModelError
+from genctl.errors import GenctlError
 
 if TYPE_CHECKING:
     from genctl.decode.prefix_cache import PrefixCache
@@ -75,7 +73,7 @@ class LaneState:
         self.proposed: Draft | None = None  # the same, if the strategy checks it (`types.Drafting`)
         self.drafts: LaneDrafts | None = None  # where they come from, from the first choice on
         self.draft_known = 0  # new tokens of which `drafts` knows
-        self.front: ModelScores | None = None  # F = 1, already known after the last accepted draft token
+        self.known_scores: ModelScores | None = None  # F = 1, already known after the last accepted draft token
         self.failed_inside_choice = False  # whether its search was interrupted by a shortage of memory
         self.padded: PaddedLanes | None = None  # the tokens of the lanes that choose together, of which it is the first
         self.own: Cache | None = None  # the cache of its rows from `reread`
@@ -102,7 +100,7 @@ class LaneState:
         return self.fed_draft - self.accepted if self.fed_draft else 0
 
     @property
-    def reach(self) -> int:
+    def fed_length(self) -> int:
         """Tokens of each row that the model has read after the next pass."""
         return self.length + self.drafted + (self.scores is not None)
 
@@ -114,7 +112,7 @@ class LaneState:
     @property
     def read(self) -> int:
         """Tokens of each row in the cache of a joining lane: the prompt's, or all but the newest."""
-        return self.length - (self.front is None) if self.own is not None else int(self.prefix.tokens.shape[1])
+        return self.length - (self.known_scores is None) if self.own is not None else int(self.prefix.tokens.shape[1])
 
     @property
     def reordered(self) -> list[int]:
@@ -124,7 +122,7 @@ class LaneState:
     def unfed(self) -> Tensor:
         """The tokens that the model has not read, int64 [N, F]: the newest, unless a draft held it, and the draft."""
         draft = None if self.draft is None else self.draft.flatten(0, 1)
-        if draft is not None and self.front is not None:
+        if draft is not None and self.known_scores is not None:
             return draft
         newest = [node[0] for node in self.live.row_tokens.nodes if node is not None for _ in range(self.branches)]
         fed = to_device(newest, self.model.device)[:, None]
@@ -165,8 +163,9 @@ class LaneState:
         scores, place = self.scores, self.place
         if place.stop - place.start < scores.logits.shape[0]:
             scores = scores.map(lambda tensor: tensor[place])
-        if self.front is not None:
-            scores = self.front.map(lambda tensor: tensor.repeat_interleave(self.branches, 0)).followed_by(scores)
+        if self.known_scores is not None:
+            known = self.known_scores.map(lambda tensor: tensor.repeat_interleave(self.branches, 0))
+            scores = known.followed_by(scores)
         return scores
 
     def forget_prompt(self, *, source: bool) -> None:
@@ -186,79 +185,24 @@ class LaneState:
             self.draft = self.proposed = None
         if self.prefix.cache is None:
             return
-        only_prompt = self.live.written <= (self.front is None)
+        only_prompt = self.live.written <= (self.known_scores is None)
         if self.is_forgotten and (only_prompt or self.prefix.source is not None):
             self.prefix, self.is_forgotten = prefixes.take(self.lane)[0], False
-        if self.live.written == 0 and self.front is None and self.draft is None:  # it has not chosen yet
+        if self.live.written == 0 and self.known_scores is None and self.draft is None:  # it has not chosen yet
             self.scores, self.place = ModelScores(self.prefix.logits[:, None], self.prefix.layers), slice(0, 1)
         if only_prompt:
             return
         tokens = self.live.tokens
-        known = tokens if self.front is not None else tokens[:, :-1]
+        known = tokens if self.known_scores is not None else tokens[:, :-1]
         cache = self.model.reread(known, self.prefix)
         if self.branches > 1:
             cache = cache.select(torch.arange(len(known), device=known.device).repeat_interleave(self.branches))
         cache.convert(self.lane.cache)
         self.own = cache
 
-    # -- commit --------------------------------------------------------------------------------------------------------
-
-    def commit(self, choice: Choice, facts: Facts, places: range, interrupted: str) -> Iterable[events.Event]:
-        """Commit a choice: Stepped, and Finished when no row lives. `places`: the lane's candidates in `facts`."""
-        if not self.mode.one_row or self.draft is not None:
-            return self._commit(choice, facts, places, interrupted)
-        lane, step, self.scores = self.lane, self.step, None
-        done = commit_one(lane, self.live, facts, places.start, self.elapsed, interrupted)
-        if step == 0:
-            self.first_token_s = self.elapsed()
-        self.step += 1
-        if isinstance(done, events.Row):
-            return (events.Stepped(lane.name, step, (done,)),)
-        result, ended = done
-        self.survivors, self.ended = [], [result]
-        return events.Stepped(lane.name, step, (), (ended,)), self.finish()
-
-    def _commit(self, choice: Choice, facts: Facts, places: range, interrupted: str) -> Iterator[events.Event]:
-        lane, before, branches, drafted = self.lane, self.live, self.branches, self.drafted
-        if facts.totals and not max(facts.totals) > -torch.inf:
-            if not self.ended:
-                raise ModelError(f"every continuation is forbidden at step {before.written}")
-            yield self.finish()
-            return
-        done = commit(lane, before, choice, facts, places, branches, self.elapsed, interrupted)
-        # the newest token was in the draft, so it is in the cache; without a cache everything is read again
-        known = choice.tokens is None and bool(done.survivors) and self.prefix.cache is not None
-        scores = self.own_scores() if known else None
-        written = [facts.tokens[places.start + survivor] for survivor in done.survivors]
-        self.live = before.continued(done.rows, written, done.texts)
-        self.survivors, self.parents = done.survivors, done.parents
-        if done.finished:
-            self.ended = retain(self.ended + done.finished, choice.pruning, lane.strategy.length_penalty)
-        self.draft, self.proposed = None if choice.draft is None else choice.draft[done.survivors], None
-        self.front, self.accepted, self.scores = None, choice.accepted, None
-        if scores is not None:
-            parents = to_device(self.parents, scores.logits.device)
-            self.front = scores.map(lambda tensor: tensor[parents, choice.accepted][:, None])
-        if facts.tokens[places.start] or done.finished:
-            if self.step == 0:
-                self.first_token_s = self.elapsed()
-            # candidates that a search compares are not counted as drafts
-            drafted = 0 if branches > 1 or lane.strategy.traits.takes_back else drafted
-            yield stepped(lane, self.step, done.rows, done.ended, drafted, choice.accepted)
-            self.step += 1
-        totals = facts.totals or ()
-        if not done.survivors or (choice.is_done is not None and choice.is_done(self.ended, self.live, totals)):
-            yield self.finish()
-
     def elapsed(self) -> float:
         """Seconds since the lane was admitted."""
         return self.clock() - self.began
-
-    def finish(self) -> events.Finished:
-        """End the search and return its results."""
-        self.close()
-        seconds = self.clock() - self.decoding
-        return finished(self.lane, self.ended, seconds, self.first_token_s, self.passes)
 
     def fail(self, error: GenctlError) -> events.Failed:
         """End the search with an error."""
@@ -348,26 +292,3 @@ def _named(lane: Lane) -> list[NamedProcessor]:
     from genctl.decode.processors.build import NamedProcessor
 
     return [processor for processor in lane.processors if isinstance(processor, NamedProcessor)]
-
-
-def stepped(
-    lane: Lane, step: int, rows: Sequence[events.Row], ended: Sequence[events.Ended], drafted: int, accepted: int
-) -> events.Stepped:
-    """One step: the rows that live on and those that ended. Each row had `drafted` tokens on trial."""
-    event = events.Stepped(lane.name, step, tuple(rows), tuple(ended))
-    if not drafted:
-        return event
-    # a row may have ended inside the accepted draft
-    longest = max(len(row.written) for row in event.children)
-    return replace(event, drafted=drafted, accepted=min(accepted, longest))
-
-
-def finished(
-    lane: Lane, rows: Iterable[FinishedRow], seconds: float, first_token_s: float, passes: int
-) -> events.Finished:
-    """The results of a lane: by sequence, tier and score, as many as it returns."""
-    penalty = lane.strategy.length_penalty
-    best = sorted(rows, key=lambda row: (row.sequence_index or 0, -row.tier, -row.score(penalty)))
-    prompt = len(lane.source) if lane.source is not None else len(lane.tokens)
-    results = tuple(hypothesis(lane, row) for row in best[: lane.returned])
-    return events.Finished(lane.name, results, prompt, seconds, first_token_s, passes)

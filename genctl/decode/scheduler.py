@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from genctl import events
 from genctl.decode.batch import Batch
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # What stands for a prompt: its lane, why it has none, or None where the next prompt has to be waited for.
 Waiting: TypeAlias = Lane | events.Failed | None
 _END = object()
+T = TypeVar("T")
 
 
 class Scheduler:
@@ -138,8 +139,9 @@ class Scheduler:
                 if passes is not None:
                     self.reading.append(PromptInPieces(group[0], began, passes))
                     continue
-            if len(group) > 1 and not self._read_together(group):
-                self._reclaim()  # read them one by one instead
+            # after an error, too, they are read one by one: that shows which of them is at fault
+            if len(group) > 1 and isinstance(attempt(group[0], lambda: self.prefixes.read(group)), OutOfMemory):  # noqa: B023
+                self._reclaim()
             for lane in group:
                 if self.live < self.width:
                     alone = len(lanes) == 1 and not self.live and lane.strategy.max_rows == 1
@@ -151,38 +153,19 @@ class Scheduler:
 
     def _read_on(self, reading: PromptInPieces) -> Iterator[events.Event]:
         """The next piece of a prompt; after the last one its lane begins."""
-        lane, shortage = reading.lane, False
-        try:
-            with shortages():
-                prefix = next(reading.passes)
-        except ContractError:
-            raise
-        except GenctlError as error:
-            self.reading.remove(reading)
-            yield events.Failed(lane.name, error.code, error.message)
+        found = attempt(reading.lane, lambda: next(reading.passes))
+        if found is None:
             return
-        except OutOfMemory:
-            shortage = True
-        if shortage:  # it is read as a whole, alone or when there is room
-            self.reading.remove(reading)
+        self.reading.remove(reading)
+        if isinstance(found, events.Failed):
+            yield found
+        elif isinstance(found, OutOfMemory):  # it is read as a whole, alone or when there is room
             reading.passes.close()
             self._makes_room()
-            self.queue.postponed.appendleft(lane)
-        elif prefix is not None:
-            self.reading.remove(reading)
-            self.prefixes.put(lane, prefix)
-            yield from self._begin(lane, reading.began, 0)
-
-    def _read_together(self, lanes: list[Lane]) -> bool:
-        """Read the prompts of several lanes in one pass. False if there is no memory for that."""
-        try:
-            with shortages():
-                self.prefixes.read(lanes)
-        except GenctlError:
-            pass  # reading each prompt alone reports the error for the right one
-        except OutOfMemory:
-            return False
-        return True
+            self.queue.postponed.appendleft(reading.lane)
+        else:
+            self.prefixes.put(reading.lane, found)
+            yield from self._begin(reading.lane, reading.began, 0)
 
     def _fitting(self, lanes: list[Lane]) -> list[Lane]:
         """The first of some lanes that fit into the free memory beside the live ones; the others wait."""
@@ -201,45 +184,32 @@ class Scheduler:
         return lanes[:count]
 
     def _begin(self, lane: Lane, began: float, room: int) -> Iterator[events.Event]:
-        shortage: OutOfMemory | None = None
-        try:
-            with shortages():
-                prefix, known = self.prefixes.take(lane, room)
-        except ContractError:
-            raise
-        except GenctlError as error:
-            yield events.Failed(lane.name, error.code, error.message)
-            return
-        except OutOfMemory as error:
-            shortage = error.without_frames()
-        if shortage is not None:
+        found = attempt(lane, lambda: self.prefixes.take(lane, room))
+        if isinstance(found, events.Failed):
+            yield found
+        elif isinstance(found, OutOfMemory):
             if self._makes_room():
                 self.queue.postponed.appendleft(lane)
             else:
-                yield too_large(lane, 1, shortage)
-            return
-        state = LaneState(lane, prefix, self.model, self.clock, began, passes=0 if known else 1)
-        prompt = len(lane.source) if lane.source is not None else len(lane.tokens)
-        if self.watcher is not None and not known:
-            yield self.watcher.read([lane.name], 0)
-        yield events.Prefilled(lane.name, prompt, state.decoding - began, known, prefix.reused)
-        self._join(state)
+                yield too_large(lane, 1, found)
+        else:
+            prefix, known = found
+            state = LaneState(lane, prefix, self.model, self.clock, began, passes=0 if known else 1)
+            prompt = len(lane.source) if lane.source is not None else len(lane.tokens)
+            if self.watcher is not None and not known:
+                yield self.watcher.read([lane.name], 0)
+            yield events.Prefilled(lane.name, prompt, state.decoding - began, known, prefix.reused)
+            self._join(state)
 
     def _readmit(self, state: LaneState) -> Iterator[events.Event]:
-        shortage: OutOfMemory | None = None
-        try:
-            with shortages():
-                state.reread(self.prefixes)
-        except OutOfMemory as error:
-            shortage = error.without_frames()
-        if shortage is not None:
-            if self._makes_room():
-                self.preempted.appendleft(state)
-            else:
-                state.close()
-                yield too_large(state.lane, state.row_count, shortage)
-            return
-        self._join(state)
+        found = attempt(state.lane, lambda: state.reread(self.prefixes))
+        if isinstance(found, OutOfMemory) and self._makes_room():
+            self.preempted.appendleft(state)
+        elif found is not None:
+            state.close()
+            yield too_large(state.lane, state.row_count, found) if isinstance(found, OutOfMemory) else found
+        else:
+            self._join(state)
 
     def _join(self, state: LaneState) -> None:
         batch = next((batch for batch in self.batches if batch.accepts(state)), None)
@@ -268,6 +238,21 @@ class Scheduler:
         if width < self.width:
             self.width = self.reported_width = width
             self.on_shortage(width)
+
+
+def attempt(lane: Lane, read: Callable[[], T]) -> T | events.Failed | OutOfMemory:
+    """What `read` returns; why the lane fails; or a shortage, when the frames of what did not fit and their tensors are
+    gone. Raises ContractError.
+    """
+    try:
+        with shortages():
+            return read()
+    except ContractError:
+        raise
+    except GenctlError as error:
+        return events.Failed(lane.name, error.code, error.message)
+    except OutOfMemory as error:
+        return error.without_frames()
 
 
 @dataclass(eq=False)

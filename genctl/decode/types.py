@@ -46,8 +46,8 @@ class Sources:
 
     states: Tensor  # [N, S, H]; views of one row where a prompt has several
     mask: Tensor | None  # int64 [N, S], None when nothing is padded
-    cross: Sequence[GrowingLayer] | None  # the layers of cross-attention, computed once per prompt
-    grouped: bool = False  # whether `cross` has one row per prompt, which serves an equal number of decoder rows each
+    # The layers of cross-attention, computed once per prompt: N rows, or one per prompt for equally many rows each
+    cross: Sequence[GrowingLayer] | None
 
 
 @dataclass(frozen=True)
@@ -76,17 +76,19 @@ class Rows:
     texts: list[RowText]  # R, the text of each; empty if the lane makes none
 
     def continued(self, rows: Sequence[events.Row], written: Sequence[Sequence[int]], texts: list[RowText]) -> Rows:
-        """The rows that live on after a step, from its records, with the tokens that each has written and its text."""
-        tokens = self.row_tokens.continued([row.parent for row in rows], written)
-        logprobs, totals = [row.logprob for row in rows], [row.total for row in rows]
-        count = tokens.length - self.prompt_len
-        return Rows(tokens, logprobs, totals, [row.slot for row in rows], count, texts)
+        """The rows that live on after a step, from its records, with the tokens that each has written and its text.
 
-    def write(self, row: events.Row, token: int) -> None:
-        """Let the only row live on as `row`, with one more token."""
-        self.row_tokens.append(token)
-        self.written += 1
-        self.logprobs[0], self.totals[0], self.indices[0] = row.logprob, row.total, row.slot
+        These rows are not used afterwards.
+        """
+        tokens = self.row_tokens
+        if len(rows) == len(self.indices) == 1:  # in place: no other row shares them
+            for token in written[0]:
+                tokens.append(token)
+        else:
+            tokens = tokens.continued([row.parent for row in rows], written)
+        logprobs, totals = [row.logprob for row in rows], [row.total for row in rows]
+        count = self.written + (len(written[0]) if written else 0)
+        return Rows(tokens, logprobs, totals, [row.slot for row in rows], count, texts)
 
     @property
     def tokens(self) -> Tensor:

@@ -62,8 +62,9 @@ class ModelDrafter:
 
     def begin(self, context: Context, draw: Draw | None, confidence: float) -> DraftWriter:
         if self.forward.is_encoder_decoder != context.model.is_encoder_decoder:
-            model_shape, drafter_shape = (_shape(model) for model in (context.model, self.forward))
-            raise ModelError(f"{model_shape} needs an assistant of its own kind, and the assistant is {drafter_shape}")
+            kinds = "a decoder-only model", "an encoder-decoder"
+            model, assistant = (kinds[one.is_encoder_decoder] for one in (context.model, self.forward))
+            raise ModelError(f"{model} needs an assistant of its own kind, and the assistant is {assistant}")
         source = context.prefix.source
         if source is not None:
             source = self.forward.encode(source.ids[0].tolist())
@@ -122,10 +123,6 @@ class ModelDraftWriter:
             for process in self.context.processors:
                 scores = process(history, scores)
         return scores
-
-
-def _shape(forward: ModelRuntime) -> str:
-    return "an encoder-decoder" if forward.is_encoder_decoder else "a decoder-only model"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from genctl.strategies.sample import Sample
 
 if TYPE_CHECKING:
     from genctl.strategies.constraints import Alternatives, Phrase
-    from genctl.strategies.contrastive import Contrastive
 
 
 def choose(generation: Generation, tokenizer: Any = None, pad_token_id: int | None = None) -> Strategy:
@@ -46,20 +45,16 @@ def choose(generation: Generation, tokenizer: Any = None, pad_token_id: int | No
             pad_token_id if generation.pad_token_id is None else generation.pad_token_id,
         )
     if generation.penalty_alpha:
-        return _contrastive(generation)
+        from genctl.strategies.contrastive import Contrastive
+
+        check_contrastive(generation)
+        return Contrastive(generation.top_k, generation.penalty_alpha)
     check_distinct(generation)
     if generation.ban:
         from genctl.strategies.banned import Banned
 
         return Banned(generation.do_sample, generation.length_penalty, generation.sampler)
     return Sample(generation.do_sample, returned, generation.length_penalty, generation.sampler)
-
-
-def _contrastive(generation: Generation) -> Contrastive:
-    from genctl.strategies.contrastive import Contrastive
-
-    check_contrastive(generation)
-    return Contrastive(generation.top_k, generation.penalty_alpha or 0.0)
 
 
 def _words(generation: Generation, tokenizer: Any) -> tuple[Alternatives, ...]:

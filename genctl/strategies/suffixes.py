@@ -19,7 +19,7 @@ MOST_KEPT = 2**17  # tokens of other texts; the older half goes when there are m
 LEAST_LIKELY = 0.05  # a draft ends where it is right as a whole less often than that
 SURE = 4  # tokens that must be known before anything is drafted, where steps are short
 END = -1  # between two texts
-OFTEN = 3  # so many times in a row, or changes, are told apart
+OFTEN = 3  # counts of repeats and of changes are exact up to this
 # streak << 2 | changes -> the same after the token came again, and after another one came
 AGAIN = [min(state + 4, OFTEN << 2 | state & OFTEN) for state in range(16)]
 CHANGED = [min((state & OFTEN) + 1, OFTEN) for state in range(16)]

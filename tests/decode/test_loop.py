@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 import torch
 
 from genctl import events
+from genctl.decode.batch import Batch
+from genctl.decode.lane import LaneState
 from genctl.decode.loop import decode
 from genctl.decode.stopping.row_text import RowText
 from genctl.decode.types import Strategy
@@ -95,6 +98,26 @@ def test_lanes_are_read_lazily_as_places_become_free(case: Case) -> None:
             seen_at_first_end = len(taken)
     assert seen_at_first_end == 2
     assert len(taken) == 6
+
+
+def test_a_lane_that_may_grow_beyond_the_bound_joins_only_lanes_of_its_own_length(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(case.forward, "bound", 20)
+
+    def state(length: int, new: int) -> LaneState:
+        lane = case.lane(range(5, 5 + length), max_new_tokens=new)
+        return LaneState(lane, case.forward.prefill(lane.tokens, None), case.forward, time.perf_counter, 0.0, 1)
+
+    short, long = Batch(case.forward), Batch(case.forward)
+    for one in (state(5, 8), state(7, 8)):
+        assert short.accepts(one)
+        short.join(one)
+    assert short.accepts(state(6, 8))
+    assert not short.accepts(state(5, 40))  # as long as one of its lanes, but not as the other
+    long.join(state(5, 40))
+    assert long.accepts(state(5, 40))
+    assert not long.accepts(state(7, 8))
 
 
 def test_an_interrupt_ends_live_rows_with_that_reason_and_begins_no_other(case: Case) -> None:

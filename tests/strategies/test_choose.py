@@ -145,4 +145,4 @@ def test_tokens_are_written_in_one_place_only() -> None:
                 and homes.get(node.func.id, "") in modules
             ):
                 places.append(path.relative_to(package).as_posix())
-    assert sorted(places) == ["decode/lane.py", "decode/scheduler.py", "decode/scheduler.py"]
+    assert sorted(places) == ["decode/choose.py", "decode/scheduler.py", "decode/scheduler.py"]

@@ -22,6 +22,23 @@ if TYPE_CHECKING:
 Self = TypeVar("Self", bound="Cache")
 
 
+class Every:
+    """A trait of a cache that all of its layers must have."""
+
+    def __set_name__(self, owner: type[Cache], name: str) -> None:
+        self.trait = name
+
+    def __get__(self, cache: Cache, owner: type[Cache]) -> bool:
+        return all(getattr(layer, self.trait) for layer in cache.sample)
+
+
+class Some(Every):
+    """A trait of a cache that any of its layers may have."""
+
+    def __get__(self, cache: Cache, owner: type[Cache]) -> bool:
+        return any(getattr(layer, self.trait) for layer in cache.sample)
+
+
 class Cache:
     """The layers of a decoder's self-attention, and of an encoder-decoder's cross-attention, which never grows.
 
@@ -40,13 +57,23 @@ class Cache:
 
     # -- what it is ----------------------------------------------------------------------------------------------------
 
+    is_plain = Every()  # a query sees exactly the columns that are stored
+    is_mergeable = Every()  # rows of several lanes may share a cache of this kind
+    is_croppable = Every()  # tokens can be removed
+    is_slotted = Every()  # ready for steps of one shape
+    is_recurrent = Some()  # a state of constant size
+    is_fixed = Some()  # allocated once, for an exact `room`
+    is_shareable = Some()  # a prompt that is long enough to share
+
+    @property
+    def sample(self) -> list[CacheLayer]:
+        """Layers of the kinds and lengths that this cache has."""
+        return self.layers
+
     @property
     def length(self) -> int:
         """Columns (tokens) of self-attention, dropped ones included; 0 if there are only recurrent states."""
-        for layer in self.layers:
-            if layer.has_columns:
-                return layer.get_seq_length()
-        return 0
+        return next((layer.get_seq_length() for layer in self.layers if layer.has_columns), 0)
 
     @property
     def only_columns(self) -> bool:
@@ -54,24 +81,9 @@ class Cache:
         return bool(self.layers) and all(layer.only_columns for layer in self.layers)
 
     @property
-    def is_plain(self) -> bool:
-        """Whether a query sees exactly the columns that are stored, in every layer."""
-        return all(layer.is_plain for layer in self.layers)
-
-    @property
-    def is_recurrent(self) -> bool:
-        """Whether any layer keeps a state of constant size."""
-        return any(layer.is_recurrent for layer in self.layers)
-
-    @property
-    def is_fixed(self) -> bool:
-        """Whether any layer is allocated once and needs an exact `room`."""
-        return any(layer.is_fixed for layer in self.layers)
-
-    @property
-    def is_slotted(self) -> bool:
-        """Whether every layer is ready for steps of one shape."""
-        return all(layer.is_slotted for layer in self.layers)
+    def records_past(self) -> bool:
+        """Whether any layer keeps columns that it would otherwise drop, until the next `crop`."""
+        return any(layer.record_past for layer in self.layers)
 
     @property
     def is_shared(self) -> bool:
@@ -79,24 +91,9 @@ class Cache:
         return any(layer.prompt is not None for layer in self.layers)
 
     @property
-    def is_shareable(self) -> bool:
-        """Whether any layer holds a prompt that is long enough to share."""
-        return any(layer.is_shareable for layer in self.layers)
-
-    @property
-    def is_mergeable(self) -> bool:
-        """Whether rows of several lanes may share a cache of this kind."""
-        return all(layer.is_mergeable for layer in self.layers)
-
-    @property
-    def is_croppable(self) -> bool:
-        """Whether tokens can be removed."""
-        return all(layer.is_croppable for layer in self.layers)
-
-    @property
-    def records_past(self) -> bool:
-        """Whether any layer keeps columns that it would otherwise drop, until the next `crop`."""
-        return any(layer.record_past for layer in self.layers)
+    def takes_places(self) -> bool:
+        """Whether the tokens of a pass may go to places of their own (`runtime.TokenPlaces`)."""
+        return all(type(layer) is GrowingLayer and layer.prompt is None for layer in self.layers)
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
@@ -157,11 +154,6 @@ class Cache:
         """The cache with all columns in every row."""
         return self.with_layers(layer.unshared() for layer in self.layers) if self.is_shared else self
 
-    @property
-    def takes_places(self) -> bool:
-        """Whether the tokens of a pass may go to places of their own (`runtime.TokenPlaces`)."""
-        return all(type(layer) is GrowingLayer and layer.prompt is None for layer in self.layers)
-
     # -- columns, in place ---------------------------------------------------------------------------------------------
 
     def crop(self, columns: int) -> None:
@@ -213,15 +205,18 @@ class Cache:
         cross-attention do not grow and stay as they are. Offloading needs an accelerator, and has no effect without
         one.
         """
-        if form == "offloaded" and self._is_on_gpu():
-            self.offload()
-        elif form in ("static", "quantized"):
-            kind = _static() if form == "static" else _quantized()
-            self.layers = [layer.converted(kind, room) for layer in self.layers]
+        if form == "offloaded":
+            first = next((layer for layer in self.layers if isinstance(layer, GrowingLayer)), None)
+            if first is not None and first.is_initialized and first.device.type == "cuda":
+                self.offload()
+        elif form == "static":
+            from genctl.decode.cache.static import StaticLayer
 
-    def _is_on_gpu(self) -> bool:
-        first = next((layer for layer in self.layers if isinstance(layer, GrowingLayer)), None)
-        return first is not None and first.is_initialized and first.device.type == "cuda"
+            self.layers = [layer.converted(StaticLayer, room) for layer in self.layers]
+        elif form == "quantized":
+            from genctl.decode.cache.quantized import QuantizedLayer
+
+            self.layers = [layer.converted(QuantizedLayer, room) for layer in self.layers]
 
     def offload(self) -> None:
         """Move the growing layers to the CPU; each pass copies them to the GPU, one at a time."""
@@ -345,18 +340,6 @@ def new_cache(windows: Sequence[int | None], room: int = 0) -> Cache:
     return Cache(GrowingLayer(room) if size is None else SlidingLayer(size, room) for size in windows)
 
 
-def _static() -> type[GrowingLayer]:
-    from genctl.decode.cache.static import StaticLayer
-
-    return StaticLayer
-
-
-def _quantized() -> type[GrowingLayer]:
-    from genctl.decode.cache.quantized import QuantizedLayer
-
-    return QuantizedLayer
-
-
 class RowOfPass(Cache):
     """A row of a pass over several prompts, padded on the left: `layers` copies it out on first use.
 
@@ -392,19 +375,9 @@ class RowOfPass(Cache):
         return self._own is not None
 
     @property
-    def is_mergeable(self) -> bool:
-        """Whether rows of several lanes may share a cache of this kind."""
-        return self.whole.is_mergeable
-
-    @property
-    def is_fixed(self) -> bool:
-        """Whether any layer is allocated once and needs an exact `room`."""
-        return self.whole.is_fixed if self._own is None else super().is_fixed
-
-    @property
-    def is_shareable(self) -> bool:
-        """Whether any layer holds a prompt that is long enough to share."""
-        return self.whole.is_shareable
+    def sample(self) -> list[CacheLayer]:
+        """Layers of the kinds and lengths that this cache has; no row is copied out for them."""
+        return self.whole.layers if self._own is None else self._own
 
 
 def run_of(caches: list[Cache | None]) -> list[RowOfPass]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -183,25 +183,6 @@ def _probable(row: RowCandidates, cutoff: float, error: float, least: int) -> Pl
     return places if len(places) >= least else largest(row.values, least)
 
 
-def keep_top_h(share: float, most: int) -> Keep:
-    """Of the `most` best tokens keep the best, up to `share` of their entropy (arXiv:2509.02510)."""
-
-    def keep(row: RowCandidates) -> Places | None:
-        places = largest(row.values, most)
-        best = row.values[places]
-        descending = np.full((1, min(most, row.size)), -np.inf, np.float32)
-        descending[0, : len(best)] = np.sort(best)[::-1][:most]
-        # transformers' own sums, over the same numbers in the same order
-        categorical = torch.distributions.Categorical(logits=torch.from_numpy(descending), validate_args=False)
-        limit = (categorical.entropy() * share).unsqueeze(-1)  # type: ignore[no-untyped-call]  # torch is, here
-        sums = torch.cumsum(-categorical.probs * torch.log(categorical.probs), dim=-1)
-        count = max(1, int((sums <= limit).sum()))
-        places = places[best >= descending[0, count - 1]]
-        return places if len(places) == count else None
-
-    return keep
-
-
 def keep_typical(mass: float, least: int) -> Keep:
     """Keep the tokens whose surprise is nearest to the entropy, up to `mass` (arXiv:2202.00666)."""
     return lambda row: _typical(row, mass, least)
@@ -307,16 +288,12 @@ def exact_top_n_sigma(n: float, min_tokens_to_keep: int = 1) -> Processor:
         mean = total(scores.masked_fill(~left, 0.0))[..., None] / count
         variance = total((scores - mean).masked_fill(~left, 0.0).square())[..., None] / count
         floor = scores.amax(-1, keepdim=True) - n * variance.sqrt()
-        return scores.masked_fill(_spare_best(scores < floor, scores, min_tokens_to_keep), -torch.inf)
+        out = scores < floor
+        if min_tokens_to_keep > 1:  # the best one is never below a floor relative to it
+            out.scatter_(1, scores.topk(min(min_tokens_to_keep, scores.shape[1])).indices, False)
+        return scores.masked_fill(out, -torch.inf)
 
     return processor
-
-
-def _spare_best(remove: Tensor, scores: Tensor, count: int) -> Tensor:
-    """`remove` bool [R, V] without the `count` best tokens of each row."""
-    if count == 1:  # a floor relative to the best token never removes it
-        return remove
-    return remove.scatter(1, scores.topk(min(count, scores.shape[1])).indices, False)
 
 
 # -- rows of `listed_knobs.PROCESSORS` ---------------------------------------------------------------------------------
@@ -328,8 +305,7 @@ def top_n_sigma(m: ProcessorContext, n: float) -> Processor:
 
 
 def top_h(m: ProcessorContext, share: float) -> Processor:
-    exact: Any = own("TopHLogitsWarper", top_h=share)
-    return Filter(keep_top_h(share, exact.top_n), exact)
+    return own("TopHLogitsWarper", top_h=share)
 
 
 def top_k(m: ProcessorContext, k: int) -> Processor:

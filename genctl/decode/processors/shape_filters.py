@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,28 +14,6 @@ from genctl.decode.processors.filters import OUT, Filter, Keep, there
 from genctl.decode.processors.rows import Places, RowCandidates, largest
 
 _HEAD = 256  # of the best tokens, among which the steepest drop of `min_k` nearly always is
-
-
-def keep_p_less(least: int, *, norm: bool) -> Keep:
-    """Keep the tokens that `exact_p_less` keeps."""
-
-    def keep(row: RowCandidates) -> Places | None:
-        weights = np.exp(row.values.astype(np.float64) - row.best)
-        probable = weights / weights.sum()
-        limit = _collision(float((probable**2).sum()), row.size, norm=norm)
-        places = np.flatnonzero((probable >= limit) | (row.values == row.best))
-        if np.count_nonzero(probable >= limit * (1.0 + 1e-9) + 1e-15) != np.count_nonzero(
-            probable >= limit * (1.0 - 1e-9) - 1e-15
-        ):
-            return None
-        return places if len(places) >= min(least, len(row)) else largest(row.values, least)
-
-    return keep
-
-
-def _collision(likelihood: Any, size: int, *, norm: bool) -> Any:
-    """The threshold of p-less from the sum of squared probabilities of a vocabulary."""
-    return (size * likelihood - 1.0) / max(size - 1.0, 1.0) if norm else likelihood
 
 
 def keep_min_k(tau: float, least: int) -> Keep:
@@ -70,9 +47,9 @@ def exact_p_less(min_tokens_to_keep: int = 1, *, norm: bool = False) -> Processo
     def processor(history: Tensor, scores: Tensor) -> Tensor:
         probable = _wide(scores).softmax(-1)
         likelihood = probable.square().sum(-1, keepdim=True)
-        out = (probable < _collision(likelihood, scores.shape[-1], norm=norm)) & (
-            scores < scores.amax(-1, keepdim=True)
-        )
+        if norm:
+            likelihood = (scores.shape[-1] * likelihood - 1.0) / max(scores.shape[-1] - 1.0, 1.0)
+        out = (probable < likelihood) & (scores < scores.amax(-1, keepdim=True))
         if min_tokens_to_keep > 1:
             out &= scores < scores.topk(min(min_tokens_to_keep, scores.shape[-1])).values[..., -1:]
         return scores.masked_fill(out, OUT)
@@ -114,5 +91,4 @@ def min_k(m: ProcessorContext, tau: float) -> Processor:
 
 
 def p_less(m: ProcessorContext, kind: str) -> Processor:
-    least, norm = m.min_tokens_to_keep, kind == "norm"
-    return Filter(keep_p_less(least, norm=norm), exact_p_less(least, norm=norm))
+    return exact_p_less(m.min_tokens_to_keep, norm=kind == "norm")

@@ -45,19 +45,10 @@ KINDS: dict[str, Callable[[float, int], Made]] = {
         filters.keep_eta(share / 2, least),
         theirs.EtaLogitsWarper(share / 2, min_tokens_to_keep=least),
     ),
-    "p_less": lambda share, least: (
-        shape_filters.keep_p_less(least, norm=False),
-        shape_filters.exact_p_less(least),
-    ),
-    "p_less norm": lambda share, least: (
-        shape_filters.keep_p_less(least, norm=True),
-        shape_filters.exact_p_less(least, norm=True),
-    ),
     "min_k": lambda share, least: (
         shape_filters.keep_min_k(share * 4, least),
         shape_filters.exact_min_k(share * 4, least),
     ),
-    "top_h": lambda share, least: (filters.keep_top_h(share, 100), theirs.TopHLogitsWarper(share)),
 }
 
 
