@@ -118,7 +118,9 @@ def find(name: str) -> Path:
     near = "" if here else did_you_mean(name, [item.name for item in available()])
     searched = ", ".join(printable(str(path.parent)) for path in paths)
     advice = f"; did you mean {near}?" if near else ""
-    hint = f"name the file: -p {here}" if here else "see: genctl presets list"
+    hint = (
+        f"name the file: -p {here}" if here else "genctl presets list lists them; a prompt is an argument, without -p"
+    )
     raise PresetError(f"preset {name}: no such preset{advice} (looked in {searched})", hint=hint)
 
 

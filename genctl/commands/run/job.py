@@ -28,6 +28,7 @@ from genctl.io.record_output import RecordOutput
 from genctl.io.records import error_record
 from genctl.io.rows import BadRow, InputRow
 from genctl.io.writers import FORMATS
+from genctl.params import DEFAULT_NEW_TOKENS
 from genctl.terminal import loading_line
 from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.standard_streams import is_terminal
@@ -62,7 +63,9 @@ class RunJob(job.Job[RunOptions]):
         planned = self.choice.planned(self.early.runtime, self.layers, self.options.trust)
         sys.stdout.write(to_toml(planned, defaults=self.options.verbose, always=("model", "max_new_tokens")))
         if not self.options.verbose:
-            sys.stdout.write("\n# all other settings have their defaults: -v lists them\n")
+            length = planned.generation.max_new_tokens or planned.generation.max_length
+            default = "" if length else f"# max_new_tokens: {DEFAULT_NEW_TOKENS}, or what fits the context (default)\n"
+            sys.stdout.write(f"\n{default}# all other settings have their defaults: -v lists them\n")
         return int(Exit.DONE)
 
     def open(self, stack: ExitStack) -> None:
