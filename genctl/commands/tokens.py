@@ -177,7 +177,7 @@ class TokensJob(Job[TokensOptions]):
 
         runtime = self.early.runtime
         if runtime.backend is not None:
-            self.messages.note(f"backend ({self.early.origins['backend']}) is not used: no server is asked")
+            self.messages.note(f"backend ({self.early.origins['backend']}) is not used: tokens queries no server")
         self.sides = [TokenReader(name, runtime.revision) for name in self.options.model or (runtime.model,)]
         for side in self.sides:
             if runtime.is_chat and not self.options.decode:

@@ -85,7 +85,7 @@ class Resumable:
         if not there and self.mark.bytes:
             raise UsageError(
                 f"{self.name} is gone, but its journal {self.journal.name} is there",
-                hint="remove the journal to start anew",
+                hint="remove the journal to start over",
             )
         if not there:
             return None
@@ -97,7 +97,7 @@ class Resumable:
             raise UsageError(
                 f"{self.name} was changed since it was written: its first {self.mark.bytes:,} bytes are not those that "
                 f"{self.journal.name} vouches for",
-                hint="remove both to start anew, or give another --output",
+                hint="remove both to start over, or give another --output",
             )
         more = sink.size - self._size
         if self.mark.done and more:  # after the last mark of a finished job nothing is ours

@@ -70,8 +70,8 @@ def meaning(lane: LaneHistory, best: Hypothesis) -> str:
         )
     if penalty < 0:
         return (
-            f"{first} are negative, and a negative exponent multiplies them by the length: length_penalty = {penalty!r} "
-            "favours SHORTER sequences; above 0 favours longer ones."
+            f"{first} are negative, and a negative exponent multiplies them by the length: length_penalty = "
+            f"{penalty!r} favours SHORTER sequences; above 0 favours longer ones."
         )
     return (
         f"{first} get smaller with every token, and length_penalty = 0.0 leaves them unchanged: SHORTER sequences are "

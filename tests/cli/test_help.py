@@ -117,11 +117,11 @@ def test_an_unknown_name_is_answered_with_the_nearest(arguments: list[str], erro
         (("Serve",), "genctl is no server"),
         (
             ("run", "-p", "Once upon a time"),
-            '-p is --preset; a prompt is an argument of its own: genctl run "Once upon',
+            '-p is --preset; a prompt is an argument: genctl run "Once upon',
         ),
         (
             ("run", "-p", "What is 1/2? " + 300 * "x"),
-            '-p is --preset; a prompt is an argument of its own: genctl run "Wh',
+            '-p is --preset; a prompt is an argument: genctl run "Wh',
         ),
         (("run", "--prompt", "x"), 'arguments: genctl run "Once upon a time"'),
         (("run", "--json", "x"), "did you mean --format jsonl for records, --json-schema true for a text"),
@@ -132,7 +132,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(arguments: list[str], erro
         (("run", "-m", "builtin:stories@dtype=bfloat16", "x"), "-m builtin:stories --dtype bfloat16"),
         (("run", "-m", "nothing.gguf", "x"), "genctl models lists the checkpoints on this machine"),
         (("run", "-m", "./nothing", "x"), "genctl models lists the checkpoints on this machine"),
-        (("run", "-m", "owner/name", "--offline", "x"), "`hf download owner/name` fetches it"),
+        (("run", "-m", "owner/name", "--offline", "x"), "`hf download owner/name` downloads it"),
     ],
 )
 def test_a_hint_names_what_was_meant(words: tuple[str, ...], hint: str) -> None:

@@ -111,7 +111,7 @@ class AuditJob(Job[AuditOptions]):
         early = replace(self.early, runtime=plain)
         session: Any = self.load_engine(early, need_tokenizer=False)
         if session.about.is_encoder_decoder:
-            raise ModelError(f"{session.about.name} is an encoder-decoder: causal models alone are audited")
+            raise ModelError(f"{session.about.name} is an encoder-decoder: only causal models can be audited")
         resolved = greedy(session.resolve(self.layers), ("max_length",))
         side = LocalSide(session.about.name, session, resolved, whole=True)
         prompts = AuditPrompts(session.loaded, resolved, bos=session.planner.bos)
@@ -134,9 +134,9 @@ class AuditJob(Job[AuditOptions]):
         if self.trace.failed > len(self.trace.bad):
             notes.append(f"{self.trace.failed:,} rows cannot be audited; the first {len(self.trace.bad)} are listed")
         if self.trace.total > len(self.trace.rows):
-            notes.append(f"{len(self.trace.rows)} of {self.trace.total:,} rows are audited; --rows says how many")
+            notes.append(f"{len(self.trace.rows)} of {self.trace.total:,} rows are audited; --rows N changes that")
         if dtype != own or form:
-            notes.append(f"the engine is said to compute in {form or dtype}")
+            notes.append(f"the engine is declared to compute in {form or dtype}")
         self.found = replace(found, notes=tuple(notes))
         self.failed = self.trace.failed
         self.hide()

@@ -173,7 +173,7 @@ class Interactive:
         choices = [f"[d]rop the oldest {count(place - log.left_out, 'message')}"] if place is not None else []
         choices += ["[g]o on with what is left"] if left else []
         choices += ["[c]ancel"]
-        self.note("leaving out, or going on, holds for the turns that follow, too")
+        self.note("the choice applies to later turns, too")
         try:
             answer = self.lines.ask(f"{', '.join(choices)}? ").strip().lower()[:1]
         except (EOFError, KeyboardInterrupt):
@@ -218,7 +218,7 @@ class Interactive:
             self._sum_up(result)
         else:
             self._draft = turn.text
-            self.note("nothing was answered, so the turn is not said")
+            self.note("no answer came, so the turn is not added")
 
     def _sum_up(self, result: Result) -> None:
         """The answer in a line: its tokens, what was read for it, and why it ended."""
