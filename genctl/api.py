@@ -71,8 +71,8 @@ class Model:
         only what it can no longer change.
 
         A prompt is a text, a list of token ids, a list of chat messages, or a row as in `--input`: a dict with
-        `prompt`, `prompt_ids` or `messages`, and optionally `id` (the name of its lane) and `params`. Several prompts are decoded
-        together (`batch_size`). `settings` are those of presets (`do_sample=True`, `max_new_tokens=40`, `seed=7` …).
+        `prompt`, `prompt_ids` or `messages`, and optionally `id` (the name of its lane) and `params`. Several prompts
+        are decoded together (`batch_size`). `settings` are those of presets (`do_sample=True`, `max_new_tokens=40` …).
         `top_logprobs` adds K alternatives to each token, `scores` its rank and entropy. `watch` names tokens, by their
         text or as "id:N", whose log-probability and rank are added to every step (`Token.watched`).
 
