@@ -26,7 +26,7 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 
 
 class Model:
-    """A loaded checkpoint. Created by `load`."""
+    """A loaded checkpoint, as `load` returns it. `generate` returns results, `stream` yields events and texts."""
 
     def __init__(self, session: Session, layers: Sequence[Layer]) -> None:
         self._session = session
@@ -70,18 +70,18 @@ class Model:
         `for piece in model.stream("Once"): print(piece.text, end="")` prints the text while it grows. A search adds
         only what it can no longer change.
 
-        A prompt is a text, a list of token ids, a list of chat messages, or a row as `--input` reads it: a dict with
-        `prompt`, `prompt_ids` or `messages`, and perhaps `id` (the name of its lane) and `params`. Several prompts are
-        decoded together (`batch_size`). `watch` names tokens, each by its text or as "id:N", whose log-probability and
-        rank are reported at every step (`Token.watched`). `settings` are the knobs of presets (`do_sample=True`,
-        `max_new_tokens=40`, `seed=7` …).
+        A prompt is a text, a list of token ids, a list of chat messages, or a row as in `--input`: a dict with
+        `prompt`, `prompt_ids` or `messages`, and optionally `id` (the name of its lane) and `params`. Several prompts
+        are decoded together (`batch_size`). `settings` are those of presets (`do_sample=True`, `max_new_tokens=40` …).
+        `top_logprobs` adds K alternatives to each token, `scores` its rank and entropy. `watch` names tokens, by their
+        text or as "id:N", whose log-probability and rank are added to every step (`Token.watched`).
 
         Raises
         ------
         PresetError
-            If a setting is unknown, out of bounds or contradicts another: all mistakes at once.
+            If settings are unknown, out of bounds or contradictory: all mistakes at once.
         UsageError
-            If `watch` names what is not one token of this checkpoint, or something is no prompt.
+            If `watch` is not a single token of this checkpoint, or something is not a prompt.
         """
         return _with_texts(self._stream(_rows(prompts), top_logprobs, watch, settings, scores=scores))
 
@@ -117,9 +117,9 @@ class Model:
         watch: str | Sequence[str] = (),
         **settings: Any,
     ) -> list[Result]:
-        """Decode and return one Result per prompt, in the order of the prompts. The arguments are those of `stream`.
+        """Decode and return one Result per prompt, in their order. The arguments are those of `stream`.
 
-        Raises GenctlError for the first prompt that could not be decoded, after all others are done.
+        Raises GenctlError for the first prompt that fails, after all others are done.
         """
         collector = Collector()
         results: dict[str, Result] = {}
@@ -145,8 +145,8 @@ def load(
 ) -> Model:
     """Load a checkpoint: `builtin:NAME`, a local folder, a GGUF file, or a Hub id.
 
-    `settings` are knobs for all generation with it, `dtype` and `device` among them; `preset` names presets beneath
-    them. Raises ModelError with one line, PresetError for settings.
+    `settings` apply to everything that is generated with it, and to loading (`dtype`, `device` …). `preset` names
+    presets, which `settings` override. Raises ModelError or PresetError.
     """
     from genctl.config import presets
 

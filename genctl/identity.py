@@ -58,7 +58,7 @@ def check_same(name: str, before: Mapping[str, Any], now: Mapping[str, Any], ori
 
         raise UsageError(
             f"{name} cannot be resumed: " + "; ".join(changes),
-            hint="ask the same as before, or give another --output; --force instead of --resume starts anew",
+            hint="use the same options as before, or another --output; --force instead of --resume starts over",
         )
 
 

@@ -69,6 +69,10 @@ class TableCommand(TyperCommand):
         """What the parser finds. A flag with underscores, or of another tool, is replaced by ours in `args`."""
         while True:
             refuse_boolean_words(args, self.get_params(ctx))
+            if clustered := next(
+                (word for word in _before(args, "--") if word[:1] == "-" and word[1:] in CLUSTERS), ""
+            ):
+                raise UsageError(f'no such option "{clustered}"', hint=option_hint(ctx, f"-{clustered}"))
             try:
                 return self.make_parser(ctx).parse_args(list(args))
             except typer.TyperException as error:
@@ -157,7 +161,7 @@ class CommandGroup(TyperGroup):
         name = args[0]
         if self.get_command(ctx, name) is None and not ctx.resilient_parsing:
             if not ctx.parent and (hint := OTHER_COMMANDS.get(name.lower(), "")):
-                raise UsageError(f'no such command "{name}"', hint=hint)
+                raise UsageError(f'no such command "{name}"', hint=_with_words(hint, args[1:]))
             if not ctx.parent and (error := removed.sentence("command", name, shown=f"genctl {name}")):
                 raise UsageError(error)
             near = closest(name, self.list_commands(ctx), cutoff=0.6)
@@ -175,14 +179,14 @@ class CommandGroup(TyperGroup):
 # ours, a flag or a sentence -> flags of llama.cpp, mlx-lm, ollama, vLLM and their like
 _CONTEXT = "the context is the checkpoint's; --max-length N counts the prompt too, and --truncate shortens it"
 _SERVER = "a server that runs already is --backend openai:URL"
-_PROMPT = 'prompts and texts are arguments: genctl run "Once upon a time"; --input FILE reads some'
+_PROMPT = 'prompts and texts are arguments: genctl run "Once upon a time"; --input FILE reads them from a file'
 _FOREIGN: Mapping[str, str] = {
-    "--model": "hf-repo checkpoint pretrained",
+    "--model": "hf-repo hf checkpoint pretrained",
     "--adapter": "adapter-path adapter-file lora lora-path lora-modules",
     "--assistant-model": "model-draft draft-model speculative-model",
     "--num-assistant-tokens": "draft-max num-draft-tokens num-speculative-tokens",
     "--input": "prompt-file file file-name input-file -f",
-    "--chat": "conversation apply-chat-template instruct interactive",
+    "--chat": "conversation cnv apply-chat-template instruct interactive",
     "--no-chat": "no-conversation ignore-chat-template no-chat-template",
     "--chat-template-kwargs": "chat-template-args chat-template-config",
     "--enable-thinking": "think thinking",
@@ -198,9 +202,9 @@ _FOREIGN: Mapping[str, str] = {
     "--top-logprobs": "logprobs n-probs",
     "--grammar": "guided-grammar gbnf",
     "--echo": "display-prompt echo-prompt verbose-prompt",
-    "--batch-size": "max-batch-size max-num-seqs parallel -b",
+    "--batch-size": "max-batch-size max-num-seqs parallel np -b",
     "--quantize": "quantization load-in-4bit load-in-8bit",
-    "--cache quantized": "kv-bits kv-cache-dtype cache-type-k cache-type-v",
+    "--cache quantized": "kv-bits kv-cache-dtype cache-type-k cache-type-v ctk ctv",
     "--dtype": "precision fp16 bf16",
     "--device cuda, or --device-map auto": "n-gpu-layers gpu-layers ngl num-gpu",
     "--format jsonl for records, --json-schema true for a text that is JSON": "json",
@@ -237,6 +241,7 @@ _ALIASES: Mapping[str, str] = {
     "--dtype": "torch-dtype",
 }
 ALIASES = {foreign: ours for ours, names in _ALIASES.items() for foreign in names.split()}
+CLUSTERS = ("ngl", "hf", "cnv", "np", "sys", "fa", "ctk", "ctv")  # flags of llama.cpp with one dash
 ELSEWHERE = ALIASES | {foreign: ours for ours, names in _FOREIGN.items() for foreign in names.split()}
 
 # what other tools call a command -> the line that does it here
@@ -251,16 +256,26 @@ _COMMANDS: Mapping[str, str] = {
     "genctl deletes no checkpoints: `hf cache rm model/ORG/NAME` does": "rm remove delete uninstall",
     "genctl is no server: genctl run --backend openai:URL PROMPT uses one that runs": "serve server api start launch",
     "genctl chat talks with a checkpoint": "talk interactive repl shell",
-    "genctl models --help, or genctl run -m MODEL --dry -v, which shows what is set": "show info",
+    "genctl inspect-cache -m ORG/NAME --plan shows layers and sizes, genctl run -m ORG/NAME --dry -v all settings": (
+        "show info"
+    ),
     "genctl score TEXT gives likelihood and perplexity": "perplexity ppl loglikelihood",
     "genctl tokens TEXT shows ids and pieces": "tokenize tokenizer encode decode detokenize",
     "genctl-lm-eval runs the benchmarks of lm-evaluation-harness": "eval evaluate",
     "genctl run --timing --format jsonl writes the seconds of each row; -v shows the speed": "bench benchmark",
     "genctl converts no files: genctl run --quantize int8 quantises while it loads": "convert quantize quantise export",
     "genctl does not train": "train finetune fine-tune lora",
-    "genctl --version": "version",
+    "genctl --version shows it": "version",
 }
 OTHER_COMMANDS = {foreign: line for line, names in _COMMANDS.items() for foreign in names.split()}
+
+
+def _with_words(line: str, words: Sequence[str]) -> str:
+    """A line with the first of `words` that is no flag: a checkpoint, or a prompt."""
+    word = next((word for word in words if not word.startswith("-")), None)
+    if word is None:
+        return line
+    return line.replace("ORG/NAME", printable(word)).replace('"Once upon a time"', shlex.quote(printable(word)))
 
 
 def closest(name: str, names: Iterable[str], cutoff: float = 0.7) -> str:
@@ -332,13 +347,16 @@ def _parser_errors(command: Any, context: Any) -> Iterator[None]:
         raise UsageError(f"{flag} takes no value" if options[0].is_flag else f"{flag} needs a value") from None
 
 
+def _before(words: Sequence[str], mark: str) -> Sequence[str]:
+    return words[: words.index(mark)] if mark in words else words
+
+
 def refuse_boolean_words(words: Sequence[str], parameters: Iterable[Any]) -> None:
     """Raises UsageError where a switch is followed by true, false or their like, as if it took a value."""
     switches = [parameter for parameter in parameters if getattr(parameter, "is_flag", False)]
     opposites = {on: off for switch in switches for on, off in zip(switch.opts, switch.secondary_opts, strict=False)}
     known = {flag for switch in switches for flag in (*switch.opts, *switch.secondary_opts)}
-    options = words[: words.index("--")] if "--" in words else words
-    for flag, word in pairwise(options):
+    for flag, word in pairwise(_before(words, "--")):
         if flag in known and word.lower() in (*TRUE, *FALSE):
             other = opposites.get(flag) if word.lower() in FALSE else flag
             instead = f"write {other}" if other else f"leave {flag} out"

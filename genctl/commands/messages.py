@@ -117,7 +117,7 @@ class Messages:
 
     def shortage(self, what: str, width: int, fewer: int) -> None:
         """Say that memory is short."""
-        self.remark(f"not enough memory for {width} {what} at once, going on with {fewer}")
+        self.remark(f"not enough memory for {width} {what} at once, continuing with {fewer}")
 
     def release(self) -> None:
         """Print the notes that were held, and hold no more."""

@@ -58,7 +58,7 @@ PAGE: tuple[Conflict, ...] = (
 )
 WATCH_TSV: Conflict = (
     given("watch", without=["events"], format=["tsv"]),
-    "--watch tells of each step, which --format tsv has no place for; --format jsonl and --events have",
+    "--watch adds values to each step, which do not fit --format tsv; --format jsonl and --events have them",
 )
 
 NEW_FILES = ("output", "save", "save_cache", "events", "report")

@@ -160,7 +160,7 @@ def tokens(options: TokensOptions) -> int | None:
 
             runtime = early.runtime
             if runtime.backend is not None:
-                job.messages.note(f"backend ({early.origins['backend']}) is not used: no server is asked")
+                job.messages.note(f"backend ({early.origins['backend']}) is not used: tokens queries no server")
             readers = [TokenReader(name, runtime.revision) for name in options.model or (runtime.model,)]
             for reader in readers:
                 if runtime.is_chat and not options.decode:

@@ -104,7 +104,7 @@ def expanded(name: str) -> Path:
 
 def find(name: str) -> Path:
     """The file of a preset given by path or name. Raises PresetError for an unknown or malformed name."""
-    prompt = f"-p is --preset; a prompt is an argument of its own: genctl run {shown(name)}" if " " in name else ""
+    prompt = f"-p is --preset; a prompt is an argument: genctl run {shown(name)}" if " " in name else ""
     if is_path(name):
         if prompt and not os.path.exists(expanded(name)):  # noqa: PTH110 — a long name, too
             raise PresetError(cannot_read(printable(name), "no such file"), hint=prompt)
@@ -118,7 +118,9 @@ def find(name: str) -> Path:
     near = "" if here else did_you_mean(name, [item.name for item in available()])
     searched = ", ".join(printable(str(path.parent)) for path in paths)
     advice = f"; did you mean {near}?" if near else ""
-    hint = f"name the file: -p {here}" if here else "see: genctl presets list"
+    hint = (
+        f"name the file: -p {here}" if here else "genctl presets list lists them; a prompt is an argument, without -p"
+    )
     raise PresetError(f"preset {name}: no such preset{advice} (looked in {searched})", hint=hint)
 
 

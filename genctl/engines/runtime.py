@@ -94,5 +94,5 @@ def reuse_limit(forward: ModelRuntime, saved: Prefix | None) -> str:
     if forward.is_encoder_decoder:
         return "an encoder reads a source as a whole, so only an equal one can be reused"
     if saved is not None and saved.cache is not None and not saved.cache.is_croppable:
-        return "a recurrent state cannot be cut back, so only a prompt that goes on where it ends can reuse it"
+        return "a recurrent state cannot be cropped, so only a prompt that continues it can reuse it"
     return "the prompts have no beginning in common"

@@ -27,7 +27,7 @@ from genctl.io.output import Sink, sync_folder, unbuffered, unwritable
 
 KIND = "genctl-journal/1"
 DIGEST = 8  # hex digits of a row's own digest: `Mark.input` is what is relied on
-_ANEW = "give another --output; or remove the journal and its output to start anew"
+_ANEW = "give another --output; or remove the journal and its output to start over"
 
 
 class JournalHeader(TypedDict, total=False):

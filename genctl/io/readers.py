@@ -111,7 +111,7 @@ def open_prompts(
             )
         if format is not None:
             raise UsageError(
-                f"--input-format {format} says how --input or stdin is read, but prompts are given as arguments"
+                f"--input-format {format} applies to --input and stdin, but prompts are given as arguments"
             )
         unread = input_bytes.UnreadPipe(None if named else stdin, report)
         return Prompts(from_arguments(arguments, template), unread.check)

@@ -77,6 +77,10 @@ class Remarks:
         """Check a line. Three lines that look like JSON are reported; at the end of the input, one."""
         if not self._watch:
             return
+        if not self._lines and text.lstrip().startswith(("[{", "[ {")):
+            self._report(
+                "hint: a JSON array is read as one prompt per line; JSON lines are rows: jq -c '.[]' FILE | genctl …"
+            )
         try:
             row = parse(text) if text.lstrip().startswith("{") else {}
             self._watch = not row.keys().isdisjoint(PROMPTS) or is_request(row, PROMPTS)

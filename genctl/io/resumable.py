@@ -85,7 +85,7 @@ class Resumable:
         if not there and self.mark.bytes:
             raise UsageError(
                 f"{self.name} is gone, but its journal {self.journal.name} is there",
-                hint="remove the journal to start anew",
+                hint="remove the journal to start over",
             )
         if not there:
             return None
@@ -95,15 +95,15 @@ class Resumable:
             self._size += len(piece)
         if self._size != self.mark.bytes or self._digest.hexdigest() != self.mark.output:
             raise UsageError(
-                f"{self.name} was changed since it was written: its first {self.mark.bytes:,} bytes are not those that "
-                f"{self.journal.name} vouches for",
-                hint="remove both to start anew, or give another --output",
+                f"{self.name} was changed since it was written: its first {self.mark.bytes:,} bytes differ from those "
+                f"recorded in {self.journal.name}",
+                hint="remove both to start over, or give another --output",
             )
         more = sink.size - self._size
         if self.mark.done and more:  # after the last mark of a finished job nothing is ours
             raise UsageError(
                 f"{self.name} was changed since it was finished: {count(more, 'byte follows', 'bytes follow')} the "
-                f"{self._size:,} that {self.journal.name} vouches for",
+                f"{self._size:,} recorded in {self.journal.name}",
                 hint=f"truncate -s {self._size} {shlex.quote(str(self.path))} removes them",
             )
         return sink

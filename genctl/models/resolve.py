@@ -139,7 +139,7 @@ class HubCheckpoint:
             if folder is None:
                 why = self.offline if isinstance(self.offline, str) else "--offline"
                 why = why if self.offline else "HF_HUB_OFFLINE is set"
-                raise self._nowhere(f"{self._named} is not in the cache, and the Hub is not asked ({why})")
+                raise self._nowhere(f"{self._named} is not in the cache, and the Hub is not used ({why})")
             return CheckpointFolder(folder)
         if self.revision and _COMMIT.fullmatch(self.revision):  # a commit never changes, so the cached one is valid
             folder = self.cached()
@@ -234,7 +234,7 @@ class HubCheckpoint:
         names = cached_models(Path(constants.HF_HUB_CACHE))
         listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         have = f"cached: {listed}" if names else f"nothing is cached in {constants.HF_HUB_CACHE}"
-        fetch = f"`hf download {shlex.quote(self.model)}` fetches it where there is a network"
+        fetch = f"`hf download {shlex.quote(self.model)}` downloads it"
         hint = f"{have}; {fetch}, genctl models lists what is here, and builtin:stories needs no network"
         return ModelError(message, hint=hint)
 

@@ -60,20 +60,20 @@ def meaning(lane: LaneHistory, best: Hypothesis) -> str:
     first = "Sequences that keep every promise come first; among them, totals" if kind.startswith("con") else "Totals"
     if best.total > 0:
         return (
-            "This total is above 0 (something raised the scores beyond log-probabilities), which turns the sign round: "
+            "This total is above 0 (a processor raised the scores above log-probabilities), which reverses the effect: "
             "here a larger length_penalty favours SHORTER sequences."
         )
     if penalty > 0:
         return (
-            f"{first} are sums of log-probabilities, so negative, and dividing by more tokens brings them nearer to 0: "
-            f"length_penalty = {penalty!r} favours LONGER sequences, a larger one favours them more."
+            f"{first} are negative, and dividing by more tokens brings them closer to 0: length_penalty = {penalty!r} "
+            "favours LONGER sequences, a larger one more so."
         )
     if penalty < 0:
         return (
-            f"{first} are sums of log-probabilities, so negative, and a negative exponent multiplies them by the "
-            f"length: length_penalty = {penalty!r} favours SHORTER sequences; above 0 favours longer ones."
+            f"{first} are negative, and a negative exponent multiplies them by the length: length_penalty = "
+            f"{penalty!r} favours SHORTER sequences; above 0 favours longer ones."
         )
     return (
-        f"{first} are sums of log-probabilities, so every token makes them smaller, and length_penalty = 0.0 leaves "
-        "them alone: SHORTER sequences are favoured; above 0 favours longer ones."
+        f"{first} get smaller with every token, and length_penalty = 0.0 leaves them unchanged: SHORTER sequences are "
+        "favoured; above 0 favours longer ones."
     )

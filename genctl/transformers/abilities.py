@@ -14,10 +14,10 @@ from genctl.transformers.probe import FAILURES, Probe
 
 FINDINGS = {
     "cache": "{} says something else with a cache than without: it runs without one and reads all at every step",
-    "rows": "rows of {} change each other: each is read alone and without a cache",
-    "padding": "padding changes what {} says: prompts of different lengths are not read together",
-    "sources": "padding changes what {} says: sources of different lengths are not read together",
-    "trailing": "padding changes what {} says: texts of different lengths are not scored together",
+    "rows": "rows of {} affect each other: each runs alone and without a cache",
+    "padding": "padding changes the output of {}: prompts of different lengths are not batched",
+    "sources": "padding changes the output of {}: sources of different lengths are not batched",
+    "trailing": "padding changes the output of {}: texts of different lengths are not scored together",
 }
 
 

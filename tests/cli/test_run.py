@@ -261,6 +261,8 @@ def test_the_seed_of_a_resumed_run_is_the_one_that_was_given(tmp_path: Path) -> 
     assert " · seed 5 · " in genctl(*job).err.splitlines()[-1]
     lines = (tmp_path / "out.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "out.jsonl").write_text("".join(lines[:2]))
+    journal = (tmp_path / "out.jsonl.journal").read_text().splitlines(keepends=True)
+    (tmp_path / "out.jsonl.journal").write_text("".join(journal[:-2]))
     again = genctl(*job)
     assert " · seed 5 · " in again.err.splitlines()[-1]
     assert (tmp_path / "out.jsonl").read_text() == "".join(lines)
@@ -297,7 +299,7 @@ def test_a_preset_in_the_working_directory_is_named_with_its_path() -> None:
         "chat --open none",
         "audit none -m builtin:stories",
         "parity builtin:stories --expect none",
-        "compare x -p greedy --references none",
+        "compare x -p greedy -p nucleus --references none",
         "presets check none.toml",
     ],
 )

@@ -174,7 +174,7 @@ def test_ids_come_in_every_form() -> None:
             "--decode: ids are those of one --model",
         ),
         (("--no-enable-thinking", "a"), 1, "enable_thinking would change nothing: the prompt is not a chat"),
-        (("-m", "owner/name", "a"), 3, "owner/name is not in the cache, and the Hub is not asked (a tokenizer is read"),
+        (("-m", "owner/name", "a"), 3, "owner/name is not in the cache, and the Hub is not used (a tokenizer is read"),
         (("-m", "./nothing", "a"), 3, "no such folder: ./nothing"),
         (("--force", "a"), 2, "--force replaces an existing --output file, but there is no --output"),
         (("--report", "x", "a"), 2, 'no such option "--report"'),

@@ -160,4 +160,4 @@ def test_an_output_goes_on_with_as_many_threads_as_it_was_begun_with(tmp_path: P
     assert again.status == 1
     assert "note: threads: 2 (as the output was begun)" in again.err
     other = command(*job, "--threads", "1")
-    assert "was begun with 2 threads, and goes on with 1" in other.err
+    assert "was begun with 2 threads, and continues with 1" in other.err

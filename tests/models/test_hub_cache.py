@@ -48,7 +48,7 @@ def test_loads_from_the_cache_offline(tmp_path: Path, gpt2: Path) -> None:
     assert (found["folder"], found["name"], found["tokens"], found["notes"]) == (str(snapshot), "gpt2", 300, [])
     assert redirected["folder"] == str(other)
     assert by_commit["folder"] == str(snapshot)
-    assert stranger["error"] == "ModelError: distilgpt2 is not in the cache, and the Hub is not asked (--offline)"
+    assert stranger["error"] == "ModelError: distilgpt2 is not in the cache, and the Hub is not used (--offline)"
     assert "cached: gpt2, openai-community/gpt2-medium, somebody/distilgpt2" in stranger["hint"]
     assert "builtin:stories" in stranger["hint"]
     assert "gpt2 (v9) is not in the cache" in pinned["error"]
@@ -56,7 +56,7 @@ def test_loads_from_the_cache_offline(tmp_path: Path, gpt2: Path) -> None:
 
 def test_the_environment_keeps_it_offline_and_an_empty_cache_says_so(tmp_path: Path) -> None:
     (missing,) = probe(tmp_path, [{"model": "gpt2"}], HF_HUB_OFFLINE="1")
-    assert missing["error"] == "ModelError: gpt2 is not in the cache, and the Hub is not asked (HF_HUB_OFFLINE is set)"
+    assert missing["error"] == "ModelError: gpt2 is not in the cache, and the Hub is not used (HF_HUB_OFFLINE is set)"
     assert f"nothing is cached in {tmp_path / 'hub'}" in missing["hint"]
 
 

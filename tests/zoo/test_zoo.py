@@ -112,5 +112,5 @@ def test_every_type_in_the_tables_of_transformers_is_known() -> None:
 def test_verbose_says_what_was_found_out_about_an_architecture(tmp_path: Path) -> None:
     recipes.make("causal/bart", tmp_path)
     arguments = ("run", "-m", str(tmp_path), "-n", "3", "the cat sat", "once upon a time there was a girl")
-    assert "note: padding changes what BartForCausalLM says" in genctl(*arguments, "-v").err
+    assert "note: padding changes the output of BartForCausalLM" in genctl(*arguments, "-v").err
     assert "padding" not in genctl(*arguments).err

@@ -68,7 +68,7 @@ def audit(options: AuditOptions) -> int | None:
             plain = replace(early.runtime, quantize=None, dtype="float32", dequantize=is_gguf)
             session: Any = job.load_engine(replace(early, runtime=plain), need_tokenizer=False)
             if session.about.is_encoder_decoder:
-                raise ModelError(f"{session.about.name} is an encoder-decoder: causal models alone are audited")
+                raise ModelError(f"{session.about.name} is an encoder-decoder: only causal models can be audited")
             resolved = greedy(session.resolve(layers), ("max_length",))
             side = LocalSide(session.about.name, session, resolved, whole=True)
             audited = AuditPrompts(session.loaded, resolved, bos=session.planner.bos)
@@ -91,9 +91,9 @@ def audit(options: AuditOptions) -> int | None:
             if trace.failed > len(trace.bad):
                 notes.append(f"{trace.failed:,} rows cannot be audited; the first {len(trace.bad)} are listed")
             if trace.total > len(trace.rows):
-                notes.append(f"{len(trace.rows)} of {trace.total:,} rows are audited; --rows says how many")
+                notes.append(f"{len(trace.rows)} of {trace.total:,} rows are audited; --rows N changes that")
             if dtype != own or form:
-                notes.append(f"the engine is said to compute in {form or dtype}")
+                notes.append(f"the engine is declared to compute in {form or dtype}")
             found = replace(found, notes=tuple(notes))
             job.failed = trace.failed
 

@@ -87,7 +87,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     (lambda options: options.input is not None and options.arguments and not options.is_server,
      "--input {input} has prompts for a server; --prompts gives those of a file that was written"),
     (lambda options: options.prompts_file is not None and options.arguments and options.is_server,
-     "--prompts {prompts_file} is for a file that was written; --input has the prompts that a server is asked"),
+     "--prompts {prompts_file} belongs to a log; the prompts for a server come from --input"),
     (lambda options: options.field and options.arguments and options.is_server,
      "--field names the fields of a file, and the trace is a server"),
     (given("positions", format=["text", "tsv"]),

@@ -150,7 +150,7 @@ def _branch(screen: ChatScreen, typed: slash.Typed) -> None:
         screen.show_end()
         return
     if not log.branches:
-        screen.note("nothing has been said yet")
+        screen.note("the chat is empty")
     here = {message.id for message in log.here}
     for place, leaf in enumerate(log.branches, 1):
         start = f"{'*' if leaf.id in here else ' '} {place}  {count(leaf.turns, 'turn'):<9} "
@@ -257,7 +257,7 @@ def _save(screen: ChatScreen, typed: slash.Typed) -> None:
         screen.chat.log.save(new)
         saved.remember(new)
     if (path := screen.chat.log.path) is None:
-        screen.note("nothing has been said yet, so nothing is saved")
+        screen.note("the chat is empty, so nothing is saved")
     else:
         quoted = shlex.quote(str(path))
         screen.note(f"saved in {quoted}", quoted)

@@ -315,7 +315,7 @@ class ChatLog:
         """The user's message `number` of this branch, from 1; None is the last. Raises UsageError."""
         users = [message for message in self.here if message.role == "user"]
         if not users:
-            raise UsageError("nothing has been said yet")
+            raise UsageError("the chat is empty")
         if number is not None and not 0 < number <= len(users):
             raise UsageError(f"there is no turn {number}: this branch has {count(len(users), 'turn')}")
         return users[-1 if number is None else number - 1]

@@ -104,10 +104,10 @@ CONFLICTS: tuple[Conflict, ...] = (
     same_file("save", "output"),
     same_file("open", "output"),
     same_file("save", "input"),
-    (given("continued", "open"), "--continue goes on with the last chat, --open {open} with another: leave out one"),
+    (given("continued", "open"), "--continue continues the last chat, --open {open} another one: omit one of them"),
     (
         given("continued", "save"),
-        "--save {save} begins a new file, but --continue goes on with its own; /save FILE continues in another",
+        "--save {save} begins a new file, but --continue continues in its own; /save FILE continues in another",
     ),
     (
         lambda options: options.listed and _has_more(options),

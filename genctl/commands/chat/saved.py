@@ -133,5 +133,5 @@ def write_list(options: ChatOptions) -> int:
     if chat is None:
         Messages(quiet=options.quiet).note(f"no chat is saved in {printable(str(sessions_folder()))}")
     elif out.is_terminal and not options.quiet:
-        Messages().print("genctl chat --continue goes on with the first, --open NAME with another")
+        Messages().print("genctl chat --continue continues the first, --open NAME another")
     return int(Exit.DONE)

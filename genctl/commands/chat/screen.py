@@ -117,7 +117,7 @@ class ChatScreen:
             if not choices:
                 self.note("not sent: this message alone exceeds the context; /set truncate=left shortens it")
                 return None
-            self.note("leaving out, or going on, holds for the turns that follow, too")
+            self.note("the choice applies to later turns, too")
             try:
                 question = ", ".join([*choices.values(), "[c]ancel"])
                 self.when_full = self.lines.ask(f"{question}? ").strip().lower()[:1]
@@ -161,7 +161,7 @@ class ChatScreen:
             self._sum_up(result)
         else:
             self.draft = turn.text
-            self.note("nothing was answered, so the turn is not sent")
+            self.note("no answer came, so the turn is not added")
 
     def _sum_up(self, result: Result) -> None:
         """The answer in a line: its tokens, what was read for it, and why it ended."""

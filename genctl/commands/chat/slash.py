@@ -58,7 +58,7 @@ COMMANDS: tuple[SlashCommand, ...] = (
     SlashCommand("unset", "forget a setting that /set has changed", "KEY", "something"),
     SlashCommand("preset", "use a preset on top of the settings", "NAME", "something"),
     SlashCommand("system", "set the system message; without a text, take it away", "TEXT", "maybe"),
-    SlashCommand("save", "say where the chat is saved, or continue in FILE", "FILE", "maybe"),
+    SlashCommand("save", "show where the chat is saved, or continue in FILE", "FILE", "maybe"),
     SlashCommand("load", "continue the chat in FILE", "FILE", "something"),
     SlashCommand("new", "begin a new conversation with the same settings; this one stays saved", aliases=("clear",)),
     SlashCommand("tokens", "how much of the context is used", local=True),

@@ -37,7 +37,7 @@ DECODING = (*SPECULATION, "use_cache", "cache_implementation")
 _REASONS = {
     "seed": "greedy texts are compared, so nothing draws",
     "offline": "it decides where files come from, not what they compute; --offline holds for all sides",
-    "backend": "a server is no side; genctl audit compares it with a checkpoint",
+    "backend": "a server cannot be a side; genctl audit compares it with a checkpoint",
     "tensor_parallel": "a side is one process; compare the output of such a run with genctl compare",
     "row_timeout": "it ends rows and computes nothing",
     "truncate": "all sides read the same prompts; --truncate holds for all sides",
@@ -94,7 +94,7 @@ def read_side(text: str, beneath: Sequence[Layer]) -> Side:
 
 def _no_server(place: str, url: str) -> UsageError:
     return UsageError(
-        f"{place}: a server is no side: it reports its most probable tokens alone",
+        f"{place}: a server cannot be a side: it reports only its most probable tokens",
         hint=f"genctl audit {hide_secrets(url)} -m MODEL compares what a server computes with a checkpoint",
     )
 

@@ -37,6 +37,7 @@ from genctl.events import Event
 from genctl.events.results import Collector, Result
 from genctl.io.rows import InputRow
 from genctl.io.writers import FORMATS
+from genctl.params import DEFAULT_NEW_TOKENS
 from genctl.terminal import loading_line
 from genctl.terminal.standard_streams import is_terminal
 
@@ -61,9 +62,12 @@ def run(options: RunOptions) -> int | None:
                 from genctl.engines.session import checkpoint_layer
 
                 layers.insert(0, checkpoint_layer(early.runtime, **options.trust))
-            settings = to_toml(resolve(layers), defaults=options.verbose, always=("model", "max_new_tokens"))
-            rest = "" if options.verbose else "\n# all other settings have their defaults: -v lists them\n"
-            sys.stdout.write(settings + rest)
+            planned = resolve(layers)
+            sys.stdout.write(to_toml(planned, defaults=options.verbose, always=("model", "max_new_tokens")))
+            if not options.verbose:
+                length = planned.generation.max_new_tokens or planned.generation.max_length
+                default = f"# max_new_tokens: {DEFAULT_NEW_TOKENS}, or what fits the context (default)\n"
+                sys.stdout.write(f"\n{'' if length else default}# all other settings have their defaults: -v lists them\n")
             return int(Exit.DONE)
 
         choice.meet(job.stack)

@@ -73,7 +73,7 @@ class Grouping:
             return ""
         begun = count(self.begun_with or 0, "thread")
         return (
-            f"{output} was begun with {begun}, and goes on with {self.threads}: the last digits of log-probabilities "
+            f"{output} was begun with {begun}, and continues with {self.threads}: the last digits of log-probabilities "
             "may differ from those of an uninterrupted run"
         )
 

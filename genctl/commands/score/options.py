@@ -49,13 +49,13 @@ CONFLICTS: tuple[Conflict, ...] = (
     *(
         (
             given(name, format=["tsv"]),
-            f"{flag_of(name)} tells of each token, which --format tsv has no place for; --format jsonl has",
+            f"{flag_of(name)} adds values to each token, which do not fit --format tsv; --format jsonl has them",
         )
         for name in ("scores", "top_logprobs")
     ),
     (given("rank", "stride"), "--stride slides over one text; candidates share a context and must fit with it"),
     (given("rank", "target"), "--rank and --target exclude each other: the candidates are the targets"),
-    (given("by", without=["rank"]), "--by {by} says how --rank sorts, but there is no --rank"),
+    (given("by", without=["rank"]), "--by {by} needs --rank"),
     (given(context=[""]), "--context is empty"),
     (given(target=[""]), "--target is empty"),
     *refused(),

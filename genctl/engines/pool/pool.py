@@ -151,7 +151,7 @@ class WorkerPool:
             if all(other.dead for other in self.workers):
                 raise ModelError(
                     f"all workers are gone: each {died} again{death.why}",
-                    hint=f"{few}, and --resume goes on with what is written",
+                    hint=f"{few}; --resume continues",
                 ) from death
             return
         self._first = self._first or (worker, opened)

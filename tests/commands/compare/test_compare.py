@@ -464,7 +464,7 @@ def test_a_shortage_of_memory_is_said_and_changes_nothing_else(gpt2: Path, monke
     monkeypatch.setattr(NativeRuntime, "__call__", small)
     done = genctl(*arguments)
     assert done.status == 0
-    assert "note: not enough memory for 6 lanes at once, going on with 3\n" in done.err
+    assert "note: not enough memory for 6 lanes at once, continuing with 3\n" in done.err
     assert [record["token_ids"] for record in done.records] == [record["token_ids"] for record in wanted.records]
 
 

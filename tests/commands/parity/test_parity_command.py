@@ -190,14 +190,14 @@ def test_a_server_is_no_side(words: tuple[str, ...], monkeypatch: pytest.MonkeyP
         ):
             done = parity(*sides, "x y", *words)
             assert done.status == 2
-            assert "a server is no side: it reports its most probable tokens alone" in done.err
+            assert "a server cannot be a side: it reports only its most probable tokens" in done.err
             assert f"hint: genctl audit {server.url} -m MODEL compares what a server computes" in done.err
-        with pytest.raises(UsageError, match="a server is no side"):
+        with pytest.raises(UsageError, match="a server cannot be a side"):
             gate.compare("builtin:stories", server.url, ["x y"])
         monkeypatch.setenv("GENCTL_BACKEND", server.url)
         done = parity("builtin:stories", "builtin:stories@threads=1", "x y", *words)
         assert done.status == 2
-        assert "side builtin:stories: backend (GENCTL_BACKEND): a server is no side" in done.err
+        assert "side builtin:stories: backend (GENCTL_BACKEND): a server cannot be a side" in done.err
         assert server.asked == []
 
 

@@ -133,8 +133,8 @@ def test_two_sides_are_compared(pytester: pytest.Pytester) -> None:
             "*unknown setting dtyp; did you mean*",
         ),
         ('genctl_parity("builtin:stories", "builtin:stories", [])', "there is no prompt to compare the sides on"),
-        ('genctl_parity("builtin:stories", "openai:http://127.0.0.1:1", ["a"])', "*a server is no side: *"),
-        ('genctl_golden("a", "openai:http://127.0.0.1:1", ["a"])', "*a server is no side: *"),
+        ('genctl_parity("builtin:stories", "openai:http://127.0.0.1:1", ["a"])', "*a server cannot be a side: *"),
+        ('genctl_golden("a", "openai:http://127.0.0.1:1", ["a"])', "*a server cannot be a side: *"),
     ],
 )
 def test_mistakes_are_one_line_and_no_traceback(pytester: pytest.Pytester, call: str, message: str) -> None:

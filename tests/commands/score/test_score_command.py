@@ -229,7 +229,7 @@ def test_failed_texts_leave_the_others_and_say_so(gpt2: Path) -> None:
         (("x y", "--scores", "--format", "tsv"), "--format tsv has no place for"),
         (("x y", "--rank", "--stride", "4"), "--stride slides over one text"),
         (("x y", "--rank", "--target", "z"), "the candidates are the targets"),
-        (("x y", "--by", "total"), "there is no --rank"),
+        (("x y", "--by", "total"), "--by total needs --rank"),
         (("x y", "--context", ""), "--context is empty"),
         (("x y", "--force"), "there is no --output"),
         (("x y", "--target", "z"), "what its text continues is said with --context"),
