@@ -67,7 +67,9 @@ def run(options: RunOptions) -> int | None:
             if not options.verbose:
                 length = planned.generation.max_new_tokens or planned.generation.max_length
                 default = f"# max_new_tokens: {DEFAULT_NEW_TOKENS}, or what fits the context (default)\n"
-                sys.stdout.write(f"\n{'' if length else default}# all other settings have their defaults: -v lists them\n")
+                sys.stdout.write(
+                    f"\n{'' if length else default}# all other settings have their defaults: -v lists them\n"
+                )
             return int(Exit.DONE)
 
         choice.meet(job.stack)
