@@ -98,7 +98,7 @@ def test_a_resumed_job_refuses_to_record() -> None:
         (COMMANDS["run"], " of genctl run", "genctl run --events FILE writes what a report needs"),
         (COMMANDS["compare"], " of genctl compare", "genctl compare --events FILE writes what a report needs"),
         (("score", "Once upon"), " of genctl score", "genctl score --report FILE writes its page"),
-        (("run", "-m", "builtin:numbers", "12", "--format", "json"), " of genctl", "genctl run --events FILE writes what a"),
+        (("run", "-m", "builtin:numbers", "12", "--format", "json"), " of genctl", "genctl run --events FILE"),
     ],
 )
 def test_a_report_of_results_names_what_they_are(words: tuple[str, ...], command: str, hint: str) -> None:
