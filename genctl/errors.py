@@ -230,7 +230,7 @@ class OutputError(GenctlError):
 
 
 class CheckError(GenctlError):
-    """A check that the user asked for (`--fail-on`, `--expect`) failed."""
+    """A requested check (`--fail-on`, `--expect`) failed."""
 
     exit = Exit.CHECK
     code = "check"

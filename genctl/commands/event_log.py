@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from typing import Any
 
 from genctl import events
 from genctl.documents import reader
 from genctl.documents.reader import Unreadable
 from genctl.errors import InputError, OutputError, reason_of
+from genctl.io.rows import SCHEMA
 from genctl.io.writers import escaped, open_output
 
 
@@ -34,6 +36,8 @@ def read_recording(name: str, note: Callable[[str], object] | None = None) -> li
             raise InputError("cannot read standard input: it is closed")
         lines = reader.lines(sys.stdin.buffer if name == "-" else name)
         first = next(lines, b"")
+        if first.strip() == b"[":  # of --format json
+            raise _no_events(shown, {})
         if first.startswith((b'{"event": "treeopened"', b'{"event": "opened"')):
             from genctl.tree.as_events import events_of, left_out
             from genctl.tree.saved import tree_of_lines
@@ -46,7 +50,7 @@ def read_recording(name: str, note: Callable[[str], object] | None = None) -> li
             place = f"{shown}, line {number}"
             if not line.strip():
                 continue
-            event = _event(line, place)
+            event = _event(line, place, shown)
             if event is None:
                 cut_short = f"{place}: the line is cut short"
                 if note is None or not recorded:
@@ -72,12 +76,25 @@ def read_recording(name: str, note: Callable[[str], object] | None = None) -> li
 _KINDS = {name: kind for name, kind in events.KINDS.items() if kind is not events.CacheRead}
 
 
-def _event(line: bytes, place: str) -> events.Event | None:
+def _no_events(shown: str, data: Mapping[str, Any]) -> InputError:
+    """The error of a file with results in place of events. `data` is one of them."""
+    kind = data.get("kind")
+    command = "audit" if kind in ("audit", "hypothesis") else "parity" if kind else "score" if "nll" in data else ""
+    hint = f"genctl {command} --report FILE writes its page"
+    if not command:
+        command = "compare" if "run" in data else "run" if "finish_reason" in data else ""
+        hint = f"genctl {command or 'run'} --events FILE writes what a report needs"
+    return InputError(f"{shown} holds results of genctl {command}".rstrip() + ", not the events of a run", hint=hint)
+
+
+def _event(line: bytes, place: str, shown: str) -> events.Event | None:
     """The event of a line; None for a line that is cut short."""
     try:
         data = reader.loads(line)
         if not isinstance(data, dict):
             raise reader.BadJson("an event is a JSON object, this is not")
+        if data.get("schema") == SCHEMA and "event" not in data:
+            raise _no_events(shown, data)
         event: events.Event = events.from_json(data, _KINDS)
     except ValueError as error:
         if isinstance(error, reader.Incomplete) and not line.endswith(b"\n"):

@@ -101,7 +101,7 @@ def run_and_row(began: Began) -> tuple[str, str] | None:
 def _entry(token: Token | None) -> list[Any] | None:
     if token is None:
         return None
-    return [token.id, token.text, round(token.logprob, 4) if math.isfinite(token.logprob) else None]
+    return [token.id, token.text, token.logprob if math.isfinite(token.logprob) else None]
 
 
 def _metrics(numbers: Mapping[str, RunNumbers]) -> list[dict[str, Any]]:
@@ -112,7 +112,7 @@ def _metrics(numbers: Mapping[str, RunNumbers]) -> list[dict[str, Any]]:
             interval = of_run.interval(key)
             values = () if interval is None else (interval.mean, *interval.ends)
             if interval is not None and all(map(math.isfinite, values)):
-                mean, *ends = (float(f"{value:.6g}") for value in values)
+                mean, *ends = values
                 runs[run] = [mean, *(ends or (None, None)), interval.count]
         if runs:
             metrics.append({"label": label, "digits": digits, "runs": runs})

@@ -16,6 +16,7 @@ RESAMPLES = 1000
 CONFIDENCE = 0.95
 LEAST = 10  # values for an interval: the bootstrap of two or three is the range from the smallest to the largest
 LEGEND = f"{percent(CONFIDENCE, 0)} intervals from {LEAST} prompts on"
+SPEED = "tok/s"  # the heading of a column of measured speeds, which are the same by chance alone
 TIE = 1e-5  # nats per token: the rounding of another batch shape
 _AT_ONCE = 4_000_000  # numbers drawn at a time
 
@@ -154,7 +155,7 @@ def tables(runs: Mapping[str, RunNumbers], baseline: str | None, *, several: boo
         alone = run.reasons.total() == 1
         ended = ", ".join(reason if alone else f"{count} {reason}" for reason, count in run.reasons.items())
         rows.append([name, *cells, number(run.speed(), 0), ended or "–"])
-    yield Table("", ["run", *heads, "tok/s", "ended by"], rows)
+    yield Table("", ["run", *heads, SPEED, "ended by"], rows)
     if baseline is not None and len(runs) > 1:
         rows = []
         for name, run in runs.items():

@@ -139,7 +139,7 @@ class Began:
     model: str = ""
     seed: Seed | None = None  # None where nothing is drawn
     settings: Annotated[dict[str, Any], LaneSettings] = field(default_factory=dict)
-    place: Natural = 0  # of the prompt in the input, from 1; 0 if the lane's name says more
+    place: Natural = 0  # of the prompt in the input, from 1; 0 if the lane has a name of its own
     encoder_decoder: bool = False  # the text answers the prompt; else it continues it
     shown: str = ""  # the prompt as people read it, where it is a conversation: without the template
     run: Natural = 0  # of a comparison, on the command line, from 1

@@ -261,7 +261,7 @@ class LaneHistory:
     def paths_of(self, hypotheses: Sequence[Hypothesis]) -> list[Path | None]:
         """The path of each finished hypothesis, or None if no event contained it.
 
-        A path has the tokens of its hypothesis. Where a server tells none, it is that of one hypothesis alone.
+        A path has the tokens of its hypothesis. Where a server reports none, it is that of one hypothesis alone.
         """
         ended: dict[tuple[tuple[int, ...], int | None], list[Path]] = {}
         same: dict[tuple[int, ...], Path] = {}

@@ -107,12 +107,6 @@ _AT_ONCE = 64  # texts of a rolling task whose windows are read together
 Encoded = tuple[Any, list[int], list[int]]  # the request's own texts, context, continuation
 
 
-def _has_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
-
-
 class GenctlLM(TemplateLM):  # type: ignore[misc]
     """A checkpoint as a model of lm_eval. `pretrained` and the rest are `--model_args`: see `arguments`.
 
@@ -120,9 +114,11 @@ class GenctlLM(TemplateLM):  # type: ignore[misc]
     """
 
     def __init__(self, pretrained: str, **given: Any) -> None:
+        import torch
+
         super().__init__()
-        if str(given.get("device")).startswith("cuda") and not _has_cuda():
-            given["device"] = None  # cuda:0 is what lm_eval says where nothing is said
+        if str(given.get("device")).startswith("cuda") and not torch.cuda.is_available():
+            given["device"] = None  # cuda:0 is the default of lm_eval
         place, self.arguments = read(pretrained, given)
         arguments = self.arguments
         self.generator: Model = load(
@@ -203,13 +199,12 @@ class GenctlLM(TemplateLM):  # type: ignore[misc]
         config: Mapping[str, Any] = checkpoint.config if checkpoint is not None else {}
         part = config.get("text_config") or config
         named = (part[name] for name in _LENGTHS if isinstance(part.get(name), int))
-        return int(next(named, self.planner.context or self._tokenizer_length() or _DEFAULT_LENGTH))
-
-    def _tokenizer_length(self) -> int | None:
-        """The length that tokenizer_config.json names, if it is one: transformers writes 1e30 for none."""
+        if (known := next(named, self.planner.context)) is not None:
+            return int(known)
         file = self.generator.session.loaded.path / "tokenizer_config.json"
         length = read_json(file, file.name).get("model_max_length") if file.is_file() else None
-        return int(length) if isinstance(length, (int, float)) and length < 1e9 else None
+        # transformers writes 1e30 for a tokenizer without a bound
+        return int(length) if isinstance(length, (int, float)) and 0 < length < 1e9 else _DEFAULT_LENGTH
 
     # -- likelihoods -----------------------------------------------------------------------------------------------
 
@@ -271,22 +266,24 @@ class GenctlLM(TemplateLM):  # type: ignore[misc]
         texts = [request.args[0] for request in requests]
         for begin in range(0, len(texts), _AT_ONCE):
             part = texts[begin : begin + _AT_ONCE]
-            windows = [self._windows(text) for text in part]
+            windows = [
+                [
+                    make_disjoint_window(window)
+                    for window in get_rolling_token_windows(
+                        token_list=self.tok_encode(text),
+                        prefix_token=self.prefix_token_id,
+                        max_seq_len=self.max_length,
+                        context_len=1,
+                    )
+                ]
+                for text in part
+            ]
             flat = [(None, *window) for several in windows for window in several]
             answers = iter(self._loglikelihood_tokens(flat, disable_tqdm=disable_tqdm))
             for text, several in zip(part, windows, strict=True):
                 totals.append(math.fsum(next(answers)[0] for _ in several))
                 self.cache_hook.add_partial("loglikelihood_rolling", (text,), totals[-1])
         return totals
-
-    def _windows(self, text: str) -> list[tuple[list[int], list[int]]]:
-        windows = get_rolling_token_windows(
-            token_list=self.tok_encode(text),
-            prefix_token=self.prefix_token_id,
-            max_seq_len=self.max_length,
-            context_len=1,
-        )
-        return [make_disjoint_window(window) for window in windows]
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
@@ -325,7 +322,9 @@ class GenctlLM(TemplateLM):  # type: ignore[misc]
                 hint = f"did you mean {near}?" if near else "they are the settings of genctl and until, max_gen_toks"
                 raise UsageError(f"gen_kwargs: genctl has no setting {name!r}", hint=hint)
         if wanted["do_sample"]:
-            wanted.setdefault("seed", self._seed())
+            import torch
+
+            wanted.setdefault("seed", int(torch.initial_seed() % 2**32))  # that of lm_eval (--seed)
         # the stop strings are cut away below, as lm_eval does it; they end a thought, as in its `hf` model
         fixed = {
             "stop_strings": stops,
@@ -334,12 +333,6 @@ class GenctlLM(TemplateLM):  # type: ignore[misc]
             "stop_token_ids": [self.eot_token_id],
         }
         return {"max_new_tokens": length, **fixed, **wanted}, stops
-
-    def _seed(self) -> int:
-        """The seed that lm_eval set (--seed)."""
-        import torch
-
-        return int(torch.initial_seed() % 2**32)
 
     def _prompt(self, context: str, length: int) -> list[int]:
         ids = self.tok_encode(context) or [self.prefix_token_id]

@@ -73,7 +73,6 @@
     const share = 100 * Math.exp(Math.min(logprob, 0));
     return share >= 99.95 ? "100%" : share >= 9.95 ? `${share.toFixed(1)}%` : share >= 0.01 ? `${share.toFixed(2)}%` : "<0.01%";
   };
-  const nats = (value) => (value === null || value === undefined ? null : value / SCALE);
   const counted = (many, one, more) => `${many.toLocaleString("en")} ${many === 1 ? one : more || `${one}s`}`;
   const ending = (end) => ({ eos: "ended by itself", length: "cut at max_new_tokens", context: `cut at the ${end.cause || "context"}`, stop: `stopped by ${end.cause || "a criterion"}`,
     time: "cut by the time limit", interrupted: "interrupted", unfinished: "unfinished", scored: "scored" })[end.reason] || end.reason;
@@ -111,7 +110,7 @@
       for (const node of nodes) if (node.state === "v" || node.state === "l") ends.push({ at: node, reason: "unfinished", tokens: node.depth });
     }
     ends.sort((one, other) => (one.place || 1e9) - (other.place || 1e9) || (other.score || 0) - (one.score || 0));
-    for (const end of ends) end.at.end = end;
+    for (const end of ends) Object.assign(end.at, { end, total: typeof end.total === "number" ? end.total : end.at.total });
     for (const node of nodes) Object.assign(node, { last: node.depth, first: node.end ? node.depth : Infinity, best: (node.end && node.end.place) || 1e9 });
     for (const node of nodes.slice(1).reverse()) {
       const parent = node.parent;
@@ -142,9 +141,9 @@
 
   function formula(lane, node, end) {
     const tokens = end ? end.tokens : node.depth;
-    const total = end && end.total !== undefined ? nats(end.total) : node.total;
+    const total = end && end.total !== undefined ? end.total : node.total;
     const penalty = lane.length_penalty === undefined ? 1 : lane.length_penalty;
-    const score = end && end.score !== undefined ? nats(end.score) : total / Math.max(tokens, 1) ** penalty;
+    const score = end && end.score !== undefined ? end.score : total / Math.max(tokens, 1) ** penalty;
     return `score = total / tokens ** length_penalty = ${number(total)} / ${tokens} ** ${penalty} = ${number(score)}`;
   }
 
@@ -308,7 +307,7 @@
       }
       if (tree && tree.ends.length > 1) {
         pickers.push(choice("Sequence", tree.ends.map((end, at) => (end.place ? `${end.place}` : `${at + 1}, not returned`)
-          + (end.score === undefined ? "" : ` · score ${number(nats(end.score))}`) + ` · ${ending(end)}`), (at) => show(place, at), sequence));
+          + (end.score === undefined ? "" : ` · score ${number(end.score)}`) + ` · ${ending(end)}`), (at) => show(place, at), sequence));
       }
       picker.replaceChildren(...pickers);
       body.replaceChildren(...oneLane(lane, tree, tree && tree.ends[sequence], (at) => show(place, at)));
@@ -333,7 +332,7 @@
       const rest = visible(path.slice(from).map((one) => one.text).join("")).replaceAll("\n", "").trim();
       const words = rest || (most === nearest.length ? "(the same text)" : "(ends here)");
       return [el("button", { type: "button", onclick: () => open(place), "aria-label": `show sequence ${place + 1}` }, `${end.place ? "★" : "○"} ${place + 1}`),
-        most ? `+${most}` : "", `${from ? "…" : ""}${brief(words, 120)}`, number(nats(end.score)), number(nats(end.logprob)), String(end.tokens), ending(end)];
+        place && most ? `+${most}` : "", `${from ? "…" : ""}${brief(words, 120)}`, number(end.score), number(end.logprob), String(end.tokens), ending(end)];
     });
     const left = tree.ends.length - paths.length;
     return el("div", { class: "scroll nbest" }, table("Sequences: +n tokens are shared with the nearest one above; ★ is returned",
@@ -367,14 +366,15 @@
     const legend = el("span", { class: "legend" }, "likely", [0, 3, 6, 9].map((at) => el("span", { class: `h${at}` }, "abc")), "surprising");
     parts.push(el("div", { class: "controls" }, radios("Colour by", measures, row.colour),
       checkbox("digits", (on) => row.element.classList.toggle("digits", on)), legend));
-    const least = path.map((token, place) => ({ token, place })).sort((one, other) => one.token.logprob - other.token.logprob).slice(0, 12);
+    const least = path.map((token, place) => ({ token, place })).filter(({ token }) => Math.exp(token.logprob) < 0.99)
+      .sort((one, other) => one.token.logprob - other.token.logprob).slice(0, 12);
     const runner = path.map((token) => { const other = token.top.find((one) => one.id !== token.id); return other ? other.logprob : null; });
     parts.push(el("div", { class: "beside" }, el("div", {}, row.element,
-      el("p", { class: "note" }, [counted(end.tokens, "token"), end.logprob === undefined ? null : `log-probability ${number(nats(end.logprob))} nats`, ending(end),
+      el("p", { class: "note" }, [counted(end.tokens, "token"), end.logprob === undefined ? null : `log-probability ${number(end.logprob)} nats`, ending(end),
         ...(end.unmet || []).map((word) => `lacks ${word}`), end.incomplete && `${end.incomplete}: incomplete`,
         ...Object.entries(lane.figures || {}).map(([name, value]) => `${name} ${value}`.trim())].filter(Boolean).join(" · ")),
-      el("h3", {}, "Least certain"),
-      el("ol", { class: "least" }, least.map(({ token, place }) => el("li", {}, el("button", { type: "button", onclick: () => row.show(place, true) },
+      least.length > 0 && el("h3", {}, "Least certain"),
+      least.length > 0 && el("ol", { class: "least" }, least.map(({ token, place }) => el("li", {}, el("button", { type: "button", onclick: () => row.show(place, true) },
         el("span", { class: "mono" }, quoted(token.id, brief(token.text, 18))), ` ${percent(token.logprob)}`)))),
       has.entropy && curves("Entropy of each step, in nats", path, [["one", "entropy", path.map((one) => one.entropy)]], (at) => row.show(at, true)),
       curves("Log-probability of each step, in nats", path, [["one", "chosen token", path.map((one) => one.logprob)],
@@ -476,7 +476,7 @@
         }
         const mark = node.end ? (node.end.place ? `★${node.end.place} ` : "○ ") : "";
         const penalty = tree.lane.length_penalty === undefined ? 1 : tree.lane.length_penalty;
-        const score = node.end && typeof node.end.score === "number" ? nats(node.end.score) : node.total / Math.max(node.depth, 1) ** penalty;
+        const score = node.end && typeof node.end.score === "number" ? node.end.score : node.total / Math.max(node.depth, 1) ** penalty;
         const figures = `${number(score, 2)}${node.rank ? ` #${node.rank}` : ""}`;
         shapes.push(draw("g", { class: `node${kinds}${node === chosen ? " is-open" : ""}`, role: "button", tabindex: node === chosen || (!chosen && !shapes.some((shape) => shape.dataset.node)) ? 0 : -1,
           "data-node": node.number, "aria-label": `step ${node.depth}: ${quoted(node.id, node.text)}, total ${number(node.total)}, score ${number(score)}${node.rank ? `, rank ${node.rank}` : ""}, ${STATES[node.state] || ""}` },
@@ -513,9 +513,10 @@
 
     function describe() {
       if (!chosen) { facts.replaceChildren("Choose a token to see its path."); return; }
-      const path = pathTo(chosen);
+      const path = pathTo(chosen), exact = chosen.end && chosen.end.logprob;
+      const logprob = typeof exact === "number" ? exact : path.reduce((sum, one) => sum + one.logprob, 0);
       facts.replaceChildren(el("p", { class: "text" }, visible(path.map((one) => one.text).join(""))),
-        el("p", {}, `${chosen.end ? ending(chosen.end) : STATES[chosen.state] || ""} · ${counted(path.length, "token")} · log-probability ${number(path.reduce((sum, one) => sum + one.logprob, 0))} nats`
+        el("p", {}, `${chosen.end ? ending(chosen.end) : STATES[chosen.state] || ""} · ${counted(path.length, "token")} · log-probability ${number(logprob)} nats`
           + (chosen.note ? ` · ${chosen.note}` : "")), el("p", { class: "mono" }, formula(tree.lane, chosen, chosen.end)));
     }
 
@@ -564,7 +565,7 @@
     const rows = data.lanes.flatMap((lane, place) => {
       const one = (lane.sequences || [])[0];
       return [{ place, order: lane.place || place, name: nameOf(lane), prompt: lane.prompt || "", text: one ? one.text : lane.error ? lane.error.message : "", tokens: one ? one.tokens : null,
-        mean: one && one.tokens && typeof one.logprob === "number" ? nats(one.logprob) / one.tokens : null, end: lane.error ? "failed" : one ? ending(one) : "" }];
+        mean: one && one.tokens && typeof one.logprob === "number" ? one.logprob / one.tokens : null, end: lane.error ? "failed" : one ? ending(one) : "" }];
     });
     const heads = [["name", "prompt"], ["prompt", "begins"], ["text", "text"], ["tokens", "tokens"], ["mean", "log-probability per token"], ["end", "ended"]];
     let sorted = ["order", 1], wanted = "", shown = 200;

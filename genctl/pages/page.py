@@ -16,11 +16,11 @@ from importlib import resources
 from typing import Any
 
 from genctl.events import Began, CacheRead, Event, Finished, Loading
-from genctl.pages.search_tree import SCALE, TreeBuilder, TreeDetail, Vocabulary, columns, scaled
+from genctl.pages.search_tree import SCALE, TreeBuilder, TreeDetail, Vocabulary, columns, known
 from genctl.terminal.widgets import visible
 
 HELD = 300_000  # nodes of search trees that are held; prompts that end later keep their texts alone
-LISTED = 20_000  # prompts on a page; of more only the number is said
+LISTED = 20_000  # prompts on a page; the others are only counted
 LONG = 400  # characters of a prompt or text in a page that is cut down
 
 
@@ -133,8 +133,8 @@ class PageData:
                 {
                     "text": cut(hypothesis.text, long),
                     "tokens": hypothesis.length,
-                    "logprob": scaled(hypothesis.logprob),
-                    "score": scaled(hypothesis.score),
+                    "logprob": known(hypothesis.logprob),
+                    "score": known(hypothesis.score),
                     "reason": hypothesis.reason,
                     "cause": hypothesis.cause,
                 }
@@ -191,8 +191,8 @@ def facts_of(page: PageData) -> list[tuple[str, str]]:
 LARGEST = 2_000_000  # bytes of a page, unless its texts alone are longer
 WITHOUT_SCRIPT = 500  # prompts that are shown where scripts are off
 
-# From the whole run to what always fits: how much of the trees, whether prompts and texts are cut, and what the page
-# says of it.
+# From the whole run to what always fits: how much of the trees, whether prompts and texts are cut, and the note on the
+# page.
 _STAGES: tuple[tuple[TreeDetail, bool, str], ...] = (
     (TreeDetail(), False, ""),
     (TreeDetail("returned"), False, "alternatives are kept for returned sequences only"),
@@ -213,7 +213,7 @@ _STAGES: tuple[tuple[TreeDetail, bool, str], ...] = (
 
 
 def page(data: PageData) -> bytes:
-    """The page in UTF-8. Details are left out until it has at most LARGEST bytes, alternatives first; it says which."""
+    """The page in UTF-8. Until it has at most LARGEST bytes, details are left out, alternatives first."""
     style, script = (file_text(name) for name in ("page.css", "page.js"))
     text = ""
     for document, left_out in _documents(data):
@@ -259,7 +259,6 @@ def _filled(data: PageData, document: Mapping[str, Any], style: str, script: str
         document=document,
         lanes=document["lanes"][:WITHOUT_SCRIPT],
         more=max(len(document["lanes"]) - WITHOUT_SCRIPT, 0),
-        scale=SCALE,
         style=style,
         style_digest=digest(style),
         script=script,

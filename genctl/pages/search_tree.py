@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from genctl.events import Began, Ended, Event, Failed, Finished, Hypothesis, Loading, Stepped, Token
 from genctl.events.history import ROOT, LaneHistory, Path
+from genctl.terminal.score_formula import logprob_beside_total
 
 # inner: has children · returned, finished: a sequence ends here · died: no row continued it ·
 # left: live when the search ended · live: still live
@@ -142,7 +143,7 @@ class TreeBuilder:
         return SearchTree(self.history, self._paths, self._died)
 
     def drop_rows(self) -> None:
-        """Forget the rows, which frees their memory; the other events of the lane are kept."""
+        """Forget the rows, which frees their memory; the other events of the lane stay."""
         self.history = replace(self.history, rows=(), endings=None)
         self._paths, self._died, self.has_tokens = [], {}, False
 
@@ -175,10 +176,11 @@ class SearchTrees:
 
 # -- the tree of a lane as columns of short numbers, which a page can carry by the ten thousand ------------------------
 # A node is one token. Node 0 is the prompt and has no entry; entry i - 1 of each column belongs to node i.
-# Log-probabilities and entropies are whole numbers of 1/SCALE nats.
+# Log-probabilities and entropies are whole numbers of 1/SCALE nats; the figures of `ends` are in nats.
 
 
-SCALE = 10_000
+SCALE = 1_000_000  # the page rounds to three decimals: what it adds up is exact enough to be rounded once
+SUMS = SCALE // 10_000  # of sums in float32
 LETTERS = {"inner": "i", "returned": "r", "finished": "f", "died": "d", "left": "l", "live": "v"}
 
 
@@ -200,7 +202,7 @@ class Vocabulary:
         self.entries: dict[tuple[int, str], int] = {}
 
     def number(self, id: int, text: str) -> int:
-        """The number of a token, which is new or was met before."""
+        """The number of a token; a new one gets the next number."""
         return self.entries.setdefault((id, text), len(self.entries))
 
     def listed(self) -> list[list[Any]]:
@@ -266,6 +268,11 @@ def scaled(value: float | None) -> int | None:
     return None if value is None or not math.isfinite(value) else round(value * SCALE)
 
 
+def known(value: float) -> float | None:
+    """A number for JSON; None where it is not finite."""
+    return value if math.isfinite(value) else None
+
+
 def _parent(node: Node) -> Node:
     assert node.parent is not None
     return node.parent
@@ -292,7 +299,7 @@ def _extra(nodes: Sequence[Node]) -> list[int]:
         total = before + own if node.total is None or not math.isfinite(node.total) else node.total
         totals[node] = total
         added = scaled(total - before - own) or 0
-        extra.append(0 if abs(added) <= 1 else added)  # float32 sums
+        extra.append(0 if abs(added) <= SUMS else added)
     return extra
 
 
@@ -327,9 +334,9 @@ def _end(node: Node, number: int) -> dict[str, Any]:
         "node": number,
         "reason": hypothesis.reason,
         "tokens": hypothesis.length,
-        "total": scaled(hypothesis.total),
-        "logprob": scaled(hypothesis.logprob),
-        "score": scaled(hypothesis.score),
+        "total": known(hypothesis.total),
+        "logprob": known(logprob_beside_total(hypothesis)),
+        "score": known(hypothesis.score),
     }
     optional = {
         "place": node.place,

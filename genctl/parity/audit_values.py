@@ -58,6 +58,9 @@ class Audit:
     notes: tuple[str, ...] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return f"<{self.trace} against {self.reference}: {self.verdict}>"
+
 
 # -- numbers that no model gives ---------------------------------------------------------------------------------------
 

@@ -211,10 +211,14 @@ class Record(TypedDict, total=False):
     text: Word
 
 
+class NoLogprobs(BadShape):
+    """A record of genctl without log-probabilities."""
+
+
 def _record(data: Record) -> Iterator[Row]:
     scores = data.get("scores")
     if (tokens := scores or data.get("tokens")) is None or isinstance(tokens, int):
-        raise BadShape("tokens: expected tokens with log-probabilities (--scores or --top-logprobs K writes them)")
+        raise NoLogprobs("the record has no log-probabilities of its tokens")
     pieces = [
         piece(one.get("id"), one.get("text"), one.get("logprob"), (piece(*top) for top in one.get("top") or ()))
         for one in fit(list[RecordToken], tokens, "tokens")
@@ -316,6 +320,7 @@ FITTING = (
     "Ollama, LM Studio; prompt_ids, completion_ids and logprobs (--field names them); genctl's records with --scores "
     "or --top-logprobs; samples of lm-evaluation-harness"
 )
+WRITING = "genctl writes them with --scores (or --top-logprobs K, with alternatives): record the run once more with it"
 
 # -- documents ---------------------------------------------------------------------------------------------------------
 
@@ -366,6 +371,6 @@ def rows_of(data: Any, where: str, id: str, fields: Mapping[str, str] = {}) -> l
             raise BadShape(f"no numbers of tokens: it has {keys}")
         rows = [*shape.rows(value_of(shape.hint, {**body, **named}))]
     except BadShape as error:
-        raise InputError(f"{where}: {error}", hint=FITTING) from None
+        raise InputError(f"{where}: {error}", hint=WRITING if isinstance(error, NoLogprobs) else FITTING) from None
     given = {"id": id if own is None else own, "own_id": own is not None}
     return [TraceRow(**{**given, "sequence": place, **row}) for place, row in enumerate(rows)]

@@ -109,6 +109,9 @@ class Quantiles:
     q25: float = math.nan
     q75: float = math.nan
 
+    def __repr__(self) -> str:
+        return f"Quantiles(mean={self.mean:.3g}, median={self.median:.3g}, p99={self.q99:.3g}, max={self.max:.3g})"
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -121,6 +124,9 @@ class Estimate:
     def interval(self) -> tuple[float, float]:
         """About 95 percent: two standard errors to both sides."""
         return self.value - 2 * self.uncertainty, self.value + 2 * self.uncertainty
+
+    def __repr__(self) -> str:
+        return f"Estimate({self.value:.6g}, uncertainty={self.uncertainty:.2g})"
 
 
 @dataclass(frozen=True)
@@ -142,6 +148,9 @@ class Summary:
     probability_rms: Estimate  # root mean square of Δp
     kl_high: Quantiles | None = None  # of the upper bounds, where KL is bounded
     perplexity_positions: int | None = None  # where fewer positions have log-probabilities of their tokens
+
+    def __repr__(self) -> str:
+        return f"Summary({self.positions} positions, kl={self.kl!r}, agreement={self.agreement!r})"
 
 
 @dataclass(frozen=True)
@@ -169,6 +178,9 @@ class Noise:
     how: str  # one sentence: what was measured, and how
     typical_allowed: float = 0.0  # the largest median ratio that rounding itself reaches
     changed: float | None = None  # nats: the most by which a server that is asked twice changes a log-probability
+
+    def __repr__(self) -> str:
+        return f"Noise({self.positions} positions, margin={self.margin:.3g})"
 
 
 @dataclass(frozen=True)
@@ -224,6 +236,9 @@ class Parity:
     def sentence(self) -> str:
         """The verdict with its reason."""
         return f"{self.word}: {self.reason}"
+
+    def __repr__(self) -> str:
+        return f"<{self.other} against {self.reference}: {self.word}>"
 
 
 @dataclass(frozen=True)

@@ -63,10 +63,10 @@ def word_boundary(text: str, other: str) -> int:
 
 
 def column(found: Sequence[BranchPoint]) -> list[str]:
-    """The column `+31 │` before the texts; [] where no text shares anything with another."""
-    if not any(each.shared for each in found):
+    """The column `+31 │` before the texts, empty for the first; [] where no text shares anything with one above it."""
+    if not any(each.shared for each in found[1:]):
         return []
-    cells = [f"+{each.shared}" if each.shared else "" for each in found]
+    cells = ["", *(f"+{each.shared}" if each.shared else "" for each in found[1:])]
     size = max(map(len, cells))
     return [f"{cell:>{size}} │ " for cell in cells]
 

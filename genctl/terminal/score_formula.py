@@ -47,6 +47,11 @@ def number(value: float) -> str:
     return widgets.rounded(value)
 
 
+def logprob_beside_total(one: Hypothesis) -> float:
+    """Its log-probability; its total, where rounding alone separates the two, so that both look the same."""
+    return one.total if math.isclose(one.logprob, one.total, rel_tol=2e-6) else one.logprob
+
+
 def formula(lane: LaneHistory, best: Hypothesis) -> str:
     """The score of a hypothesis as a formula on one line."""
     numbers = f"{number(best.total)} / {len(best.tokens)} ** {penalty_of(lane)!r}"

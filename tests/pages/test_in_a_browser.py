@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from genctl.events import Failed, Stepped
+from genctl.events import Began, Ended, Event, Failed, Finished, Hypothesis, Row, Stepped, Token
 from genctl.tree.saved import read_tree
 from tests.cli.tool import genctl
 from tests.hostile.corpus import TEXTS
@@ -201,6 +201,38 @@ def test_the_least_certain_tokens_jump_to_their_place(window: Any) -> None:
     assert word is not None
     first.click()
     assert word[1] in page.locator("#tokens .token.is-open").inner_text()
+
+
+def test_a_token_of_99_percent_is_not_among_the_least_certain(window: Any) -> None:
+    for logprob, listed in ((-0.02, True), (-0.005, False)):
+        events: list[Event] = [Began("0", "A prompt", "greedy", "made-up")]
+        total = 2 * logprob
+        tokens = tuple(Token(id, logprob, word, 1) for id, word in enumerate((" an", " owl")))
+        ended = Hypothesis((0, 1), total, total, "length", logprob, text=" an owl")
+        events += [Stepped("0", 0, (), (Ended("0", 0, tokens, ended),)), Finished("0", (ended,))]
+        assert (window(page_of(events)).locator("#tokens .least").count() == 1) is listed
+
+
+def test_the_first_sequence_shares_nothing_with_one_above_and_sums_are_rounded_once(window: Any) -> None:
+    """Forty tokens of -0.29704999: each rounded to -0.2970 adds up to -11.880, and -11.8819996 rounds to -11.882."""
+    logprob, shared = -0.29704999, [Token(id, -0.29704999, f" w{id}", 1) for id in range(39)]
+    events: list[Event] = [Began("0", "A prompt", "beam", "made-up", settings={"length_penalty": 0.0})]
+    events.append(Stepped("0", 0, (Row("0", 0, tuple(shared), 39 * logprob, 39 * logprob),)))
+    ends = []
+    for id in (40, 41):
+        tokens = (Token(id, logprob, f" w{id}", 1),)
+        one = Hypothesis((*range(39), id), 40 * logprob, 40 * logprob, "length", 40 * logprob)
+        ends.append(Ended("0", 0, tokens, one))
+    events += [Stepped("0", 1, (), tuple(ends)), Finished("0", tuple(end.hypothesis for end in ends))]
+    page = window(page_of(events))
+    rows = [row.locator("td").all_inner_texts() for row in page.locator("#tokens .nbest tbody tr").all()]
+    shares = [cells[0] for cells in rows]
+    assert shares == ["", "+39"]
+    last = page.locator("#search [aria-label^='step 40:']").first
+    last.click()
+    panel = page.locator("#search .panel").inner_text()
+    assert panel.count("-11.882") == 3  # the log-probability, the total and the score
+    assert "total -11.882, score -11.882" in last.get_attribute("aria-label")
 
 
 def test_colours_follow_the_measure(window: Any) -> None:

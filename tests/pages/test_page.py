@@ -11,6 +11,7 @@ import pytest
 
 from genctl.events import Failed, Finished
 from genctl.pages.page import LARGEST, PageData, filled, script_json
+from genctl.pages.search_tree import SCALE
 from tests.hostile.corpus import TEXTS
 from tests.pages.pages import page_of, parts_of, search, sentence
 
@@ -98,7 +99,7 @@ def test_the_tokens_of_a_search_can_be_read_back() -> None:
     first = events[1].rows[0]  # type: ignore[union-attr]
     id, text = parts_of(events).data["vocabulary"][tree["token"][0]]
     assert (id, text) == (first.written[0].id, first.written[0].text)
-    assert math.isclose(tree["logprob"][0] / 10_000, first.logprob, abs_tol=1e-4)
+    assert math.isclose(tree["logprob"][0] / SCALE, first.logprob, abs_tol=1 / SCALE)
     assert tree["trace"]["1"][0][:2] == ["top_p", first.written[0].trace[0].removed]
 
 
@@ -111,7 +112,7 @@ def test_what_penalties_add_to_a_total_is_on_the_page() -> None:
     import dataclasses
 
     events[1] = dataclasses.replace(stepped, rows=(dataclasses.replace(row, total=row.total - 2.0),))  # type: ignore[type-var]
-    assert parts_of(events).data["lanes"][0]["tree"]["extra"][:2] == [-20_000, 20_000]
+    assert parts_of(events).data["lanes"][0]["tree"]["extra"][:2] == [-2 * SCALE, 2 * SCALE]
 
 
 def test_ten_thousand_tokens_with_eight_beams_are_under_two_megabytes_and_the_page_says_what_is_left_out() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from genctl.pages.search_tree import SCALE
 from tests.cli.tool import genctl
 from tests.pages.pages import Parts
 
@@ -112,7 +113,7 @@ def test_scored_texts_have_a_strip_and_figures(tmp_path: Path) -> None:
     parts = Parts(page.read_text())
     (lane,) = parts.data["lanes"]
     record = json.loads(plain.out)
-    assert lane["tree"]["logprob"] == [round(one["logprob"] * 10_000) for one in record["scores"]]
+    assert lane["tree"]["logprob"] == [round(one["logprob"] * SCALE) for one in record["scores"]]
     assert lane["tree"]["rank"] == [one["rank"] for one in record["scores"]]
     assert "perplexity" in lane["figures"][""]
     shown = facts_of(parts)

@@ -35,8 +35,9 @@ def lane(events: list[Event]) -> LaneHistory:
 def test_rows_of_the_table_that_begin_alike_show_where_they_differ_at_every_width() -> None:
     for width in (44, 60, 80, 140):
         lines = [line.plain for line in table(lane(alike()), 4, width)]
-        for line, end in zip(lines[1:5], ENDINGS, strict=True):
-            assert line.endswith(f"+21 │ …{end.strip()}"), (width, lines)
+        for place, (line, end) in enumerate(zip(lines[1:5], ENDINGS, strict=True)):
+            shared = "+21" if place else "   "  # nothing is above the first
+            assert line.endswith(f"{shared} │ …{end.strip()}"), (width, lines)
         assert all(len(line) <= width for line in lines)
         assert "+n tokens shared with the nearest text above" in " ".join(lines)
 
@@ -45,7 +46,7 @@ def test_each_text_leaves_the_one_that_it_is_nearest_to() -> None:
     texts = ["a b c d", "x y", "a b c e", "a b f"]
     ids = [[1, 2, 3, 4], [7, 8], [1, 2, 3, 5], [1, 2, 6]]
     found = divergences(texts, ids)
-    assert column(found) == ["+3 │ ", "   │ ", "+3 │ ", "+2 │ "]
+    assert column(found) == ["   │ ", "   │ ", "+3 │ ", "+2 │ "]
     assert [part.plain for part in parts(texts, found, 5)] == ["…d", "x y", "…e", "…f"]
 
 

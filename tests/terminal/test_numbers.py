@@ -8,7 +8,7 @@ from genctl.commands.inspect import report
 from genctl.commands.run.beam_picture import from_word
 from genctl.comparing import statistics
 from genctl.errors import count
-from genctl.events import Began, Row
+from genctl.events import Began, Hypothesis, Row
 from genctl.events.history import Path
 from genctl.terminal import score_formula, widgets
 from genctl.terminal.run_history import RunHistory
@@ -17,6 +17,14 @@ from tests.terminal.streams import token
 
 def test_what_rounds_to_nothing_has_no_sign() -> None:
     assert [widgets.rounded(value) for value in (-0.0, -0.0004, -0.0006, 0.0)] == ["0.000", "0.000", "-0.001", "0.000"]
+
+
+def test_a_log_probability_looks_like_its_total_where_rounding_alone_separates_them() -> None:
+    """Totals are float32 sums of the numbers that a log-probability adds up exactly."""
+    one = Hypothesis((1,), -11.8814999, -11.8815001, "length", -11.8815001)
+    assert score_formula.number(score_formula.logprob_beside_total(one)) == score_formula.number(one.total) == "-11.882"
+    penalised = Hypothesis((1,), -11.8814999, -12.0, "length", -12.0)
+    assert score_formula.number(score_formula.logprob_beside_total(penalised)) == "-11.881"
 
 
 def test_a_large_perplexity_is_written_in_digits() -> None:

@@ -13,7 +13,7 @@ from genctl.io.writers import Format
 from genctl.parity.causes import CAUSES
 
 AUDITED = OptionGroup("What is audited")
-DECLARED = ("dtype", "quantize")  # of the engine: not set, but said of it
+DECLARED = ("dtype", "quantize")  # facts about the engine, not settings
 UNEXPLAINED = "unexplained"
 
 
@@ -48,7 +48,7 @@ class AuditOptions(ModelOptions):
 
     @property
     def declared(self) -> dict[str, object]:
-        """What is said of the engine behind @. Raises UsageError."""
+        """What the user declares of the engine, behind @. Raises UsageError."""
         name, rest = split(self.arguments[0])
         values = read_settings(rest, f"trace {name}")
         for key in values:
@@ -58,7 +58,7 @@ class AuditOptions(ModelOptions):
 
     @property
     def is_server(self) -> bool:
-        """Whether a server is asked."""
+        """Whether the trace comes from a server that is queried now."""
         return self.trace.startswith(SERVER)
 
 

@@ -14,13 +14,14 @@ from genctl.commands.compare.options import CompareOptions
 from genctl.commands.job import Job
 from genctl.comparing import outputs
 from genctl.comparing.outputs import ComparedPrompt, Measured, measured, records
-from genctl.comparing.statistics import LEGEND, RunNumbers, Table, tables
+from genctl.comparing.statistics import LEGEND, SPEED, RunNumbers, Table, tables
 from genctl.config.layers import Resolved
 from genctl.errors import count
 from genctl.io import writers
 from genctl.io.rows import BadRow, InputRow
 from genctl.terminal import widgets
 from genctl.terminal.summary import DOT, put, stop_words
+from genctl.terminal.summary import lines as lines_of_items
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -242,10 +243,20 @@ class ComparisonOutput:
                 self.out.print(line)
 
     def _table(self, table: Table) -> list[Text]:
-        """A table and its title, as one part."""
+        """A table and its title, as one part. What is the same for all runs is a line above it, and no column."""
         room = self.width or shown.UNBROKEN
-        title = shown.wrapped(Text(table.title, style="dim"), self.out, room) if table.title else []
-        return [*title, *widgets.table_lines(table.headings, table.rows, self.width)]
+        lines = shown.wrapped(Text(table.title, style="dim"), self.out, room) if table.title else []
+        columns = list(zip(table.headings, *table.rows, strict=True))
+        if table.headings[0] == "run" and len(table.rows) > 1:
+            common = [column for column in columns[1:] if len(set(column[1:])) == 1 and column[0] != SPEED]
+            columns = [column for column in columns if column not in common]
+            if common:
+                words = DOT.join(f"{heading} {cell}" for heading, cell, *_ in common)
+                lines += lines_of_items(Text(f"all runs: {words}", style="dim"), room)
+        if len(columns) > 1:
+            headings, *rows = zip(*columns, strict=True)
+            lines += widgets.table_lines(headings, rows, self.width)
+        return lines
 
 
 def heading(row: InputRow | BadRow, width: int) -> Text:

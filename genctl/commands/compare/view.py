@@ -160,7 +160,7 @@ def _body(texts: Sequence[tuple[Section, str]], console: Console, width: int, he
 
 
 def _cut(lines: list[Text], hidden: int, width: int, height: int) -> list[Text]:
-    """At most `height` lines of at most `width` cells; the last one says how many texts are not shown, if any."""
+    """At most `height` lines of at most `width` cells; the last one counts the texts that are not shown, if any."""
     if hidden and height > 1:
         lines = [*lines[: height - 1], Text(f"… and {hidden} more", style=theme.DIM)]
     return [widgets.fit(line, width) for line in lines[: max(height, 0)]]

@@ -10,7 +10,7 @@ from rich.style import Style
 from rich.text import Text
 
 from genctl.commands.inspect.measurement import CROSS
-from genctl.commands.inspect.report import PIPE, Report, Step
+from genctl.commands.inspect.report import PIPE, Report, Step, shape_words
 from genctl.errors import count
 from genctl.terminal import theme, widgets
 from genctl.terminal.text_width import hanging, wrap
@@ -59,7 +59,7 @@ def _cache_after(step: Step, width: int) -> list[Text]:
     lines = []
     kinds: dict[str, dict[str, None]] = {}
     for layer in step["layers"]:
-        kinds.setdefault(layer["kind"], {})[str(layer["shape"])] = None
+        kinds.setdefault(layer["kind"], {})[shape_words(layer)] = None
     for kind, shapes in kinds.items():
         words = ", ".join(shapes)
         if kind == CROSS and step["cross_attention"] == "computed":

@@ -78,7 +78,7 @@ INSPECT_CACHE = Command(
 
 
 def check_length(early: Resolved, given: int | None, steps: int) -> None:
-    """Raises UsageError where another option says how many tokens are written."""
+    """Raises UsageError where another option sets the number of new tokens."""
     for name in ("max_new_tokens", "max_length", "batch_size"):
         setting = early.settings.get(name)
         if setting is None or setting.kind != "command" or setting.value is None:

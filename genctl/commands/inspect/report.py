@@ -13,6 +13,7 @@ from rich.cells import cell_len
 from rich.style import Style
 from rich.text import Text
 
+from genctl.commands.inspect.measurement import STATE
 from genctl.errors import count, percent, size
 from genctl.terminal import theme, widgets
 from genctl.terminal.text_width import hanging
@@ -22,7 +23,7 @@ Layer: TypeAlias = Mapping[str, Any]
 Step: TypeAlias = Mapping[str, Any]
 
 MOST = 24  # with more lines of layers, equal layers share a line even if others lie between them
-PIPE = 120  # cells of a rule where nobody says how wide the page is
+PIPE = 120  # cells of a rule where there is no terminal
 LABEL = 10  # cells
 NOT_COUNTED = "activations and the framework's own memory are not counted"
 
@@ -121,7 +122,7 @@ def layer_lines(report: Report, width: int | None) -> list[Text]:
     rows, notes = [], []
     for group in groups:
         layer = group[0]
-        cells = [layer["kind"], str(layer["shape"]), layer["dtype"], layer["device"]]
+        cells = [layer["kind"], shape_words(layer), layer["dtype"], layer["device"]]
         rows.append([label_of(group), *cells, f"{sum(one['bytes'] for one in group):,}"])
         note = [f"{len(group)} × {layer['bytes']:,}"] if len(group) > 1 else []
         if "window" in layer:
@@ -131,12 +132,24 @@ def layer_lines(report: Report, width: int | None) -> list[Text]:
         if "shared" in layer:
             note.append(f"{layer['shared']} columns stored once for all rows")
         if "value_shape" in layer:
-            note.append(f"values {layer['value_shape']}")
+            note.append(f"values {shape_words(layer, layer['value_shape'])}")
         if "states" in layer:
-            note.append(" + ".join(f"{name} {shape}" for name, shape in layer["states"].items()))
+            note.append(" + ".join(f"{name} {shape_words(layer, shape)}" for name, shape in layer["states"].items()))
         notes.append(", ".join(note))
     heads = ["layer", "kind", "shape", "dtype", "device", "bytes"]
-    return table(heads, rows, width, right={5}, notes=notes, shrinks=1)
+    columns = [[head, *cells] for head, *cells in zip(heads, *rows, strict=True)]
+    if width is not None and sum(max(map(cell_len, column)) + 2 for column in columns) > width + 2:
+        notes = ["\n".join(filter(None, (row.pop(2), note))) for row, note in zip(rows, notes, strict=True)]
+        del heads[2]
+    return table(heads, rows, width, right={len(heads) - 1}, notes=notes, shrinks=1)
+
+
+def shape_words(layer: Layer, shape: Sequence[int] | None = None) -> str:
+    """The shape of a layer's keys, or another one of it, with the names of the dimensions; of a state the batch's."""
+    shape = layer["shape"] if shape is None else shape
+    names = ("batch",) if layer["kind"] == STATE else ("batch", "heads", "tokens", "head_dim")
+    words = [f"{name} {length}" for name, length in zip(names, shape, strict=False)]
+    return f"[{', '.join([*words, *map(str, shape[len(names) :])])}]"
 
 
 def grouped(layers: Sequence[Layer], most: int = MOST) -> list[list[Layer]]:

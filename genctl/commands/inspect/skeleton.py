@@ -138,8 +138,8 @@ def build(runtime: Runtime, *, allow_pickle: bool = False, trust_remote_code: bo
 def probe(skeleton: Skeleton, form: str) -> list[dict[str, Any]]:
     """The contents of a cache of the form (`cache_implementation`) with `PROBE` tokens in one row: see `describe`.
 
-    [] if nothing is kept. Raises ModelError if the architecture cannot run with this config, or if its code depends on
-    numbers and the config does not have the sizes of its heads.
+    [] for a model without a cache. Raises ModelError if the architecture cannot run with this config, or if its code
+    depends on numbers and the config does not have the sizes of its heads.
     """
     model = skeleton.model
     if isinstance(model, NativeModel) and form != "off":
@@ -271,7 +271,7 @@ def _saved(spec: Spec, names: Names) -> Shapes:
         stacks.append((spec.encoder, names.encoder))
     shapes: Shapes = {}
     for part, theirs in stacks:
-        # the plan of a stack asks which of these the files hold
+        # StackPlan looks these names up among those of the files
         held: Shapes = {theirs.prefix: (), f"{theirs.prefix}{theirs.positions}.weight": ()}
         stack = StackPlan(part, theirs, held)
         shapes |= stack.wanted()

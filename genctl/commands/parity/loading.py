@@ -56,7 +56,7 @@ def check_same(reference: LoadedModel, other: LoadedModel, texts: Iterable[tuple
         try:
             own, others = (encode(one.tokenizer, text, add_special_tokens=True) for one in both)
         except GenctlError:
-            continue  # whoever reads this text says so
+            continue  # reported when this text is read
         for at, (a, b) in enumerate(zip_longest(own, others), 1):
             if a != b:
                 words = f"token {at} of text {name} is {shown(mine.get(a), theirs.get(b))}"
@@ -143,13 +143,13 @@ class LoadedSides:
         return LocalSide(side.name, engine, resolved, width=width)
 
     def keep(self, *sides: Side) -> None:
-        """Let go of all checkpoints but those of these sides."""
+        """Free all checkpoints but those of these sides."""
         kept = {loaded_with(side.early.runtime, "prompt_cache") for side in sides}
         for key in [key for key in self.engines if key not in kept]:
             self.engines.pop(key).close()
 
     def close(self) -> None:
-        """Let go of all checkpoints."""
+        """Free all checkpoints."""
         self.keep()
 
 

@@ -1,6 +1,6 @@
 """A pytest plugin: `genctl_golden` and `genctl_parity`, gates that say when they were skipped.
 
-Nothing of genctl beside this module is imported until a test asks for one of the fixtures.
+Nothing of genctl beside this module is imported until a test uses one of the fixtures.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Nothing is said yet."""
+    """Start without lines for the summary."""
     config.stash[_lines] = []
 
 
@@ -76,7 +76,7 @@ def genctl_parity() -> Callable[..., Parity]:
 
 
 def _plain(work: Callable[[], Any]) -> Any:
-    """What `work` gives; an error that a person can mend fails the test with its message, without a traceback."""
+    """The result of `work`; a GenctlError fails the test with its message, without a traceback."""
     __tracebackhide__ = True
     from genctl.errors import GenctlError
 
@@ -110,7 +110,7 @@ def pytest_deselected(items: Iterable[pytest.Item]) -> None:
 
 
 class _Listener:
-    """Collects what reports say, those of other processes too."""
+    """Collects the lines of reports, also of those from other processes."""
 
     def __init__(self, lines: list[str]) -> None:
         self._lines = lines
@@ -122,12 +122,12 @@ class _Listener:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Begin to listen."""
+    """Register the collector of lines."""
     session.config.pluginmanager.register(_Listener(session.config.stash[_lines]), "genctl-gates")
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Say which gates were skipped, and what was written."""
+    """Print which gates were skipped, and what was written."""
     if lines := config.stash[_lines]:
         terminalreporter.section("genctl")
         for line in lines:

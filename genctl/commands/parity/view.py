@@ -330,7 +330,7 @@ STAGES = {
 class LivePairs:
     """Draws the pairs: finished ones with their verdict, the current one with its progress. `clock` gives seconds.
 
-    `stages` are the words for what `measure` or an audit says that it begins.
+    `stages` has the words for the stages that `measure` or an audit reports.
     """
 
     def __init__(
@@ -350,7 +350,7 @@ class LivePairs:
         self._show(at_once=True)
 
     def stage(self, stage: str) -> None:
-        """What begins now."""
+        """The next stage begins."""
         self._stage = self._stages.get(stage, stage)
         self._show(at_once=True)
 

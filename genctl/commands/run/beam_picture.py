@@ -19,7 +19,7 @@ from genctl.events.history import LaneHistory, Path
 from genctl.events.stable_prefix import common_ancestor
 from genctl.terminal import divergences, theme, widgets
 from genctl.terminal.divergences import disambiguate
-from genctl.terminal.score_formula import number, penalty_of, score
+from genctl.terminal.score_formula import logprob_beside_total, number, penalty_of, score
 from genctl.terminal.summary import DOT
 from genctl.terminal.summary import lines as lines_of_items
 from genctl.terminal.text_width import first_cells, last_cells, wrap
@@ -224,7 +224,8 @@ def table(lane: LaneHistory, beams: int, width: int) -> list[Text]:
     chosen = lane.finished is not None and bool(lane.finished.others)
     columns = {"rank": [Text(f"{entry.mark} {place:>4}") for place, entry in enumerate(shown, 1)]}
     for name in ("score", "logprob") if chosen else ("score", "total", "logprob"):
-        columns[name] = [Text(number(getattr(row, name))) for row in rows]
+        values = [logprob_beside_total(row) if name == "logprob" else getattr(row, name) for row in rows]
+        columns[name] = [Text(number(value)) for value in values]
     columns["tokens"] = [Text(str(row.length)) for row in rows]
     columns["ended"] = [
         Text(f"{row.reason} “{first_cells(row.cause, 12)}”" if row.cause else row.reason) for row in rows

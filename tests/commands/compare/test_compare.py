@@ -180,9 +180,10 @@ def test_many_prompts_give_means_intervals_and_a_win_table(gpt2: Path, tmp_path:
     assert done.status == 0, done.err
     lines = done.out.splitlines()
     assert "over 10 prompts (95% intervals from 10 prompts on)" in lines[0]
-    assert [line.split()[0] for line in lines[1:4]] == ["run", "greedy", "nucleus"]
+    assert lines[1] == "all runs: tokens 6 [6, 6] · ended by 10 length"
+    assert [line.split()[0] for line in lines[2:5]] == ["run", "greedy", "nucleus"]
     records = [record for record in genctl(*arguments, "--format", "jsonl").records]
-    for run, line in zip(("greedy", "nucleus"), lines[2:4], strict=True):
+    for run, line in zip(("greedy", "nucleus"), lines[3:5], strict=True):
         values = [record["metrics"]["mean_logprob"] for record in records if record["run"] == run]
         mean, low, high = map(float, re.findall(r"(-?\d+\.\d{3}) \[(-?\d+\.\d+), (-?\d+\.\d+)\]", line)[0])
         assert mean == pytest.approx(sum(values) / 10, abs=6e-4)
@@ -523,5 +524,17 @@ def test_a_difference_is_minus_the_baseline_and_runs_keep_their_order() -> None:
     table = next(place for place, line in enumerate(lines) if line.startswith("run "))
     assert [line.split()[0] for line in lines[table + 1 : table + 4]] == ["nucleus", "greedy", "beam5"]
     minus = lines.index("minus greedy")
-    assert [line.split()[0] for line in lines[minus + 1 : minus + 4]] == ["run", "nucleus", "beam5"]
-    assert lines[minus + 2].split()[1] == "0"  # tokens: a whole number, without a sign
+    assert lines[minus + 1].startswith("all runs: tokens 0 · ")  # a whole number, without a sign
+    assert [line.split()[0] for line in lines[minus + 2 : minus + 5]] == ["run", "nucleus", "beam5"]
+
+
+def test_what_is_the_same_for_all_runs_is_said_once_above_the_table() -> None:
+    words = ("compare", "-m", "builtin:stories", "-n", "4", "Once")
+    done = genctl(*words, "--strategy", "greedy", "--strategy", "b:length_penalty=0.0,num_beams=2")
+    above, heads, *rows = done.out.split("\n\n")[1].splitlines()
+    assert re.sub(r"-?\d\.\d+", "N", above) == (
+        "all runs: tokens 4 · logprob/token N · perplexity N · entropy N · distinct-1 N · distinct-2 N · repeat 0 · "
+        "ended by length"
+    )
+    assert heads.split() == ["run", "score", "tok/s"]  # a speed is measured, and the same by chance alone
+    assert [row.split()[0] for row in rows] == ["greedy", "b"]

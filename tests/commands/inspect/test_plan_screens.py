@@ -39,8 +39,9 @@ def gemma() -> Any:
 
 LLAMA_80 = """\
 ── llama · plan · 4 prompts · 4,096 tokens ─────────────────────────────────────
-layer  kind    shape              dtype     device          bytes
-0-31   static  [4, 8, 4096, 128]  bfloat16  cuda    2,147,483,648
+layer  kind    dtype     device          bytes
+0-31   static  bfloat16  cuda    2,147,483,648
+        [batch 4, heads 8, tokens 4096, head_dim 128]
         32 × 67,108,864, 4096 of 4096 filled
 cache     2,147,483,648 bytes (2.0 GiB) · 536,870,912 bytes for each of 4 rows
           131,072 bytes for each new token of each row
@@ -54,13 +55,17 @@ largest   18 prompts of 4,096 tokens
 
 GEMMA_80 = """\
 ── gemma · plan · 2 prompts, 8 rows · 4,096 tokens ─────────────────────────────
-layer  kind            shape              dtype     device       bytes
-0-4    sliding window  [8, 4, 511, 256]   bfloat16  cuda    83,722,240
+layer  kind            dtype     device       bytes
+0-4    sliding window  bfloat16  cuda    83,722,240
+        [batch 8, heads 4, tokens 511, head_dim 256]
         5 × 16,744,448, window 512
-5      quantised       [8, 4, 4096, 256]  int8      cuda    68,157,440
-6-10   sliding window  [8, 4, 511, 256]   bfloat16  cuda    83,722,240
+5      quantised       int8      cuda    68,157,440
+        [batch 8, heads 4, tokens 4096, head_dim 256]
+6-10   sliding window  bfloat16  cuda    83,722,240
+        [batch 8, heads 4, tokens 511, head_dim 256]
         5 × 16,744,448, window 512
-11     quantised       [8, 4, 4096, 256]  int8      cuda    68,157,440
+11     quantised       int8      cuda    68,157,440
+        [batch 8, heads 4, tokens 4096, head_dim 256]
 cache     303,759,360 bytes (289.7 MiB) · 37,969,920 bytes for each of 8 rows
           4,160 bytes for each new token of each row
           sliding window 159.7 MiB (55.1%) · quantised 130.0 MiB (44.9%)

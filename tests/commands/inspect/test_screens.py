@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from genctl.errors import percent, size
 from genctl.events import Began, CacheRead, Event, Finished, Given, Hypothesis, Prefilled, Row, Stepped, Token
 from tests import screens
 from tests.cli.test_process import ROOT
-from tests.cli.tool import genctl
 from tests.terminal.streams import STORY, console, written
 from tests.warm import python
 
@@ -193,29 +191,6 @@ def test_sizes_and_shares_stay_short() -> None:
     ]
     assert [percent(share, significant=4) for share in (0.0, 3.1e-6, 0.312, 1.0)] == ["0%", "3.1e-04%", "31.2%", "100%"]
     assert [report.share(part) for part in (0.00004, 0.0123, 0.25)] == ["0.004%", "1.2%", "25.0%"]
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_the_whole_program_on_a_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setenv("LINES", "30")
-    asked = (
-        "inspect-cache",
-        "12",
-        "-m",
-        "builtin:numbers",
-        "--steps",
-        "3",
-        "--num-beams",
-        "2",
-        "--inputs",
-    )
-    done = genctl(*asked, terminal=True, color="never")
-    assert done.status == 0, done.err
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.out)
-    assert all(cell_len(line.replace("\r", "")) <= width for line in plain.splitlines())
-    for words in ("layer  kind", "step 0 · the prompt", "the same tokens were written"):
-        assert words in done.out
 
 
 @pytest.mark.parametrize("variables", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}])

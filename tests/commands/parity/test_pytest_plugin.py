@@ -123,6 +123,26 @@ def test_two_sides_are_compared(pytester: pytest.Pytester) -> None:
     run(pytester).assert_outcomes(passed=1)
 
 
+def test_a_figure_that_fails_is_shown_in_short_lines(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        def test_pair(genctl_parity):
+            found = genctl_parity("builtin:stories", "builtin:stories@quantize=int8", ["The dog"], max_new_tokens=4)
+            assert found.summary.kl.mean < 1e-9
+        """
+    )
+    failed = run(pytester, "-vv")
+    failed.assert_outcomes(failed=1)
+    failed.stdout.fnmatch_lines(
+        [
+            "*where * = Quantiles(mean=*, median=*, p99=*, max=*).mean",
+            "*where * = Summary(4 positions, kl=Quantiles(*), agreement=*).kl",
+            "*where Summary(*) = <builtin:stories@quantize=int8 against builtin:stories: *>.summary",
+        ]
+    )
+    assert max(map(len, failed.stdout.lines)) < 250
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
