@@ -69,30 +69,25 @@ def check(folder: Path) -> None:
 def _check_file(name: str, data: dict[str, Any]) -> None:
     """One JSON file: a vocabulary, added tokens, and settings, as far as it has them."""
     model: dict[str, Any] = data["model"] if isinstance(data.get("model"), dict) else {}
-    vocabulary: Any
-    added: Any
+    vocabulary: Any = model.get("vocab", data.get("vocab"))  # of tokenizer.json, of tekken.json
+    added: Any = data.get("added_tokens", data.get("special_tokens"))
+    tokens = _count(vocabulary) + _count(added)
+    ids = [token.get("id") for token in _objects(added)]
     if name in ("vocab.json", "added_tokens.json"):
-        vocabulary, added = data, list(data) if name == "added_tokens.json" else None
-        tokens = len(data)
+        vocabulary, tokens, added = data, len(data), list(data) if name == "added_tokens.json" else None
     elif name in ("tokenizer_config.json", "special_tokens_map.json"):
         vocabulary, added = data.get("added_tokens_decoder"), {**data, "chat_template": None}
-        tokens = _count(vocabulary)
+        tokens, numbers = _count(vocabulary), vocabulary if isinstance(vocabulary, dict) else ()
+        ids = [int(number[:9]) for number in numbers if number.isdecimal()]
         _check_counts(name, added)
         for key in ("extra_special_tokens", "additional_special_tokens"):
             _at_most(name, "special tokens in a list", _count(data.get(key)), MOST_COUNTED)
     else:
-        vocabulary = model.get("vocab", data.get("vocab"))
-        added = data.get("added_tokens", data.get("special_tokens"))
-        tokens = _count(vocabulary) + _count(added)
         _check_counts(name, data.get("padding"))
         _check_steps({**data, "model": {**model, "vocab": None, "merges": None}})
     pieces = _bytes(vocabulary) if isinstance(vocabulary, list) and model else 0
     check_vocabulary(name, tokens=tokens, merges=_count(model.get("merges")), added=_bytes(added), pieces=pieces)
-    ids = [token.get("id") for token in _objects(added)]
-    if isinstance(vocabulary, dict):
-        ids += vocabulary.values()
-        ids += [int(key[:9]) for key in vocabulary if key.isdecimal() and vocabulary is not data and not model]
-    for id in ids:
+    for id in (*ids, *(vocabulary.values() if isinstance(vocabulary, dict) else ())):
         if isinstance(id, int) and id >= MOST_IDS:
             raise ModelError(f"{name} holds the id {id!s:.30}, far above what any model has")
 

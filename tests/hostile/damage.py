@@ -129,6 +129,12 @@ def header(change: Callable[[dict[str, Any]], object]) -> Damage:
     return damage
 
 
+def first(parsed: dict[str, Any], at: int = 0) -> dict[str, Any]:
+    """An entry of a header, by its place among the sorted names."""
+    found: dict[str, Any] = parsed[sorted(name for name in parsed if name != "__metadata__")[at]]
+    return found
+
+
 def tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Damage:
     """A sound file of other tensors."""
 

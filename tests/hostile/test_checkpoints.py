@@ -26,6 +26,7 @@ from tests.hostile.damage import (
     all_of,
     cut,
     edit,
+    first,
     flip,
     folder_instead,
     header,
@@ -48,11 +49,6 @@ CHARSMAP = "/////w=="  # says that 4 GB follow
 
 def deep(levels: int) -> str:
     return '{"a": ' * levels + "1" + "}" * levels
-
-
-def first(parsed: dict[str, Any], at: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = parsed[sorted(name for name in parsed if name != "__metadata__")[at]]
-    return found
 
 
 def token(id: Any, content: str = "zz") -> dict[str, Any]:

@@ -19,16 +19,7 @@ from genctl.errors import GenctlError, ModelError
 from genctl.models import check, weights
 from genctl.models.hub import load
 from genctl.params import Runtime
-from tests.hostile.damage import (
-    CONFIG,
-    WEIGHTS,
-    Damage,
-    cut,
-    edit,
-    header,
-    tensors,
-    write,
-)  # fmt: skip
+from tests.hostile.damage import CONFIG, WEIGHTS, Damage, cut, edit, first, header, tensors, write
 
 
 @pytest.fixture
@@ -49,11 +40,6 @@ def refused(folder: Path | str, **options: Any) -> str:
 
 def config(**changes: Any) -> Damage:
     return edit(CONFIG, **changes)
-
-
-def first(parsed: dict[str, Any], at: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = parsed[sorted(name for name in parsed if name != "__metadata__")[at]]
-    return found
 
 
 HEAD = "lm_head.weight"
