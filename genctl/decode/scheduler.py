@@ -49,7 +49,7 @@ class Scheduler:
         if model.device.type == "cuda":
             from genctl.decode import memory
 
-            self.estimate = memory.estimate_of(model)
+            self.estimate = memory.MemoryEstimate(model)
         self.reported_width = width  # the last number of lanes that the caller knows
         self.full: int | None = None  # so many lanes were all that fit: one has to end before another begins
 
