@@ -185,7 +185,7 @@ class ModelRuntime(ABC):
 
     @property
     def drafts_unasked(self) -> bool:
-        """Whether drafts change no bit of the results, and so may be checked without being asked for.
+        """Whether drafts change no bit of the results, so that they may be used without a setting.
 
         Where rows of one pass cannot be fed different numbers of tokens (`Abilities.ragged`), a row drafts alone.
         """

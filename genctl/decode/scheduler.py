@@ -42,7 +42,7 @@ class Scheduler:
         self.model, self.queue, self.width, self.prefixes = model, queue, width, prefixes
         self.clock, self.watcher, self.on_shortage = clock, watcher, on_shortage
         self.batches: list[Batch] = []
-        self.known_states: list[LaneState] = []  # lanes whose prefixes are kept
+        self.known_states: list[LaneState] = []  # lanes whose prefixes are stored
         self.preempted: deque[LaneState] = deque()  # lanes that have begun and wait for room
         self.reading: list[PromptInPieces] = []  # lanes whose prompts are read between the steps of others
         self.estimate: MemoryEstimate | None = None
