@@ -175,7 +175,7 @@ class BatchCache:
 
     def _joining(self, states: list[LaneState], joining: list[LaneState], room: int, together: bool) -> list[Cache]:
         """The caches of lanes that join, in order. Prompts that were read in one pass are one of them."""
-        if self.model.device.type != "cuda":  # prompts of one pass lie apart (see `ModelRuntime.copies_late`)
+        if self.model.device.type != "cuda":  # prompts of one pass lie apart (see `ModelRuntime.prefill_together`)
             return [self._fork(state, room, together, alone=len(states) == 1) for state in joining]
         from genctl.decode.cache.cache import run_of
 

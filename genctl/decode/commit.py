@@ -162,7 +162,7 @@ def decide(state: LaneState, choice: Choice, facts: Facts, own_places: range, in
                 done.texts.append(text)
             if places is not None:
                 places.take(candidate)
-        elif stop is not None and counts:  # an end counts only if the beam would have kept the candidate
+        elif stop is not None and counts:  # an end counts only if the beam would retain the candidate
             written = (*newest(live.row_tokens.nodes[row], live.written), *tokens[: len(shown)])
             result = FinishedRow(written, logprob, total, stop.reason, index, stop.what, kind=stop.kind, text=whole)
             if pruning is not None:

@@ -132,11 +132,6 @@ def _parts(forward: ModelRuntime, lane: Lane) -> list[dict[str, Any]]:
     return [] if prefix.cache is None else prefix.cache.describe()
 
 
-def estimate_of(forward: ModelRuntime) -> MemoryEstimate | None:
-    """An estimate for a device whose memory is known and has no swap."""
-    return MemoryEstimate(forward) if forward.device.type == "cuda" else None
-
-
 class MemoryEstimate:
     """How many lanes fit into the free memory of a GPU, before they are tried."""
 

@@ -113,7 +113,7 @@ def price_of_tokens(price: PassPrice, tokens: int) -> float:
 
 @lru_cache(maxsize=256)
 def never_pays(price: PassPrice, rows: int) -> bool:
-    """Whether not even drafts that are always right pay beside so many rows, where they are not asked for."""
+    """Whether drafts that no setting turns on do not pay beside so many rows even if they are always right."""
     plan = PassPlan(price, rows, cached=True)
     count = plan.best([*map(float, range(1, MOST_TOKENS))])
     return plan.rate(count, count) < LEAST * plan.rate(0, 0)

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from genctl.decode.cache.cache import Cache
+from genctl.decode.cache.cache import Cache, RowOfPass
+from genctl.decode.score import ModelScores
 from genctl.decode.types import Prefix, Source, Sources
 from genctl.errors import ModelError
 
@@ -185,7 +186,7 @@ class ModelRuntime(ABC):
 
     @property
     def drafts_unasked(self) -> bool:
-        """Whether drafts change no bit of the results, and so may be checked without being asked for.
+        """Whether drafts change no bit of the results, so that they may be used without a setting.
 
         Where rows of one pass cannot be fed different numbers of tokens (`Abilities.ragged`), a row drafts alone.
         """
@@ -246,42 +247,26 @@ class ModelRuntime(ABC):
             mask, positions = (positions >= before).long(), (positions - before).clamp(min=0)
         together = self.new_cache()
         output = self(Pass(tokens, together, mask, positions, keep=1, first=True))
-        if self.copies_late and type(together) is Cache:
-            return self._rows_of_pass(tokens, together, pads, output.logits[:, -1:])
+        # a row is copied when it is needed on a GPU, which waits for the launch of each copy
+        late = self.device.type == "cuda" and type(together) is Cache
+        scores = ModelScores(output.logits[:, -1:]) if late else None
+        if late:
+            self.prepare(together)
         prefixes = []
         for row, pad in enumerate(pads):
-            cache = together.select(torch.tensor([row], device=self.device), drop=pad)
-            self.prepare(cache)
-            prefixes.append(
-                Prefix(tokens[row : row + 1, pad:], cache, output.logits[row : row + 1, -1], None, None, None)
-            )
+            if late:
+                cache: Cache = RowOfPass(together, row, pad)
+            else:
+                cache = together.select(torch.tensor([row], device=self.device), drop=pad)
+                self.prepare(cache)
+            own, logits = tokens[row : row + 1, pad:], output.logits[row : row + 1, -1]
+            prefixes.append(Prefix(own, cache, logits, together=None if scores is None else (scores, row)))
         return prefixes
 
     @cached_property
     def runs_ahead(self) -> bool:
         """Whether a pass may begin before the host knows what it is fed: where a device works beside the host."""
         return self.device.type == "cuda"
-
-    @property
-    def copies_late(self) -> bool:
-        """Whether a row of a pass is copied when it is needed: on a GPU, which waits for the launch of each copy."""
-        return self.device.type == "cuda"
-
-    def _rows_of_pass(self, tokens: Tensor, together: Cache, pads: list[int], logits: Tensor) -> list[Prefix]:
-        from genctl.decode.cache.cache import RowOfPass
-        from genctl.decode.score import ModelScores
-
-        self.prepare(together)
-        scores = ModelScores(logits)
-        return [
-            Prefix(
-                tokens[row : row + 1, pad:],
-                RowOfPass(together, row, pad),
-                logits[row : row + 1, -1],
-                together=(scores, row),
-            )
-            for row, pad in enumerate(pads)
-        ]
 
     def prefill_in_pieces(self, ids: Sequence[int], size: int) -> Generator[Prefix | None, None, None]:
         """Read a prompt, so many tokens in a pass: None after each pass but the last, then the prefix.

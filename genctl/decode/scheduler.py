@@ -42,14 +42,14 @@ class Scheduler:
         self.model, self.queue, self.width, self.prefixes = model, queue, width, prefixes
         self.clock, self.watcher, self.on_shortage = clock, watcher, on_shortage
         self.batches: list[Batch] = []
-        self.known_states: list[LaneState] = []  # lanes whose prefixes are kept
+        self.known_states: list[LaneState] = []  # lanes whose prefixes are stored
         self.preempted: deque[LaneState] = deque()  # lanes that have begun and wait for room
         self.reading: list[PromptInPieces] = []  # lanes whose prompts are read between the steps of others
         self.estimate: MemoryEstimate | None = None
         if model.device.type == "cuda":
             from genctl.decode import memory
 
-            self.estimate = memory.estimate_of(model)
+            self.estimate = memory.MemoryEstimate(model)
         self.reported_width = width  # the last number of lanes that the caller knows
         self.full: int | None = None  # so many lanes were all that fit: one has to end before another begins
 

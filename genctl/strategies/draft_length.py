@@ -17,8 +17,8 @@ from genctl.decode.pass_prices import PassPrice
 MEMORY = 0.97  # weight of an older trial against the next
 PAUSE = 8  # steps before a drafter that does not pay is tried again; doubled each time
 LONGEST_PAUSE = 128
-PATIENCE = 12  # steps in a row in which a drafter that costs nothing is asked, though nothing pays,
-SELDOM = 32  # and after how many it is asked again then, at most: the longer a step takes, the more often
+PATIENCE = 12  # steps in a row in which a drafter without a model is called although nothing pays
+SELDOM = 32  # then it is called once in so many steps, at most: the longer a step takes, the more often
 FIRST, LATER = 0.5, 0.7  # guesses of how often a model's first token is right, and the next one after a right one
 
 
@@ -63,13 +63,13 @@ def learn(rates: Sequence[Rate], right: int) -> None:
 
 
 def seldom(price: PassPrice) -> int:
-    """After how many steps a drafter that costs nothing but its own work is asked, where nothing pays."""
+    """Where nothing pays, a drafter without a model is called once in so many steps."""
     return max(1, min(int(100 * price.draft_overhead), SELDOM))
 
 
 @dataclass
 class Pauses:
-    """When a drafter that does not pay is asked again."""
+    """When a drafter that does not pay is called again."""
 
     seldom: int = 1
     pause: int = PAUSE

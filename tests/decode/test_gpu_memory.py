@@ -69,7 +69,7 @@ def test_every_lane_ends_well_that_fits_alone(
     plain: Any = TransformersRuntime(model) if kind == "transformers" else runtimes.native(model)
     wanted, _ = results(plain, given, 1)
     if not estimated:
-        monkeypatch.setattr(memory, "estimate_of", lambda forward: None)
+        monkeypatch.setattr(memory, "MemoryEstimate", lambda forward: None)
     with fake_gpu(monkeypatch) as device:
         forward = TransformersRuntime(moved(model)) if kind == "transformers" else on_gpu(model)
         before = device.used

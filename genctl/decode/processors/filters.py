@@ -137,7 +137,7 @@ def _worst_removed(row: RowCandidates, limit: float, least: int, together: bool)
 
 
 def keep_min_p(p: float, least: int) -> Keep:
-    """Keep tokens at least p times as probable as the best one."""
+    """Keep tokens at least p times as probable as the best one (arXiv:2407.01082)."""
     edge = math.log(p)
 
     def keep(row: RowCandidates) -> Places | None:
@@ -238,43 +238,6 @@ def keep_top_n_sigma(n: float, least: int) -> Keep:
     return keep
 
 
-# -- what decides where rounding matters: torch, with the numbers of transformers' classes -----------------------------
-
-
-def exact_top_k(k: int) -> Processor:
-    """Keep the k best scores, and those equal to the last of them."""
-
-    def processor(history: Tensor, scores: Tensor) -> Tensor:
-        least = scores.topk(min(k, scores.shape[-1]))[0][..., -1, None]
-        return scores.masked_fill(scores < least, OUT)
-
-    return processor
-
-
-def exact_top_p(p: float, keep: int) -> Processor:
-    """Keep the smallest set with probability p, and at least `keep` tokens (arXiv:1904.09751)."""
-
-    def processor(history: Tensor, scores: Tensor) -> Tensor:
-        ordered, places = scores.sort(descending=False)
-        out = ordered.softmax(-1).cumsum(-1) <= (1 - p)
-        out[..., -keep:] = False
-        return scores.masked_fill(out.scatter(1, places, out), OUT)
-
-    return processor
-
-
-def exact_min_p(p: float, keep: int) -> Processor:
-    """Remove tokens below p times the best one's probability; at least `keep` stay (arXiv:2407.01082)."""
-
-    def processor(history: Tensor, scores: Tensor) -> Tensor:
-        probabilities = scores.softmax(-1)
-        out = probabilities < p * probabilities.amax(-1, keepdim=True)
-        best = probabilities.topk(min(keep, probabilities.shape[-1]), -1).indices
-        return scores.masked_fill(out.scatter(-1, best, False), OUT)
-
-    return processor
-
-
 def exact_top_n_sigma(n: float, min_tokens_to_keep: int = 1) -> Processor:
     """Keep tokens whose score is at least max - n * sigma (arXiv:2411.07641, Algorithm 1).
 
@@ -296,7 +259,7 @@ def exact_top_n_sigma(n: float, min_tokens_to_keep: int = 1) -> Processor:
     return processor
 
 
-# -- rows of `listed_knobs.PROCESSORS` ---------------------------------------------------------------------------------
+# -- rows of `listed_knobs.PROCESSORS`; `exact` has the numbers of transformers' classes -------------------------------
 
 
 def top_n_sigma(m: ProcessorContext, n: float) -> Processor:
@@ -310,17 +273,36 @@ def top_h(m: ProcessorContext, share: float) -> Processor:
 
 def top_k(m: ProcessorContext, k: int) -> Processor:
     k = max(k, m.min_tokens_to_keep)
-    return Filter(keep_top_k(k), exact_top_k(k))
+
+    def exact(history: Tensor, scores: Tensor) -> Tensor:
+        least = scores.topk(min(k, scores.shape[-1]))[0][..., -1, None]
+        return scores.masked_fill(scores < least, OUT)
+
+    return Filter(keep_top_k(k), exact)
 
 
 def top_p(m: ProcessorContext, p: float) -> Processor:
     least = m.min_tokens_to_keep
-    return Filter(keep_top_p(p, least, together=m.half), exact_top_p(p, least))
+
+    def exact(history: Tensor, scores: Tensor) -> Tensor:
+        ordered, places = scores.sort(descending=False)
+        out = ordered.softmax(-1).cumsum(-1) <= (1 - p)
+        out[..., -least:] = False
+        return scores.masked_fill(out.scatter(1, places, out), OUT)
+
+    return Filter(keep_top_p(p, least, together=m.half), exact)
 
 
 def min_p(m: ProcessorContext, p: float) -> Processor | None:
     least = m.min_tokens_to_keep
-    return Filter(keep_min_p(p, least), exact_min_p(p, least)) if p else None
+
+    def exact(history: Tensor, scores: Tensor) -> Tensor:
+        probabilities = scores.softmax(-1)
+        out = probabilities < p * probabilities.amax(-1, keepdim=True)
+        best = probabilities.topk(min(least, probabilities.shape[-1]), -1).indices
+        return scores.masked_fill(out.scatter(-1, best, False), OUT)
+
+    return Filter(keep_min_p(p, least), exact) if p else None
 
 
 def typical_p(m: ProcessorContext, p: float) -> Processor:

@@ -1,6 +1,6 @@
 """A grammar that begins within the text, after a mark such as `</think>`.
 
-Before the mark everything may be written but an EOS id. A token that goes on behind the mark is barred, so that the
+Before the mark everything may be written but an EOS id. A token that continues behind the mark is barred, so that the
 grammar's text begins with a token. Where the budget gets near, the mark is written in time for a text that fits.
 """
 

@@ -1,8 +1,8 @@
 """A grammar as a logits processor: tokens that violate it get a score of minus infinity.
 
-A row's tokens decide its position in the grammar, so rows may be reordered, forked and rolled back: positions are kept
-by the row's tokens, and a longer row has a copy of its parent's matcher, moved one token further. Where a position was
-dropped, the row is read again from the nearest one.
+A row's tokens decide its position in the grammar, so rows may be reordered, forked and rolled back: positions are
+stored by the row's tokens, and a longer row has a copy of its parent's matcher, moved one token further. Where a
+position was dropped, the row is read again from the nearest one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from genctl.decode.processors.language import GrammarPosition, language
 from genctl.decode.processors.token_bytes import Spelling
 
 _ID = 8  # bytes of a token in a key
-_KEPT = 64  # positions kept at least; one takes memory in proportion to its text
+_KEPT = 64  # positions that are stored at least; one takes memory in proportion to its text
 _Key = tuple["int | None", bytes]  # the budget of a row, and its tokens
 
 

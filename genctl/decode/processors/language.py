@@ -17,7 +17,7 @@ from genctl.errors import UsageError
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-_COMPILED = 8  # grammars kept compiled for one tokenizer
+_COMPILED = 8  # compiled grammars that are stored for one tokenizer
 
 
 class Language:

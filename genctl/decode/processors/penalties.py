@@ -176,17 +176,50 @@ def _biased(m: ProcessorContext, knob: str, biases: dict[tuple[int, ...], float]
 
 
 def encoder_repetition_penalty(m: ProcessorContext, penalty: float) -> Processor:
+    """Scores of the source's tokens: multiplied if above 0, else divided, for each row."""
     ids = encoder_ids(m, "encoder_repetition_penalty")
-    ids = ids[:, ids[0] < m.vocab_size]  # an embedding may have more rows than there are scores
-    return encoder_repeated(1 / float(penalty), ids)
+    ids, penalty = ids[:, ids[0] < m.vocab_size], 1 / float(penalty)  # an embedding may have more rows than scores
+
+    def processor(history: Tensor, scores: Tensor) -> Tensor:
+        source = ids.expand(len(scores), -1)
+        raised = scores.gather(1, source)
+        return scores.scatter(1, source, torch.where(raised < 0, raised * penalty, raised / penalty))
+
+    return processor
 
 
 def repetition_penalty(m: ProcessorContext, penalty: float) -> Processor:
-    return windowed(repeated(float(penalty)), m.generation.penalty_last_n)
+    """Scores of tokens already in the row: divided if above 0, else multiplied (arXiv:1909.05858)."""
+    penalty = float(penalty)
+
+    def processor(history: Tensor, scores: Tensor) -> Tensor:
+        size = scores.shape[-1]
+        ids = history.clamp(max=size)  # ids beyond the scores (an embedding may have more rows) share a spare column
+        padded = torch.nn.functional.pad(scores, (0, 1))
+        penalised = padded.gather(1, ids)
+        penalised = torch.where(penalised < 0, penalised * penalty, penalised / penalty)
+        return padded.scatter(1, ids, penalised)[..., :size]
+
+    return windowed(processor, m.generation.penalty_last_n)
 
 
 def no_repeat_ngram_size(m: ProcessorContext, size: int) -> Processor:
-    return no_repeat_ngram(size)
+    """Remove tokens that would complete an n-gram that the row has already."""
+
+    def processor(history: Tensor, scores: Tensor) -> Tensor:
+        length = history.shape[-1]
+        if length < size:
+            return scores
+        begun = history[:, length + 1 - size :]
+        windows = history.unfold(1, size, 1)  # [R, T - n + 1, n]
+        same = (windows[..., :-1] == begun[:, None]).all(-1)
+        vocabulary = scores.shape[-1]
+        out = scores.new_zeros((len(scores), vocabulary + 1), dtype=torch.bool)
+        # windows that do not match write to a spare column
+        out.scatter_(1, torch.where(same, windows[..., -1].clamp(max=vocabulary), vocabulary), True)
+        return scores.masked_fill(out[:, :vocabulary], OUT)
+
+    return processor
 
 
 def encoder_no_repeat_ngram_size(m: ProcessorContext, size: int) -> Processor | None:
@@ -197,11 +230,28 @@ def encoder_no_repeat_ngram_size(m: ProcessorContext, size: int) -> Processor | 
 
 
 def exponential_decay_length_penalty(m: ProcessorContext, decay: tuple[int, float]) -> Processor:
+    """After so many new tokens the scores of EOS grow with each token by |score| (factor^n - 1).
+
+    A score that is not finite stays: a minimum length above it has removed EOS.
+    """
     eos = [token for token in m.eos if token < m.vocab_size]  # config.json may name an id that the model lacks
     if not eos:
         raise UsageError("exponential_decay_length_penalty makes EOS more likely, but there is no EOS id")
-    start, factor = decay
-    return exponential_decay(start + m.prompt_len, float(factor), eos, m.device)
+    start, factor = decay[0] + m.prompt_len, float(decay[1])
+    ends = torch.tensor(eos, device=m.device)
+
+    def processor(history: Tensor, scores: Tensor) -> Tensor:
+        behind = history.shape[-1] - start
+        if behind <= 0:
+            return scores
+        ending = scores[:, ends]
+        growth = ending.abs() * (factor**behind - 1)
+        growth = growth.masked_fill(~ending.isfinite(), 0.0)
+        added = torch.zeros_like(scores)
+        added[:, ends] = growth
+        return scores + added
+
+    return processor
 
 
 def biased(biases: Mapping[tuple[int, ...], float], vocab_size: int, device: torch.device | str) -> Processor:
@@ -232,70 +282,5 @@ def biased(biases: Mapping[tuple[int, ...], float], vocab_size: int, device: tor
                 same = (history[:, None, -length:] == prefixes).all(-1)  # [R, n]
                 bias.index_add_(1, last, torch.where(same, values, 0.0).to(bias.dtype))
         return scores + bias
-
-    return processor
-
-
-def encoder_repeated(penalty: float, source: Tensor) -> Processor:
-    """Scores of the source's tokens (int64 [1, T]): multiplied if above 0, else divided, for each row."""
-
-    def processor(history: Tensor, scores: Tensor) -> Tensor:
-        ids = source.expand(len(scores), -1)
-        raised = scores.gather(1, ids)
-        return scores.scatter(1, ids, torch.where(raised < 0, raised * penalty, raised / penalty))
-
-    return processor
-
-
-def repeated(penalty: float) -> Processor:
-    """Scores of tokens already in the row: divided if above 0, else multiplied (arXiv:1909.05858)."""
-
-    def processor(history: Tensor, scores: Tensor) -> Tensor:
-        size = scores.shape[-1]
-        ids = history.clamp(max=size)  # ids beyond the scores (an embedding may have more rows) share a spare column
-        padded = torch.nn.functional.pad(scores, (0, 1))
-        penalised = padded.gather(1, ids)
-        penalised = torch.where(penalised < 0, penalised * penalty, penalised / penalty)
-        return padded.scatter(1, ids, penalised)[..., :size]
-
-    return processor
-
-
-def no_repeat_ngram(size: int) -> Processor:
-    """Remove tokens that would complete an n-gram that the row has already."""
-
-    def processor(history: Tensor, scores: Tensor) -> Tensor:
-        length = history.shape[-1]
-        if length < size:
-            return scores
-        begun = history[:, length + 1 - size :]
-        windows = history.unfold(1, size, 1)  # [R, T - n + 1, n]
-        same = (windows[..., :-1] == begun[:, None]).all(-1)
-        vocabulary = scores.shape[-1]
-        out = scores.new_zeros((len(scores), vocabulary + 1), dtype=torch.bool)
-        # windows that do not match write to a spare column
-        out.scatter_(1, torch.where(same, windows[..., -1].clamp(max=vocabulary), vocabulary), True)
-        return scores.masked_fill(out[:, :vocabulary], OUT)
-
-    return processor
-
-
-def exponential_decay(start: int, factor: float, eos: Sequence[int], device: torch.device | str) -> Processor:
-    """After `start` tokens of history the scores of EOS grow with each token by |score| (factor^n - 1).
-
-    A score that is not finite stays: a minimum length above it has removed EOS.
-    """
-    ends = torch.tensor(list(eos), device=device)
-
-    def processor(history: Tensor, scores: Tensor) -> Tensor:
-        behind = history.shape[-1] - start
-        if behind <= 0:
-            return scores
-        ending = scores[:, ends]
-        growth = ending.abs() * (factor**behind - 1)
-        growth = growth.masked_fill(~ending.isfinite(), 0.0)
-        added = torch.zeros_like(scores)
-        added[:, ends] = growth
-        return scores + added
 
     return processor

@@ -126,12 +126,9 @@ def guidance_scale(m: ProcessorContext, scale: float) -> Processor:
 
 def temperature(m: ProcessorContext, value: float) -> Processor | None:
     """None at 0, which means greedy, and beside dynamic temperature, which takes its place."""
-    return None if value == 0.0 or m.generation.dynatemp_range > 0.0 else sharpened(float(value))
-
-
-def sharpened(value: float) -> Processor:
-    """Scores divided by `value`: below 1 sharpens, above 1 flattens."""
-    return lambda history, scores: scores / value
+    if value == 0.0 or m.generation.dynatemp_range > 0.0:
+        return None
+    return lambda history, scores: scores / float(value)
 
 
 def remove_invalid_values(m: ProcessorContext, on: bool) -> Processor:

@@ -74,5 +74,5 @@ class Thoughts:
         return begin if end == len(text) else len(text)
 
     def named_in(self, stop: str) -> bool:
-        """Whether a stop names a tag: it is meant for that place, wherever it is."""
+        """Whether a stop names a tag: such a stop counts within thoughts, too."""
         return any(tag in stop for tag in (*self.openings, *self.closings))
