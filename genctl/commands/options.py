@@ -84,8 +84,7 @@ class ModelOptions(CommandOptions):
     arguments: tuple[str, ...] = argument(PROMPTS, "PROMPT")
     input: str | None = IN_OUT.option("read prompts from a file; - is stdin", "FILE", "--input", "-i")
     input_format: readers.Format | None = IN_OUT.option(
-        "lines, text, jsonl, csv, tsv or parquet (default: by the name of --input, else lines; JSON lines on standard "
-        "input are recognised)",
+        "lines, text, jsonl, csv, tsv or parquet (default: by the file name; JSON lines in a pipe are recognised)",
         "FORMAT",
     )
     template: str | None = IN_OUT.option("make each prompt from a text with {prompt} or a row's {fields}", "TEXT|@FILE")

@@ -37,9 +37,7 @@ class ChatOptions(PresetOptions):
     open: str | None = CHAT.option("continue a saved chat", "FILE")
     continued: bool = CHAT.switch("continue the last chat", "--continue")
     listed: bool = CHAT.switch("list saved chats, the latest first", "--list")
-    save: str | None = CHAT.option(
-        "save to a new file (default on a terminal: in ~/.local/state/genctl/sessions)", "FILE"
-    )
+    save: str | None = CHAT.option("save to a new file (default: ~/.local/state/genctl/sessions)", "FILE")
     force: bool = IN_OUT.switch("replace existing --output and --save files")
     memory: str | None = CHAT.option("memory for prompt caches (default: 1GiB, or what the last turn takes)", "SIZE")
     scores: bool = SHOWN.switch("show token probabilities and alternatives")

@@ -45,7 +45,7 @@ class ParityCommandOptions(ModelOptions):
     max_kl: float | None = CHECKS.option("exit with 4 if the mean KL divergence is larger, in nats", "X", least=0)
     max_regret: float | None = CHECKS.option("exit with 4 if the largest regret is larger, in nats", "X", least=0)
     min_agreement: float | None = CHECKS.option(
-        "exit with 4 if a smaller share of first choices agrees, 0 to 1", "X", least=0
+        "exit with 4 if fewer first choices agree (0 to 1)", "X", least=0
     )
     allow_defect: bool = CHECKS.option(
         "exit 0 even on a defect (default: 4)", None, "--allow-defect/--no-defect", default=False
