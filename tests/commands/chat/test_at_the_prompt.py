@@ -64,7 +64,7 @@ def test_a_long_paste_that_ends_with_a_newline_stays_in_view(own_state: Path) ->
 
 
 def test_a_full_context_asks_once(own_state: Path) -> None:
-    with Talk(own_state, "-q", "-n", "40") as talk:
+    with Talk(own_state, "-q", "-n", "40", height=200) as talk:
         talk.say("A fox")
         talk.say("A " + "bear " * 200)
         talk.press("A " + "hen " * 220 + "\r")
