@@ -185,15 +185,12 @@ def tables(runs: Mapping[str, RunNumbers], baseline: str | None, *, several: boo
         yield Table(title, ["run", *runs], rows)
 
 
-def _digits(key: str, *values: float | None) -> int:
-    """The decimals of a cell: none where every count is a whole number."""
-    counts = key in ("tokens", "longest_repeat")
-    return 0 if counts and all(value is None or value == round(value) for value in values) else COLUMNS[key][1]
-
-
 def _interval(interval: Interval | None, key: str, *, sign: bool = False) -> str:
+    """The cell of a mean with its interval. Counts have no decimals where all of them are whole numbers."""
     if interval is None:
         return "–"
-    digits = _digits(key, interval.mean, *interval.ends)
+    is_count = key in ("tokens", "longest_repeat")
+    is_whole = is_count and all(value == round(value) for value in (interval.mean, *interval.ends))
+    digits = 0 if is_whole else COLUMNS[key][1]
     text = signed(interval.mean, digits) if sign else number(interval.mean, digits)
     return f"{text} [{', '.join(number(end, digits) for end in interval.ends)}]" if interval.ends else text

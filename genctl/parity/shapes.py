@@ -212,7 +212,7 @@ class Record(TypedDict, total=False):
 
 
 class NoLogprobs(BadShape):
-    """A record of genctl without log-probabilities."""
+    """What genctl wrote, without log-probabilities."""
 
 
 def _record(data: Record) -> Iterator[Row]:
@@ -367,6 +367,8 @@ def rows_of(data: Any, where: str, id: str, fields: Mapping[str, str] = {}) -> l
         # what is named of a completion is that of a trainer
         shapes = (shape for shape in SHAPES if shape.fits(body)) if named.keys() <= {*OF_PROMPTS} else iter([TRAINER])
         if (shape := next(shapes, None)) is None:
+            if "event" in body and "lane" in body:  # of --events
+                raise NoLogprobs("an event of a run, in place of its record with log-probabilities")
             keys = ", ".join(printable(key[:40]) for key in [*body][:8]) or "nothing"
             raise BadShape(f"no numbers of tokens: it has {keys}")
         rows = [*shape.rows(value_of(shape.hint, {**body, **named}))]

@@ -5,6 +5,7 @@ Everything is drawn from the JSON report, in lines of at most `width` cells; whe
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import groupby, zip_longest
 from typing import Any, TypeAlias
@@ -16,6 +17,8 @@ from rich.text import Text
 from genctl.commands.inspect.measurement import STATE
 from genctl.errors import count, percent, size
 from genctl.terminal import theme, widgets
+from genctl.terminal.summary import DOT
+from genctl.terminal.summary import lines as lines_of_items
 from genctl.terminal.text_width import hanging
 
 Report: TypeAlias = Mapping[str, Any]
@@ -301,14 +304,8 @@ def table(
 
 def labelled(label: str, phrases: Sequence[str], width: int | None, style: Style = theme.PLAIN) -> list[Text]:
     """A label and phrases, on as many lines as needed; a phrase is broken only if it is longer than a line."""
-    rows = [phrases[0]]
-    for phrase in phrases[1:]:
-        longer = f"{rows[-1]} · {phrase}"
-        if width is None or LABEL + cell_len(longer) <= width:
-            rows[-1] = longer
-        else:
-            rows.append(phrase)
-    return hanging(f"{label:<{LABEL}}", "\n".join(rows), width, style)
+    rows = lines_of_items(Text(DOT.join(phrases)), sys.maxsize if width is None else width - LABEL)
+    return hanging(f"{label:<{LABEL}}", "\n".join(row.plain for row in rows), width, style)
 
 
 def amount(total: int) -> str:

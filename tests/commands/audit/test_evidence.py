@@ -151,6 +151,11 @@ def test_records_of_genctl_say_what_was_read(tmp_path: Path) -> None:
 def test_records_of_genctl_name_the_reference(tmp_path: Path) -> None:
     path = str(tmp_path / "records.jsonl")
     assert genctl("run", "-m", "builtin:stories", "Lily", "-n", "4", "-q", "-o", path).status == 0
+    events = str(tmp_path / "events.jsonl")
+    assert genctl("run", "-m", "builtin:stories", "Lily", "-n", "4", "-q", "--events", events).status == 0
+    err = genctl("audit", events).err
+    assert "line 1: an event of a run, in place of its record with log-probabilities" in err
+    assert "hint: genctl writes them with --scores" in err
     err = genctl("audit", path).err
     assert "line 1: the record has no log-probabilities of its tokens\nhint: genctl writes them with --scores" in err
     assert (
