@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from genctl.errors import percent
 from genctl.parity import ways
@@ -111,7 +110,9 @@ class Auditor(Hypotheses):
 
         What codes change counts as noise then. A number or a prompt that leaves less than half of it is a cause still.
         """
-        moved, known = self._moved(), self.places.known
+        form, self._base = self._base, None
+        plain, self._base = self._left(self._every), form
+        moved, known = self.places.sizes(self._left(self._every) - plain), self.places.known  # [M], by the codes
         own, codes, most = nothing.scale, float(moved[known].median()), float(moved[known].square().mean().sqrt())
         nothing.scale, nothing.plausible = (own.square() + most**2).sqrt(), True
         self._rated([nothing], nothing, self._every)
@@ -132,13 +133,6 @@ class Auditor(Hypotheses):
         self._codes = most
         return self._concluded(nothing, first, tried, sample)
 
-    def _moved(self) -> Tensor:
-        """By how much the codes of the declared form change each position [M]."""
-        form, self._base = self._base, None
-        plain = self._left(self._every)
-        self._base = form
-        return self.places.sizes(self._left(self._every) - plain)
-
     # -- the verdict ---------------------------------------------------------------------------------------------------
 
     def _same(self, nothing: Tried) -> Audit:
@@ -153,7 +147,7 @@ class Auditor(Hypotheses):
         if best is first or not beats(best, first, self._count):
             return self._unexplained(nothing, tried, [])
         parts = (one for one in tried if contains(best, one) and self._fits(one) and not beats(best, one, self._count))
-        best = next(parts, best)  # what more is said is not seen
+        best = next(parts, best)  # the numbers do not show more causes
         more = (one for one in tried if one.ways[:1] == (FLASH,) and contains(one, best) and self._fits(one))
         if (beside := next(more, None)) is not None and not beats(best, beside, self._count):
             words = CAUSES["flash-float16"].words

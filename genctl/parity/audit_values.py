@@ -45,7 +45,7 @@ class Audit:
     verdict: str  # same, explained, unexplained
     reason: str
     causes: tuple[Cause, ...] = ()
-    candidates: tuple[TriedCause, ...] = ()  # that cannot be told apart
+    candidates: tuple[TriedCause, ...] = ()  # between which the numbers do not decide
     tried: tuple[TriedCause, ...] = ()
     positions: tuple[AuditPosition, ...] = ()
     texts: tuple[Text, ...] = ()

@@ -163,9 +163,9 @@ class Shift:
         if self.records:
             return scores
         fed, total = scores.shape[-2:]
-        gone = self.keeps + self._times(fed, total)[:, None] * self.drops
+        begin = self.keeps + self._times(fed, total)[:, None] * self.drops  # of what is left behind the first
         column = torch.arange(total)
-        scores = scores.masked_fill((column >= self.keeps) & (column < gone), -torch.inf)
+        scores = scores.masked_fill((column >= self.keeps) & (column < begin), -torch.inf)
         if self._first is not None:
             scores[..., 0] = self._first.to(scores.dtype)
         return scores

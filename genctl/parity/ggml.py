@@ -7,7 +7,7 @@ f32 [..., N] that gives the numbers which their codes stand for. B blocks of 32 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
@@ -30,6 +30,19 @@ def _ratio(numbers: Tensor, divisor: Tensor) -> Tensor:
 def _extreme(blocks: Tensor) -> Tensor:
     """The number of each block that is furthest from 0 [B, 1]."""
     return blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
+
+
+def _fitted(codes: Iterable[Tensor], numbers: Tensor) -> Tensor:
+    """Of scales that fit codes to numbers by least squares, weighted by their squares, the one that fits best."""
+    found: list[tuple[Tensor, Tensor]] = []
+    for code in codes:
+        weighted = numbers.square() * code
+        product, square = ((weighted * other).sum(-1, keepdim=True) for other in (numbers, code))
+        found.append((_ratio(product, square), _ratio(product.square(), square)))
+    scale, best = found[0]
+    for other, gain in found[1:]:
+        scale, best = torch.where(gain > best, other, scale), torch.maximum(gain, best)
+    return scale
 
 
 def q8_0(blocks: Tensor) -> Tensor:
@@ -61,20 +74,13 @@ def iq4_nl(blocks: Tensor) -> Tensor:
     """16 fixed values; of 16 scales the one that fits best by squares."""
     values = torch.tensor(_IQ4, dtype=torch.float32)
     borders = (values[1:] + values[:-1]) / 2
-    weights, extreme = blocks.square(), _extreme(blocks)
+    extreme = _extreme(blocks)
 
     def codes(divisor: Tensor) -> Tensor:
         return values[torch.bucketize(_ratio(blocks, divisor).contiguous(), borders, right=True)]
 
-    def fitted(divisor: Tensor) -> tuple[Tensor, Tensor]:
-        code = codes(divisor)
-        product, square = ((weights * code * other).sum(-1, keepdim=True) for other in (blocks, code))
-        return _ratio(product, square), _ratio(product.square(), square)
-
-    scale, best = fitted(-extreme / values[0])
-    for step in range(-7, 8):
-        other, gain = fitted(extreme / (step + values[0]))
-        scale, best = torch.where(gain > best, other, scale), torch.maximum(gain, best)
+    divisors = (-extreme / values[0], *(extreme / (step + values[0]) for step in range(-7, 8)))
+    scale = _fitted(map(codes, divisors), blocks)
     return codes(scale) * _short(scale)
 
 
@@ -122,17 +128,8 @@ def ranged_k(blocks: Tensor, *, most: int, first: float, steps: int) -> Tensor:
 def q6_k(blocks: Tensor) -> Tensor:
     """Scales of 16 numbers by weighted least squares, each in 8 bits: [B / 8, 256]."""
     x = blocks.view(len(blocks), -1, 16)
-    extreme, weights = _extreme(x), x.square()
-
-    def fitted(most: float) -> tuple[Tensor, Tensor]:
-        code = (_ratio(x, extreme) * -most).round().clamp(-32, 31)
-        product, square = ((weights * code * other).sum(-1, keepdim=True) for other in (x, code))
-        return _ratio(product, square), _ratio(product.square(), square)
-
-    scale, best = fitted(32)
-    for step in (*range(-9, 0), *range(1, 10)):
-        other, gain = fitted(32 + 0.1 * step)
-        scale, best = torch.where(gain > best, other, scale), torch.maximum(gain, best)
+    extreme, mosts = _extreme(x), (32, *(32 + 0.1 * step for step in (*range(-9, 0), *range(1, 10))))
+    scale = _fitted(((_ratio(x, extreme) * -most).round().clamp(-32, 31) for most in mosts), x)
     furthest = scale.gather(-2, scale.abs().argmax(-2, keepdim=True))
     scale = _short(furthest / -128) * _ratio(scale * -128, furthest).round().clamp(max=127)
     return (_ratio(x, scale).round().clamp(-32, 31) * scale).flatten(1)

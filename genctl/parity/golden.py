@@ -130,8 +130,8 @@ def compare(
         )
     verdict = _verdict(golden, positions, remains, explained)
     noise = UNMEASURED if remains is None else remains.measured.noise
-    names, more = (golden.reference, side.name), {"notes": tuple(notes), "failed": failed}
-    return concluded(names, golden.texts, positions, partings, verdict, noise=noise, **more)
+    one = concluded((golden.reference, side.name), golden.texts, positions, partings, verdict, noise)
+    return replace(one, notes=tuple(notes), failed=failed)
 
 
 def differences(golden: Golden, side: LocalSide) -> dict[str, str]:

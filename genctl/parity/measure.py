@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -22,8 +22,8 @@ from genctl.parity.statistics import summary
 from genctl.parity.values import Noise, Parity, Position, Text, TextParting, Verdict, worst
 from genctl.parity.weights import different_settings, equal_weights, other_weights
 
-CHECKED_LOGITS = 2**21  # logits of a side at the positions on which noise is measured: 16 MiB in float64
-LEAST_CHECKED = 16  # of these positions
+CHECKED, LEAST_CHECKED = 128, 16  # positions on which noise is measured at most, and at least
+CHECKED_LOGITS = 2**21  # logits of a side at these positions: 16 MiB in float64
 WEIGHTS = "weights and dtype"
 NOTHING_COMPARED = "no position was compared"
 UNMEASURED = Noise(
@@ -36,9 +36,7 @@ UNKNOWN = (math.nan, math.nan)  # log-probabilities
 class ParityOptions:
     """What is compared."""
 
-    free: bool = True  # both sides also write their own texts, unless texts are given
     layers: bool = False  # the curve by layer is wanted whatever the verdict is
-    checked: int = 128  # positions on which noise is measured at most
 
 
 class Parted(NamedTuple):
@@ -72,12 +70,11 @@ def measure(
         on_stage("writing")
         written, failed = reference.write(requests, interrupted=interrupted)
         texts = [*texts, *written]
-        if options.free:
-            others, missing = other.write(_same_prompts(requests, written, other), interrupted=interrupted)
-            failed |= missing
-            by_id = {text.id: text for text in written}
-            pairs = [(by_id[text.id], text) for text in others if by_id[text.id].token_ids != text.token_ids]
-            parted = [Parted(*pair, shared_length(*(text.token_ids for text in pair))) for pair in pairs]
+        others, missing = other.write(_same_prompts(requests, written, other), interrupted=interrupted)
+        failed |= missing
+        by_id = {text.id: text for text in written}
+        pairs = [(by_id[text.id], text) for text in others if by_id[text.id].token_ids != text.token_ids]
+        parted = [Parted(*pair, shared_length(*(text.token_ids for text in pair))) for pair in pairs]
     on_stage("reading")
     positions: list[Position] = []
 
@@ -96,8 +93,8 @@ def measure(
         equal = not any(position.shift for position in positions)
         if positions and not (equal and not parted) and not interrupted():
             on_stage("noise")
-            most = max(CHECKED_LOGITS // reference.vocabulary, LEAST_CHECKED)
-            readings = pick(positions, texts, parted, min(options.checked, most))
+            most = min(CHECKED, max(CHECKED_LOGITS // reference.vocabulary, LEAST_CHECKED))
+            readings = pick(positions, texts, parted, most)
             try:
                 measured = measure_noise(reference, other, readings, both.rows(readings))
             except GenctlError as error:
@@ -110,7 +107,7 @@ def measure(
     if differ:
         notes.append(f"config.json differs in {differ}: what that changes counts as explained, as weights do")
     verdict = verdict_of(positions, equal, measured, "weights, dtype and config.json" if differ else WEIGHTS)
-    one = concluded((reference, other), texts, positions, partings, verdict, noise=noise, failed=failed)
+    one = concluded((reference.name, other.name), texts, positions, partings, verdict, noise)
     if one.verdict == "drift" and are_apart:
         how = [(side.session.forward.dtype, side.session.loaded.quantize) for side in (reference, other)]
         if why := other_weights(*loaded):
@@ -127,7 +124,7 @@ def measure(
         except GenctlError as error:
             notes.append(f"layers could not be compared: {error.message}")
     fault = found.fault if one.verdict == "defect" else None
-    return replace(one, fault=fault, curve=found.curve, notes=tuple(notes))
+    return replace(one, fault=fault, curve=found.curve, notes=tuple(notes), failed=failed)
 
 
 def _same_prompts(requests: Sequence[Request], written: Sequence[Text], other: LocalSide) -> list[Request]:
@@ -198,26 +195,22 @@ def verdict_of(
 
 
 def concluded(
-    sides: tuple[LocalSide, LocalSide] | tuple[str, str],
+    names: tuple[str, str],
     texts: Sequence[Text],
     positions: Sequence[Position],
     partings: Sequence[TextParting],
     shown: tuple[Verdict | None, str],
-    **more: Any,
+    noise: Noise,
 ) -> Parity:
-    """What is found about a pair: the worst of what positions show (`shown`: verdict and reason) and of the partings.
-
-    `more`: further fields of `Parity`.
-    """
+    """What is found about a pair: the worst of what its positions show, with the reason (`shown`), and its partings."""
     verdict, reason = shown
     by_id = {text.id: text for text in texts}
     for each in partings:
         if each.verdict == "defect" and verdict != "defect":
             reason = f"{by_id[each.text].token(each.index)}: {each.reason}"
         verdict = worst(verdict, each.verdict)
-    mine, theirs = (side if isinstance(side, str) else side.name for side in sides)
     read, parted, figures = tuple(positions), tuple(partings), summary(positions)
-    return Parity(mine, theirs, tuple(texts), read, parted, figures, verdict=verdict, reason=reason, **more)
+    return Parity(*names, tuple(texts), read, parted, figures, noise, verdict, reason)
 
 
 # -- where texts part that both sides write on their own ---------------------------------------------------------------

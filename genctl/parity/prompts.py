@@ -64,7 +64,7 @@ class TokenNames:
         return str(self._tokenizer.convert_ids_to_tokens(id))
 
     def fits(self, way: int, id: int, text: str) -> bool:
-        """Whether a text is that of a token. A part of a character is written in many ways, and never told apart."""
+        """Whether a text is that of a token. A part of a character is written in many ways, and counts as equal."""
         return text in (self.ways[way](id), self.ways[1](id) if "\ufffd" in text else None)
 
     def way_of(self, ids: Sequence[int], texts: Iterable[str]) -> tuple[int, int]:

@@ -53,7 +53,7 @@ class ReadOnce(LocalSide, AbstractContextManager["ReadOnce"]):
     def read(
         self, texts: Sequence[Text], receive: ReceiveLogits, *, interrupted: Callable[[], str] = never
     ) -> dict[str, str]:
-        """As `LocalSide.read`; rows that the file has come from there."""
+        """As `LocalSide.read`; texts in the file are not read again."""
         if self._size(texts) > self._room:
             return self._side.read(texts, receive, interrupted=interrupted)
         failed = self.fill(texts, interrupted=interrupted)

@@ -56,7 +56,7 @@ class Rereader:
         form: str | None = None,
         interrupted: Callable[[], str] = never,
     ) -> None:
-        """`dtype` and `form`: what the engine is said to compute in."""
+        """`dtype` and `form`: what the engine is declared to compute in."""
         self._side, self._rows = side, tuple(rows)
         self._oracle = Oracle(side, kind_of(side))
         self._dtype, self._declared = dtype, form
@@ -75,12 +75,11 @@ class Rereader:
         self._is_dear = size > DEAR
         # whether the session has the weights as the engine does: then it reads in float32 what is tried
         stored = self._oracle.stored
-        self._is_whole = side.session.forward.dtype == torch.float32 and stored <= {
-            dtype,
-            torch.bfloat16,
-            torch.float16,
-        }
-        self._is_whole = self._is_whole and all(torch.promote_types(one, dtype) == dtype for one in stored)
+        self._is_whole = (
+            side.session.forward.dtype == torch.float32
+            and stored <= {dtype, torch.bfloat16, torch.float16}
+            and all(torch.promote_types(one, dtype) == dtype for one in stored)
+        )
         # rounding of float32 is nothing beside that of a narrow dtype
         self._is_narrow = torch.finfo(dtype).eps > 1e-4
         self.grid, self._resolution = resolution(self.places)
@@ -258,14 +257,8 @@ def places_of(rows: Sequence[AuditRow]) -> Entries:
             entries += [(place, other, False, value, -1) for other, value in row.tops[index].items()]
     if not entries:
         raise ModelError("no row has a number that can be compared")
-    owner = [place for *_, place in entries]
+    position, entry, chosen, value, owner = map(list, zip(*entries, strict=True))
     return Entries(
-        torch.tensor(token),
-        torch.tensor(follows),
-        torch.tensor([place for place, *_ in entries]),
-        torch.tensor([id for _, id, *_ in entries]),
-        torch.tensor([chosen for _, _, chosen, *_ in entries]),
-        torch.tensor([value for *_, value, _ in entries], dtype=torch.float64),
-        tuple(before),
-        torch.tensor(owner) if any(place >= 0 for place in owner) else None,
-    )
+        torch.tensor(token), torch.tensor(follows), torch.tensor(position), torch.tensor(entry), torch.tensor(chosen),
+        torch.tensor(value, dtype=torch.float64), tuple(before), torch.tensor(owner) if max(owner) >= 0 else None,
+    )  # fmt: skip

@@ -123,9 +123,17 @@ class LocalSide:
     ) -> dict[str, str]:
         """Hand out the logits before every token of every text, in any order. Returns the texts that it cannot read."""
         self._use_threads()
-        if self.whole:
-            return self._read_whole(texts, receive, interrupted)
         failed: dict[str, str] = {}
+        if self.whole:
+            for place, text in enumerate(texts):
+                if interrupted():
+                    break
+                try:
+                    for index, logits in self.whole_text(text, range(len(text.token_ids))):
+                        receive(place, index, logits)
+                except GenctlError as error:
+                    failed[text.id] = error.message
+            return failed
         lanes = self._lanes(texts, receive, failed)
         session = self.session
         for event in decode(session.forward, lanes, width=self.width, interrupted=interrupted, texts=session.texts):
@@ -154,20 +162,6 @@ class LocalSide:
         lane = self.session.planner.plan(Request(text.id, self.resolved, 0, prompt_ids=text.prompt_ids), Report()).lane
         lane = replace(lane, processors=(), criteria=(), eos=(), returned=1)
         return replace(lane, tokens=text.prompt_ids) if lane.source is None else replace(lane, source=text.prompt_ids)
-
-    def _read_whole(
-        self, texts: Sequence[Text], receive: ReceiveLogits, interrupted: Callable[[], str]
-    ) -> dict[str, str]:
-        failed: dict[str, str] = {}
-        for place, text in enumerate(texts):
-            if interrupted():
-                break
-            try:
-                for index, logits in self.whole_text(text, range(len(text.token_ids))):
-                    receive(place, index, logits)
-            except GenctlError as error:
-                failed[text.id] = error.message
-        return failed
 
     def together(self, texts: Sequence[Text]) -> list[Tensor]:
         """Logits [T, V] before the tokens of each text, read side by side: what pads their ends changes none before."""

@@ -44,7 +44,7 @@ class TraceRow:
 
     @property
     def name(self) -> str:
-        """What tells it from other rows."""
+        """Its id, with its number among the completions of a request."""
         return f"{self.id}.{self.sequence}" if self.sequence else self.id
 
 

@@ -58,14 +58,14 @@ class Position:
     first_reference: int  # the reference's first choice
     first_other: int  # the other's first choice
     rank_in_reference: int  # rank, from 1, of the other's first choice in the reference
-    rank_in_other: int | None  # rank, from 1, of the reference's first choice in the other; None: a server's list ends
+    rank_in_other: int | None  # rank, from 1, of the reference's first choice in the other
     logprob_reference: float  # of `token`
-    logprob_other: float  # of `token`; NaN where a server does not report it
-    # root mean square over the vocabulary of the difference of logits, its mean removed, in nats; on a server that of
-    # the differences of the log-probabilities that it tells
+    logprob_other: float  # of `token`
+    # root mean square over the vocabulary of the difference of logits, its mean removed, in nats; beside a recording
+    # that of the log-probabilities that it has
     shift: float
     margin: float  # nats between the reference's first and second choice
-    kl_bounds: Bounds | None = None  # where a side reports only its best tokens: then KL is only bounded
+    kl_bounds: Bounds | None = None  # beside a recording, which has the best tokens alone: then KL is only bounded
 
     @property
     def difference(self) -> float:
@@ -177,7 +177,7 @@ class Noise:
     largest_ratio: float  # the largest ratio of a position
     how: str  # one sentence: what was measured, and how
     typical_allowed: float = 0.0  # the largest median ratio that rounding itself reaches
-    changed: float | None = None  # nats: the most by which a server that is asked twice changes a log-probability
+    changed: float | None = None  # of a server as a side, which was removed; records have it as null
 
     def __repr__(self) -> str:
         return f"Noise({self.positions} positions, margin={self.margin:.3g})"
@@ -224,7 +224,7 @@ class Parity:
     reason: str  # one sentence
     fault: Fault | None = None  # looked for if the verdict is a defect, or if the curve is wanted
     curve: tuple[LayerDifference, ...] = ()
-    notes: tuple[str, ...] = ()  # sentences for the user, such as "the server changes its answers"
+    notes: tuple[str, ...] = ()  # sentences for the user, such as "config.json differs in rms_norm_eps"
     failed: Mapping[str, str] = field(default_factory=dict)  # id of a text -> why a side could not read it
 
     @property

@@ -63,7 +63,7 @@ PLAIN = Way()
 
 
 def declared(key: str | None) -> list[Form]:
-    """The forms of what an engine is said to compute in."""
+    """The forms of what an engine is declared to compute in."""
     return [form for name, forms in FORMS.items() if key and name.startswith(key) for form in forms]
 
 

@@ -82,16 +82,6 @@ def test_a_text_that_a_side_cannot_read_is_reported() -> None:
     assert {position.text for position in found.positions} == {"short"}
 
 
-def test_without_a_position_there_is_no_verdict() -> None:
-    """A pair whose texts had all failed was a tie."""
-    reference, other = side(), side()
-    context = reference.session.planner.context
-    assert context is not None
-    found = measure(reference, other, texts=[Text("long", (5,) * (context + 1), (6, 7))])
-    assert (found.verdict, found.sentence) == (None, "no verdict: no position was compared")
-    assert list(found.failed) == ["long"]
-
-
 def test_messages_name_a_text_by_its_name() -> None:
     """They had its id, which counts from 0, and views count from 1."""
     reference, other = side(name="reference"), side(name="other")

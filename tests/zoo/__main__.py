@@ -40,11 +40,11 @@ def main(words: list[str]) -> int:
 def table(report: Report) -> str:
     """A line for the checkpoint, and one for each of its cases that is not simply equal."""
     lines = [f"{report.name:32} {report.word}"]
-    told: dict[str, list[str]] = {}
+    cases_of: dict[str, list[str]] = {}
     for case, verdict in report.cases.items():
         if str(verdict) != "equal":
-            told.setdefault(str(verdict), []).append(case)
-    for what, cases in told.items():
+            cases_of.setdefault(str(verdict), []).append(case)
+    for what, cases in cases_of.items():
         lines.append(f"    {', '.join(cases)}: {what}")
     return "\n".join([*lines, *(f"    {note}" for note in report.notes)])
 

@@ -19,7 +19,7 @@ _SHARED = {
     "layer_types": ["sliding_attention", "full_attention"] * 2,
     "num_kv_shared_layers": 2,
 }
-# Layers with a window have sizes of their own, which are told under these names.
+# Layers with a window have sizes of their own, under these names.
 _DOTS3 = {
     **_INDEXED,
     "swa_num_attention_heads": HEADS,

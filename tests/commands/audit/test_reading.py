@@ -75,8 +75,8 @@ def test_chats_are_read_with_the_template(tmp_path: Path) -> None:
     (found,) = rows_of(row, "row 1", "1")
     assert found.messages == tuple(messages)
     assert found.is_chat
-    (lone,) = rows_of(shapes()["LM Studio"], "row 1", "1")
-    assert (lone.prompt, len(lone.pieces)) == ("Once upon a time", 4)
+    (studio,) = rows_of(shapes()["LM Studio"], "row 1", "1")
+    assert (studio.prompt, len(studio.pieces)) == ("Once upon a time", 4)
 
 
 def test_chunks_of_a_stream_are_one_answer(tmp_path: Path) -> None:

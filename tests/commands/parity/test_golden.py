@@ -86,7 +86,7 @@ def test_the_same_side_gives_the_same_bytes_and_every_number_is_equal(stories: P
     assert (pair["reference"], pair["positions"]) == (STORIES, 24)
 
 
-@pytest.mark.parametrize("knobs", ["threads=2", "cache=static", "batch_size=1", "runtime=transformers"])
+@pytest.mark.parametrize("knobs", ["threads=2", "cache=static", "prompt_lookup_num_tokens=3", "runtime=transformers"])
 def test_harmless_changes_are_ties(stories: Path, knobs: str) -> None:
     done = expect(stories, f"{STORIES}@{knobs}", "--format", "jsonl", "--min-agreement", "1")
     assert done.status == 0, done.err
@@ -171,21 +171,13 @@ def test_another_tokenizer_is_refused_with_the_first_difference(stories: Path, g
     assert "has 300 entries in a distribution, and the golden file 1536" in " ".join(done.err.split())
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "is no golden file of genctl/1"),
-        (b"\x00\xff", "is no golden file of genctl/1"),
-        (b'{"schema": "genctl/1", "id": "0"}\n', "is no golden file of genctl/1"),
-        (b"[1]\n", "is no golden file of genctl/1"),
-    ],
-)
-def test_a_foreign_file_is_refused_by_name(tmp_path: Path, content: bytes, message: str) -> None:
+@pytest.mark.parametrize("content", [b"", b"\x00\xff", b'{"schema": "genctl/1", "id": "0"}\n', b"[1]\n"])
+def test_a_foreign_file_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "foreign.jsonl"
     path.write_bytes(content)
     done = expect(path)
     assert done.status == 2
-    assert f"foreign.jsonl {message}" in done.err
+    assert "foreign.jsonl is no golden file of genctl/1" in done.err
 
 
 def test_what_compare_saved_is_refused_with_the_command_that_writes_golden_files(tmp_path: Path) -> None:
