@@ -57,7 +57,7 @@ class Forced:
             index += right + 1
             room = min(self.drafted, len(self.given) - index - 1)  # the pass that checks a draft writes one further
             if room > 0:
-                room = min(room, int(context.model.draft_room(scores.rows.prompt_len + index)))
+                room = int(min(room, context.model.draft_room(scores.rows.prompt_len + index)))
             draft = list(self.given[index : index + max(room, 0)])
             if draft:
                 draft[-1] = (draft[-1] + 1) % int(scores.raw.shape[-1])
