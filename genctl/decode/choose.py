@@ -339,7 +339,7 @@ def _refuse(state: LaneState) -> None:
     if state.search is not None or state.drafts is not None or not strategy.traits.drafts:
         return
     if cache is not None and not cache.is_croppable:
-        state_kind = "recurrent states" if cache.is_recurrent else "states that cannot be cut back"
+        state_kind = "recurrent states" if cache.is_recurrent else "states that cannot be cropped"
         raise ModelError(
             f"{strategy.kind} decoding takes back tokens that it tried; {state.model.name} cannot, "
             f"it keeps {state_kind}: use_cache = false reads everything again instead"

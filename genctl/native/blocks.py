@@ -167,7 +167,8 @@ class Embeddings:
     def __init__(self, held: Blocks | Tensor, dtype: torch.dtype) -> None:
         self.held, self.dtype, self.shape = held, dtype, held.shape
         if isinstance(held, Blocks):
-            self.layout = ops.Layout(**held.how._asdict() | {"scales": get_args(Scales).index(held.how.scales)})
+            how, scales = held.how, get_args(Scales).index(held.how.scales)
+            self.layout = ops.Layout(how.numbers, how.bytes, how.bits, scales, how.low, how.high, how.halves)
 
     def rows(self, tokens: Tensor) -> Tensor:
         """tokens [N, F] -> [N, F, E]."""

@@ -276,7 +276,7 @@ def _load(screen: ChatScreen, typed: slash.Typed) -> None:
 
 def _new(screen: ChatScreen, typed: slash.Typed) -> None:
     if not screen.chat.log.messages:
-        raise UsageError("nothing has been said yet")
+        raise UsageError("the chat is empty")
     command = screen.reopening
     screen.chat.begin_anew()
     screen.when_full = ""

@@ -21,7 +21,7 @@ class Started(NamedTuple):
     line: str
 
 
-class Done(NamedTuple):
+class LineDone(NamedTuple):
     """A command is done, or failed with an error."""
 
     line: str
@@ -36,7 +36,7 @@ class Looked(NamedTuple):
     error: str = ""
 
 
-Arrival: TypeAlias = Started | Result | Done | Looked
+Arrival: TypeAlias = Started | Result | LineDone | Looked
 
 
 class ModelThread:
@@ -94,7 +94,7 @@ class ModelThread:
                     self.explorer.pause()
         except Exception as failed:
             error = in_words(failed)
-        self._post(Done(line, error))
+        self._post(LineDone(line, error))
 
     def _answer_look(self) -> None:
         node, self._look = self._look, None

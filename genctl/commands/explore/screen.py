@@ -26,7 +26,7 @@ from textual.widgets import Input, Static
 from genctl.commands.explore import formats
 from genctl.commands.explore.dialogs import CommandLine, Dialog, Editor, help_dialog
 from genctl.commands.explore.keys import KEYS
-from genctl.commands.explore.model_thread import Done, Looked, ModelThread, Started, kind_of
+from genctl.commands.explore.model_thread import LineDone, Looked, ModelThread, Started, kind_of
 from genctl.commands.explore.panes import Alternatives, TextPane, TreePane
 from genctl.config.check import known
 from genctl.errors import GenctlError, count
@@ -168,7 +168,7 @@ class ExploreApp(App[int]):
             if isinstance(arrival, Started):
                 self.written, self.times, self.answer, self.failed = 0, [], "", False
                 self.follows = kind_of(arrival.line) == "write"
-            elif isinstance(arrival, Done):
+            elif isinstance(arrival, LineDone):
                 self._done(arrival)
             elif isinstance(arrival, Looked):
                 self._show_distribution(arrival)
@@ -191,7 +191,7 @@ class ExploreApp(App[int]):
         if found is None and looked.node == self.at.cursor:
             self.report(looked.error, failed=True)
 
-    def _done(self, done: Done) -> None:
+    def _done(self, done: LineDone) -> None:
         self.model.waiting.popleft()
         self.outdated |= {"tree", "place"}
         name = done.line.split()[0]

@@ -147,12 +147,12 @@ def test_ctrl_c_clears_the_line_and_twice_on_an_empty_one_leaves(own_state: Path
 
 def test_a_new_conversation_has_its_own_file_and_the_settings_of_the_one_before(own_state: Path) -> None:
     with Talk(own_state, *QUIET, "--seed", "5", "--do-sample", width=300) as talk:
-        assert talk.say("/new") == ["error: nothing has been said yet"]
+        assert talk.say("/new") == ["error: the chat is empty"]
         talk.say("/set max_new_tokens=3")
         first = talk.say("A fox")
         before = saved(own_state)
         assert talk.say("/clear") == [f"a new conversation; genctl chat --open {before} continues the one before"]
-        assert talk.say("/branch") == ["nothing has been said yet"]
+        assert talk.say("/branch") == ["the chat is empty"]
         assert talk.say("A fox") == first  # with nothing before it
         assert talk.say("/set") == ["max_new_tokens = 3"]
         talk.press("/exit\r")

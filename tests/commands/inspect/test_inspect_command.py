@@ -233,7 +233,7 @@ def test_a_prompt_cache_of_no_use_is_told_of(gpt2: Path, mamba: Path, tmp_path: 
     assert f"note: nothing of the prompt cache {files[0]} could be reused: the prompts have no beginning" in done.err
     assert "nothing" not in genctl("run", PROMPT, "-m", str(gpt2), "-n", "1", "--prompt-cache", files[0], "-q").err
     done = inspect("a cat", "-m", str(mamba), "--steps", "1", "--prompt-cache", files[1])
-    assert "a recurrent state cannot be cut back" in done.err
+    assert "a recurrent state cannot be cropped" in done.err
     done = genctl("run", "a dog and", PROMPT, "-m", str(gpt2), "-n", "1", "--prompt-cache", files[0], stdin="")
     assert "for 1 of 2 prompts nothing" in done.err
 

@@ -168,7 +168,7 @@ def test_memory_is_read_with_its_unit(text: str, expected: int | None) -> None:
     if expected is not None:
         assert memory_bytes(text) == expected
         return
-    with pytest.raises(UsageError, match="--memory "):
+    with pytest.raises(UsageError, match="--memory: "):
         memory_bytes(text)
 
 
