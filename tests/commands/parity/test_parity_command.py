@@ -227,7 +227,7 @@ def test_a_report_shows_the_texts_of_all_sides_as_runs_of_a_comparison(tmp_path:
     positions = [
         record["logprob_other"] for record in done.records if record.get("other") == INT4 and "token" in record
     ]
-    total = sum(lane["sequences"][0]["logprob"] for lane in data["lanes"] if lane["run"] == INT4) / data["scale"]
+    total = sum(lane["sequences"][0]["logprob"] for lane in data["lanes"] if lane["run"] == INT4)
     assert total == pytest.approx(sum(positions), rel=1e-3)
 
 
