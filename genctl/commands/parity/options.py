@@ -44,9 +44,7 @@ class ParityCommandOptions(ModelOptions):
     show_layers: bool = COMPARED.switch("show the difference of two sides layer by layer", "--layers")
     max_kl: float | None = CHECKS.option("exit with 4 if the mean KL divergence is larger, in nats", "X", least=0)
     max_regret: float | None = CHECKS.option("exit with 4 if the largest regret is larger, in nats", "X", least=0)
-    min_agreement: float | None = CHECKS.option(
-        "exit with 4 if fewer first choices agree (0 to 1)", "X", least=0
-    )
+    min_agreement: float | None = CHECKS.option("exit with 4 if fewer first choices agree (0 to 1)", "X", least=0)
     allow_defect: bool = CHECKS.option(
         "exit 0 even on a defect (default: 4)", None, "--allow-defect/--no-defect", default=False
     )
