@@ -24,11 +24,11 @@ from genctl.terminal import theme, widgets
 from genctl.terminal.message import print_message
 
 KEYS = (
-    ("Enter", "say it"),
+    ("Enter", "send the line"),
     ("Alt-Enter, or \\ and Enter", "a new line"),
     ("Tab", "complete a command, a setting, a file"),
-    ("Up, Down, Ctrl-R", "what was typed before, in all chats"),
-    ("Ctrl-C", "end the answer, and keep what it has; clear the line. Twice on an empty line: leave"),
+    ("Up, Down, Ctrl-R", "earlier input, from all chats"),
+    ("Ctrl-C", "stop the answer, and keep the text so far; clear the line. Twice on an empty line: leave"),
     ("Ctrl-D", "leave"),
 )
 MOST_COPIED = 74_000  # bytes that terminals take for their clipboard at once

@@ -35,9 +35,9 @@ class SlashCommand:
 
 
 COMMANDS: tuple[SlashCommand, ...] = (
-    SlashCommand("retry", "another answer to the last turn; the first one stays in the tree"),
+    SlashCommand("retry", "answer the last turn again; the first answer stays on its branch"),
     SlashCommand("undo", "go back to where the chat was before the last turn, retry, edit or branch"),
-    SlashCommand("redo", "take back an /undo"),
+    SlashCommand("redo", "undo an /undo"),
     SlashCommand(
         "edit",
         "change turn N (default: the last one), or put TEXT in its place, and answer it again",
@@ -48,14 +48,14 @@ COMMANDS: tuple[SlashCommand, ...] = (
     SlashCommand("tree", "draw all branches"),
     SlashCommand("think", "show what the model thought before the last answer"),
     SlashCommand("prompt", "show the prompt of the last turn as the model reads it: token ids and text", local=True),
-    SlashCommand("scores", "show each token's probability under an answer, or no longer"),
+    SlashCommand("scores", "show or hide each token's probability under an answer"),
     SlashCommand(
         "set",
         "change a setting, such as temperature=0.7; KEY alone shows it; without one, list what is set",
         "KEY=VALUE",
         "maybe",
     ),
-    SlashCommand("unset", "forget a setting that /set has changed", "KEY", "something"),
+    SlashCommand("unset", "reset a setting that /set has changed", "KEY", "something"),
     SlashCommand("preset", "use a preset on top of the settings", "NAME", "something"),
     SlashCommand("system", "set the system message; without a text, take it away", "TEXT", "maybe"),
     SlashCommand("save", "show where the chat is saved, or continue in FILE", "FILE", "maybe"),
