@@ -253,5 +253,5 @@ def memory_bytes(text: str) -> int:
         raise UsageError(f"--memory: {text!r:.60} is not a size: use bytes or, for example, {example}")
     amount = int(Fraction(match[1]) * _UNITS[match[2].lower()])
     if amount < 1:
-        raise UsageError(f"--memory {text!r:.60} is no memory at all")
+        raise UsageError(f"--memory: {text!r:.60} is less than one byte")
     return amount

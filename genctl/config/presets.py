@@ -28,7 +28,7 @@ from genctl.config.layers import SET, Layer
 from genctl.config.toml import decode, parse, places, printable, read_bytes
 from genctl.documents import reader
 from genctl.documents.reader import BadJson
-from genctl.errors import PresetError, cannot_read, reason_of
+from genctl.errors import PresetError, cannot_read
 from genctl.params import Generation, Runtime
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
@@ -189,7 +189,7 @@ def _real(path: Path, name: str, chain: tuple[Path, ...]) -> Path:
     try:
         real = path.resolve()
     except (OSError, ValueError, RuntimeError) as error:  # a loop of links, a NUL in the name
-        raise PresetError(f"{name}: cannot be read: {reason_of(error)}") from error
+        raise PresetError(cannot_read(name, "a loop of links" if isinstance(error, RuntimeError) else error)) from error
     if real in chain:
         circle = [*chain[chain.index(real) :], real]
         raise PresetError(f"{name}: extends itself: {' -> '.join(printable(item.name) for item in circle)}")

@@ -305,9 +305,9 @@ def test_a_byte_order_mark_and_windows_line_ends_are_fine(project: Path) -> None
     [
         (lambda path: path.write_bytes(b"seed = 1\n'\xff'"), r"^job\.toml:2: not UTF-8 text \(byte 0xff\)$"),
         (lambda path: path.write_text("#" * (1 << 20) + "\n"), "larger than 1 MiB"),
-        (lambda path: path.mkdir(), r"^job\.toml: a folder, not a file$"),
+        (lambda path: path.mkdir(), r"^cannot read job\.toml: a folder, not a file$"),
         (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
-        (lambda path: path.symlink_to("job.toml"), r"^job\.toml: "),
+        (lambda path: path.symlink_to("job.toml"), r"^cannot read job\.toml: "),
     ],
 )
 def test_what_is_no_text_of_a_bounded_size_is_no_preset(

@@ -380,7 +380,7 @@ def test_a_hostile_config_is_refused_in_one_line(tmp_path: Path, changes: dict[s
         ("llama", {"source_length": 4}, "--source-length 4 is for encoder-decoders"),
         ("llama", {"batch": 0}, "--batch 0: must be at least 1"),
         ("llama", {"length": 0}, "--length 0: must be at least 1"),
-        ("llama", {"memory": "much"}, "--memory 'much'"),
+        ("llama", {"memory": "much"}, "--memory: 'much' is not a size"),
         ("llama", {"generation": Generation(num_return_sequences=2)}, "would return identical sequences"),
         ("llama", {"generation": Generation(num_beams=2, num_return_sequences=3)}, "cannot exceed num_beams = 2"),
         ("builtin:numbers", {}, "needs --length"),

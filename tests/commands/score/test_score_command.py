@@ -226,7 +226,7 @@ def test_failed_texts_leave_the_others_and_say_so(gpt2: Path) -> None:
         (("x y", "--stride", "0"), "--stride 0: must be at least 1"),
         (("x y", "--window", "9"), "there is no --stride"),
         (("x y", "--top-logprobs", "-1"), "--top-logprobs -1: must be at least 0"),
-        (("x y", "--scores", "--format", "tsv"), "--format tsv has no place for"),
+        (("x y", "--scores", "--format", "tsv"), "which do not fit --format tsv"),
         (("x y", "--rank", "--stride", "4"), "--stride slides over one text"),
         (("x y", "--rank", "--target", "z"), "the candidates are the targets"),
         (("x y", "--by", "total"), "--by total needs --rank"),
