@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from genctl import events
@@ -140,7 +141,7 @@ class Scheduler:
                     self.reading.append(PromptInPieces(group[0], began, passes))
                     continue
             # after an error, too, they are read one by one: that shows which of them is at fault
-            if len(group) > 1 and isinstance(attempt(group[0], lambda: self.prefixes.read(group)), OutOfMemory):  # noqa: B023
+            if len(group) > 1 and isinstance(attempt(group[0], partial(self.prefixes.read, group)), OutOfMemory):
                 self._reclaim()
             for lane in group:
                 if self.live < self.width:
