@@ -472,4 +472,4 @@ def test_a_table_of_some_rows_does_not_replace_the_whole(capsys: pytest.CaptureF
 def test_a_row_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main.main(["--only", "gredy"])
-    assert "there is no such row or curve" in capsys.readouterr().err
+    assert "there is no such row" in capsys.readouterr().err

@@ -17,7 +17,6 @@ import typer.main
 
 from genctl.commands.help import SETTINGS, CommandGroup, option_hint, removed_flag, write_rows
 from genctl.commands.values import WrongValue
-from genctl.config import removed
 from genctl.errors import Exit, GenctlError, printable, without_secrets
 from genctl.identity import __version__
 from genctl.terminal.standard_streams import drop_stdout
@@ -204,6 +203,8 @@ def _usage(error: typer.TyperException, arguments: Sequence[str]) -> int:
         gone = removed_flag(context, flag, arguments)
         message, hint = f'no such option "{printable(flag)}"', option_hint(context, flag)
     elif isinstance(error, WrongValue):
+        from genctl.config import removed
+
         gone = removed.sentence("format", f"{error.flag} {error.value}")
     return _print_error(gone or message, "" if gone else hint, int(Exit.USAGE), color=_color(arguments))
 

@@ -15,7 +15,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from genctl.commands.values import Reader
-from genctl.config import removed
 from genctl.errors import UsageError, nearest, printable
 
 GENERAL, ALSO = "General", "Also"
@@ -160,6 +159,8 @@ class CommandGroup(TyperGroup):
         """The command of a command line. Raises UsageError."""
         name = args[0]
         if self.get_command(ctx, name) is None and not ctx.resilient_parsing:
+            from genctl.config import removed
+
             if not ctx.parent and (hint := OTHER_COMMANDS.get(name.lower(), "")):
                 raise UsageError(f'no such command "{name}"', hint=_with_words(hint, args[1:]))
             if not ctx.parent and (error := removed.sentence("command", name, shown=f"genctl {name}")):
@@ -314,6 +315,8 @@ def option_hint(context: Any, flag: str) -> str:
 
 def removed_flag(context: Any, flag: str, words: Sequence[str]) -> str:
     """The error for a removed `flag` of the command line `words`; "" for other flags."""
+    from genctl.config import removed
+
     names = [f"{context.command.name} {flag}"]
     if "--set" in _flags(context.command, context):  # flags of all commands with settings
         names.append(flag)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from genctl import params
-from genctl.config import removed
 from genctl.config.check import (
     ListMistakes,
     Misfit,
@@ -221,10 +220,13 @@ def _has_no_effect(key: str, value: Any) -> bool:
 
 def _value(layer: Layer, key: str, value: Any) -> Any:
     """The value of a key, checked. Raises Wrong or ListMistakes."""
-    if key in REFUSED and key not in known():
-        raise Wrong(f"{named(key)} is not supported: {REFUSED[key]}")
-    if removed_error := removed.sentence("setting", key):
-        raise Wrong(removed_error)
+    if key not in known():
+        from genctl.config import removed
+
+        if key in REFUSED:
+            raise Wrong(f"{named(key)} is not supported: {REFUSED[key]}")
+        if removed_error := removed.sentence("setting", key):
+            raise Wrong(removed_error)
     if key in UNSAFE and layer.is_user_file:
         return _plain(key, bool, value)
     if key in UNSAFE:

@@ -445,5 +445,5 @@ def test_a_page_shows_the_tokens_of_a_server(server: StandIn, tmp_path: Path) ->
     (lane,) = parts.data["lanes"]
     assert lane["sequences"][0]["tokens"] == 6
     assert lane["sequences"][0]["text"] == " one two three four five six"
-    assert lane["tree"]["logprob"] == [-5000] * 6
+    assert lane["tree"]["logprob"] == [-500_000] * 6
     assert "127.0.0.1" in "".join(parts.texts)
