@@ -138,7 +138,7 @@ class Auditor(Hypotheses):
     def _same(self, nothing: Tried) -> Audit:
         if self._base is not None and self._base.overflows:
             self._notes.append("sums of int8 products overflow 16 bits there: a processor without VNNI")
-        reason = f"what differs is {nothing.ratio:.2g} of rounding error"
+        reason = f"the difference is {nothing.ratio:.2g} × rounding error"
         return self._audit("same", reason, nothing, nothing, [], [])
 
     def _concluded(self, nothing: Tried, first: Tried, tried: list[Tried], sample: Sequence[int]) -> Audit:

@@ -229,7 +229,7 @@ def _verdict_of_parting(each: Position, remains: _Remains | None, explained: Ver
     if each.margin <= noise.margin:
         return "tie", f"the margin of {each.margin:.2g} nats is below the noise of {noise.margin:.2g}"
     if ratio is not None and ratio > noise.allowed:
-        return "defect", f"the margin is {each.margin:.2g} nats, and what remains is {ratio:.2g} times the rounding"
+        return "defect", f"the margin is {each.margin:.2g} nats, and the rest is {ratio:.2g} × rounding error"
     return explained, f"the margin is {each.margin:.2g} nats, and what differs is explained"
 
 

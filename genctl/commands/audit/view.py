@@ -49,8 +49,8 @@ def _size(one: Audit) -> str:
     if not one.positions:
         return ""
     of = f"{count(len(one.positions), 'token')} of {count(len(one.texts), 'row')}"
-    size = f"typically {_number(one.ratio)} times rounding ({_number(one.noise)} nats)"
-    return f"{of}, {size}; up to {_number(one.allowed)} is the same"
+    size = f"typically {_number(one.ratio)} × rounding error ({_number(one.noise)} nats)"
+    return f"{of}, {size}; up to {_number(one.allowed)} × counts as the same"
 
 
 def _tried(one: Audit, width: int | None) -> list[Text]:

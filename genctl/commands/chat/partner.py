@@ -57,7 +57,7 @@ class Partner:
         if self.kind == "alone":
             return f"{self.name} is an encoder-decoder: it answers each turn on its own, without those before it"
         if self.session is None:
-            return "a server keeps the model: /prompt, /tokens and settings of its own processors are not there"
+            return "with a server there is no /prompt, no /tokens and no processor of genctl's own"
         return ""
 
     @property

@@ -71,7 +71,7 @@ def test_a_server_that_fails_leaves_the_turn_unsaid(server: StandIn) -> None:
 
 def test_what_needs_token_ids_is_refused_at_a_prompt(server: StandIn, own_state: Path) -> None:
     with Talk(own_state, "--backend", server.url) as talk:
-        assert "a server keeps the model" in " ".join(talk.lines)
+        assert "with a server there is no /prompt" in " ".join(talk.lines)
         assert talk.say("Hello")[0] == " one two three four five six"
         for command in ("/prompt", "/tokens"):
             assert talk.say(command) == [
