@@ -30,7 +30,7 @@ def checkpoint_change(name: str, old: object, new: str, *, before: str = "", wha
     """How a checkpoint differs from the one that `what` was made with, by fingerprints; its name was `before`."""
     if not (isinstance(old, str) and old.startswith(PREFIX)):  # it may be equal for different weights
         seen = "made by a version of genctl that did not look at all bytes of a checkpoint"
-        return f"{what} was {seen}, so nobody can tell whether {name} is still the same"
+        return f"{what} was {seen}, so it is unknown whether {name} is still the same"
     then, now = (f"{fingerprint.removeprefix(PREFIX):.12}…" for fingerprint in (old, new))
     if before not in ("", name):
         return f"{what} was made with {before} ({then}), and {name} is another checkpoint ({now})"

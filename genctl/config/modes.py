@@ -106,7 +106,7 @@ def mode_of(generation: Generation) -> str | None:
             raise UsageError(f'sampler = "{generation.sampler}" is for plain sampling, and {way} draws in its own way')
         if generation.draft_sampling == "rejection":
             raise UsageError(
-                f'draft_sampling = "rejection" has draws of its own, and sampler = "{generation.sampler}" others'
+                f'draft_sampling = "rejection" makes its own draws, and sampler = "{generation.sampler}" others'
             )
     return way
 
@@ -140,7 +140,7 @@ def bans(generation: Generation) -> list[str]:
     if "" in g.ban:
         messages.append("ban: an empty text is in every text")
     if (broken := next((one for one in g.ban if "\N{REPLACEMENT CHARACTER}" in one), None)) is not None:
-        messages.append(f"ban: {quote(broken)} holds U+FFFD, which stands for a character that is incomplete")
+        messages.append(f"ban: {quote(broken)} has U+FFFD, the sign for an incomplete character")
     return messages
 
 

@@ -281,7 +281,7 @@ def parse_value(key: str, text: str) -> Any:
     if is_bracketed and not readings and structured(hint):
         reason = f"neither JSON nor TOML: {reason}"
         if list[str] in (hint, *get_args(hint)):
-            reason += f"; a text that begins so stands in a list: {json.dumps([text])}"
+            reason += f"; put a text that begins like this in a list: {json.dumps([text])}"
         return Unparsed(text, reason)
     return [*readings, text][0]
 

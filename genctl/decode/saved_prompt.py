@@ -149,7 +149,7 @@ def _compare(path: Path, metadata: dict[str, Any], identity: PromptIdentity) -> 
         differ.append("the runtime that made it keeps keys and values in another way (--runtime native, transformers)")
     if differ:
         raise InputError(
-            f"the prompt cache {path} does not fit: {'; '.join(differ)}", hint="write it anew with --save-cache"
+            f"the prompt cache {path} does not fit: {'; '.join(differ)}", hint="write it again with --save-cache"
         )
 
 

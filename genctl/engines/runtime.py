@@ -55,7 +55,7 @@ def undrafted(forward: ModelRuntime, resolved: Resolved) -> str:
     if not generation.use_cache or generation.cache_implementation != "dynamic":
         return "the cache is off, or of another form than dynamic"
     if resolved.processors is not None or generation.guidance_scale not in (None, 1.0):
-        return "processors of its own, or guidance, see every token"
+        return "custom processors, or guidance, see every token"
     if not forward.drafts_unasked:
         return "only native models on a CPU compute several tokens of a row as one at a time"
     return ""
@@ -74,7 +74,7 @@ def _effects(forward: ModelRuntime, name: str, resolved: Resolved) -> list[str]:
     if "full" not in _kinds(forward):  # no layer keeps all tokens, so that its form could be chosen
         return [f"{setting} changes nothing: {name} keeps only {_kept(forward)}"]
     if form == "quantized":
-        return [f"{setting} is lossy: keys and values are kept in 8 bits, so the text may come out differently"]
+        return [f"{setting} is lossy: keys and values have 8 bits, so the text may differ"]
     if form == "offloaded" and forward.device.type != "cuda":
         where = forward.device.type
         return [f"{setting} has nowhere to offload to: the model is on the {where}, so it acts as dynamic"]

@@ -89,7 +89,7 @@ class Scorer:
             return None
         if self.is_encoder_decoder:
             raise ModelError(
-                f"--stride slides over a text, but {name} is an encoder-decoder, whose decoder starts anew"
+                f"--stride slides over a text, but {name} is an encoder-decoder, whose decoder has no earlier text"
             )
         window = options.window or context or self.trained
         if window is None:

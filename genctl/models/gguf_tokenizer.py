@@ -89,7 +89,7 @@ class _Vocabulary:
             backend = self._byte_level(split) if split.by_bytes else self._sentencepiece(split)
         self._add_tokens(backend)
         if backend.get_vocab_size(with_added_tokens=True) != len(self.tokens):
-            raise self.refused("tokens holds tokens that cannot be told apart")
+            raise self.refused("tokens has indistinguishable entries")
         special = {name: self._special(key) for key, name in _NAMES.items()}
         before = self._around(
             "bos", special["bos_token"], split is SPLITS["gemma4"] or self._flag("add_bos_token", split.add_bos)

@@ -184,7 +184,7 @@ class Auditor(Hypotheses):
     def _unexplained(self, nothing: Tried, tried: Sequence[Tried], candidates: Sequence[Tried]) -> Audit:
         if candidates:
             words = ", or ".join(dict.fromkeys(one.words for one in candidates[:4]))
-            reason = f"these explain it alike: {words}"
+            reason = f"these explain it equally well: {words}"
         else:
             reason = "no cause that was tried explains the difference"
             if tried and tried[0].explained > 0.2:

@@ -231,7 +231,7 @@ def _partings(
     for text, other, index in parted:
         mine, theirs = (one.token_ids[index] if index < len(one.token_ids) else None for one in (text, other))
         if mine is None or theirs is None:
-            reason = "one text ends where the other goes on: a limit or a stop of its settings ended it"
+            reason = "one text ends where the other continues: its length limit or a stop ended it"
             found.append(TextParting(text.id, index, mine, theirs, UNKNOWN, UNKNOWN, math.nan, "drift", reason))
             continue
         own, others = ((float(row[mine]), float(row[theirs])) for row in rows[text.id])

@@ -64,7 +64,7 @@ class ModelDrafter:
         if self.forward.is_encoder_decoder != context.model.is_encoder_decoder:
             kinds = "a decoder-only model", "an encoder-decoder"
             model, assistant = (kinds[one.is_encoder_decoder] for one in (context.model, self.forward))
-            raise ModelError(f"{model} needs an assistant of its own kind, and the assistant is {assistant}")
+            raise ModelError(f"{model} needs an assistant of the same kind, and the assistant is {assistant}")
         source = context.prefix.source
         if source is not None:
             source = self.forward.encode(source.ids[0].tolist())

@@ -124,5 +124,5 @@ def _unfit(model: Any, accepted: frozenset[str], cache_name: str) -> str:
     if not cache.is_plain:
         return "has layers that keep a window or a recurrent state"
     if type(model).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation:
-        return "prepares what it reads in a way of its own"
+        return "prepares its inputs in its own way"
     return ""

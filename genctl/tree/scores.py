@@ -47,7 +47,7 @@ class BranchScores:
             self._scores.move_to_end(ids)
         else:
             if not ids:
-                raise InputError("there is no token before the first one, so the model says nothing of it")
+                raise InputError("the first token has no token before it, so the model gives it no probability")
             self._keep(ids, self._read(ids).logits[0])
         return self._scores[ids]
 

@@ -331,7 +331,7 @@ def test_a_list_or_table_is_read_as_json_and_as_toml(key: str, text: str, value:
         (("--logit-bias", '{" fox": }'), "flag --logit-bias: logit_bias = "),
         (("--set", 'logit_bias={" fox": }'), "neither JSON nor TOML: expected a value at column 10"),
         (("--stop-token-ids", "[1,2"), "neither JSON nor TOML: expected a comma or a closing bracket"),
-        (("--stop-strings", "x", "--stop-strings", '["a"'), 'a text that begins so stands in a list: ["[\\"a\\""]'),
+        (("--stop-strings", "x", "--stop-strings", '["a"'), 'put a text that begins like this in a list: ["[\\"a\\""]'),
         (("--stop-strings", '["a", 1]'), "item 2 must be a string, not a whole number"),
         (("--stop-strings", '{"a": 1}'), "must be a string or a list of strings, not a table"),
         (("--logit-bias", '{"a": 1, "a": 2}'), "the key 'a' occurs twice"),

@@ -21,7 +21,7 @@ CHAT = OptionGroup("The chat")
 # knobs of a run of many rows, or of one that nobody answers -> why a chat has no place for them
 NO_PLACE = {
     "num_return_sequences": "a turn has one answer; /retry gives another",
-    "prompt_cache": "a chat keeps the cache of its own turns",
+    "prompt_cache": "a chat manages the cache of its own turns",
     "token_healing": "an answer begins behind the template, not inside of a word",
 }
 

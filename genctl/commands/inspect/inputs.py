@@ -65,7 +65,7 @@ def _cache_after(step: Step, width: int) -> list[Text]:
         if kind == CROSS and step["cross_attention"] == "computed":
             words += ": computed in this pass"
         elif kind == CROSS:
-            words += ": kept as it was" + ("; without a cache computed again" if step["without_cache"] else "")
+            words += ": unchanged" + ("; without a cache computed again" if step["without_cache"] else "")
         lines += hanging(f"{kind:<{LABEL}}", words, width)
     if step["reordered"]:
         now = " ".join(str(row + 1) for row in range(len(step["reordered"])))

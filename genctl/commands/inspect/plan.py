@@ -306,5 +306,5 @@ def _notes(skeleton: Skeleton, generation: Generation, parts: Sequence[Part], si
     if generation.guidance_scale not in (None, 1.0):
         notes.append("guidance_scale keeps a second cache for the negative prompt, which is not counted")
     if generation.assistant_model or generation.prompt_lookup_num_tokens or generation.assistant_early_exit:
-        notes.append("a draft is kept, with what it pushes out of windows, until it is checked; this is not counted")
+        notes.append("drafts, and what they push out of windows, stay until they are checked; this is not counted")
     return notes

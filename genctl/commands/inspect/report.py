@@ -96,11 +96,11 @@ def _what_fits(plan: Report, room: int, total: int, width: int | None) -> list[T
     elif room < total:
         verdict = f"does not fit: {size(total - room)} too little"
     if plan["longest_length"] is None:
-        longest = "any length: nothing that is kept grows with it"
+        longest = "any length: the cache does not grow"
     else:
         longest = f"{count(plan['longest_length'], 'token')}{rows}" if plan["longest_length"] else "not even one token"
     if plan["largest_batch"] is None:
-        most = "any number of prompts: nothing is kept of them"
+        most = "any number of prompts: nothing is cached"
     else:
         prompts = count(plan["largest_batch"], "prompt")
         most = f"{prompts} of {length}" if plan["largest_batch"] else f"not even one prompt of {length}"
@@ -121,7 +121,7 @@ def layer_lines(report: Report, width: int | None) -> list[Text]:
     """A line for each group of equal layers."""
     groups = grouped(report["layers"])
     if not groups:
-        return [Text("nothing is kept: everything is read again at every step", style=theme.DIM)]
+        return [Text("nothing is cached: every step reads the whole text again", style=theme.DIM)]
     rows, notes = [], []
     for group in groups:
         layer = group[0]

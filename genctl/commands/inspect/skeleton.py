@@ -195,7 +195,7 @@ def _from_fields(skeleton: Skeleton) -> Cache:
         size = hidden // queries
     for layers, heads in ((cache.layers, grouped or queries), (cache.cross or (), queries)):
         if layers and (type(heads) is not int or type(size) is not int or not all(one.only_columns for one in layers)):
-            raise ModelError(f"{skeleton.name}: what its layers keep cannot be told from config.json alone")
+            raise ModelError(f"{skeleton.name}: config.json alone does not say what its layers cache")
         _fill(layers, heads, size, skeleton.model.dtype)
     return cache
 

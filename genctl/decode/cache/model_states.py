@@ -44,7 +44,7 @@ class ReturnedStates(CacheLayer):
 
     def state_dict(self) -> dict[str, Tensor]:
         """Raises ModelError: the form of the states depends on the model."""
-        raise ModelError("the model keeps states in a form of its own, which cannot be saved")
+        raise ModelError("the model has its own form of cached states, which cannot be saved")
 
 
 class ReturnedStatesCache(Cache):

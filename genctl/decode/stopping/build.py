@@ -174,7 +174,7 @@ def _stop_strings(keys: Mapping[str, Any], context: StoppingContext) -> NamedCri
         raise ValueError("an empty text is in every text: every row would end at its first token")
     for stop in stops:
         if BROKEN in stop:
-            raise ValueError(f"{quoted(stop)} holds U+FFFD, which stands for a character that is incomplete")
+            raise ValueError(f"{quoted(stop)} has U+FFFD, the sign for an incomplete character")
     unique = tuple(dict.fromkeys(stops))
     searched = context.marks.stops(unique)
     _check_text(context)

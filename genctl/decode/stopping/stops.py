@@ -131,7 +131,7 @@ class Pattern:
         if _CALL.search(source):
             raise UsageError(f"the regular expression {self} calls itself, and may never end")
         if (size := _size(source)) > REGEX_SIZE:
-            raise UsageError(f"the regular expression {self} repeats too much: it stands for {size:,} items")
+            raise UsageError(f"the regular expression {self} repeats too much: it expands to {size:,} items")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # FutureWarning about syntax

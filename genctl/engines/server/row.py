@@ -300,7 +300,7 @@ class RemoteRow:
         if problems:
             raise RowFailure(f"{server.name}: " + "; ".join(problems))
         if self.chat and request.prompt_ids is not None:
-            raise InputError("token ids cannot be sent as a chat: the server makes the ids of its own template")
+            raise InputError("token ids cannot be sent as a chat, because the server applies its own template")
         fixed: dict[str, Any] = {"model": server.model, **chosen, "stream": True}
         fixed |= {"stream_options": {"include_usage": True}} if "stream_options" in fields else {}
         fixed |= {"return_token_ids": True} if "return_token_ids" in fields else {}

@@ -290,7 +290,7 @@ def _why_no_echo(server: Server, generated: list[Token]) -> str:
     if start != len(prompt):
         return ""  # it is read as another token, so there is nothing to compare
     near = abs(token.logprob - generated[0].logprob) < TOLERANCE
-    return "" if near else "gives log-probabilities of a prompt that contradict those of its own text"
+    return "" if near else "gives log-probabilities for a prompt that contradict those for generated text"
 
 
 def _tokenized(server: Server, text: str, deadline: float) -> list[tuple[int, bytes]]:

@@ -149,7 +149,7 @@ def test_repetition_is_the_same_ngram_so_many_times_at_the_end(row: list[int], s
         ),
         (
             {"use": "stop_strings", "stop_strings": "a\ufffd"},
-            '"a\ufffd" holds U+FFFD, which stands for a character that is incomplete',
+            '"a\ufffd" has U+FFFD, the sign for an incomplete character',
         ),
         ({"use": "stop_token_ids", "stop_token_ids": []}, "the list is empty"),
         ({"use": "stop_token_ids", "stop_token_ids": [-1]}, "an id is at least 0, not -1"),

@@ -66,7 +66,7 @@ def test_a_token_that_crosses_the_context_is_the_error_of_its_text() -> None:
     [
         ({"logprobs": False}, "gives no log-probabilities of a prompt"),
         ({"echoes": False}, "gives no log-probabilities of a prompt"),
-        ({"shift": 1.0}, "gives log-probabilities of a prompt that contradict those of its own text"),
+        ({"shift": 1.0}, "gives log-probabilities for a prompt that contradict those for generated text"),
     ],
 )
 def test_a_server_that_cannot_is_refused_before_the_first_text(about: Body, words: str) -> None:
