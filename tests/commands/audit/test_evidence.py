@@ -68,7 +68,7 @@ def test_an_id_beyond_the_vocabulary_is_evidence(place: str, tmp_path: Path) -> 
     one = audit(written(tmp_path, rows)).records[0]
     assert one["verdict"] == "unexplained"
     assert "ids beyond the vocabulary (0 to 1535), 1 (the first: row 2, " in one["reason"]
-    assert one["reason"].endswith("of rounding error")  # all else is read
+    assert one["reason"].endswith("× rounding error")  # all else is read
 
 
 def test_a_sum_that_no_model_gives_is_evidence(tmp_path: Path) -> None:
