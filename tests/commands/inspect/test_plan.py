@@ -260,7 +260,7 @@ def test_a_note_goes_to_standard_error(gemma: Path, capsys: pytest.CaptureFixtur
     [
         ({"assistant_model": "builtin:stories"}, "assistant_model are not counted"),
         ({"guidance_scale": 2.0}, "second cache"),
-        ({"prompt_lookup_num_tokens": 3}, "a draft is kept"),
+        ({"prompt_lookup_num_tokens": 3}, "until they are checked"),
         ({"cache_implementation": "offloaded"}, "CPU's memory"),
     ],
 )
