@@ -330,9 +330,7 @@ class LanePlan:
         if not generation.token_healing:
             return self.prompt.ids, ""
         if self.forward.is_encoder_decoder:
-            raise ModelError(
-                "token_healing repairs the end of the prompt, which an encoder-decoder does not continue"
-            )
+            raise ModelError("token_healing repairs the end of the prompt, which an encoder-decoder does not continue")
         if tokenizer is None:
             raise ModelError(f"token_healing needs a tokenizer, and {self.loaded.name} has none")
         from genctl.decode.token_healing import heal
