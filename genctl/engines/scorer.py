@@ -75,12 +75,12 @@ class Scorer:
         if options.target is not None and not self.is_encoder_decoder:
             raise UsageError(
                 f"--target is for encoder-decoders, and {loaded.name} is a causal model; "
-                "what its text continues is said with --context"
+                "--context gives the text before"
             )
         if options.context is not None and self.is_encoder_decoder and not options.rank:
             raise UsageError(
                 f"--context is for causal models, and {loaded.name} is an encoder-decoder; "
-                "the text is its source, and what is scored is said with --target"
+                "the text is its source, and --target is scored"
             )
 
     def _window(self) -> int | None:

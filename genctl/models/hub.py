@@ -256,7 +256,7 @@ def device_of(name: str) -> torch.device:
 def tokenizer_of(
     checkpoint: check.Checkpoint, *, by_transformers: bool = False, trust_remote_code: bool = False
 ) -> tuple[Any, str]:
-    """The tokenizer of a checkpoint, None without one; and why transformers reads it, unless that is asked for.
+    """The tokenizer of a checkpoint (None: it has none), and why transformers loads it ("" if the settings say so).
 
     Raises ModelError.
     """

@@ -52,7 +52,7 @@ class TokenNames:
     """The ways in which servers write a token: as in the text, decoded alone, or as the vocabulary has it."""
 
     def __init__(self, tokenizer: Any, piece: Callable[[int], str]) -> None:
-        """`tokenizer` is one of transformers; `piece` gives a token as it stands in a text."""
+        """`tokenizer` is a transformers tokenizer; `piece` returns the text of a token within a text."""
         self._tokenizer = tokenizer
         self.ways = (piece, self._alone, self._raw)
         self._ids: dict[int, dict[str, int | None]] = {}

@@ -34,7 +34,7 @@ Emit: TypeAlias = Callable[[Update], object]
 
 @dataclass
 class RemoteSequence:
-    """One sequence of a row. Another attempt at it begins anew, but for what events have reported."""
+    """One sequence of a row. A new attempt starts from nothing, except for what events have reported."""
 
     tokens: list[Token] = field(default_factory=list)  # of this attempt
     thought: str = ""

@@ -232,7 +232,7 @@ def test_failed_texts_leave_the_others_and_say_so(gpt2: Path) -> None:
         (("x y", "--by", "total"), "--by total needs --rank"),
         (("x y", "--context", ""), "--context is empty"),
         (("x y", "--force"), "there is no --output"),
-        (("x y", "--target", "z"), "what its text continues is said with --context"),
+        (("x y", "--target", "z"), "--context gives the text before"),
         (("x y", "-i", "file.txt"), "give one of the two"),
         (("x y", "--temperature", "2"), "--temperature"),
     ],
