@@ -188,6 +188,7 @@ class Generation:
         SAMPLING,
         neutral=0.0,
         sampling=True,
+        rare=True,
     )
     smoothing_curve: Annotated[float, Ge(1.0)] = knob(
         1.0,
@@ -283,7 +284,7 @@ class Generation:
     )
     bad_words_ids: list[Ids] | None = knob(None, "sequences of ids never generated", WORDS, rare=True)
     ban: Words | None = knob(None, "a text never generated, in any tokenisation; repeatable", WORDS)
-    ban_file: str | None = knob(None, "a file with texts for --ban, one per line", WORDS)
+    ban_file: str | None = knob(None, "a file with texts for --ban, one per line", WORDS, rare=True)
     ban_ignore_case: bool = knob(
         False, "ban: upper and lower case are the same", WORDS, rare=True, refines=("ban", "ban_file")
     )
@@ -477,12 +478,13 @@ class Generation:
         STOPPING,
         neutral=False,
         refines=("stop_strings", "stop_regex"),
+        rare=True,
     )
     keep_stop: bool = knob(False, "keep the stop string, token or match in the text", STOPPING, neutral=False)
     stop_token_ids: Ids | None = knob(None, "more ids that end a sequence", STOPPING, rare=True)
     max_time: Positive | None = knob(None, "maximum number of seconds for a sequence", STOPPING)
     stop_mean_logprob: Annotated[float, Le(0.0)] | None = knob(
-        None, "stop when the mean log-probability of the new tokens falls below this (nats)", STOPPING
+        None, "stop when the mean log-probability of the new tokens falls below this (nats)", STOPPING, rare=True
     )
     stop_repeat_ngram: Number | None = knob(
         None, "stop when the same n tokens occur stop_repeat_times times in a row", STOPPING
@@ -553,7 +555,7 @@ class Runtime:
     )
     max_memory: str | None = knob(None, "with --device-map: 0=20GiB,cpu=64GiB", MODEL, refines=("device_map",))
     offload_folder: str | None = knob(
-        None, "with --device-map: folder for weights that fit nowhere else", MODEL, refines=("device_map",)
+        None, "with --device-map: folder for weights that fit nowhere else", MODEL, refines=("device_map",), rare=True
     )
     tensor_parallel: bool = knob(False, "split the model over the processes that torchrun started", MODEL)
     adapter: str | None = knob(None, "folder of a PEFT adapter for the model (needs genctl[peft])", MODEL)
@@ -562,6 +564,7 @@ class Runtime:
         "merge the adapter into the weights, or compute it separately (default: merge if possible)",
         MODEL,
         refines=("adapter",),
+        rare=True,
     )
     pack: bool = knob(True, "use genctl's own matrix products (on CPUs, and in steps on GPUs), or torch's", MODEL)
     quantize: Quantized | None = knob(
@@ -594,7 +597,9 @@ class Runtime:
     draft: bool = knob(
         True, "speculative drafting from earlier text, where it is faster; never changes the output (default: on)", RUN
     )
-    draft_corpus: str | None = knob(None, "also draft from this file: a text, or earlier results (*.jsonl)", RUN)
+    draft_corpus: str | None = knob(
+        None, "also draft from this file: a text, or earlier results (*.jsonl)", RUN, rare=True
+    )
     processed_logprobs: bool = knob(
         False,
         "add to the tokens of records the log-probability after all processors, in the distribution that is drawn from",
