@@ -5,7 +5,6 @@
 Weights are random and made on the fly, in the sizes of GPT-2 small, Qwen2.5-0.5B and T5-small; nothing is fetched. Each
 side runs in a process of its own, whose affinity is set to the same cores, a thread for each. CTranslate2 takes part
 where it is installed (`pip install "genctl[bench]"`), llama.cpp where --llama names the folder of its `llama-bench`.
-`bench_host.py` measures what genctl adds to a model that costs nothing.
 """
 
 from __future__ import annotations

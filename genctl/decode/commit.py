@@ -96,7 +96,7 @@ def commit(
             raise ModelError(f"every continuation is forbidden at step {before.written}")
         yield finish(state)
         return
-    done = decide(state, choice, facts, places, interrupted)
+    done = decide(state, choice, facts, places, branches, interrupted)
     # the newest token was in the draft, so it is in the cache; without a cache everything is read again
     known = choice.tokens is None and bool(done.survivors) and state.prefix.cache is not None
     scores = state.own_scores() if known else None
@@ -125,10 +125,12 @@ def commit(
         yield finish(state)
 
 
-def decide(state: LaneState, choice: Choice, facts: Facts, own_places: range, interrupted: str) -> Committed:
+def decide(
+    state: LaneState, choice: Choice, facts: Facts, own_places: range, branches: int, interrupted: str
+) -> Committed:
     """Decide for each candidate in order whether it lives on or ends with a result.
 
-    `own_places` are the lane's candidates in `facts`; each live row has `state.branches` scored rows.
+    `own_places` are the lane's candidates in `facts`; each live row has `branches` scored rows.
     """
     lane, live, done = state.lane, state.live, Committed()
     independent, totals, pruning = lane.strategy.traits.independent, facts.totals, choice.pruning
@@ -142,7 +144,7 @@ def decide(state: LaneState, choice: Choice, facts: Facts, own_places: range, in
             lives, counts = places.of(candidate)
         if not (lives or counts):
             continue
-        row, tokens, logprobs = scored // state.branches, facts.tokens[place], facts.logprobs[place]
+        row, tokens, logprobs = scored // branches, facts.tokens[place], facts.logprobs[place]
         index = live.indices[row]
         if independent and index is None:
             index = candidate  # the first choice counts the returned sequences

@@ -80,15 +80,15 @@ class Rows:
 
         These rows are not used afterwards.
         """
-        tokens = self.row_tokens
+        tokens, indices = self.row_tokens, [row.slot for row in rows]
+        logprobs, totals = [row.logprob for row in rows], [row.total for row in rows]
         if len(rows) == len(self.indices) == 1:  # in place: no other row shares them
             for token in written[0]:
                 tokens.append(token)
         else:
             tokens = tokens.continued([row.parent for row in rows], written)
-        logprobs, totals = [row.logprob for row in rows], [row.total for row in rows]
         count = self.written + (len(written[0]) if written else 0)
-        return Rows(tokens, logprobs, totals, [row.slot for row in rows], count, texts)
+        return Rows(tokens, logprobs, totals, indices, count, texts)
 
     @property
     def tokens(self) -> Tensor:

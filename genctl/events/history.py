@@ -199,7 +199,7 @@ class LaneHistory:
             rows, ended = advance(rows, event, partial(_grown, event.step))
             for path in ended:
                 endings = Endings(path, endings.count + 1 if endings else 1, endings)
-            written += sum([len(row.written) for row in event.children])
+            written += sum([len(row.written) for row in (*event.rows, *event.ended)])
             drafted += event.drafted
             accepted += event.accepted
         # spelled out: `dataclasses.replace` takes several times as long, for every step

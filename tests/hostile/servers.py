@@ -1,8 +1,7 @@
 """Answers of hostile servers, whole with their status line, and what must hold for the commands that read them.
 
 A row is answered with an error or with a record whose numbers can be true; the row beside it is not touched; the run
-ends within its time, with one line for each fault and nothing that drives a terminal. `scripts/fuzz.py` makes more of
-them than the tests do.
+ends within its time, with one line for each fault and nothing that drives a terminal.
 """
 
 from __future__ import annotations

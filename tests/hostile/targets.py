@@ -2,8 +2,7 @@
 
 A target takes bytes and returns what became of them: "refused" or "accepted". It raises `Breach` where the contract is
 broken: an exception that is no GenctlError, an exit status other than 2, a message without its place, one that could
-drive a terminal or never ends, or a key that nobody knows and nobody complained about. Shared by the property tests
-and by `scripts/fuzz.py`.
+drive a terminal or never ends, or a key that nobody knows and nobody complained about. The property tests share it.
 """
 
 from __future__ import annotations
@@ -259,7 +258,7 @@ def _scratch() -> Path:
 
 
 def seeds(target: str) -> Iterator[bytes]:
-    """Sound inputs from which a fuzzer may begin."""
+    """Sound inputs, which tests change."""
     if target == "preset":
         yield from (path.read_bytes() for path in sorted(presets.shipped_folder().glob("*.toml")))
     yield from {

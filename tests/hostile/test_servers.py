@@ -1,4 +1,4 @@
-"""Answers of hostile servers, some of all that `scripts/fuzz.py --answers` makes."""
+"""Answers of hostile servers."""
 
 from __future__ import annotations
 
