@@ -199,7 +199,8 @@ class LaneHistory:
             rows, ended = advance(rows, event, partial(_grown, event.step))
             for path in ended:
                 endings = Endings(path, endings.count + 1 if endings else 1, endings)
-            written += sum([len(row.written) for row in (*event.rows, *event.ended)])
+            written += sum([len(row.written) for row in event.rows])
+            written += sum([len(row.written) for row in event.ended])
             drafted += event.drafted
             accepted += event.accepted
         # spelled out: `dataclasses.replace` takes several times as long, for every step
