@@ -205,7 +205,7 @@ def train_stories(out: Path, seed: int, steps: int, default_out: bool) -> dict[s
         "bytes": size,
         "cpu_seconds": round(seconds),
         "batch": BATCH["stories"],
-        "plots": len(stories.plots.PLOTS),
+        "plots": len(stories.PLOTS),
         "training_stories": len(rows),
         "training_tokens": sum(lengths),
         "shortest": lengths[0],

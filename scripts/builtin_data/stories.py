@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-
-from builtin_data import story_plots as plots
+from pathlib import Path
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -16,6 +15,18 @@ def _phrases(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 
 
+def _sentences() -> dict[str, tuple[tuple[str, ...], ...]]:
+    """The blocks of each section of story_plots.txt: wordings, of which one is taken."""
+    text = Path(__file__).with_name("story_plots.txt").read_text(encoding="utf-8")
+    sections = (section.partition("\n\n") for section in text.split("\n# ")[1:])
+    return {name: tuple(tuple(block.split("\n")) for block in body.strip().split("\n\n")) for name, _, body in sections}
+
+
+SENTENCES = _sentences()
+(LOVES,), (TRAITS,), (ENDINGS,) = (SENTENCES.pop(name) for name in ("loves", "traits", "endings"))
+(BACKGROUND_OPENINGS,) = SENTENCES.pop("background_openings")  # of the past in general: "One day, ..." goes on
+(SCENE_OPENINGS,) = SENTENCES.pop("scene_openings")  # of one day already: "That day, ..." goes on
+PLOTS = tuple(SENTENCES.values())
 HIS_NAMES = _words(
     "Arlo Ben Felix Finn Gus Hugo Jack Jasper Leo Max Milo Oscar Otto Pip Rowan Sam Theo Toby Tom Walter"
 )
@@ -126,7 +137,7 @@ class Story:
             "spot3": spots[2],
             "food": pick(FOODS),
             "weather": pick(WEATHERS),
-            "love": pick(plots.LOVES),
+            "love": pick(LOVES),
             "project": pick(PROJECTS),
             "goal": pick([goal for goal in GOALS if goal not in home]),
             "skill": pick(SKILLS),
@@ -175,19 +186,19 @@ class Story:
 
     def text(self) -> str:
         generator = self.generator
-        plot = generator.choice(plots.PLOTS)
+        plot = generator.choice(PLOTS)
         # These two plots begin with a sentence that does not follow from "One morning, ...".
-        scene = plot not in (plots.STORM, plots.FEAR) and generator.random() < 0.3
+        scene = plot not in (SENTENCES["storm"], SENTENCES["fear"]) and generator.random() < 0.3
         self.slots["When"] = generator.choice(SCENE_TIMES if scene else BACKGROUND_TIMES)
-        things = [thing for thing in THINGS if thing[2] or plot is not plots.TRUTH]
+        things = [thing for thing in THINGS if thing[2] or plot is not SENTENCES["truth"]]
         first, second = generator.sample(things, 2)
         self.slots.update(obj=f"{first[0]} {first[1]}", thing=first[1], obj2=f"{second[0]} {second[1]}")
-        beats = [generator.choice(plots.SCENE_OPENINGS if scene else plots.BACKGROUND_OPENINGS)]
+        beats = [generator.choice(SCENE_OPENINGS if scene else BACKGROUND_OPENINGS)]
         if not scene and "{love}" not in beats[0] and generator.random() < 0.3:
-            beats.append(generator.choice(plots.TRAITS))
+            beats.append(generator.choice(TRAITS))
         beats += [generator.choice(variants) for variants in plot]
         if generator.random() < 0.4:
-            beats.append(generator.choice(plots.ENDINGS))
+            beats.append(generator.choice(ENDINGS))
         text = " ".join(self.fill(beat) for beat in beats)
         text = _ARTICLE.sub(r"\1n ", text)
         return _START.sub(lambda match: match[1] + match[2].upper(), text)
