@@ -19,7 +19,7 @@ from genctl.commands.job import Listener, request_of, seed_of, settings_of, sett
 from genctl.config.dry import to_toml
 from genctl.config.layers import Layer, Resolved, resolve
 from genctl.engines.protocol import Flow, Request
-from genctl.errors import GenctlError, InputError, UsageError, count
+from genctl.errors import InputError, UsageError, count
 from genctl.io import writers
 from genctl.io.rows import InputRow
 from genctl.terminal import loading_line
@@ -104,12 +104,7 @@ def inspect_cache(options: InspectOptions) -> int | None:
                 report = measured.report(weights_bytes(session.loaded.model), form, beside=uncached)
                 _write(report, options, out, results)
                 if job.page is not None:
-                    try:
-                        planned = plan.planned_like(base.runtime, base.generation, report, **options.trust)
-                    except GenctlError as error:
-                        messages.detail(f"the page has no plan beside the measurement: {error.message}")
-                        planned = None
-                    job.page.settled(to_toml(base, defaults=False), cache=reports.cache_part(report, planned))
+                    job.page.settled(to_toml(base, defaults=False), cache=reports.cache_part(report))
         return job.status()
 
 

@@ -328,9 +328,8 @@ def number(value: float | None) -> str:
 # -- the cache in the page of --report ---------------------------------------------------------------------------------
 
 
-def cache_part(report: Report, planned: Report | None) -> dict[str, Any]:
-    """What a page shows: the measured layers of each pass, and beside them those of a plan. Inputs are left out."""
+def cache_part(report: Report) -> dict[str, Any]:
+    """What a page shows: the layers of each pass. Inputs are left out."""
     names = ("model", "cache", "layers", "total_bytes", "reserved_bytes", "weights_bytes", "bytes_per_token")
     steps = [{name: step[name] for name in ("step", "total_bytes", "layers")} for step in report["steps"]]
-    beside = {} if planned is None else {"planned": {name: planned[name] for name in ("total_bytes", "layers")}}
-    return {name: report[name] for name in names} | {"steps": steps} | beside
+    return {name: report[name] for name in names} | {"steps": steps}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from genctl.commands.inspect.options import CONFLICTS, InspectOptions
 from genctl.commands.inspect.plan import COLUMNS, Part, Size, largest, perform, plan, rows_of, total
-from genctl.commands.inspect.skeleton import MOST_LAYERS, build
+from genctl.commands.inspect.skeleton import MOST_LAYERS
 from genctl.commands.options import memory_bytes
 from genctl.commands.table import check
 from genctl.config.layers import resolve
@@ -281,14 +281,10 @@ def test_beams_of_the_checkpoints_own_settings_are_not_passed_over(tmp_path: Pat
 
 
 def test_no_tensor_is_allocated_however_large_the_model(tmp_path: Path) -> None:
-    huge = on_disk(
-        tmp_path / "huge", hidden_size=16384, intermediate_size=1 << 16, vocab_size=1 << 18, num_hidden_layers=8
-    )
+    huge = on_disk(tmp_path / "huge", hidden_size=1 << 18, intermediate_size=1 << 22, vocab_size=1 << 22)
     for runtime in ("native", "transformers"):
-        model = build(Runtime(model=str(huge), runtime=runtime)).model  # type: ignore[arg-type]
-        tensors = dict(model.named_tensors()) if runtime == "native" else model.state_dict()
-        assert {tensor.device.type for tensor in tensors.values()} == {"meta"}
-    assert report(huge)["weights_bytes"] > 1 << 35
+        made = plan(Runtime(model=str(huge), device="cpu", runtime=runtime), Generation(), batch=1, length=3)  # type: ignore[arg-type]
+        assert made["weights_bytes"] > 1 << 44  # each matrix is larger than any machine's memory
 
 
 def test_a_folder_whose_shards_are_missing_still_has_a_config(tmp_path: Path) -> None:
