@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 LOADERS = ("run", "beam", "compare", "score", "inspect-cache", "chat")
 SILENT = {"-h", "--help", "--help-all", "-q", "--quiet", "--dry", "--plan", "--list", "--version", "-V"}
 TICK_S = 0.25
+ERASE = "\r\x1b[K"
 _PROMPT = 24  # columns that a prompt has at least; the words beside it are cut before
 
 
@@ -46,26 +47,15 @@ class _Line:
         """Draw what has changed."""
         line = self.text()
         if line != self.drawn:
-            start = self.erasing()
-            os.write(self.terminal, (start + (line if self.plain else f"\x1b[2m{line}\x1b[0m")).encode())
+            os.write(self.terminal, (ERASE + (line if self.plain else f"\x1b[2m{line}\x1b[0m")).encode())
             self.drawn = line
-
-    def erasing(self) -> str:
-        """What erases the line, in a window that may have become narrower: it takes several rows then."""
-        if not self.drawn:
-            return ""
-        from genctl.terminal.rewrapping import rows, wraps
-
-        width = os.get_terminal_size(self.terminal).columns or 80
-        more = rows(_cells(self.drawn), width) - 1 if wraps() else 0
-        return "\r" + "\x1b[K\x1b[A" * more + "\x1b[K"
 
     def hide(self) -> None:
         """Take the line away."""
         self.visible = False
-        erasing, self.drawn = self.erasing(), ""
-        if erasing:
-            os.write(self.terminal, erasing.encode())
+        drawn, self.drawn = self.drawn, ""
+        if drawn:
+            os.write(self.terminal, ERASE.encode())
 
 
 _line: _Line | None = None
@@ -151,15 +141,6 @@ def _count_seconds(line: _Line) -> None:
         with line.lock:
             if _line is line and line.visible:
                 _update(line)
-
-
-def _cells(line: str) -> int:
-    """The columns of a line."""
-    if line.isascii():
-        return len(line)
-    from unicodedata import combining, east_asian_width
-
-    return sum(0 if combining(letter) else 1 + (east_asian_width(letter) in "WF") for letter in line)
 
 
 def _model(arguments: Sequence[str]) -> str:

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from genctl.commands.inspect import plan
 from genctl.commands.inspect import report as reports
-from genctl.commands.inspect.inputs import input_lines
 from genctl.commands.inspect.measurement import Measurement
 from genctl.commands.inspect.options import STEPS, InspectOptions, check_length
 from genctl.commands.job import Listener, request_of, seed_of, settings_of, settle, start_seed, started, usable
@@ -126,7 +125,7 @@ def _write(report: dict[str, Any], options: InspectOptions, out: Console, result
     on_terminal = out.is_terminal and options.output is None
     if options.format == "text":
         width = out.width if on_terminal else None
-        lines = [*reports.report_lines(report, width), *(input_lines(report, width) if options.inputs else ())]
+        lines = [*reports.report_lines(report, width), *(reports.input_lines(report, width) if options.inputs else ())]
         if results is None or on_terminal:
             for line in lines:
                 out.print(line)

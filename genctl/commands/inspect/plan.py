@@ -17,7 +17,6 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from genctl.commands.inspect.measurement import CROSS, STATE, divided
@@ -25,6 +24,7 @@ from genctl.commands.inspect.options import InspectOptions
 from genctl.commands.inspect.report import plan_lines
 from genctl.commands.options import memory_bytes
 from genctl.config.layers import Resolved
+from genctl.config.modes import check_distinct, check_returned
 from genctl.errors import Exit, UsageError
 from genctl.io.records import SCHEMA
 from genctl.io.writers import report_text
@@ -87,6 +87,11 @@ class Part(NamedTuple):
 
     entry: Mapping[str, Any]  # of `Cache.describe`, for a few columns of one row
     cell: int  # bytes of one column of one row; of one row where there are no columns
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> Part:
+        """The part of an entry for one row."""
+        return cls(entry, entry["bytes"] // (1 if entry["kind"] == STATE else max(entry["shape"][2], 1)))
 
     @property
     def window(self) -> int | None:
@@ -162,7 +167,7 @@ def plan(
 
     form = generation.cache_implementation if generation.use_cache else "off"
     skeleton = skeletons.read(runtime, form, **trust)
-    parts, weights = list(map(_part, skeleton.cache)), skeleton.weights
+    parts, weights = [Part.of(entry) for entry in skeleton.cache], skeleton.weights
     context, length, source = _lengths(skeleton, length, source_length)
     size = Size(batch, batch * per_prompt, length, source or 0, grouped=skeleton.is_native)
     in_all = total(parts, size)
@@ -205,10 +210,15 @@ def plan(
 
 def rows_of(generation: Generation) -> int:
     """Rows that the strategy keeps for each prompt. Raises UsageError for conflicting knobs."""
-    from genctl.strategies.factory import choose
-
-    samples = generation.best_of or generation.mbr_samples
-    return samples or choose(replace(generation, force_words=None, force_words_ids=None)).max_rows
+    if generation.num_beams > 1:
+        check_returned(generation)
+        return generation.num_beams
+    if samples := generation.best_of or generation.mbr_samples:
+        return samples
+    if generation.penalty_alpha:
+        return generation.top_k  # contrastive search reads each candidate in a row of its own
+    check_distinct(generation)
+    return generation.num_return_sequences
 
 
 def largest(fits: Callable[[int], bool], most: int | None = None) -> int | None:
@@ -219,11 +229,6 @@ def largest(fits: Callable[[int], bool], most: int | None = None) -> int | None:
     numbers = range(1, (1 << 62 if most is None else most) + 1)
     found = bisect_left(numbers, True, key=lambda number: not fits(number))
     return most if found == len(numbers) else found
-
-
-def _part(entry: Mapping[str, Any]) -> Part:
-    columns = 1 if entry["kind"] == STATE else entry["shape"][2]
-    return Part(entry, entry["bytes"] // columns if columns else 0)
 
 
 def _lengths(skeleton: Skeleton, length: int | None, source: int | None) -> tuple[int | None, int, int | None]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from genctl import compat
 from genctl.decode.cache.cache import new_cache
@@ -71,14 +71,18 @@ def read(
         device = hub.device_of("auto") if runtime.device == "auto" else torch.device(runtime.device)
     except RuntimeError as error:
         raise UsageError(f"--device {runtime.device!r} is no device that torch knows") from error
-    trust = {"allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code}
     with quiet():
         place = resolve.resolve(
-            runtime.model, revision=runtime.revision, offline=runtime.offline, configs_only=True, **trust
+            runtime.model,
+            revision=runtime.revision,
+            offline=runtime.offline,
+            allow_pickle=allow_pickle,
+            trust_remote_code=trust_remote_code,
+            configs_only=True,
         )
         if place.gguf is not None:
             raise ModelError(f"{place.gguf} is a GGUF file, and a plan is made of a config.json")
-        checkpoint = _checkpoint(place.folder, **trust)
+        checkpoint = _checkpoint(place.folder, allow_pickle, trust_remote_code)
         config = with_transformers.read_config(checkpoint, trust_remote_code)
         kind = with_transformers.auto_class(checkpoint, config, trust_remote_code)
         name, notes = _dtype(runtime, checkpoint, device)
@@ -100,7 +104,7 @@ def read(
     return Skeleton(runtime.model, config, checkpoint.generation, str(device), name, native, weights, cache, notes)
 
 
-def _checkpoint(folder: Path, *, allow_pickle: bool, trust_remote_code: bool) -> Checkpoint:
+def _checkpoint(folder: Path, allow_pickle: bool, trust_remote_code: bool) -> Checkpoint:
     """The folder with every check that its files allow; weights that are missing or incomplete are left out."""
     config = check.read_config(folder)
     config_limits.check_numbers(config)
@@ -247,9 +251,9 @@ def _transformers_cache(model: Any, name: str, form: str) -> list[dict[str, Any]
     return sorted(cache.describe(), key=lambda entry: (entry["kind"] == CROSS, entry["layer"]))
 
 
-def _transformers_weights(model: nn.Module, quantize: str | None) -> int:
+def _transformers_weights(model: Any, quantize: str | None) -> int:
     """Bytes of all weights, tied ones once; of a layer that is rounded, those of its codes and scales."""
-    sizes = {id(tensor): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
+    sizes: dict[int, int] = {id(tensor): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
     if quantize is None:
         return sum(sizes.values())
     users = Counter(id(weight) for module in model.modules() for weight in module.parameters(recurse=False))
