@@ -1,6 +1,6 @@
-"""A line on standard error while a checkpoint is loaded, before anything slow is imported; it is taken away again.
+"""A line on standard error while a checkpoint is loaded, before anything slow is imported. Results erase it.
 
-It says what is done and counts the seconds, so that something moves while torch is imported and a long prompt is read.
+It shows the current activity and counts seconds, so that something moves while torch is imported or a prompt is read.
 A single prompt is shown in it, dimmed, until its text begins.
 """
 
@@ -26,7 +26,7 @@ class _Line:
 
     def __init__(self, words: str, *, plain: bool) -> None:
         self.words, self.plain = words, plain
-        self.terminal = os.dup(2)  # libraries are hushed by a descriptor 2 that leads elsewhere for a while
+        self.terminal = os.dup(2)  # descriptor 2 itself is redirected while libraries would print there
         self.prompt: Callable[[int], str] | None = None
         self.began = time.monotonic()
         self.drawn = ""  # what stands there; "" while it is hidden
@@ -51,7 +51,7 @@ class _Line:
             self.drawn = line
 
     def hide(self) -> None:
-        """Take the line away."""
+        """Erase the line."""
         self.visible = False
         drawn, self.drawn = self.drawn, ""
         if drawn:
@@ -102,25 +102,25 @@ def status(words: str, *, restart: bool = True) -> bool:
 
 
 def exists() -> bool:
-    """Whether there is such a line, even if it is hidden now. Once there is none, none comes any more."""
+    """Whether there is such a line, even if it is hidden now. After `end` there is none again."""
     return _line is not None
 
 
 def clear() -> None:
-    """Take the line away, if it is there. `status` brings it back."""
+    """Erase the line, if there is one. `status` draws it again."""
     if _line is not None and _line.visible:
         _update(_line, hide=True)
 
 
 def end() -> None:
-    """Take the line away for good: the results begin."""
+    """Erase the line for good: results begin."""
     global _line
     clear()
     _line = None
 
 
 def _update(line: _Line, *, hide: bool = False) -> None:
-    """Draw or hide the line, not at once with the thread. A terminal that is gone has none."""
+    """Draw or hide the line while the thread does not. If the terminal has gone, so has the line."""
     global _line
     assert line.lock is not None
     with line.lock:
