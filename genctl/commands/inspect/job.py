@@ -86,7 +86,7 @@ def inspect_cache(options: InspectOptions) -> int | None:
             cached = form != "off" and session.forward.abilities.supports_cache
             if done and cached and (options.inputs or options.format == "json") and not interrupt.status:
                 uncached = Measurement(steps)
-                decode([_uncached(request) for request in requests], uncached.feed)
+                decode(list(map(_uncached, requests)), uncached.feed)
                 if measured.written() != uncached.written():
                     messages.note("without a cache other tokens were written")
             loading_line.end()
