@@ -698,26 +698,22 @@
     if (!cache) return;
     const size = (bytes) => { const units = ["bytes", "KiB", "MiB", "GiB", "TiB"]; let at = 0; while (bytes >= 1024 && at < 4) { bytes /= 1024; at += 1; } return at ? `${bytes.toFixed(1)} ${units[at]}` : counted(bytes, "byte"); };
     const body = el("div"), said = el("output");
-    const passes = cache.steps || [], planned = cache.planned;
+    const passes = cache.steps || [];
     const slider = el("input", { type: "range", min: 0, max: Math.max(passes.length - 1, 0), value: Math.max(passes.length - 1, 0), "aria-label": "Pass", oninput: () => show() });
     const facts = [["total", cache.total_bytes], ["reserved", cache.reserved_bytes], ["weights", cache.weights_bytes], ["per new token and row", cache.bytes_per_token]];
     section("cache", "Cache", el("dl", { class: "facts" }, facts.filter(([, bytes]) => bytes !== null && bytes !== undefined).map(([label, bytes]) => el("div", {}, el("dt", {}, label), el("dd", {}, size(bytes))))),
       passes.length > 1 && el("div", { class: "controls" }, el("label", {}, "Pass ", slider, " ", said)), body);
-    const most = Math.max(1, ...passes.flatMap((one) => one.layers.map((layer) => layer.bytes)), ...(planned ? planned.layers.map((layer) => layer.bytes) : []));
+    const most = Math.max(1, ...passes.flatMap((one) => one.layers.map((layer) => layer.bytes)));
     function show() {
       const pass = passes[Number(slider.value)] || { layers: cache.layers || [], step: 0 };
-      const last = Number(slider.value) === passes.length - 1;
       said.textContent = pass.step === 0 ? "the prompt" : `step ${pass.step}`;
-      const rows = pass.layers.map((layer, at) => {
-        const plan = planned && last ? planned.layers[at] : null;
-        const bar = draw("svg", { width: 260, height: 18, role: "img", "aria-label": `${size(layer.bytes)}${plan ? `, planned ${size(plan.bytes)}` : ""}` },
-          draw("rect", { class: "bar", x: 1, y: 3, height: 12, width: (255 * layer.bytes) / most }), plan && draw("rect", { class: "planned", x: 1, y: 2, height: 14, width: (255 * plan.bytes) / most }));
-        return [String(layer.layer), layer.kind, (layer.shape || []).join(" × "), bar, size(layer.bytes), ...(planned ? [plan ? size(plan.bytes) : ""] : [])];
+      const rows = pass.layers.map((layer) => {
+        const bar = draw("svg", { width: 260, height: 18, role: "img", "aria-label": size(layer.bytes) },
+          draw("rect", { class: "bar", x: 1, y: 3, height: 12, width: (255 * layer.bytes) / most }));
+        return [String(layer.layer), layer.kind, (layer.shape || []).join(" × "), bar, size(layer.bytes)];
       });
-      const plan = planned && last ? el("p", { class: "note" }, `Planned from the config alone: ${size(planned.total_bytes)}; measured: ${size(cache.total_bytes)}.`
-        + (planned.total_bytes === cache.total_bytes ? " They are equal." : "")) : null;
-      body.replaceChildren(...[plan, el("div", { class: "wide" }, table(`Layers after ${pass.step === 0 ? "the prompt" : `step ${pass.step}`}`,
-        ["layer", "kind", "shape", "bytes of keys and values", "measured", ...(planned ? ["planned"] : [])], rows, { numbers: [4, 5] }))].filter(Boolean));
+      body.replaceChildren(el("div", { class: "wide" }, table(`Layers after ${pass.step === 0 ? "the prompt" : `step ${pass.step}`}`,
+        ["layer", "kind", "shape", "bytes of keys and values", "measured"], rows, { numbers: [4] })));
     }
     show();
   }

@@ -24,7 +24,7 @@ from genctl.terminal import loading_line
 from genctl.terminal.standard_streams import print_interrupted
 
 GRACE_S = 0.25  # how long the main thread may take to end by itself
-TURN_S = 0.1  # and then to finish a write
+WRITE_S = 0.1  # and then to finish a write
 SHOW_CURSOR = b"\x1b[?25h"
 ENDING = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)}
 
@@ -46,16 +46,16 @@ class Interrupt:
         self._leaving = threading.Lock()
         self._rescue: Callable[[], object] | None = None
         self._bounded = False  # the deadline holds even after decoding, since results have been saved
-        self._turn = threading.RLock()  # held by whoever writes or draws
+        self._write_lock = threading.RLock()  # held by whoever writes or draws
         self._depth = 0  # how often the main thread holds it
         self._pause_due = False
         self._before: dict[int, Any] = {}
-        self._ears: tuple[socket.socket, socket.socket] | None = None
+        self._wakeup: tuple[socket.socket, socket.socket] | None = None
         self._listener: threading.Thread | None = None
         self._unraisable: Callable[[Any], object] | None = None
 
     def __enter__(self) -> Interrupt:
-        wanted: dict[int, Any] = dict.fromkeys(ENDING, self._take)
+        wanted: dict[int, Any] = dict.fromkeys(ENDING, self._on_signal)
         if hasattr(signal, "SIGTSTP"):
             wanted[signal.SIGTSTP] = self._pause
         for number, handler in wanted.items():
@@ -66,18 +66,18 @@ class Interrupt:
                     self._before[number] = signal.signal(number, handler)
             except ValueError:  # not the main thread, which alone may handle signals
                 return self
-        self._unraisable, sys.unraisablehook = sys.unraisablehook, self._lost
+        self._unraisable, sys.unraisablehook = sys.unraisablehook, self._on_unraisable
         self._listen()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self._unraisable is not None:
             sys.unraisablehook = self._unraisable
-        if self._ears is not None and self._listener is not None:
+        if self._wakeup is not None and self._listener is not None:
             signal.set_wakeup_fd(self._woken_before)
-            self._ears[1].close()
+            self._wakeup[1].close()
             self._listener.join()
-            self._ears[0].close()
+            self._wakeup[0].close()
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if self.status and isinstance(error, SystemExit) and error.code != self.status:
@@ -90,7 +90,7 @@ class Interrupt:
     @contextmanager
     def busy(self) -> Iterator[None]:
         """Hold while the main thread writes or draws: no other thread does, and SIGTSTP waits."""
-        with self._turn:
+        with self._write_lock:
             self._depth += 1
             try:
                 yield
@@ -106,7 +106,7 @@ class Interrupt:
         try:
             yield
         finally:
-            with self._turn:
+            with self._write_lock:
                 self._rescue = None
 
     def _leave(self, status: int) -> None:
@@ -118,16 +118,16 @@ class Interrupt:
 
     # -- in the main thread --------------------------------------------------------------------------------------------
 
-    def _take(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         again, self.status = bool(self.status), 128 + number
         if again or (not self.gentle and _imports_torch(frame)):
             self._leave(self.status)
         if not self.gentle:
             raise SystemExit(self.status)
 
-    def _lost(self, unraisable: Any) -> None:
+    def _on_unraisable(self, unraisable: Any) -> None:
         """The handler ran where nothing can be raised (a finaliser, a callback of the import lock): Python drops its
-        SystemExit, and would print it. `_too_late` ends the process.
+        SystemExit, and would print it. `_deadline_passed` ends the process.
         """
         assert self._unraisable is not None
         if not (self.status and isinstance(unraisable.exc_value, SystemExit)):
@@ -151,25 +151,25 @@ class Interrupt:
     # -- in the listening thread ---------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        self._ears = socket.socketpair()
-        for end in self._ears:
+        self._wakeup = socket.socketpair()
+        for end in self._wakeup:
             end.setblocking(False)
-        self._woken_before = signal.set_wakeup_fd(self._ears[1].fileno(), warn_on_full_buffer=False)
-        self._listener = threading.Thread(target=self._watch, args=(self._ears[0],), name="signals", daemon=True)
+        self._woken_before = signal.set_wakeup_fd(self._wakeup[1].fileno(), warn_on_full_buffer=False)
+        self._listener = threading.Thread(target=self._watch, args=(self._wakeup[0],), name="signals", daemon=True)
         self._listener.start()
 
-    def _watch(self, ears: socket.socket) -> None:
+    def _watch(self, wakeup: socket.socket) -> None:
         if hasattr(signal, "pthread_sigmask"):  # so that only the main thread accepts one (see `pool.cluster`)
             signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         deadline: float | None = None
         count = 0
         while True:
-            ears.settimeout(None if deadline is None else max(deadline - time.monotonic(), 0.001))
+            wakeup.settimeout(None if deadline is None else max(deadline - time.monotonic(), 0.001))
             try:
-                signals = ears.recv(64)
+                signals = wakeup.recv(64)
             except TimeoutError:
                 deadline = None
-                self._too_late()
+                self._deadline_passed()
                 continue
             if not signals:
                 return
@@ -181,16 +181,16 @@ class Interrupt:
                     self._number = number
                     deadline = time.monotonic() + GRACE_S
 
-    def _too_late(self) -> None:
+    def _deadline_passed(self) -> None:
         """The main thread is stuck in a library: save results and end the process."""
         status = self.status or 128 + self._number
         if self.gentle and not self._bounded:
             return  # only the main thread can save results: it ends after this step
-        if self.gentle and self._turn.acquire(timeout=TURN_S):
+        if self.gentle and self._write_lock.acquire(timeout=WRITE_S):
             self.status = status
             if self._rescue is None:
-                self._turn.release()
-                time.sleep(TURN_S)  # it is closing its files
+                self._write_lock.release()
+                time.sleep(WRITE_S)  # it is closing its files
             else:
                 with contextlib.suppress(Exception):
                     self._rescue()

@@ -14,7 +14,6 @@ from rich.text import Text
 from genctl.events.history import LaneHistory, Path
 from genctl.terminal import theme, widgets
 from genctl.terminal.explain import explain_heading, explain_lines
-from genctl.terminal.explain import no_room as no_room_to_explain
 from genctl.terminal.summary import stop_words
 
 _BLOCK = 500  # characters; the omitted beginning grows in steps of at least this, so that lines wrap the same way
@@ -161,7 +160,7 @@ def text_lines(section: Section, look: Look, console: Console, height: int, widt
 
 def no_room(look: Look, width: int) -> list[str]:
     """What `step_lines` leaves out because the terminal is narrow."""
-    return [*widgets.no_room(width), *(no_room_to_explain(width) if look.explain else [])]
+    return widgets.no_room(width)
 
 
 def step_lines(path: Path, look: Look, width: int, *, last: int | None = None) -> list[Text]:

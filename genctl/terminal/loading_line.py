@@ -1,6 +1,6 @@
-"""A line on standard error while a checkpoint is loaded, before anything slow is imported; it is taken away again.
+"""A line on standard error while a checkpoint is loaded, before anything slow is imported. Results erase it.
 
-It says what is done and counts the seconds, so that something moves while torch is imported and a long prompt is read.
+It shows the current activity and counts seconds, so that something moves while torch is imported or a prompt is read.
 A single prompt is shown in it, dimmed, until its text begins.
 """
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 LOADERS = ("run", "beam", "compare", "score", "inspect-cache", "chat")
 SILENT = {"-h", "--help", "--help-all", "-q", "--quiet", "--dry", "--plan", "--list", "--version", "-V"}
 TICK_S = 0.25
+ERASE = "\r\x1b[K"
 _PROMPT = 24  # columns that a prompt has at least; the words beside it are cut before
 
 
@@ -25,7 +26,7 @@ class _Line:
 
     def __init__(self, words: str, *, plain: bool) -> None:
         self.words, self.plain = words, plain
-        self.terminal = os.dup(2)  # libraries are hushed by a descriptor 2 that leads elsewhere for a while
+        self.terminal = os.dup(2)  # descriptor 2 itself is redirected while libraries would print there
         self.prompt: Callable[[int], str] | None = None
         self.began = time.monotonic()
         self.drawn = ""  # what stands there; "" while it is hidden
@@ -46,26 +47,15 @@ class _Line:
         """Draw what has changed."""
         line = self.text()
         if line != self.drawn:
-            start = self.erasing()
-            os.write(self.terminal, (start + (line if self.plain else f"\x1b[2m{line}\x1b[0m")).encode())
+            os.write(self.terminal, (ERASE + (line if self.plain else f"\x1b[2m{line}\x1b[0m")).encode())
             self.drawn = line
 
-    def erasing(self) -> str:
-        """What erases the line, in a window that may have become narrower: it takes several rows then."""
-        if not self.drawn:
-            return ""
-        from genctl.terminal.rewrapping import rows, wraps
-
-        width = os.get_terminal_size(self.terminal).columns or 80
-        more = rows(_cells(self.drawn), width) - 1 if wraps() else 0
-        return "\r" + "\x1b[K\x1b[A" * more + "\x1b[K"
-
     def hide(self) -> None:
-        """Take the line away."""
+        """Erase the line."""
         self.visible = False
-        erasing, self.drawn = self.erasing(), ""
-        if erasing:
-            os.write(self.terminal, erasing.encode())
+        drawn, self.drawn = self.drawn, ""
+        if drawn:
+            os.write(self.terminal, ERASE.encode())
 
 
 _line: _Line | None = None
@@ -112,25 +102,25 @@ def status(words: str, *, restart: bool = True) -> bool:
 
 
 def exists() -> bool:
-    """Whether there is such a line, even if it is hidden now. Once there is none, none comes any more."""
+    """Whether there is such a line, even if it is hidden now. After `end` there is none again."""
     return _line is not None
 
 
 def clear() -> None:
-    """Take the line away, if it is there. `status` brings it back."""
+    """Erase the line, if there is one. `status` draws it again."""
     if _line is not None and _line.visible:
         _update(_line, hide=True)
 
 
 def end() -> None:
-    """Take the line away for good: the results begin."""
+    """Erase the line for good: results begin."""
     global _line
     clear()
     _line = None
 
 
 def _update(line: _Line, *, hide: bool = False) -> None:
-    """Draw or hide the line, not at once with the thread. A terminal that is gone has none."""
+    """Draw or hide the line while the thread does not. If the terminal has gone, so has the line."""
     global _line
     assert line.lock is not None
     with line.lock:
@@ -151,15 +141,6 @@ def _count_seconds(line: _Line) -> None:
         with line.lock:
             if _line is line and line.visible:
                 _update(line)
-
-
-def _cells(line: str) -> int:
-    """The columns of a line."""
-    if line.isascii():
-        return len(line)
-    from unicodedata import combining, east_asian_width
-
-    return sum(0 if combining(letter) else 1 + (east_asian_width(letter) in "WF") for letter in line)
 
 
 def _model(arguments: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 import unicodedata
 from collections.abc import Callable, Sequence
 
@@ -41,23 +42,14 @@ def wrap(text: str, width: int) -> list[str]:
 
 
 def unbroken(words: str, width: int, whole: Sequence[str] = ()) -> list[str]:
-    """Lines of at most `width` cells, broken between words alone, and not inside of the texts in `whole`.
+    """Lines of at most `width` characters, broken between words alone, and not within the texts in `whole`.
 
     A longer word has a line of its own, and is left to the terminal, which copies several rows of it as one.
     """
     for text in whole:
         words = words.replace(text, text.replace(" ", "\0"))
-    lines: list[str] = []
-    for part in words.split("\n"):
-        line = ""
-        for word in part.split(" "):
-            if line and cell_len(line) + 1 + cell_len(word) > width:
-                lines.append(line)
-                line = word
-            else:
-                line = f"{line} {word}" if line else word
-        lines.append(line)
-    return [line.replace("\0", " ") for line in lines]
+    parts = (textwrap.wrap(part, width, break_long_words=False, break_on_hyphens=False) for part in words.split("\n"))
+    return [line.replace("\0", " ") for lines in parts for line in lines or [""]]
 
 
 def hanging(first: str, words: str, width: int | None, style: Style = theme.PLAIN) -> list[Text]:

@@ -206,11 +206,13 @@ def fit(line: Text, width: int | None) -> Text:
 def lines_of(renderable: RenderableType, width: int) -> list[Text]:
     """What Rich makes of a table or another renderable in `width` cells, line by line."""
     from rich.console import Console  # which takes long to import
+    from rich.segment import Segment
 
     renderer = Console(file=io.StringIO(), width=width, markup=False, highlight=False, emoji=False)
     lines = []
     for segments in renderer.render_lines(renderable, pad=False):
-        line = Text.assemble(*((segment.text, segment.style or "") for segment in segments), no_wrap=True)
+        same = Segment.simplify(segments)  # one piece of each style
+        line = Text.assemble(*((segment.text, segment.style or "") for segment in same), no_wrap=True)
         line.rstrip()
         lines.append(line)
     return lines

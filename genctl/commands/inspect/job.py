@@ -12,14 +12,13 @@ from rich.console import Console
 
 from genctl.commands.inspect import plan
 from genctl.commands.inspect import report as reports
-from genctl.commands.inspect.inputs import input_lines
 from genctl.commands.inspect.measurement import Measurement
 from genctl.commands.inspect.options import STEPS, InspectOptions, check_length
 from genctl.commands.job import Listener, request_of, seed_of, settings_of, settle, start_seed, started, usable
 from genctl.config.dry import to_toml
 from genctl.config.layers import Layer, Resolved, resolve
 from genctl.engines.protocol import Flow, Request
-from genctl.errors import GenctlError, InputError, UsageError, count
+from genctl.errors import InputError, UsageError, count
 from genctl.io import writers
 from genctl.io.rows import InputRow
 from genctl.terminal import loading_line
@@ -87,7 +86,7 @@ def inspect_cache(options: InspectOptions) -> int | None:
             cached = form != "off" and session.forward.abilities.supports_cache
             if done and cached and (options.inputs or options.format == "json") and not interrupt.status:
                 uncached = Measurement(steps)
-                decode([_uncached(request) for request in requests], uncached.feed)
+                decode(list(map(_uncached, requests)), uncached.feed)
                 if measured.written() != uncached.written():
                     messages.note("without a cache other tokens were written")
             loading_line.end()
@@ -104,12 +103,7 @@ def inspect_cache(options: InspectOptions) -> int | None:
                 report = measured.report(weights_bytes(session.loaded.model), form, beside=uncached)
                 _write(report, options, out, results)
                 if job.page is not None:
-                    try:
-                        planned = plan.planned_like(base.runtime, base.generation, report, **options.trust)
-                    except GenctlError as error:
-                        messages.detail(f"the page has no plan beside the measurement: {error.message}")
-                        planned = None
-                    job.page.settled(to_toml(base, defaults=False), cache=reports.cache_part(report, planned))
+                    job.page.settled(to_toml(base, defaults=False), cache=reports.cache_part(report))
         return job.status()
 
 
@@ -131,7 +125,7 @@ def _write(report: dict[str, Any], options: InspectOptions, out: Console, result
     on_terminal = out.is_terminal and options.output is None
     if options.format == "text":
         width = out.width if on_terminal else None
-        lines = [*reports.report_lines(report, width), *(input_lines(report, width) if options.inputs else ())]
+        lines = [*reports.report_lines(report, width), *(reports.input_lines(report, width) if options.inputs else ())]
         if results is None or on_terminal:
             for line in lines:
                 out.print(line)

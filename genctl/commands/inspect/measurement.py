@@ -30,10 +30,10 @@ class Measurement:
     _last: dict[str, int] = field(default_factory=dict)  # the newest pass of each prompt
     _after: dict[str, int] = field(default_factory=dict)  # passes of each prompt after its prefill
 
-    def feed(self, event: events.Event) -> dict[str, Any] | None:
-        """Take one event. Returns the entry of a pass if the event is one."""
+    def feed(self, event: events.Event) -> None:
+        """Take one event."""
         if isinstance(event, events.CacheRead):
-            return self._pass(event)
+            self._pass(event)
         if isinstance(event, (events.Began, events.Prefilled, events.Finished, events.Failed)):
             self.prompts[event.lane] = (self.prompts.get(event.lane) or LaneHistory(event.lane)).after(event)
         if isinstance(event, events.Began):
@@ -50,10 +50,9 @@ class Measurement:
                 entry["cross_attention"] = "kept"
                 for layer in entry["layers"]:
                     layer["new"] = 0 if layer["kind"] == CROSS else layer["new"]
-        return None
 
-    def _pass(self, event: events.CacheRead) -> dict[str, Any] | None:
-        """The entry of a pass; None for one that a search needs beyond the steps, to score a token that it chose."""
+    def _pass(self, event: events.CacheRead) -> None:
+        """Add the entry of a pass, but for one that a search needs beyond the steps, to score a token that it chose."""
         given = event.given
         assert given is not None
         rows = event.lanes or (event.lane,)
@@ -62,7 +61,7 @@ class Measurement:
         if self.prompts[lanes[0]].prefilled is not None:
             step = max(self._after[lane] for lane in lanes) + 1
             if step > self.steps:
-                return None
+                return
             for lane in lanes:
                 self._after[lane] += 1
         places = list(self.prompts)
@@ -89,7 +88,6 @@ class Measurement:
         }
         self._last |= dict.fromkeys(lanes, len(self.passes))
         self.passes.append(entry)
-        return entry
 
     @property
     def failures(self) -> list[events.Failed]:

@@ -1,7 +1,7 @@
 """`genctl inspect-cache --plan`: the memory that a cache takes, and what fits beside the weights, from a config alone.
 
-Each part of the cache is built once for a few tokens on the meta device (`skeleton.probe`). Its bytes are then
-rows x columns x the bytes of one column of one row; how many rows and columns there are depends on its kind:
+A part of the cache takes rows x columns x the bytes of one column of one row, which `skeleton` measures. How many rows
+and columns there are depends on its kind:
 
     full, static, quantised   all rows, all columns
     sliding window            all rows, the newest window - 1 columns
@@ -17,12 +17,11 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from genctl.commands.inspect import report as reports
 from genctl.commands.inspect.measurement import CROSS, STATE, divided
 from genctl.commands.inspect.options import InspectOptions
+from genctl.commands.inspect.report import plan_lines
 from genctl.commands.options import memory_bytes
 from genctl.config.layers import Resolved
 from genctl.config.modes import check_distinct, check_returned
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from genctl.commands.inspect.skeleton import Skeleton
 
 COLUMNS = ("layer", "kind", "shape", "dtype", "device", "bytes")  # of --format tsv
-STATIC = "static"
 SHARED = 64  # least columns of a prompt that its rows share (`decode.cache.shared`), in the native runtime
 
 
@@ -60,7 +58,7 @@ def perform(options: InspectOptions, early: Resolved) -> int:
     )
     out, err = make_consoles(options.color)
     if options.format == "text":
-        for line in reports.plan_lines(report, out.width if out.is_terminal else None):
+        for line in plan_lines(report, out.width if out.is_terminal else None):
             out.print(line)
     else:
         rows = [[layer[name] for name in COLUMNS] for layer in report["layers"]]
@@ -71,8 +69,7 @@ def perform(options: InspectOptions, early: Resolved) -> int:
     return int(Exit.CHECK if report["plan"]["fits"] is False else Exit.DONE)
 
 
-@dataclass(frozen=True)
-class Size:
+class Size(NamedTuple):
     """The size of a run: `rows` in all, `length` columns of each, `source` columns of an encoder.
 
     With `grouped` the rows of a prompt share one row of cross-attention, in a batch of several prompts too.
@@ -86,20 +83,15 @@ class Size:
 
 
 class Part(NamedTuple):
-    """One part of the cache: a layer's keys and values, its cross-attention, or its recurrent state."""
+    """A layer's keys and values, its cross-attention, or its recurrent state."""
 
     entry: Mapping[str, Any]  # of `Cache.describe`, for a few columns of one row
     cell: int  # bytes of one column of one row; of one row where there are no columns
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Part:
-        """The part of an entry of `describe`, for a cache with one row."""
-        columns = 1 if entry["kind"] == STATE else entry["shape"][2]
-        return cls(entry, entry["bytes"] // columns if columns else 0)
-
-    @property
-    def kind(self) -> str:
-        return str(self.entry["kind"])
+        """The part of an entry for one row."""
+        return cls(entry, entry["bytes"] // (1 if entry["kind"] == STATE else max(entry["shape"][2], 1)))
 
     @property
     def window(self) -> int | None:
@@ -107,43 +99,39 @@ class Part(NamedTuple):
         window = self.entry.get("window")
         return None if window in (None, 1) else int(window) - 1
 
-    def rows(self, size: Size) -> int:
-        """Stored rows. The rows of a single prompt share one row of cross-attention."""
-        return size.batch if self.kind == CROSS and (size.grouped or size.batch == 1) else size.rows
-
-    def columns(self, size: Size) -> int:
-        """Stored columns; 1 for a state, which has none."""
-        if self.kind in (STATE, CROSS):
-            return 1 if self.kind == STATE else size.source
-        return size.length if self.window is None else min(size.length, self.window)
+    def stored(self, size: Size) -> tuple[int, int]:
+        """Stored rows and columns; a state has one column."""
+        if self.entry["kind"] == STATE:
+            return size.rows, 1
+        if self.entry["kind"] == CROSS:
+            return size.batch if size.grouped or size.batch == 1 else size.rows, size.source
+        return size.rows, size.length if self.window is None else min(size.length, self.window)
 
     def bytes(self, size: Size) -> int:
         """All bytes of the part, scales of quantised numbers included."""
-        return self.rows(size) * self.columns(size) * self.cell
+        rows, columns = self.stored(size)
+        return rows * columns * self.cell
 
     def reserved(self, size: Size) -> int:
         """The most bytes of its buffers, room for later tokens included."""
-        if self.kind in (STATE, CROSS, STATIC):
+        if self.entry["kind"] in (STATE, CROSS, "static"):
             return self.bytes(size)
         from genctl.decode.batch_cache import ROOM
         from genctl.decode.cache.growing import STEP, grown
 
         # up to ROOM new tokens are allocated at the beginning; beyond them a buffer grows as it fills
         columns = size.length if size.length <= ROOM + 1 else grown(size.length)
-        if self.window is not None:
-            columns = min(columns, self.window + STEP)
-        return self.rows(size) * columns * self.cell
+        return size.rows * (columns if self.window is None else min(columns, self.window + STEP)) * self.cell
 
     def sized(self, size: Size, device: str) -> dict[str, Any]:
         """The part as an entry of `describe` in a run of this size."""
-        rows, columns = self.rows(size), self.columns(size)
+        rows, columns = self.stored(size)
 
         def shape(one: Sequence[int]) -> list[int]:
-            return [rows, *one[1:]] if self.kind == STATE else [rows, one[1], columns, *one[3:]]
+            return [rows, *one[1:]] if self.entry["kind"] == STATE else [rows, one[1], columns, *one[3:]]
 
-        entry = {**self.entry, "shape": shape(self.entry["shape"]), "device": device, "bytes": self.bytes(size)}
-        if "value_shape" in entry:
-            entry["value_shape"] = shape(entry["value_shape"])
+        entry = {**self.entry, "device": device, "bytes": self.bytes(size)}
+        entry |= {name: shape(entry[name]) for name in ("shape", "value_shape") if name in entry}
         if "filled" in entry:
             entry["filled"] = size.length
         if "states" in entry:
@@ -164,8 +152,7 @@ def plan(
     length: int | None = None,
     source_length: int | None = None,
     memory: int | None = None,
-    allow_pickle: bool = False,
-    trust_remote_code: bool = False,
+    **trust: bool,
 ) -> dict[str, Any]:
     """The report of a plan, with the keys of a measured one, and `plan`: the request, and what fits.
 
@@ -178,18 +165,18 @@ def plan(
     per_prompt = rows_of(generation)
     from genctl.commands.inspect import skeleton as skeletons
 
-    skeleton = skeletons.build(runtime, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
     form = generation.cache_implementation if generation.use_cache else "off"
-    parts = [Part.of(entry) for entry in skeletons.probe(skeleton, form)]
-    weights, context = skeletons.weights_bytes(skeleton, runtime), context_of(skeleton.config)
-    size = _size(skeleton, batch, per_prompt, context, length, source_length)
+    skeleton = skeletons.read(runtime, form, **trust)
+    parts, weights = [Part.of(entry) for entry in skeleton.cache], skeleton.weights
+    context, length, source = _lengths(skeleton, length, source_length)
+    size = Size(batch, batch * per_prompt, length, source or 0, grouped=skeleton.is_native)
     in_all = total(parts, size)
 
     longest = largest_batch = fits = None
     if memory is not None:
         room = memory - weights
-        longest = largest(lambda length: total(parts, replace(size, length=length)) <= room, context)
-        largest_batch = largest(lambda batch: total(parts, replace(size, batch=batch, rows=batch * per_prompt)) <= room)
+        longest = largest(lambda length: total(parts, size._replace(length=length)) <= room, context)
+        largest_batch = largest(lambda batch: total(parts, size._replace(batch=batch, rows=batch * per_prompt)) <= room)
         fits = in_all <= room
     return {
         "schema": SCHEMA,
@@ -199,7 +186,7 @@ def plan(
         "total_bytes": in_all,
         "reserved_bytes": sum(part.reserved(size) for part in parts),
         "weights_bytes": weights,
-        "bytes_per_token": divided(in_all - total(parts, replace(size, length=size.length - 1)), size.rows),
+        "bytes_per_token": divided(in_all - total(parts, size._replace(length=length - 1)), size.rows),
         "bytes_per_row": divided(in_all, size.rows),
         "share_of_weights": in_all / weights if weights else None,
         "steps": [],
@@ -207,8 +194,8 @@ def plan(
             "batch": batch,
             "num_beams": generation.num_beams,
             "rows": size.rows,
-            "length": size.length,
-            "source_length": size.source if skeleton.is_encoder_decoder else None,
+            "length": length,
+            "source_length": source,
             "dtype": skeleton.dtype,
             "context": context,
             "memory_bytes": memory,
@@ -216,39 +203,22 @@ def plan(
             "length_bound": None if longest is None else "context" if longest == context else "memory",
             "largest_batch": largest_batch,
             "fits": fits,
-            "notes": [*skeleton.notes, *_notes(skeleton, generation, parts, size, form)],
+            "notes": [*skeleton.notes, *_notes(skeleton, generation, size, form)],
         },
     }
 
 
-def planned_like(
-    runtime: Runtime, generation: Generation, report: Mapping[str, Any], **trust: bool
-) -> dict[str, Any] | None:
-    """The plan for as many prompts and columns as a measured report has after its last pass; None without one.
-
-    Raises UsageError or ModelError as `plan` does.
-    """
-    if not report["steps"] or not report["layers"]:
-        return None
-    last = report["steps"][-1]
-    source = next((layer["shape"][2] for layer in last["layers"] if layer["kind"] == CROSS), None)
-    length = last["past_length"] + len(last["input_ids"][0])
-    return plan(runtime, generation, batch=len(set(last["rows"])), length=length, source_length=source, **trust)
-
-
 def rows_of(generation: Generation) -> int:
     """Rows that the strategy keeps for each prompt. Raises UsageError for conflicting knobs."""
-    beams, returned = generation.num_beams, generation.num_return_sequences
-    if beams > 1:
+    if generation.num_beams > 1:
         check_returned(generation)
-        return beams
-    samples = generation.best_of or generation.mbr_samples
-    if samples is not None:
+        return generation.num_beams
+    if samples := generation.best_of or generation.mbr_samples:
         return samples
     if generation.penalty_alpha:
         return generation.top_k  # contrastive search reads each candidate in a row of its own
     check_distinct(generation)
-    return returned
+    return generation.num_return_sequences
 
 
 def largest(fits: Callable[[int], bool], most: int | None = None) -> int | None:
@@ -261,43 +231,38 @@ def largest(fits: Callable[[int], bool], most: int | None = None) -> int | None:
     return most if found == len(numbers) else found
 
 
-def _size(
-    skeleton: Skeleton, batch: int, per_prompt: int, context: int | None, length: int | None, source: int | None
-) -> Size:
-    """The size that is planned. Raises UsageError for lengths that are missing or that the model cannot have."""
-    name = skeleton.name
+def _lengths(skeleton: Skeleton, length: int | None, source: int | None) -> tuple[int | None, int, int | None]:
+    """The context, the planned length, and that of the source. Raises UsageError for what the model cannot have."""
+    name, config = skeleton.name, skeleton.config
+    context = context_of(config)
+    length = length or context or trained_length(config)
     if length is None:
-        length = context or trained_length(skeleton.config)
-        if length is None:
-            raise UsageError(f"--plan for {name} needs --length: nothing bounds how long its texts may be")
+        raise UsageError(f"--plan for {name} needs --length: nothing bounds how long its texts may be")
     if context is not None and length > context:
         raise UsageError(f"--length {length}: the context of {name} is {context} tokens")
-    if not skeleton.is_encoder_decoder:
+    if not getattr(config, "is_encoder_decoder", False):
         if source is not None:
             raise UsageError(f"--source-length {source} is for encoder-decoders, and {name} has no encoder")
-        return Size(batch, batch * per_prompt, length, grouped=skeleton.is_native)
-    most = source_context_of(skeleton.config)
-    if source is None:
-        source = most or length
-    if most is not None and source > most:
+        return context, length, None
+    most = source_context_of(config)
+    if most is not None and source is not None and source > most:
         raise UsageError(f"--source-length {source}: the encoder of {name} reads {most} tokens at most")
-    return Size(batch, batch * per_prompt, length, source, grouped=skeleton.is_native)
+    return context, length, source or most or length
 
 
-def _notes(skeleton: Skeleton, generation: Generation, parts: Sequence[Part], size: Size, form: str) -> list[str]:
+def _notes(skeleton: Skeleton, generation: Generation, size: Size, form: str) -> list[str]:
     """Notes on settings that a run follows and this plan does not, and on memory that it does not count."""
-    notes, settings = [], skeleton.generation
+    notes, settings = [], skeleton.settings
     for name in ("num_beams", "num_return_sequences"):
-        stored, planned = settings.values.get(name), getattr(generation, name)
-        if type(stored) is int and stored > 1 and planned == 1:
+        stored = settings.values.get(name)
+        if type(stored) is int and stored > 1 and getattr(generation, name) == 1:
             notes.append(f"{settings.file} says {name} = {stored}, which a run follows; this plan has {name} = 1")
-    if not parts and form != "off":
+    kinds = {entry["kind"] for entry in skeleton.cache}
+    if not kinds and form != "off":
         notes.append("this architecture keeps no cache: everything is read again at every step")
-    shares = size.rows > size.batch and size.length > SHARED and any(part.kind == "full" for part in parts)
-    if shares and size.source == 0:
-        notes.append(
-            f"the native runtime keeps a prompt of {SHARED} tokens or more once for all its rows: a run may need less"
-        )
+    if size.rows > size.batch and size.length > SHARED and "full" in kinds and size.source == 0:
+        shared = f"the native runtime keeps a prompt of {SHARED} tokens or more once for all its rows"
+        notes.append(f"{shared}: a run may need less")
     if form == "offloaded":
         notes.append("with --cache offloaded the layers that grow lie in the CPU's memory while others compute")
     others = [name for name in ("assistant_model", "amateur_model") if getattr(generation, name)]

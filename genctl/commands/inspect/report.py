@@ -1,150 +1,182 @@
-"""A report of `genctl inspect-cache` as text: tables of layers and passes, sums, a plan.
+"""A report of `genctl inspect-cache` as text: tables of layers and passes, sums, inputs, a plan.
 
 Everything is drawn from the JSON report, in lines of at most `width` cells; where that is None, lines stay whole.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
-from itertools import groupby, zip_longest
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, TypeAlias
 
-from rich.cells import cell_len
-from rich.style import Style
+from rich.table import Table
 from rich.text import Text
 
-from genctl.commands.inspect.measurement import STATE
+from genctl.commands.inspect.measurement import CROSS, STATE
 from genctl.errors import count, percent, size
 from genctl.terminal import theme, widgets
 from genctl.terminal.summary import DOT
-from genctl.terminal.summary import lines as lines_of_items
-from genctl.terminal.text_width import hanging
 
 Report: TypeAlias = Mapping[str, Any]
 Layer: TypeAlias = Mapping[str, Any]
 Step: TypeAlias = Mapping[str, Any]
 
-MOST = 24  # with more lines of layers, equal layers share a line even if others lie between them
-PIPE = 120  # cells of a rule where there is no terminal
-LABEL = 10  # cells
+WHOLE = 1 << 16  # cells of a line that is not broken
+PIPE = 120  # cells of a rule, and of inputs, where there is no terminal
+ROWS = 4  # rows of a batch whose input is shown
+INPUTS = ("input_ids", "cache_position", "position_ids", "attention_mask", "past_length")
 NOT_COUNTED = "activations and the framework's own memory are not counted"
 
 
 def report_lines(report: Report, width: int | None) -> list[Text]:
     """A measurement: its prompts, layers, sums and passes."""
-    page = width or PIPE
+    prompts: list[tuple[str, ...]] = []
     if "prompts" in report:
-        lines = [widgets.header(page, report["model"], count(len(report["prompts"]), "prompt"))]
-        rows = [
-            [
-                str(place),
-                count(prompt["prompt_tokens"], "token"),
-                prompt["strategy"],
-                ended_words(prompt["ended"]),
-                widgets.first_words(prompt["prompt"], 40),
-            ]
-            for place, prompt in enumerate(report["prompts"], 1)
-        ]
-        lines += table(["prompt", "read", "strategy", "ended", "text"], rows, width, right={0})
+        head = [count(len(report["prompts"]), "prompt")]
+        for place, prompt in enumerate(report["prompts"], 1):
+            read, text = count(prompt["prompt_tokens"], "token"), widgets.first_words(prompt["prompt"], 40)
+            prompts.append((f"prompt {place}", text, read, prompt["strategy"], ended_words(prompt["ended"])))
     else:
-        read = count(report["prompt_tokens"], "token")
-        if report["reused_tokens"]:
-            read += f", {report['reused_tokens']} reused"
-        lines = [widgets.header(page, report["model"], report["prompt"], read, report["strategy"])]
-    lines += [*layer_lines(report, width), *_sums(report, width), Text(), *_passes(report, width)]
-    return [widgets.fit(line, width) for line in lines]
+        reused = f", {report['reused_tokens']} reused" if report["reused_tokens"] else ""
+        head = [report["prompt"], count(report["prompt_tokens"], "token") + reused, report["strategy"]]
+    total, steps = report["total_bytes"], report["steps"]
+    rows = sum(len(step["input_ids"]) for step in steps if step["step"] == steps[-1]["step"])
+    sums = [amount(total)]
+    if rows > 1:
+        sums.append(f"{number(report['bytes_per_row'])} bytes for each of {rows} rows")
+    if report["share_of_weights"] is not None:
+        sums.append(f"{share(report['share_of_weights'])} of the weights ({size(report['weights_bytes'])})")
+    facts: list[tuple[str, ...]] = [("total", *sums)]
+    if report["reserved_bytes"] > total:
+        facts.append(("reserved", f"{report['reserved_bytes']:,} bytes, room for later tokens included"))
+    if report["bytes_per_token"] is not None:
+        facts.append(("growth", f"{number(report['bytes_per_token'])} bytes for each new token of each row"))
+    if "ended" in report:
+        facts.append(("ended", ended_words(report["ended"]).removeprefix("ended ")))
+    heads = ("step", "given", "past", "bytes after", "growth", "")
+    passes = table(heads, map(_pass_cells, steps), width, right=(0, 2, 3, 4))
+    header = widgets.header(width or PIPE, report["model"], *head)
+    layers = [*labelled(prompts, width), *layer_lines(report, width)]
+    return [header, *layers, *labelled(facts, width), Text(), *passes]
 
 
 def plan_lines(report: Report, width: int | None) -> list[Text]:
     """A plan: layers, sums for each kind of layer, and what fits into the memory."""
     plan, total, weights = report["plan"], report["total_bytes"], report["weights_bytes"]
-    rows = count(plan["batch"], "prompt")
-    if plan["rows"] != plan["batch"]:
-        rows += f", {count(plan['rows'], 'row')}"
+    rows = f", {count(plan['rows'], 'row')}" if plan["rows"] != plan["batch"] else ""
+    source = f", source {plan['source_length']:,}" if plan["source_length"] is not None else ""
     length = count(plan["length"], "token")
-    if plan["source_length"] is not None:
-        length += f", source {plan['source_length']:,}"
-    lines = [widgets.header(width or PIPE, report["model"], "plan", rows, length), *layer_lines(report, width)]
-
-    phrases = [amount(total)]
-    if plan["rows"] > 1:
-        phrases.append(f"{number(report['bytes_per_row'])} bytes for each of {plan['rows']:,} rows")
-    phrases.append(f"{number(report['bytes_per_token'])} bytes for each new token of each row")
-    lines += labelled("cache", phrases, width)
-    kinds: dict[str, int] = {}
-    for layer in report["layers"]:
-        kinds[layer["kind"]] = kinds.get(layer["kind"], 0) + layer["bytes"]
+    header = widgets.header(
+        width or PIPE, report["model"], "plan", count(plan["batch"], "prompt") + rows, length + source
+    )
+    each = [f"{number(report['bytes_per_row'])} bytes for each of {plan['rows']:,} rows"] if plan["rows"] > 1 else []
+    growth = f"{number(report['bytes_per_token'])} bytes for each new token of each row"
+    facts: list[tuple[str, ...]] = [("cache", amount(total), *each, growth)]
+    kinds = dict.fromkeys(layer["kind"] for layer in report["layers"])
     if len(kinds) > 1:
-        shares = {kind: f" ({share(held / total)})" if total else "" for kind, held in kinds.items()}
-        lines += labelled("", [f"{kind} {size(held)}{shares[kind]}" for kind, held in kinds.items()], width)
-    phrases = [amount(weights), plan["dtype"]]
-    if report["share_of_weights"]:
-        phrases.append(f"the cache is {share(report['share_of_weights'])} of them")
-    lines += labelled("weights", phrases, width)
+        held = {kind: sum(one["bytes"] for one in report["layers"] if one["kind"] == kind) for kind in kinds}
+        facts.append(("", *(f"{kind} {size(held[kind])} ({share(held[kind] / max(total, 1))})" for kind in kinds)))
+    part = [f"the cache is {share(report['share_of_weights'])} of them"] if report["share_of_weights"] else []
+    facts.append(("weights", amount(weights), plan["dtype"], *part))
+    lines = labelled(facts, width)
     if plan["memory_bytes"] is not None:
         lines += _what_fits(plan, plan["memory_bytes"] - weights, total, width)
-    return [widgets.fit(line, width) for line in lines]
+    return [header, *layer_lines(report, width), *lines]
 
 
 def _what_fits(plan: Report, room: int, total: int, width: int | None) -> list[Text]:
     """`room` are the bytes beside the weights, `total` those of the cache."""
-    length, rows = count(plan["length"], "token"), "" if plan["rows"] == 1 else f" in {plan['rows']:,} rows"
     verdict = f"fits, {size(max(room - total, 0))} left"
     if room < 0:
         verdict = f"does not fit: the weights alone need {size(-room)} more"
     elif room < total:
         verdict = f"does not fit: {size(total - room)} too little"
-    if plan["longest_length"] is None:
-        longest = "any length: the cache does not grow"
-    else:
-        longest = f"{count(plan['longest_length'], 'token')}{rows}" if plan["longest_length"] else "not even one token"
-    if plan["largest_batch"] is None:
-        most = "any number of prompts: nothing is cached"
-    else:
-        prompts = count(plan["largest_batch"], "prompt")
-        most = f"{prompts} of {length}" if plan["largest_batch"] else f"not even one prompt of {length}"
-    style = theme.PLAIN if plan["fits"] else theme.ERROR
-    context = ["the model's context"] if plan["length_bound"] == "context" else []
-    return [
-        *labelled("memory", [amount(plan["memory_bytes"]), verdict], width, style),
-        *labelled("longest", [longest, *context], width),
-        *labelled("largest", [most], width),
-        *labelled("", [NOT_COUNTED], width, theme.DIM),
-    ]
+    rows, length = "" if plan["rows"] == 1 else f" in {plan['rows']:,} rows", count(plan["length"], "token")
+    none_longer = {None: "any length: the cache does not grow", 0: "not even one token"}
+    longest = none_longer.get(plan["longest_length"]) or count(plan["longest_length"], "token") + rows
+    none_more = {None: "any number of prompts: nothing is cached", 0: f"not even one prompt of {length}"}
+    most = none_more.get(plan["largest_batch"]) or f"{count(plan['largest_batch'], 'prompt')} of {length}"
+    bound = ("the model's context",) if plan["length_bound"] == "context" else ()
+    lines = labelled([("memory", amount(plan["memory_bytes"]), verdict)], width)
+    for line in lines if not plan["fits"] else ():
+        line.stylize(theme.ERROR)
+    facts = [("longest", longest, *bound), ("largest", most)]
+    return [*lines, *labelled(facts, width), *labelled([("", NOT_COUNTED)], width)]
 
 
-# -- layers, sums and passes -------------------------------------------------------------------------------------------
+def input_lines(report: Report, width: int | None) -> list[Text]:
+    """The input of each pass, with a cache and without one side by side, and the shapes of the cache after it."""
+    page, lines = width or PIPE, list[Text]()
+    for step in report["steps"]:
+        rows, fed = len(step["input_ids"]), count(len(step["input_ids"][0]), "token")
+        lines.append(widgets.header(page, f"step {step['step']}", fed, count(rows, "row") if rows > 1 else ""))
+        passes = [one for one in (step, step["without_cache"]) if one is not None]
+        grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=theme.DIM, expand=True)
+        grid.add_column("", style=theme.DIM, width=15)
+        for heading in ("with the cache", "without a cache")[: len(passes)]:
+            grid.add_column(heading if len(passes) > 1 else "", ratio=1, no_wrap=True, overflow="ellipsis")
+        for name in INPUTS:
+            grid.add_row(name.replace("past_", "past "), *(Text(_field(one[name])) for one in passes if name in one))
+        kinds: dict[str, dict[str, None]] = {}
+        for layer in step["layers"]:
+            kinds.setdefault(layer["kind"], {})[shape_words(layer)] = None
+        after = [(kind, ", ".join(shapes)) for kind, shapes in kinds.items()]
+        after += [("", note)] if (note := _pass_note(step)) else []
+        lines += [*widgets.lines_of(grid, page), *labelled(after, page, cells=16)]
+    agree = report.get("tokens_agree")
+    if agree is not None:
+        words = "with and without a cache the same tokens were written"
+        differ = "the tokens written without a cache are not the same"
+        lines.append(Text(words, style=theme.DIM) if agree else Text(differ, style=theme.ERROR))
+    return lines
+
+
+def _field(value: Any) -> str:
+    """A field of a pass; of a batch its shape and the first rows."""
+    if not isinstance(value, list):
+        return "none" if value is None else str(value)
+    if not value or not isinstance(value[0], list):
+        return _numbers(value) or "none"
+    shape = f"[{len(value)}, {len(value[0])}] "
+    more = [f"… and {len(value) - ROWS} more rows"] if len(value) > ROWS else []
+    return shape + f"\n{' ' * len(shape)}".join([*map(_numbers, value[:ROWS]), *more])
+
+
+def _numbers(values: Sequence[int]) -> str:
+    """Numbers in a line: a range where they count up."""
+    if len(values) > 2 and list(values) == list(range(values[0], values[0] + len(values))):
+        return f"{values[0]} … {values[-1]}"
+    return " ".join(map(str, values))
+
+
+# -- layers and passes -------------------------------------------------------------------------------------------------
 
 
 def layer_lines(report: Report, width: int | None) -> list[Text]:
-    """A line for each group of equal layers."""
-    groups = grouped(report["layers"])
-    if not groups:
-        return [Text("nothing is cached: every step reads the whole text again", style=theme.DIM)]
-    rows, notes = [], []
-    for group in groups:
-        layer = group[0]
-        cells = [layer["kind"], shape_words(layer), layer["dtype"], layer["device"]]
-        rows.append([label_of(group), *cells, f"{sum(one['bytes'] for one in group):,}"])
-        note = [f"{len(group)} × {layer['bytes']:,}"] if len(group) > 1 else []
+    """A line for each group of equal neighbours."""
+    rows = []
+    for _, equal in groupby(report["layers"], key=lambda layer: {**layer, "layer": 0}):
+        group = list(equal)
+        layer, last = group[0], group[-1]["layer"]
+        notes = [shape_words(layer)]
+        if len(group) > 1:
+            notes.append(f"{len(group)} × {layer['bytes']:,}")
         if "window" in layer:
-            note.append(f"window {layer['window']}")
+            notes.append(f"window {layer['window']}")
         if "filled" in layer:
-            note.append(f"{layer['filled']} of {layer['shape'][2]} filled")
+            notes.append(f"{layer['filled']} of {layer['shape'][2]} filled")
         if "shared" in layer:
-            note.append(f"{layer['shared']} columns stored once for all rows")
+            notes.append(f"{layer['shared']} columns stored once for all rows")
         if "value_shape" in layer:
-            note.append(f"values {shape_words(layer, layer['value_shape'])}")
-        if "states" in layer:
-            note.append(" + ".join(f"{name} {shape_words(layer, shape)}" for name, shape in layer["states"].items()))
-        notes.append(", ".join(note))
-    heads = ["layer", "kind", "shape", "dtype", "device", "bytes"]
-    columns = [[head, *cells] for head, *cells in zip(heads, *rows, strict=True)]
-    if width is not None and sum(max(map(cell_len, column)) + 2 for column in columns) > width + 2:
-        notes = ["\n".join(filter(None, (row.pop(2), note))) for row, note in zip(rows, notes, strict=True)]
-        del heads[2]
-    return table(heads, rows, width, right={len(heads) - 1}, notes=notes, shrinks=1)
+            notes.append(f"values {shape_words(layer, layer['value_shape'])}")
+        notes += [f"{name} {shape_words(layer, shape)}" for name, shape in layer.get("states", {}).items()]
+        label = str(last) if len(group) == 1 else f"{layer['layer']}-{last}"
+        held = f"{sum(one['bytes'] for one in group):,}"
+        rows.append([label, layer["kind"], layer["dtype"], layer["device"], held, ", ".join(notes)])
+    if not rows:
+        return [Text("nothing is cached: every step reads the whole text again", style=theme.DIM)]
+    heads = ("layer", "kind", "dtype", "device", "bytes", "shape")
+    return table(heads, rows, width, right=(4,))
 
 
 def shape_words(layer: Layer, shape: Sequence[int] | None = None) -> str:
@@ -155,99 +187,23 @@ def shape_words(layer: Layer, shape: Sequence[int] | None = None) -> str:
     return f"[{', '.join([*words, *map(str, shape[len(names) :])])}]"
 
 
-def grouped(layers: Sequence[Layer], most: int = MOST) -> list[list[Layer]]:
-    """Layers that differ in nothing but their number: neighbours, or all if there would be more than `most` groups."""
-
-    def content(layer: Layer) -> str:
-        return repr({**layer, "layer": 0})
-
-    groups = [list(same) for _, same in groupby(layers, key=content)]
-    if len(groups) <= most:
-        return groups
-    equal: dict[str, list[Layer]] = {}
-    for layer in layers:
-        equal.setdefault(content(layer), []).append(layer)
-    return list(equal.values())
+def _pass_cells(step: Step) -> list[str]:
+    """A pass in a line: its input, the cache after it, growth."""
+    fed, tokens = len(step["input_ids"]), count(len(step["input_ids"][0]), "token")
+    given = f"{fed} × {tokens}" if fed > 1 else tokens
+    sizes = [f"{step['past_length']:,}", f"{step['total_bytes']:,}", f"{step['growth_bytes']:+,}"]
+    return [str(step["step"]), given, *sizes, _pass_note(step)]
 
 
-def label_of(group: Sequence[Layer]) -> str:
-    """The numbers of layers: `7`, `0-11`, or `0,2…46` if others lie between."""
-    numbers = [layer["layer"] for layer in group]
-    first, last = numbers[0], numbers[-1]
-    if len(group) == 1:
-        return str(first)
-    if last - first + 1 == len(group):
-        return f"{first}-{last}"
-    return f"{first},{numbers[1]}…{last}" if len(group) > 2 else f"{first},{last}"
-
-
-def _sums(report: Report, width: int | None) -> list[Text]:
-    """Totals: the cache, its share of the weights, bytes per row and per token."""
-    total, steps = report["total_bytes"], report["steps"]
-    rows = sum(len(step["input_ids"]) for step in steps if step["step"] == steps[-1]["step"])
-    phrases = [amount(total)]
-    if rows > 1:
-        phrases.append(f"{number(report['bytes_per_row'])} bytes for each of {rows} rows")
-    if report["share_of_weights"] is not None:
-        phrases.append(f"{share(report['share_of_weights'])} of the weights ({size(report['weights_bytes'])})")
-    lines = labelled("total", phrases, width)
-    if report["reserved_bytes"] > total:
-        lines += labelled("reserved", [f"{report['reserved_bytes']:,} bytes, room for later tokens included"], width)
-    if report["bytes_per_token"] is not None:
-        growth = number(report["bytes_per_token"])
-        lines += labelled("growth", [f"{growth} bytes for each new token of each row"], width)
-    if "ended" in report:
-        lines += labelled("ended", [ended_words(report["ended"]).removeprefix("ended ")], width)
-    return lines
-
-
-def _passes(report: Report, width: int | None) -> list[Text]:
-    """A line for each pass, or for several that differ only in their place: its input, the cache after it, growth."""
-    runs: list[list[Step]] = []
-    for step in report["steps"]:
-        if runs and _continues(runs[-1][-1], step):
-            runs[-1].append(step)
-        else:
-            runs.append([step])
-
-    def range_of(run: Sequence[Step], name: str) -> str:
-        low, high = run[0][name], run[-1][name]
-        return f"{low:,}" if low == high else f"{low:,} … {high:,}"
-
-    rows, notes = [], []
-    for run in runs:
-        first, last = run[0], run[-1]
-        fed, ids = len(first["input_ids"]), len(first["input_ids"][0])
-        label = str(first["step"]) if len(run) == 1 else f"{first['step']}-{last['step']}"
-        given = (f"{fed} × " if fed > 1 else "") + count(ids, "token")
-        cells = [range_of(run, "past_length"), range_of(run, "total_bytes"), f"{first['growth_bytes']:+,}"]
-        rows.append([label, given, *cells])
-        notes.append(_pass_note(first, "prompts" in report))
-    return table(["step", "given", "past", "bytes after", "growth"], rows, width, right={0, 2, 3, 4}, notes=notes)
-
-
-def _continues(before: Step, step: Step) -> bool:
-    """Whether a pass differs from the one before only in its place, so that one line shows both."""
-    return (
-        before["step"] > 0
-        and step["step"] == before["step"] + 1
-        and not step["reordered"]
-        and not before["reordered"]
-        and all(before[name] == step[name] for name in ("rows", "growth_bytes", "cross_attention"))
-        and len(before["input_ids"][0]) == len(step["input_ids"][0])
-    )
-
-
-def _pass_note(step: Step, several_prompts: bool) -> str:
-    """The prompts of a pass, the reordering of rows, and the state of cross-attention."""
-    notes = []
-    if several_prompts and not step["reordered"]:
-        prompts = sorted({row + 1 for row in step["rows"]})
-        notes.append(f"prompt{'s' * (len(prompts) > 1)} " + " ".join(map(str, prompts)))
+def _pass_note(step: Step) -> str:
+    """The prompts of a pass, the rows that it was reordered from, and the state of cross-attention."""
+    notes, prompts = [], sorted({row + 1 for row in step["rows"]})
+    if prompts != [1]:
+        notes.append(f"prompt{'s' * (len(prompts) > 1)} {' '.join(map(str, prompts))}")
     if step["reordered"]:
         notes.append("rows ← " + " ".join(str(row + 1) for row in step["reordered"]))
     if step["cross_attention"]:
-        notes.append("cross-attention computed" if step["cross_attention"] == "computed" else "cross kept")
+        notes.append(f"{CROSS} {step['cross_attention']}")
     return ", ".join(notes)
 
 
@@ -255,57 +211,37 @@ def ended_words(ended: Mapping[str, Any] | None) -> str:
     """Why decoding ended, and when."""
     if ended is None:
         return "not ended"
-    steps, reason, stop = count(ended["steps"], "step"), ended["reason"], widgets.visible(ended.get("stop") or "")
+    reason, stop, steps = ended["reason"], widgets.visible(ended.get("stop") or ""), count(ended["steps"], "step")
     if reason == "steps":
-        every = "" if ended["steps"] == 1 else "all "
-        return f"ended after {every}{steps}" if ended["steps"] else "ended after the prefill"
+        return f"ended after {'all ' if ended['steps'] > 1 else ''}{steps}"
     if reason in ("length", "context"):
         return f"ended after {steps}" + (f" by the {stop}" if stop else ": all tokens were written")
-    words = {"interrupted": "interrupted", "stop": f"ended by stop {stop or reason}"}.get(reason, f"ended by {reason}")
-    return f"{words} after {steps}"
+    return f"{'interrupted' if reason == 'interrupted' else f'ended by {reason} {stop}'.rstrip()} after {steps}"
 
 
 # -- lines -------------------------------------------------------------------------------------------------------------
 
 
 def table(
-    headings: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    width: int | None,
-    *,
-    right: set[int],
-    notes: Sequence[str] = (),
-    shrinks: int | None = None,
+    headings: Sequence[str], rows: Iterable[Sequence[str]], width: int | None, *, right: Sequence[int]
 ) -> list[Text]:
-    """Columns two cells apart, those in `right` right-aligned; where they do not fit, column `shrinks` is cut.
-
-    The note of a row stands beside it if all notes fit there, else below it.
-    """
-    every = [list(headings), *(list(map(widgets.visible, row)) for row in rows)]
-    sizes = [max(map(cell_len, column)) for column in zip(*every, strict=True)]
-    excess = sum(sizes) + 2 * (len(sizes) - 1) - (width or PIPE)
-    if width is not None and shrinks is not None and excess > 0:
-        sizes[shrinks] = max(sizes[shrinks] - excess, min(8, sizes[shrinks]))
-    used = sum(sizes) + 2 * len(sizes)
-    beside = width is None or used + max(map(cell_len, notes), default=0) <= width
-    lines: list[Text] = []
-    for cells, note in zip_longest(every, ["", *notes], fillvalue=""):
-        shown = "  ".join(
-            cell.rjust(sizes[place]) if place in right else widgets.cells(cell, sizes[place])
-            for place, cell in enumerate(cells)
-        )
-        lines.append(Text(shown.rstrip(), style=theme.PLAIN if lines else theme.DIM, no_wrap=True))
-        if note and beside:
-            lines[-1].append(" " * (used - lines[-1].cell_len) + note, style=theme.DIM)
-        elif note:
-            lines += hanging(" " * 8, note, width, theme.DIM)
-    return lines
+    """Columns two cells apart. Those in `right` hold numbers, which are never broken."""
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=theme.DIM)
+    for place, heading in enumerate(headings):
+        number = place in right
+        grid.add_column(heading, justify="right" if number else "left", no_wrap=number, overflow="fold")
+    for row in rows:
+        grid.add_row(*(Text(widgets.visible(cell)) for cell in row))
+    return widgets.lines_of(grid, width or WHOLE)
 
 
-def labelled(label: str, phrases: Sequence[str], width: int | None, style: Style = theme.PLAIN) -> list[Text]:
-    """A label and phrases, on as many lines as needed; a phrase is broken only if it is longer than a line."""
-    rows = lines_of_items(Text(DOT.join(phrases)), sys.maxsize if width is None else width - LABEL)
-    return hanging(f"{label:<{LABEL}}", "\n".join(row.plain for row in rows), width, style)
+def labelled(facts: Sequence[Sequence[str]], width: int | None, cells: int = 9) -> list[Text]:
+    """A dimmed label of so many `cells` and phrases a line, which is broken between words."""
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(style=theme.DIM, min_width=cells)
+    for label, *phrases in facts:
+        grid.add_row(label, Text(DOT.join(phrases)))
+    return widgets.lines_of(grid, width or WHOLE)
 
 
 def amount(total: int) -> str:
@@ -325,12 +261,8 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if value == int(value) else f"about {value:,.0f}"
 
 
-# -- the cache in the page of --report ---------------------------------------------------------------------------------
-
-
-def cache_part(report: Report, planned: Report | None) -> dict[str, Any]:
-    """What a page shows: the measured layers of each pass, and beside them those of a plan. Inputs are left out."""
+def cache_part(report: Report) -> dict[str, Any]:
+    """What the page of --report shows: the layers of each pass. Inputs are left out."""
     names = ("model", "cache", "layers", "total_bytes", "reserved_bytes", "weights_bytes", "bytes_per_token")
     steps = [{name: step[name] for name in ("step", "total_bytes", "layers")} for step in report["steps"]]
-    beside = {} if planned is None else {"planned": {name: planned[name] for name in ("total_bytes", "layers")}}
-    return {name: report[name] for name in names} | {"steps": steps} | beside
+    return {name: report[name] for name in names} | {"steps": steps}

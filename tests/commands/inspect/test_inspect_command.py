@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from genctl.commands.inspect import plan
-from genctl.errors import ModelError
 from tests.cli.tool import Done, genctl
 from tests.tiny import checkpoint
 
@@ -43,18 +41,6 @@ def test_a_prompt_that_is_cut_is_said(gpt2: Path) -> None:
     done = inspect("z" * 300, "-m", str(gpt2), "--steps", "6", "--truncate", "right", "--format", "json")
     assert done.status == 0, done.err
     assert done.err.count("tokens were taken from the prompt (--truncate right)") == 1
-
-
-def test_a_page_without_a_plan_says_why(gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other notes wait for the end of the measurement; this one comes after it."""
-
-    def refuse(*arguments: object, **trust: bool) -> None:
-        raise ModelError("no plan of that")
-
-    monkeypatch.setattr(plan, "planned_like", refuse)
-    done = inspect(PROMPT, "-m", str(gpt2), "--steps", "1", "--report", str(tmp_path / "page.html"), "--verbose")
-    assert done.status == 0, done.err
-    assert "the page has no plan beside the measurement: no plan of that" in done.err
 
 
 # -- what is written ---------------------------------------------------------------------------------------------------

@@ -119,11 +119,11 @@ def test_bytes_are_those_of_the_tensors(tmp_path: Path) -> None:
     resolved = session.resolve([flags_layer({"max_new_tokens": 3, "num_beams": 2})])
     found = Measurement(2)
     for event in session.stream([Request("0", resolved, 1, PROMPT)], None, Flow(watch=True)):
-        entry = found.feed(event)
-        if entry is not None:
+        found.feed(event)
+        if isinstance(event, events.CacheRead):
             cache = session.forward.watch.passed.cache  # type: ignore[union-attr]
             tensors = [tensor for layer in cache.layers for tensor in layer.content()]
-            held.append((sum(tensor.numel() * tensor.element_size() for tensor in tensors), entry))
+            held.append((sum(tensor.numel() * tensor.element_size() for tensor in tensors), found.passes[-1]))
     assert [bytes_ for bytes_, _ in held] == [entry["total_bytes"] for _, entry in held]
     grown = [entry["growth_bytes"] for _, entry in held]
     assert sum(grown) == held[-1][1]["total_bytes"]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from genctl.commands.inspect.options import CONFLICTS, InspectOptions
 from genctl.commands.inspect.plan import COLUMNS, Part, Size, largest, perform, plan, rows_of, total
-from genctl.commands.inspect.skeleton import MOST_LAYERS, build
+from genctl.commands.inspect.skeleton import MOST_LAYERS
 from genctl.commands.options import memory_bytes
 from genctl.commands.table import check
 from genctl.config.layers import resolve
@@ -25,7 +25,7 @@ from genctl.params import Generation, Runtime
 from tests.cli.tool import genctl
 from tests.decode.driver import Case
 from tests.fake_cuda import fake_gpu
-from tests.models.hub_standin import lay_out, serve
+from tests.models.hub_standin import serve
 from tests.tiny import checkpoint
 from tests.warm import python
 
@@ -91,9 +91,6 @@ def test_the_largest_that_fits_is_found_exactly() -> None:
         assert largest(lambda number, edge=edge: number <= edge) == edge
         for most in range(1, 40):
             assert largest(lambda number, edge=edge: number <= edge, most) == min(edge, most)
-
-
-def test_where_everything_fits_nothing_is_the_largest() -> None:
     assert largest(lambda number: True) is None
     assert largest(lambda number: True, 7) == 7
 
@@ -238,15 +235,9 @@ def test_a_plan_that_does_not_fit_is_shown_and_fails_the_check(gemma: Path, caps
     assert "activations and the framework's own memory are not counted" in out
 
 
-def test_text_is_plain_in_a_pipe(gemma: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, _ = show(capsys, gemma, generation=Generation(num_beams=4), memory="1GiB")
-    assert status == 0
-    assert "\x1b" not in out
-    assert "activations" in out
-
-
 def test_colour_comes_only_if_asked_for(gemma: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "\x1b[2mcache     \x1b[0m3,456 bytes" in show(capsys, gemma, color="always", length=20)[1]
+    assert "\x1b" not in show(capsys, gemma, length=20)[1]
 
 
 def test_a_note_goes_to_standard_error(gemma: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -281,14 +272,10 @@ def test_beams_of_the_checkpoints_own_settings_are_not_passed_over(tmp_path: Pat
 
 
 def test_no_tensor_is_allocated_however_large_the_model(tmp_path: Path) -> None:
-    huge = on_disk(
-        tmp_path / "huge", hidden_size=16384, intermediate_size=1 << 16, vocab_size=1 << 18, num_hidden_layers=8
-    )
+    huge = on_disk(tmp_path / "huge", hidden_size=1 << 18, intermediate_size=1 << 22, vocab_size=1 << 22)
     for runtime in ("native", "transformers"):
-        model = build(Runtime(model=str(huge), runtime=runtime)).model  # type: ignore[arg-type]
-        tensors = dict(model.named_tensors()) if runtime == "native" else model.state_dict()
-        assert {tensor.device.type for tensor in tensors.values()} == {"meta"}
-    assert report(huge)["weights_bytes"] > 1 << 35
+        made = plan(Runtime(model=str(huge), device="cpu", runtime=runtime), Generation(), batch=1, length=3)  # type: ignore[arg-type]
+        assert made["weights_bytes"] > 1 << 44  # each matrix is larger than any machine's memory
 
 
 def test_a_folder_whose_shards_are_missing_still_has_a_config(tmp_path: Path) -> None:
@@ -335,15 +322,6 @@ def test_of_a_hub_checkpoint_only_the_configs_are_fetched(tmp_path: Path) -> Non
     offline = ask(tmp_path, [{"model": "someone/gemma", "offline": True}, {"model": "a/b", "offline": True}])
     assert offline[0] == made
     assert "a/b is not in the cache" in offline[1]
-
-
-def test_of_a_cached_hub_checkpoint_the_network_is_not_needed(tmp_path: Path) -> None:
-    whole = checkpoint("gemma2", tmp_path / "whole")
-    lay_out(tmp_path / "hub", "gemma", whole)
-    expected = report(whole, length=20)
-    assert ask(tmp_path, [{"model": "gemma", "offline": True}]) == [
-        [expected["total_bytes"], expected["weights_bytes"]]
-    ]
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
