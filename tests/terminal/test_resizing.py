@@ -6,7 +6,7 @@ import pytest
 from rich.text import Text
 
 from genctl.commands.compare.view import Column, CompareView
-from genctl.commands.run.beam_view import BeamView
+from genctl.commands.run.run_view import RunView
 from genctl.events import Loading
 from genctl.terminal import loading_line
 from genctl.terminal.live_region import LiveRegion
@@ -105,7 +105,7 @@ def test_a_comparison_is_redrawn_without_a_trace(widths: tuple[int, ...]) -> Non
 @pytest.mark.parametrize("widths", [(80, 50, 110), (120, 60, 130)])
 def test_beams_are_redrawn_without_a_trace(widths: tuple[int, ...]) -> None:
     window, clock = Window(widths[0]), Clock()
-    with BeamView(window.console, console(80), echo=True, clock=clock) as view:
+    with RunView(window.console, console(80), echo=True, clock=clock, beams=True) as view:
         for number, event in enumerate(search()):
             if number % 4 == 3:
                 window.resize(widths[number // 4 % len(widths)])
