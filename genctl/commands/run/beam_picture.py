@@ -25,25 +25,21 @@ BEFORE = 32  # cells of a row before its text and its note
 FINISHED = 3  # finished sequences that the picture shows
 
 
-def picture(
-    lane: LaneHistory, stable: Path, look: Look, console: Console, *, beams: int, others: int = 0
-) -> list[Text]:
+def picture(lane: LaneHistory, stable: Path, look: Look, console: Console, *, beams: int) -> list[Text]:
     """A search that runs, in the lines of a console: stable text, what all live rows share, the rows, what finished.
 
-    `stable` is the path at which the stable text ends; `beams` is how many finished sequences the search keeps;
-    `others` counts the other prompts in progress.
+    `stable` is the path at which the stable text ends; `beams` is how many finished sequences the search keeps.
     """
     width, height = console.width, max(console.height - 1, 1)
     stem = common_ancestor(lane.rows) if lane.rows else stable
     more = stem.text(stable.chars)
     shared = [Text(f"…{last_cells(more, width - 1)}", theme.DIM)] if more else []
     ended = _finished(lane, stem, width, beams)
-    foot = [Text(f"… and {others} more under way", theme.DIM)] if others else []
     rows = _rows(lane, max(stem.chars, stable.chars), width, height)
-    room = max(height - 1 - len(shared) - len(ended) - len(foot), 2)
+    room = max(height - 1 - len(shared) - len(ended), 2)
     if len(rows) > room:
         rows = [*rows[: room - 1], Text(f"{'':>4} … and {len(lane.rows) - room + 2} more", theme.DIM)]
-    below = [*shared, *rows, *ended, *foot]
+    below = [*shared, *rows, *ended]
     above = text_lines(Section(lane, stable, ()), look, console, max(height - len(below), 1), width)
     return [*above, *(widgets.fit(line, width) for line in below)][-height:]
 

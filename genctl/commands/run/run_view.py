@@ -73,7 +73,6 @@ class RunView:
         self._errors = RepeatedErrors(lambda line: put_words(err, Text(line, style=theme.ERROR)))
         self._blocks = 0
         self._summed_up = 0  # prompts with a line of their own
-        self._explained = False  # what length_penalty does is on the screen
         self._stepped = False  # lines of steps were printed
         self._closed = False
         self._started: float | None = None
@@ -156,12 +155,10 @@ class RunView:
         if self._text.lane is not None:
             self._text.write(self._text.take(self._stable(lane)))
         elif self.out.is_interactive and self._region.is_due(now):
-            lanes = [lane for lane in self.history.lanes.values() if lane.steps or lane.over]
             if self._beams and lane.steps:
-                others = len(self.history.lanes) - 1
-                stable = self._stable(lane)
-                lines = picture(lane, stable, self.look, self.out, beams=_kept(lane), others=others)
+                lines = picture(lane, self._stable(lane), self.look, self.out, beams=_kept(lane))
             else:
+                lanes = [lane for lane in self.history.lanes.values() if lane.steps or lane.over]
                 lines = tail(lanes, self.look, self.out)
             if lines:
                 self._region.draw(lines)
@@ -214,8 +211,7 @@ class RunView:
             if self._details:
                 self.out.print()
                 self.out.print(Text(widgets.visible(formula(lane, hypotheses[0]))), soft_wrap=False)
-                if self._verbose and not self._explained:
-                    self._explained = True
+                if self._verbose and self._blocks == len(hypotheses):  # once, below the first prompt
                     self.out.print(Text(meaning(lane, hypotheses[0]), style=theme.DIM), soft_wrap=False)
         elif finished.others and self._details and not self._beams:
             self._print_table(lane)

@@ -53,6 +53,7 @@ class Screen:
             self.trees = SearchTrees()
         if options.stream:
             self.stream = open_stream(options)
+        self.wants_bar = wants_bar(options, self.err, live=job.live)
 
     def open(self, stack: ExitStack) -> None:
         """Begin to draw, until `stack` closes."""
@@ -75,11 +76,6 @@ class Screen:
                 lines = tree_lines(tree, self.err.width if self.err.is_terminal else None)
                 for line in [Text(""), *lines] if self.job.live else lines:
                     self.err.print(line)
-
-    @property
-    def wants_bar(self) -> bool:
-        """Whether a bar counts the rows."""
-        return wants_bar(self.options, self.err, live=self.job.live)
 
     def open_bar(self, stack: ExitStack, total: int | None, done: int) -> None:
         """Begin to count rows, if a bar is wanted."""
@@ -150,12 +146,11 @@ def _view(job: Job, options: RunOptions, out: Console, err: Console, *, quiet: b
 
     live = job.live
     shown = out if live else err if _has_details(options) and options.format in TEXTS else discard()
-    beams = live and options.view == "beam"
     return RunView(
         shown,
         err,
         live=live,
-        beams=beams,
+        beams=live and options.view == "beam",
         details=not options.quiet,
         quiet=quiet,
         verbose=options.verbose,
@@ -182,14 +177,14 @@ def wants_bar(options: RunOptions, err: Console | None, *, live: bool) -> bool:
 
 def open_stream(options: RunOptions) -> StableTexts:
     """Where --stream writes. On a terminal prompts come first, dimmed; those of conversations with --echo alone."""
-    from genctl.commands.run.text_stream import StableTexts, console_writer, recorded_prompt, shown_prompt
+    from genctl.commands.run.text_stream import StableTexts, console_writer, recorded_prompt
     from genctl.terminal.console import make_consoles
+    from genctl.terminal.live_layout import Look
 
     if is_terminal(sys.stdout):
-        write_shown = console_writer(make_consoles(options.color)[0])
-        if options.echo is False:
-            return StableTexts(write_shown)
-        return StableTexts(write_shown, lambda lane: "" if lane.is_chat and not options.echo else shown_prompt(lane))
+        look = Look(echo=options.echo is not False, messages=options.echo is True)
+        shown = console_writer(make_consoles(options.color)[0])
+        return StableTexts(shown, lambda lane: lane.prompt + lane.between if look.echoes(lane) else "")
     sink = writers.open_output(None, sys.stdout)
 
     def write(text: str, dim: bool) -> None:
