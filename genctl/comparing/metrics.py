@@ -75,30 +75,15 @@ def distinct(items: Sequence[str], n: int) -> float | None:
 def longest_repeat(items: Sequence[Hashable]) -> int:
     """The length of the longest n-gram that occurs twice, overlaps allowed; 0 if there is none.
 
-    Ranks of n-grams of length 1, 2, 4, … are computed from those of half the length (Karp, Miller, Rosenberg 1972), and
-    any length in between from two that overlap: n log n, and exact.
+    Each item is a character, so that `str.find` looks for an n-gram one longer than the longest so far.
     """
-    rank, different = _ranks(items)
-    if different == len(items):
-        return 0
-    length = 1
-    while True:
-        doubled, different = _ranks([*zip(rank, rank[length:], strict=False)])
-        if different == len(doubled):
-            break
-        rank, length = doubled, 2 * length
-    low, high = length, 2 * length - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        pairs = [*zip(rank, rank[middle - length :], strict=False)]
-        low, high = (middle, high) if len(set(pairs)) < len(pairs) else (low, middle - 1)
-    return low
-
-
-def _ranks(items: Sequence[Hashable]) -> tuple[list[int], int]:
-    """A number for each item, equal for equal items, and how many numbers there are."""
     numbers: dict[Hashable, int] = {}
-    return [numbers.setdefault(item, len(numbers)) for item in items], len(numbers)
+    text = "".join([chr(numbers.setdefault(item, len(numbers))) for item in items])
+    longest = 0
+    for start in range(len(text)):
+        while text.find(text[start : start + longest + 1], start + 1) >= 0:
+            longest += 1
+    return longest
 
 
 def mean_of(values: Sequence[Mapping[str, float | None]]) -> Values:

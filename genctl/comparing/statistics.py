@@ -23,17 +23,11 @@ _AT_ONCE = 4_000_000  # numbers drawn at a time
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and its confidence interval (`CONFIDENCE`), which fewer than `LEAST` values do not have."""
+    """A mean, and both ends of its confidence interval (`CONFIDENCE`), which fewer than `LEAST` values do not have."""
 
     mean: float
-    low: float | None
-    high: float | None
+    ends: tuple[float, ...]
     count: int
-
-    @property
-    def ends(self) -> tuple[float, ...]:
-        """Both ends, if there is an interval."""
-        return () if self.low is None or self.high is None else (self.low, self.high)
 
 
 def bootstrap(values: Sequence[float], *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
@@ -47,7 +41,7 @@ def bootstrap(values: Sequence[float], *, seed: int = 0, resamples: int = RESAMP
 
     data = numpy.asarray(values, dtype=numpy.float64)
     if len(data) < LEAST:
-        return Interval(float(data.mean()), None, None, len(data))
+        return Interval(float(data.mean()), (), len(data))
     random = numpy.random.default_rng(seed)
     means = numpy.empty(resamples)
     block = max(_AT_ONCE // len(data), 1)
@@ -55,8 +49,8 @@ def bootstrap(values: Sequence[float], *, seed: int = 0, resamples: int = RESAMP
         count = min(block, resamples - start)
         means[start : start + count] = data[random.integers(0, len(data), (count, len(data)))].mean(axis=1)
     tail = (1 - CONFIDENCE) / 2
-    low, high = numpy.quantile(means, [tail, 1 - tail])
-    return Interval(float(data.mean()), float(low), float(high), len(data))
+    ends = numpy.quantile(means, [tail, 1 - tail])
+    return Interval(float(data.mean()), tuple(map(float, ends)), len(data))
 
 
 @dataclass
@@ -95,8 +89,7 @@ class RunNumbers:
             mean = self.interval("mean_logprob")
             if mean is None:
                 return None
-            low, high = map(perplexity, reversed(mean.ends)) if mean.ends else (None, None)
-            return Interval(perplexity(mean.mean), low, high, mean.count)
+            return Interval(perplexity(mean.mean), tuple(map(perplexity, reversed(mean.ends))), mean.count)
         values = [value for value in self.column(key) if value is not None]
         return bootstrap(values) if values else None
 

@@ -36,7 +36,7 @@ def test_rows_of_the_table_that_begin_alike_show_where_they_differ_at_every_widt
     for width in (44, 60, 80, 140):
         lines = [line.plain for line in table(lane(alike()), 4, width)]
         for place, (line, end) in enumerate(zip(lines[1:5], ENDINGS, strict=True)):
-            assert line.endswith(f" …{end.strip()}") or line.endswith(f"{OPENING}{end}"), (width, place, lines)
+            assert line.endswith(f"│ …{end.strip()}") or line.endswith(f"{OPENING}{end}"), (width, place, lines)
         assert all(len(line) <= width for line in lines)
 
 
@@ -136,7 +136,7 @@ def test_rows_that_differ_late_look_different_in_the_live_view_and_in_the_table_
         texts = [line.plain[31:] for line in drawn if line.plain[:4].strip().isdigit()]
         assert len(set(texts)) == 5, texts
         done = lane([began, prefilled, live, over, Finished("0", tuple(ended))])
-        shown = [line.plain.partition("length")[2] or line.plain for line in table(done, 5, width)][1:6]
+        shown = [line.plain.partition("│")[2] or line.plain for line in table(done, 5, width)][1:6]
         assert len(set(shown)) == 5, shown
         assert all(line.cell_len <= width for line in [*drawn, *table(done, 5, width)])
 

@@ -91,7 +91,7 @@ def test_a_comparison_is_redrawn_without_a_trace(widths: tuple[int, ...]) -> Non
     window, clock = Window(widths[0]), Clock()
     columns = [Column(name, (f"{name}/0/7",)) for name in ("a", "b")]
     with CompareView(window.console, console(80), live=True, clock=clock) as view:
-        view.begin(None, columns, "Under the old oak")
+        view.begin(Text("Under the old oak"), columns)
         events = [*lane("a/0/7", [STORY]), *lane("b/0/7", [STORY])]
         for number, event in enumerate(events):
             if number % 20 == 19:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from genctl import events
 from genctl.commands.compare.options import CompareOptions, check_prompt_caches, runs_of, settled
-from genctl.commands.compare.output import ComparedRuns, ComparisonOutput, SharedWork, heading
+from genctl.commands.compare.output import ComparisonOutput, SharedWork, heading
 from genctl.commands.compare.view import Column, CompareView
 from genctl.commands.engine_choice import SERVERS
 from genctl.commands.job import (
@@ -81,9 +81,9 @@ def compare(options: CompareOptions) -> int | None:
             texts = bool(options.arguments) or job.single_prompt or options.verbose
             job.live = options.on_screen and texts
             on_terminal = not options.to_file and options.format == "text" and out.is_terminal
-            compared = ComparedRuns(names, base, resolved, prompts, seeds, seed, texts)
             sink = None if on_terminal else job.sink(stack, options.output)
-            report = ComparisonOutput(job, compared, options, out, err, sink)
+            headed = len(prompts) > 1
+            report = ComparisonOutput(job, options, names, base, resolved, seed, texts, headed, out, err, sink)
             decoder = RunsDecoder(job, options, runs, resolved, prompts, seed)
             job.listeners += [*end_loading_line(), job.prompt_notes(decoder.source_of)]
             if job.live and job.single_prompt:
@@ -244,8 +244,7 @@ class RunsDecoder:
 
         def count_work(event: events.Event) -> None:
             if isinstance(event, (events.Prefilled, events.Finished)):
-                lane = self.lanes[event.lane]
-                self.work.feed(event, lane.prompt, guided=lane.guided)
+                self.work.feed(event, guided=self.lanes[event.lane].guided)
 
         width = lanes = max(len(requests), 1)
         if engine.about.remote:
@@ -269,7 +268,6 @@ class RunsDecoder:
 
     def _begin_columns(self, prompt: ComparedPrompt) -> None:
         """Begin the columns of a prompt that is decoded alone."""
-        several, view = len(self.prompts) > 1, self.job.view
-        text = prompt.row.shown if isinstance(prompt.row, InputRow) and not several else ""
+        view = self.job.view
         columns = [Column(run.name, tuple(prompt.lanes.get(place, ()))) for place, run in enumerate(self.runs)]
-        view.begin(heading(prompt.row, view.out.width) if several else None, columns, text)
+        view.begin(heading(prompt.row, view.out.width) if len(self.prompts) > 1 else None, columns)

@@ -134,17 +134,17 @@ def table(lane: LaneHistory, beams: int, width: int) -> list[Text]:
     columns["ended"] = [Text(row.reason + (f" “{first_cells(row.cause, 12)}”" if row.cause else "")) for row in rows]
     texts = [one.text or (path.text() if path else "") for _, one, path in shown]
     least = max(map(cell_len, disambiguate(texts, TEXT)))
-    left_out = widgets.drop_columns(columns, width - least, LEAST_FIRST, space=2)
+    left_out = widgets.drop_columns(columns, width - 2 - least, LEAST_FIRST, space=2)
     used = sum(2 + max(len(name), *(cell.cell_len for cell in cells)) for name, cells in columns.items())
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=theme.DIM)
     for name in columns:
         grid.add_column(name, justify="left" if name == "ended" else "right", no_wrap=True)
-    grid.add_column("text", no_wrap=True, overflow="ellipsis")
+    grid.add_column("│ text", no_wrap=True, overflow="ellipsis")
     before = ""
-    for place, (text, part) in enumerate(zip(texts, disambiguate(texts, max(width - used, 8)), strict=True)):
-        cell = Text(part)
+    for place, (text, part) in enumerate(zip(texts, disambiguate(texts, max(width - 2 - used, 8)), strict=True)):
+        cell = Text(f"│ {part}")
         if part == one_line(text):
-            cell.stylize(theme.DIM, 0, len(one_line(text[: word_boundary(text, before)])))
+            cell.stylize(theme.DIM, 2, 2 + len(one_line(text[: word_boundary(text, before)])))
         style = {RETURNED: theme.CHOSEN, PUSHED_OUT: theme.DIM}.get(shown[place].mark, theme.PLAIN)
         grid.add_row(*(cells[place] for cells in columns.values()), cell, style=style)
         before = text

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
 
-from genctl.commands.compare import report as shown
+from genctl.commands.compare import view as shown
 from genctl.commands.compare.view import Column, CompareView, picture
 from genctl.comparing.metrics import Divergence
 from genctl.events import Event, Failed, Stepped, Token
@@ -87,7 +87,7 @@ def test_what_stays_is_texts_with_marks_and_tables(width: int) -> None:
         shown.divergence_line("nucleus", point),
         shown.divergence_line("beam5@elsewhere", end, one_model=False),
     ):
-        lines += shown.hanging_indent(sentence, out, width)
+        lines += shown.wrapped(sentence, out, width)
     lines.append(Text(""))
     headings = [
         "run",
@@ -132,18 +132,6 @@ def test_the_picture_always_fits(width: int, height: int, texts: list[list[str]]
             assert len(lines) <= height
             assert all(cell_len(line.plain) <= width for line in lines)
             assert not any("\x1b" in line.plain or "\n" in line.plain for line in lines)
-
-
-def test_a_single_prompt_stands_above_its_texts_while_they_grow() -> None:
-    for height, there in ((20, True), (5, False)):
-        terminal, clock = Terminal(120, height), Clock()
-        with CompareView(terminal.console, console(), live=True, clock=clock) as view:
-            view.begin(None, COLUMNS, "Under the old oak")
-            for event in lane("greedy/0/7", [STORY[:8]]):
-                clock.now += 0.1
-                view.feed(event)
-            assert (terminal.visible()[0].strip() == "Under the old oak") is there, height
-            assert any("greedy" in line for line in terminal.visible())
 
 
 def test_it_is_redrawn_when_50_ms_have_passed_and_at_every_end() -> None:
