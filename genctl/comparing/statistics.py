@@ -60,7 +60,7 @@ class RunNumbers:
     prompts: list[Values | None] = field(default_factory=list)  # None where it failed
     reasons: Counter[str] = field(default_factory=Counter)  # why sequences ended
     tokens: int = 0
-    seconds: float = 0.0
+    seconds: float = 0.0  # in which its lanes were decoded
     corpus: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)  # texts with their references
 
     def add(self, texts: Sequence[Values]) -> None:
@@ -74,10 +74,6 @@ class RunNumbers:
         self.tokens += sum(text.sequence.hypothesis.length for text in texts)
         self.seconds += seconds
         self.corpus += [(text.sequence.text, references) for text in texts if references]
-
-    def speed(self) -> float | None:
-        """Tokens per second while the run's lanes were decoded; None without a time."""
-        return self.tokens / self.seconds if self.seconds > 0 else None
 
     def column(self, key: str) -> list[float | None]:
         """One number, prompt by prompt."""
@@ -147,17 +143,16 @@ def tables(runs: Mapping[str, RunNumbers], baseline: str | None, *, several: boo
         cells = [_interval(run.interval(key), key) for key in keys]
         alone = run.reasons.total() == 1
         ended = ", ".join(reason if alone else f"{count} {reason}" for reason, count in run.reasons.items())
-        rows.append([name, *cells, number(run.speed(), 0), ended or "–"])
+        speed = run.tokens / run.seconds if run.seconds > 0 else None
+        rows.append([name, *cells, number(speed, 0), ended or "–"])
     yield Table("", ["run", *heads, SPEED, "ended by"], rows)
     if baseline is not None and len(runs) > 1:
         rows = []
         for name, run in runs.items():
             if name == baseline:
                 continue
-            found = [run.differences(runs[baseline], key) for key in keys]
-            differences = [bootstrap(values) if values else None for values in found]
-            cells = [_interval(one, key, sign=True) for key, one in zip(keys, differences, strict=True)]
-            rows.append([name, *cells])
+            found = [(key, run.differences(runs[baseline], key)) for key in keys]
+            rows.append([name, *(_interval(bootstrap(each) if each else None, key, sign=True) for key, each in found)])
         yield Table(f"minus {baseline}", ["run", *heads], rows)
     if several and any(run.corpus for run in runs.values()):
         wanted = ("chrf", "bleu", "ter")

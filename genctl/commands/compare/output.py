@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from genctl import events
 from genctl.commands.compare import view
 from genctl.commands.compare.options import CompareOptions
 from genctl.commands.job import Job
@@ -20,7 +19,7 @@ from genctl.errors import count
 from genctl.io import writers
 from genctl.io.rows import BadRow, InputRow
 from genctl.terminal import widgets
-from genctl.terminal.summary import DOT, put, stop_words
+from genctl.terminal.summary import DOT, put
 from genctl.terminal.summary import lines as lines_of_items
 
 if TYPE_CHECKING:
@@ -39,15 +38,6 @@ class SharedWork:
     prefills: int = 0
     lanes: int = 0
     decode_s: float = 0.0
-
-    def feed(self, event: events.Prefilled | events.Finished, *, guided: bool) -> None:
-        """Take an event of a lane; `guided`: at each step the lane reads a negative prompt, too."""
-        if isinstance(event, events.Finished):
-            self.alone += event.forwards * (1 + guided)
-            return
-        self.lanes += 1
-        self.prefills += not event.shared
-        self.alone += (1 + guided) * event.shared
 
 
 ByRun = dict[str, list[Measured]]
@@ -119,21 +109,22 @@ class ComparisonOutput:
         self, prompt: ComparedPrompt, row: InputRow, by_run: ByRun, tally: Mapping[str, RunNumbers]
     ) -> Iterator[list[Text]]:
         """What is written of a prompt, part by part: its texts, where they diverge, watched tokens, numbers."""
+        room = self.width or view.UNBROKEN
         models = dict(zip(self.names, (one.runtime.model for one in self.resolved), strict=True))
-        blocks, sentences = [], []
+        blocks, leaves = [], []
         for place, name in enumerate(self.names):
-            failures = prompt.failures(place)
-            passages = [_passage(one, self._label(one)) for one in by_run[name]]
-            blocks.append(view.Block(name, tuple(passages), failures[0].message if failures else ""))
+            failure = next((one.message for one in prompt.failures(place)), "")
+            blocks.append(view.Block(name, [(one, self._label(one)) for one in by_run[name]], failure))
             point = next((one.divergence for one in by_run[name] if one.divergence is not None), None)
             if point is not None:
-                sentences.append(view.divergence_line(name, point, one_model=models[name] == models[self.base]))
+                line = view.divergence_line(name, point, one_model=models[name] == models[self.base])
+                leaves += view.wrapped(line, self.out, room)
         title = [heading(row, self.width or 80)] if self.headed else []
         if not title and self.sink is None and row.shown:
-            yield view.prompt_lines(row.shown, self.out, self.width or 80)
+            yield view.wrapped(Text(widgets.visible(row.shown), style="dim"), self.out, room)
         yield [*title, *view.blocks_lines(blocks, self.out, self.width)]
-        if sentences:
-            yield [piece for line in sentences for piece in view.wrapped(line, self.out, self.width or view.UNBROKEN)]
+        if leaves:
+            yield leaves
         for table in (*self._watched(by_run), *tables(tally, self.options.baseline, several=False)):
             yield self._table(table)
 
@@ -240,10 +231,3 @@ def heading(row: InputRow | BadRow, width: int) -> Text:
     """The heading above the texts of one prompt of several."""
     text = row.shown if isinstance(row, InputRow) else ""
     return widgets.header(width, f"prompt {row.name}", widgets.first_words(text, max(width - 24, 16)))
-
-
-def _passage(one: Measured, label: str) -> view.Passage:
-    state = stop_words(one.sequence.finish_reason, one.sequence.hypothesis.cause)
-    last = one.number + 1 == len(one.result.sequences)
-    others = tuple((other.score, other.shown) for other in one.result.others) if last else ()
-    return view.Passage(one.sequence.shown, state, label, one.divergence, one.sequence.score, others)

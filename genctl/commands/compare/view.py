@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from genctl.comparing.metrics import Divergence
+from genctl.comparing.outputs import Measured
 from genctl.events import Began, Event, Failed, Finished, Prefilled, Stepped
 from genctl.terminal import divergences, theme, widgets
 from genctl.terminal.live_layout import Look, sections_of, text_lines
@@ -19,13 +20,12 @@ from genctl.terminal.live_region import ErasedView, LiveRegion
 from genctl.terminal.progress_bars import LoadingBar, RowsBar
 from genctl.terminal.run_history import RunHistory
 from genctl.terminal.score_formula import number
-from genctl.terminal.summary import DOT
+from genctl.terminal.summary import DOT, stop_words
 
 SIDE_BY_SIDE = 100  # columns of a terminal from which texts stand side by side
 NARROWEST = 24  # cells of a column
 GAP = "   "
 OTHERS = 3  # samples that were not chosen, shown at most
-PROMPT = 6  # lines of a prompt that are shown at most
 PLAIN_WIDTH = 80  # of a heading where there is no terminal
 UNBROKEN = 10**7  # cells of a line there
 MARK = "▸"  # stands before the token with which a text leaves the one that it is compared to
@@ -72,22 +72,11 @@ def arrange(parts: Sequence[Part], width: int, cells: int) -> list[Text]:
 # -- texts that are done -----------------------------------------------------------------------------------------------
 
 
-class Passage(NamedTuple):
-    """One text of a run."""
-
-    text: str
-    state: str  # why it ended
-    label: str = ""  # which of several
-    divergence: Divergence | None = None  # from its reference
-    chosen: float | None = None  # the score for which best_of or mbr_samples chose it, before `others`
-    others: tuple[tuple[float, str], ...] = ()  # score and text of those not chosen, best first
-
-
 class Block(NamedTuple):
-    """A run and its texts for one prompt, or why there is none."""
+    """A run and its texts for one prompt, each with which of several it is, or why there is none."""
 
     run: str
-    passages: tuple[Passage, ...]
+    texts: list[tuple[Measured, str]]
     failure: str = ""
 
 
@@ -98,26 +87,29 @@ def blocks_lines(blocks: Sequence[Block], console: Console, width: int | None) -
     """
     cells = 0 if width is None else side_by_side(width, len(blocks))
     room, parts = cells or width or UNBROKEN, []
-    for run, passages, failure in blocks:
+    for run, texts, failure in blocks:
         failed = Text(widgets.visible(f"failed: {failure}"), style=theme.ERROR)
         lines, before = wrapped(failed, console, room) if failure else [], ""
-        for passage in passages:
-            words = DOT.join(filter(None, (passage.label, passage.state)))
-            if len(passages) > 1 and words:
+        state = "failed" if failure and not cells else ""
+        for one, label in texts:
+            ended = stop_words(one.sequence.finish_reason, one.sequence.hypothesis.cause)
+            if len(texts) > 1:
+                words = DOT.join(filter(None, (label, ended)))
                 lines.append(Text(widgets.first_words(words, room), style=theme.DIM, no_wrap=True))
-            lines += wrapped(passage_text(passage, before), console, room) + others_lines(passage, room)
-            before = passage.text
-        state = passages[0].state if len(passages) == 1 and not failure else ""
-        parts.append(Part(run, "failed" if failure and not cells else state, lines))
+            elif not failure:
+                state = ended
+            lines += wrapped(marked_text(one, before), console, room) + others_lines(one, room)
+            before = one.sequence.shown
+        parts.append(Part(run, state, lines))
     return arrange(parts, width or PLAIN_WIDTH, cells)
 
 
-def passage_text(passage: Passage, before: str = "") -> Text:
+def marked_text(one: Measured, before: str) -> Text:
     """The text with a mark where it diverges; the token after the mark is coloured by its probability.
 
     What it shares with the text `before` it, of the same run, is dimmed.
     """
-    text, point = passage.text, passage.divergence
+    text, point = one.sequence.shown, one.divergence
     shared = divergences.word_boundary(text, before) if before else 0
     at = len(text) if point is None else min(point.character, len(text))
     line = Text(widgets.visible(text[:at]))
@@ -132,25 +124,21 @@ def passage_text(passage: Passage, before: str = "") -> Text:
     return line
 
 
-def others_lines(passage: Passage, width: int) -> list[Text]:
-    """The best samples that were not chosen, a line each: the score, and the text from where it leaves the chosen."""
-    if not passage.others or passage.chosen is None:
+def others_lines(one: Measured, width: int) -> list[Text]:
+    """The best samples that best_of or mbr_samples did not choose, below the last text of a result: the score of each,
+    and its text from where it leaves the chosen.
+    """
+    others = one.result.others
+    if not others or one.number + 1 < len(one.result.sequences):
         return []
-    texts = [passage.text, *(text for _, text in passage.others[:OTHERS])]
+    texts = [one.sequence.shown, *(other.shown for other in others[:OTHERS])]
     found = divergences.divergences(texts, [()] * len(texts))
-    left = len(passage.others) - OTHERS
-    more = f", {left} more are lower" if left > 0 else ""
-    lines = [Text(f"score {number(passage.chosen)}; not chosen{more}:", style=theme.DIM)]
+    more = f", {len(others) - OTHERS} more are lower" if len(others) > OTHERS else ""
+    lines = [Text(f"score {number(one.sequence.score)}; not chosen{more}:", style=theme.DIM)]
     parts = divergences.parts(texts, found, max(width - 12, 8))
-    for (score, _), part in zip(passage.others, parts[1:], strict=False):
-        lines.append(Text(f"  {number(score):>9} ", style=theme.DIM).append_text(part))
+    for other, part in zip(others, parts[1:], strict=False):
+        lines.append(Text(f"  {number(other.score):>9} ", style=theme.DIM).append_text(part))
     return [widgets.fit(line, width) for line in lines]
-
-
-def prompt_lines(prompt: str, console: Console, width: int) -> list[Text]:
-    """The prompt that all texts continue, dimmed; of a long one the first and the last lines."""
-    lines = wrapped(Text(widgets.visible(prompt), style=theme.PROMPT), console, width)
-    return lines if len(lines) <= PROMPT else [*lines[:2], Text("⋮", style=theme.DIM), *lines[3 - PROMPT :]]
 
 
 def wrapped(text: Text, console: Console, width: int) -> list[Text]:
