@@ -15,10 +15,7 @@ from genctl.events.results import Sequence as Written
 from genctl.io.records import error_record, finite, result_record
 from genctl.io.rows import BadRow, InputRow
 
-# -- comparisons as TSV, and numbers in the cells of tables ------------------------------------------------------------
-
-
-COLUMNS = (
+COLUMNS = (  # of a comparison as TSV
     "run", "id", "sequence", "seed", "finish_reason", "logprob", "score", "tokens", "mean_logprob", "perplexity",
     "entropy", "distinct_1", "distinct_2", "longest_repeat", "self_bleu", "exact_match", "chrf", "bleu", "ter",
     "text", "prompt", "error"

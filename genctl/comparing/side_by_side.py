@@ -11,6 +11,7 @@ from genctl.comparing.metrics import divergence, measure
 from genctl.comparing.statistics import COLUMNS, RunNumbers
 from genctl.events import Began, Event, Token
 from genctl.events.results import Collector, Result
+from genctl.io.records import finite
 
 
 class SideBySide:
@@ -81,8 +82,7 @@ def _partings(results: Mapping[str, Sequence[Result]], base: str) -> dict[str, d
         if run == base:
             continue
         home = next((one for one in results[base] if one.seed == ours.seed), results[base][0])
-        same_tokens = home.model == ours.model
-        point = divergence(ours.sequences[0], home.sequences[0], base, same_tokens=same_tokens)
+        point = divergence(ours.sequences[0], home.sequences[0], base, same_tokens=home.model == ours.model)
         if point is None:
             points[run] = {"equal": True}
         else:
@@ -91,9 +91,7 @@ def _partings(results: Mapping[str, Sequence[Result]], base: str) -> dict[str, d
 
 
 def _entry(token: Token | None) -> list[Any] | None:
-    if token is None:
-        return None
-    return [token.id, token.text, token.logprob if math.isfinite(token.logprob) else None]
+    return None if token is None else [token.id, token.text, finite(token.logprob)]
 
 
 def _metrics(numbers: Mapping[str, RunNumbers]) -> list[dict[str, Any]]:

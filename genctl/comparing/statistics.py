@@ -23,11 +23,17 @@ _AT_ONCE = 4_000_000  # numbers drawn at a time
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean, and both ends of its confidence interval (`CONFIDENCE`), which fewer than `LEAST` values do not have."""
+    """A mean and its confidence interval (`CONFIDENCE`), which fewer than `LEAST` values do not have."""
 
     mean: float
-    ends: tuple[float, ...]
+    low: float | None
+    high: float | None
     count: int
+
+    @property
+    def ends(self) -> tuple[float, ...]:
+        """Both ends, if there is an interval."""
+        return () if self.low is None or self.high is None else (self.low, self.high)
 
 
 def bootstrap(values: Sequence[float], *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
@@ -41,7 +47,7 @@ def bootstrap(values: Sequence[float], *, seed: int = 0, resamples: int = RESAMP
 
     data = numpy.asarray(values, dtype=numpy.float64)
     if len(data) < LEAST:
-        return Interval(float(data.mean()), (), len(data))
+        return Interval(float(data.mean()), None, None, len(data))
     random = numpy.random.default_rng(seed)
     means = numpy.empty(resamples)
     block = max(_AT_ONCE // len(data), 1)
@@ -49,8 +55,8 @@ def bootstrap(values: Sequence[float], *, seed: int = 0, resamples: int = RESAMP
         count = min(block, resamples - start)
         means[start : start + count] = data[random.integers(0, len(data), (count, len(data)))].mean(axis=1)
     tail = (1 - CONFIDENCE) / 2
-    ends = numpy.quantile(means, [tail, 1 - tail])
-    return Interval(float(data.mean()), tuple(map(float, ends)), len(data))
+    low, high = numpy.quantile(means, [tail, 1 - tail])
+    return Interval(float(data.mean()), float(low), float(high), len(data))
 
 
 @dataclass
@@ -85,7 +91,8 @@ class RunNumbers:
             mean = self.interval("mean_logprob")
             if mean is None:
                 return None
-            return Interval(perplexity(mean.mean), tuple(map(perplexity, reversed(mean.ends))), mean.count)
+            low, high = map(perplexity, reversed(mean.ends)) if mean.ends else (None, None)
+            return Interval(perplexity(mean.mean), low, high, mean.count)
         values = [value for value in self.column(key) if value is not None]
         return bootstrap(values) if values else None
 
@@ -159,8 +166,7 @@ def tables(runs: Mapping[str, RunNumbers], baseline: str | None, *, several: boo
         rows = []
         for name, run in runs.items():
             if run.corpus:
-                texts, references = zip(*run.corpus, strict=True)
-                scores = metrics.corpus(texts, references)
+                scores = metrics.corpus(*zip(*run.corpus, strict=True))
                 rows.append([name, *(number(scores[key], 1) for key in wanted)])
         heads = ["run", *(COLUMNS[key][0] for key in wanted)]
         yield Table("against the references, all texts as one corpus", heads, rows)
@@ -169,8 +175,7 @@ def tables(runs: Mapping[str, RunNumbers], baseline: str | None, *, several: boo
         for name, run in runs.items():
             others = ["·" if run is other else "/".join(map(str, run.wins(other))) for other in runs.values()]
             rows.append([name, *others])
-        title = "prompts won/tied/lost by mean log-probability, line against column"
-        yield Table(title, ["run", *runs], rows)
+        yield Table("prompts won/tied/lost by mean log-probability, line against column", ["run", *runs], rows)
 
 
 def _interval(interval: Interval | None, key: str, *, sign: bool = False) -> str:

@@ -82,8 +82,7 @@ def compare(options: CompareOptions) -> int | None:
             job.live = options.on_screen and texts
             on_terminal = not options.to_file and options.format == "text" and out.is_terminal
             sink = None if on_terminal else job.sink(stack, options.output)
-            headed = len(prompts) > 1
-            report = ComparisonOutput(job, options, names, base, resolved, seed, texts, headed, out, err, sink)
+            report = ComparisonOutput(job, options, names, base, resolved, seed, texts, out, err, sink)
             decoder = RunsDecoder(job, options, runs, resolved, prompts, seeds, seed)
             job.listeners += [*end_loading_line(), job.prompt_notes(decoder.source_of)]
             if job.live and job.single_prompt:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,21 +26,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-# -- what decoding the runs of a comparison together saves -------------------------------------------------------------
-
-
 @dataclass
 class SharedWork:
-    """Prefills and forward passes: what was spent, and what the lanes would take one by one."""
+    """What runs that are decoded together save: prefills and passes, and what the lanes would take one by one."""
 
     forwards: int = 0  # that were run
     alone: int = 0  # that the texts would take one by one
     prefills: int = 0
     lanes: int = 0
     decode_s: float = 0.0
-
-
-ByRun = dict[str, list[Measured]]
 
 
 @dataclass
@@ -54,7 +48,6 @@ class ComparisonOutput:
     resolved: Sequence[Resolved]  # the settings of each run, with those of its checkpoint once that is loaded
     seed: int
     texts: bool  # the texts of each prompt are written, besides the tables
-    headed: bool  # with a heading above those of each prompt
     out: Console
     err: Console
     sink: Any
@@ -81,18 +74,6 @@ class ComparisonOutput:
             for place, name in enumerate(self.names):
                 seconds = sum(result.decode_s for result in prompt.results(place))
                 tally[name].take(by_run[name], seconds, prompt.references)
-        failed = self._failures(prompt)
-        if self.writer is not None:
-            load_s = self.job.load_s if self.options.timing else None
-            more: dict[str, Any] = {"baseline": self.options.baseline, "tokens": bool(self.options.watch)}
-            for record in records(prompt, self.names, by_run, load_s=load_s, **more):
-                self.writer.write(record)
-        elif self.texts and isinstance(row := prompt.row, InputRow):
-            self._put(self._parts(prompt, row, by_run, alone))
-        return failed
-
-    def _failures(self, prompt: ComparedPrompt) -> int:
-        """Say which runs failed, where no record does. Returns how many."""
         row = prompt.row
         failures = [
             (self.job.row_label(row, f"run {name}"), one.message, one.hint)
@@ -101,12 +82,19 @@ class ComparisonOutput:
         ]
         if isinstance(row, BadRow):
             failures = [(self.job.row_label(row), row.message, "")]
-        for subject, message, hint in failures if self.writer is None else ():
+        for subject, message, hint in failures if self.writer is None else ():  # else a record has it
             self.job.messages.error(message, subject, hint)
+        if self.writer is not None:
+            load_s = self.job.load_s if self.options.timing else None
+            more: dict[str, Any] = {"baseline": self.options.baseline, "tokens": bool(self.options.watch)}
+            for record in records(prompt, self.names, by_run, load_s=load_s, **more):
+                self.writer.write(record)
+        elif self.texts and isinstance(row, InputRow):
+            self._put(self._parts(prompt, row, by_run, alone))
         return len(failures)
 
     def _parts(
-        self, prompt: ComparedPrompt, row: InputRow, by_run: ByRun, tally: Mapping[str, RunNumbers]
+        self, prompt: ComparedPrompt, row: InputRow, by_run: dict[str, list[Measured]], tally: dict[str, RunNumbers]
     ) -> Iterator[list[Text]]:
         """What is written of a prompt, part by part: its texts, where they diverge, watched tokens, numbers."""
         room = self.width or view.UNBROKEN
@@ -119,7 +107,7 @@ class ComparisonOutput:
             if point is not None:
                 line = view.divergence_line(name, point, one_model=models[name] == models[self.base])
                 leaves += view.wrapped(line, self.out, room)
-        title = [heading(row, self.width or 80)] if self.headed else []
+        title = [] if self.job.single_prompt else [heading(row, self.width or 80)]
         if not title and self.sink is None and row.shown:
             yield view.wrapped(Text(widgets.visible(row.shown), style="dim"), self.out, room)
         yield [*title, *view.blocks_lines(blocks, self.out, self.width)]
@@ -128,7 +116,7 @@ class ComparisonOutput:
         for table in (*self._watched(by_run), *tables(tally, self.options.baseline, several=False)):
             yield self._table(table)
 
-    def _watched(self, by_run: ByRun) -> Iterator[Table]:
+    def _watched(self, by_run: dict[str, list[Measured]]) -> Iterator[Table]:
         """The watched tokens of each text, step by step."""
         for name in self.names if self.options.watch else ():
             for one in by_run[name]:
@@ -159,9 +147,7 @@ class ComparisonOutput:
         """Write tables over all prompts, say what sharing saved, and close the output."""
         done = len(self.tally[self.names[0]].prompts)
         if self.writer is None and (done > 1 or (done and not self.texts)):
-            title = f"over {count(done, 'prompt')}"
-            if done > 1:
-                title += f" ({LEGEND})"
+            title = f"over {count(done, 'prompt')}" + (f" ({LEGEND})" if done > 1 else "")
             parts = [self._table(one) for one in tables(self.tally, self.options.baseline, several=done > 1)]
             parts[0].insert(0, widgets.header(self.width or 80, title))
             self._put(parts)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from genctl.comparing.metrics import Divergence
 from genctl.comparing.outputs import Measured
-from genctl.events import Began, Event, Failed, Finished, Prefilled, Stepped
+from genctl.events import Event, Failed, Finished, Stepped
 from genctl.terminal import divergences, theme, widgets
 from genctl.terminal.live_layout import Look, sections_of, text_lines
 from genctl.terminal.live_region import ErasedView, LiveRegion
@@ -42,10 +42,8 @@ class Part(NamedTuple):
 
 def side_by_side(width: int, count: int) -> int:
     """The cells of each of `count` columns on a page of `width`; 0 where the texts stand in a stack instead."""
-    if width < SIDE_BY_SIDE or not count:
-        return 0
-    cells = (width - len(GAP) * (count - 1)) // count
-    return cells if cells >= NARROWEST else 0
+    cells = (width - len(GAP) * (count - 1)) // max(count, 1)
+    return cells if width >= SIDE_BY_SIDE and count and cells >= NARROWEST else 0
 
 
 def arrange(parts: Sequence[Part], width: int, cells: int) -> list[Text]:
@@ -229,9 +227,8 @@ class CompareView(ErasedView):
         if not self._live:
             return
         self._history.feed(event)
-        if isinstance(event, (Began, Prefilled)):
-            return
-        if self._region.is_due(self._clock()) or not isinstance(event, Stepped):
+        due = isinstance(event, Stepped) and self._region.is_due(self._clock())
+        if due or isinstance(event, (Finished, Failed)):
             height = max(self.out.height - 1, 1)
             above = [] if self._heading is None or height < 2 else [self._heading]
             drawn = picture(self._history, self._columns, self.out, self.out.width, height - len(above))

@@ -125,6 +125,7 @@ def test_fewer_than_ten_values_have_no_interval(count: int) -> None:
     found = bootstrap([float(value) for value in range(count)])
     assert (found.mean, found.count) == ((count - 1) / 2, count)
     assert len(found.ends) == (0 if count < 10 else 2)
+    assert [one is None for one in (found.low, found.high)] == [count < 10] * 2
 
 
 def test_the_interval_holds_the_mean_about_as_often_as_it_says() -> None:
