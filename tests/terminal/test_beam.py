@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from genctl.events.history import LaneHistory
 from genctl.terminal.run_history import RunHistory
 from genctl.terminal.score_formula import formula, meaning, penalty_of
 from genctl.terminal.text_width import last_cells, wrap
-from tests.terminal.beams import STEPS, random_searches, search
+from tests.terminal.beams import random_searches, search
 from tests.terminal.streams import Clock, Terminal, check_screen, console, lane, woven, written
 
 
@@ -140,21 +139,6 @@ def test_constraint_progress_stands_beside_its_row() -> None:
         clock.now += 0.1
         view.feed(event)
     assert sum("[1/2]" in line for line in terminal.visible()) == 3
-    view.close()
-
-
-def test_repainting_waits_for_its_frame() -> None:
-    terminal, clock = Terminal(), Clock()
-    view = RunView(terminal.console, console(), clock=clock, beams=True)
-    paints = []
-    for event in list(search([STEPS[0]] + [([(0, "x", -0.1), (1, "y", -0.1)], [])] * 60)):
-        clock.now += 0.01
-        before = written(terminal.console)
-        view.feed(event)
-        if isinstance(event, Stepped) and written(terminal.console) != before:
-            paints.append(clock.now)
-    assert len(paints) > 5
-    assert min(later - earlier for earlier, later in pairwise(paints)) >= 0.05 - 1e-9
     view.close()
 
 

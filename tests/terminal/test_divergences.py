@@ -76,15 +76,6 @@ def test_what_is_left_out_is_shared_with_another_text(texts: list[str]) -> None:
         assert any(other.startswith(text[: each.character]) for other in others)
 
 
-def test_full_texts_dim_what_they_share_with_the_one_before() -> None:
-    out = console(200, colour=True)
-    with RunView(out, console(), labels=True, clock=Clock(), beams=True) as view:
-        for event in alike():
-            view.feed(event)
-    assert f"\x1b[2m{OPENING} \x1b[0mlistened" in written(out)
-    assert f"{OPENING} looked" in written(out)  # the first is not dimmed
-
-
 def test_several_samples_dim_what_they_share_too() -> None:
     texts = ("One morning it rained", "One morning it snowed")
     done = tuple(Hypothesis((1, 2), -1.0, -1.0, "eos", slot=n, text=text) for n, text in enumerate(texts))
