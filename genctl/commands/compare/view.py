@@ -32,7 +32,7 @@ MARK = "▸"  # stands before the token with which a text leaves the one that it
 _LOOK = Look()
 
 
-class Part(NamedTuple):
+class RunLines(NamedTuple):
     """The lines of one run, and its state, which has a place of its own."""
 
     title: str
@@ -46,7 +46,7 @@ def side_by_side(width: int, count: int) -> int:
     return cells if width >= SIDE_BY_SIDE and count and cells >= NARROWEST else 0
 
 
-def arrange(parts: Sequence[Part], width: int, cells: int) -> list[Text]:
+def arrange(parts: Sequence[RunLines], width: int, cells: int) -> list[Text]:
     """The parts in columns of so many cells, each with its state at the end; in a stack, if that is 0."""
     if not cells:
         return [line for title, state, body in parts for line in (widgets.header(width, title, state), *body)]
@@ -98,7 +98,7 @@ def blocks_lines(blocks: Sequence[Block], console: Console, width: int | None) -
                 state = ended
             lines += wrapped(marked_text(one, before), console, room) + others_lines(one, room)
             before = one.sequence.shown
-        parts.append(Part(run, state, lines))
+        parts.append(RunLines(run, state, lines))
     return arrange(parts, width or PLAIN_WIDTH, cells)
 
 
@@ -249,7 +249,7 @@ class CompareView(ErasedView):
 def picture(history: RunHistory, columns: Sequence[Column], console: Console, width: int, height: int) -> list[Text]:
     """The columns in at most `height` lines: side by side, or stacked if that is too narrow."""
     cells = side_by_side(width, len(columns))
-    parts: list[Part] = []
+    parts: list[RunLines] = []
     room = height
     for place, column in enumerate(columns):
         share = height - 2 if cells else room // (len(columns) - place) - 1  # below the title, and above the state
@@ -261,7 +261,7 @@ def picture(history: RunHistory, columns: Sequence[Column], console: Console, wi
     return [widgets.fit(line, width) for line in lines[: max(height, 0)]]
 
 
-def _growing(history: RunHistory, column: Column, console: Console, width: int, height: int) -> Part:
+def _growing(history: RunHistory, column: Column, console: Console, width: int, height: int) -> RunLines:
     """The ends of all texts of a column, in equal shares of its height, each of several with its state above it."""
     lanes = [history.lanes[name] for name in column.lanes if name in history.lanes]
     sections = [section for lane in lanes for section in sections_of(lane, _LOOK)]
@@ -278,4 +278,4 @@ def _growing(history: RunHistory, column: Column, console: Console, width: int, 
             lines += above + text_lines(section, _LOOK, console, share - len(above), width)
         else:
             lines += [*above, Text(widgets.first_words(failed.message, width), style=theme.ERROR)]
-    return Part(column.title, state if len(sections) == 1 else "", lines[:height])
+    return RunLines(column.title, state if len(sections) == 1 else "", lines[:height])
