@@ -13,6 +13,7 @@ import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 from genctl import events
@@ -75,30 +76,15 @@ def distinct(items: Sequence[str], n: int) -> float | None:
 def longest_repeat(items: Sequence[Hashable]) -> int:
     """The length of the longest n-gram that occurs twice, overlaps allowed; 0 if there is none.
 
-    Ranks of n-grams of length 1, 2, 4, … are computed from those of half the length (Karp, Miller, Rosenberg 1972), and
-    any length in between from two that overlap: n log n, and exact.
+    Each item is a character, so that `str.find` looks for an n-gram one longer than the longest so far.
     """
-    rank, different = _ranks(items)
-    if different == len(items):
-        return 0
-    length = 1
-    while True:
-        doubled, different = _ranks([*zip(rank, rank[length:], strict=False)])
-        if different == len(doubled):
-            break
-        rank, length = doubled, 2 * length
-    low, high = length, 2 * length - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        pairs = [*zip(rank, rank[middle - length :], strict=False)]
-        low, high = (middle, high) if len(set(pairs)) < len(pairs) else (low, middle - 1)
-    return low
-
-
-def _ranks(items: Sequence[Hashable]) -> tuple[list[int], int]:
-    """A number for each item, equal for equal items, and how many numbers there are."""
     numbers: dict[Hashable, int] = {}
-    return [numbers.setdefault(item, len(numbers)) for item in items], len(numbers)
+    text = "".join([chr(numbers.setdefault(item, len(numbers))) for item in items])
+    longest = 0
+    for start in range(len(text)):
+        while text.find(text[start : start + longest + 1], start + 1) >= 0:
+            longest += 1
+    return longest
 
 
 def mean_of(values: Sequence[Mapping[str, float | None]]) -> Values:
@@ -136,31 +122,23 @@ def divergence(ours: Written, theirs: Written, against: str, *, same_tokens: boo
     With `same_tokens` ids are compared. Texts of different checkpoints are compared by their characters, and the point
     is moved back to the beginning of the token that holds the first difference.
     """
-    if same_tokens:
-        if ours.hypothesis.tokens == theirs.hypothesis.tokens:
-            return None
-        at = shared_length(ours.hypothesis.tokens, theirs.hypothesis.tokens)
-        character = sum(len(token.text) for token in ours.tokens[:at])
-        return Divergence(against, at, character, _at(ours, at), _at(theirs, at))
-    if ours.hypothesis.text == theirs.hypothesis.text:
+    one, other = ours.hypothesis, theirs.hypothesis
+    if one.tokens == other.tokens if same_tokens else one.text == other.text:
         return None
-    common = shared_length(ours.hypothesis.text, theirs.hypothesis.text)
-    at, character = _holding(ours, common)
-    return Divergence(against, at, character, _at(ours, at), _at(theirs, _holding(theirs, common)[0]))
+    if same_tokens:
+        here = there = shared_length(one.tokens, other.tokens)
+    else:
+        common = shared_length(one.text, other.text)
+        here, there = _holding(ours, common), _holding(theirs, common)
+    character = sum(len(token.text) for token in ours.tokens[:here])
+    first, second = next(iter(ours.tokens[here:]), None), next(iter(theirs.tokens[there:]), None)
+    return Divergence(against, here, character, first, second)
 
 
-def _at(written: Written, place: int) -> events.Token | None:
-    return written.tokens[place] if place < len(written.tokens) else None
-
-
-def _holding(written: Written, character: int) -> tuple[int, int]:
-    """The token that contains a character, and the token's first character."""
-    begin = 0
-    for place, token in enumerate(written.tokens):
-        if begin + len(token.text) > character:
-            return place, begin
-        begin += len(token.text)
-    return len(written.tokens), begin
+def _holding(written: Written, character: int) -> int:
+    """The place of the token that contains a character."""
+    ends = accumulate(len(token.text) for token in written.tokens)
+    return next((place for place, end in enumerate(ends) if end > character), len(written.tokens))
 
 
 def divergence_entry(point: Divergence) -> dict[str, object]:

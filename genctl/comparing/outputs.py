@@ -15,10 +15,7 @@ from genctl.events.results import Sequence as Written
 from genctl.io.records import error_record, finite, result_record
 from genctl.io.rows import BadRow, InputRow
 
-# -- comparisons as TSV, and numbers in the cells of tables ------------------------------------------------------------
-
-
-COLUMNS = (
+COLUMNS = (  # of a comparison as TSV
     "run", "id", "sequence", "seed", "finish_reason", "logprob", "score", "tokens", "mean_logprob", "perplexity",
     "entropy", "distinct_1", "distinct_2", "longest_repeat", "self_bleu", "exact_match", "chrf", "bleu", "ter",
     "text", "prompt", "error"
@@ -63,7 +60,6 @@ class ComparedPrompt:
     references: tuple[str, ...]
     cells: list[list[Cell]]
     lanes: dict[int, list[str]] = field(default_factory=dict)  # of each run
-    prefill_s: float = 0.0  # that reading it took
 
     @property
     def begun(self) -> bool:
@@ -82,10 +78,6 @@ class ComparedPrompt:
     def failures(self, run: int) -> list[Failure]:
         """The errors of a run, each once."""
         return list(dict.fromkeys(cell for cell in self.cells[run] if isinstance(cell, Failure)))
-
-    def sequences(self, run: int) -> list[Written]:
-        """All texts of a run."""
-        return [sequence for result in self.results(run) for sequence in result.sequences]
 
 
 def prompts_of(rows: Sequence[InputRow | BadRow], path: str | None, runs: int, seeds: int) -> list[ComparedPrompt]:
@@ -126,7 +118,8 @@ def measured(
     sequences_of: dict[str, list[Measured]] = {}
     home = list(runs).index(base)
     for place, run in enumerate(runs):
-        selves = iter(metrics.self_bleu([sequence.text for sequence in prompt.sequences(place)]))
+        texts = [sequence.text for result in prompt.results(place) for sequence in result.sequences]
+        selves = iter(metrics.self_bleu(texts))
         sequences_of[run] = []
         for repetition, cell in enumerate(prompt.cells[place]):
             if not isinstance(cell, Result):
@@ -139,24 +132,13 @@ def measured(
                 if timing:
                     tokens = sum(sequence.hypothesis.length for sequence in cell.sequences)
                     values["tokens_per_s"] = tokens / cell.decode_s if cell.decode_s > 0 else None
-                point = None if place == home else _from_base(prompt, home, repetition, cell, sequence, base)
+                # from the base run's first text with the same seed
+                other, point = prompt.cells[home][repetition], None
+                if place != home and isinstance(other, Result) and other.sequences:
+                    same_tokens = cell.model == other.model and not (cell.backend or other.backend)
+                    point = divergence(sequence, other.sequences[0], base, same_tokens=same_tokens)
                 sequences_of[run].append(Measured(cell, number, sequence, values, point))
     return sequences_of
-
-
-def _from_base(
-    prompt: ComparedPrompt, home: int, repetition: int, result: Result, sequence: Written, base: str
-) -> Divergence | None:
-    """Where a text diverges from the base run's first text with the same seed, or else from its first text."""
-    other = prompt.cells[home][repetition]
-    if not isinstance(other, Result) or not other.sequences:
-        return None
-    return divergence(
-        sequence,
-        other.sequences[0],
-        base,
-        same_tokens=result.model == other.model and not (result.backend or other.backend),
-    )
 
 
 def records(

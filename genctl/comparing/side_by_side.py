@@ -11,6 +11,7 @@ from genctl.comparing.metrics import divergence, measure
 from genctl.comparing.statistics import COLUMNS, RunNumbers
 from genctl.events import Began, Event, Token
 from genctl.events.results import Collector, Result
+from genctl.io.records import finite
 
 
 class SideBySide:
@@ -26,12 +27,12 @@ class SideBySide:
     def feed(self, event: Event) -> None:
         """Take one event."""
         if isinstance(event, Began):
-            place = run_and_row(event)
-            if place is None:
+            parts = event.lane.rsplit("/", 2)  # run/id/seed, where it is a lane of `compare`
+            if len(parts) != 3 or not parts[2].isdecimal() or event.seed not in (None, int(parts[2])):
                 self._others = True
             else:
-                self._lanes[event.lane] = place
-                self._order.setdefault(place[0], event.run)
+                self._lanes[event.lane] = parts[0], unquote(parts[1])
+                self._order.setdefault(parts[0], event.run)
         if not self._others and (result := self._collector.feed(event)) is not None:
             self._results[result.lane] = result
 
@@ -81,8 +82,7 @@ def _partings(results: Mapping[str, Sequence[Result]], base: str) -> dict[str, d
         if run == base:
             continue
         home = next((one for one in results[base] if one.seed == ours.seed), results[base][0])
-        same_tokens = home.model == ours.model
-        point = divergence(ours.sequences[0], home.sequences[0], base, same_tokens=same_tokens)
+        point = divergence(ours.sequences[0], home.sequences[0], base, same_tokens=home.model == ours.model)
         if point is None:
             points[run] = {"equal": True}
         else:
@@ -90,18 +90,8 @@ def _partings(results: Mapping[str, Sequence[Result]], base: str) -> dict[str, d
     return points
 
 
-def run_and_row(began: Began) -> tuple[str, str] | None:
-    """The run and the row's id, where a lane is one of `compare`: its name is run/id/seed."""
-    parts = began.lane.rsplit("/", 2)
-    if len(parts) != 3 or not parts[2].isdecimal() or began.seed not in (None, int(parts[2])):
-        return None
-    return parts[0], unquote(parts[1])
-
-
 def _entry(token: Token | None) -> list[Any] | None:
-    if token is None:
-        return None
-    return [token.id, token.text, token.logprob if math.isfinite(token.logprob) else None]
+    return None if token is None else [token.id, token.text, finite(token.logprob)]
 
 
 def _metrics(numbers: Mapping[str, RunNumbers]) -> list[dict[str, Any]]:
@@ -110,10 +100,8 @@ def _metrics(numbers: Mapping[str, RunNumbers]) -> list[dict[str, Any]]:
         runs = {}
         for run, of_run in numbers.items():
             interval = of_run.interval(key)
-            values = () if interval is None else (interval.mean, *interval.ends)
-            if interval is not None and all(map(math.isfinite, values)):
-                mean, *ends = values
-                runs[run] = [mean, *(ends or (None, None)), interval.count]
+            if interval is not None and all(map(math.isfinite, (interval.mean, *interval.ends))):
+                runs[run] = [interval.mean, *(interval.ends or (None, None)), interval.count]
         if runs:
             metrics.append({"label": label, "digits": digits, "runs": runs})
     return metrics

@@ -66,7 +66,7 @@ class RunNumbers:
     prompts: list[Values | None] = field(default_factory=list)  # None where it failed
     reasons: Counter[str] = field(default_factory=Counter)  # why sequences ended
     tokens: int = 0
-    seconds: float = 0.0
+    seconds: float = 0.0  # in which its lanes were decoded
     corpus: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)  # texts with their references
 
     def add(self, texts: Sequence[Values]) -> None:
@@ -80,10 +80,6 @@ class RunNumbers:
         self.tokens += sum(text.sequence.hypothesis.length for text in texts)
         self.seconds += seconds
         self.corpus += [(text.sequence.text, references) for text in texts if references]
-
-    def speed(self) -> float | None:
-        """Tokens per second while the run's lanes were decoded; None without a time."""
-        return self.tokens / self.seconds if self.seconds > 0 else None
 
     def column(self, key: str) -> list[float | None]:
         """One number, prompt by prompt."""
@@ -154,25 +150,23 @@ def tables(runs: Mapping[str, RunNumbers], baseline: str | None, *, several: boo
         cells = [_interval(run.interval(key), key) for key in keys]
         alone = run.reasons.total() == 1
         ended = ", ".join(reason if alone else f"{count} {reason}" for reason, count in run.reasons.items())
-        rows.append([name, *cells, number(run.speed(), 0), ended or "–"])
+        speed = run.tokens / run.seconds if run.seconds > 0 else None
+        rows.append([name, *cells, number(speed, 0), ended or "–"])
     yield Table("", ["run", *heads, SPEED, "ended by"], rows)
     if baseline is not None and len(runs) > 1:
         rows = []
         for name, run in runs.items():
             if name == baseline:
                 continue
-            found = [run.differences(runs[baseline], key) for key in keys]
-            differences = [bootstrap(values) if values else None for values in found]
-            cells = [_interval(one, key, sign=True) for key, one in zip(keys, differences, strict=True)]
-            rows.append([name, *cells])
+            found = [(key, run.differences(runs[baseline], key)) for key in keys]
+            rows.append([name, *(_interval(bootstrap(each) if each else None, key, sign=True) for key, each in found)])
         yield Table(f"minus {baseline}", ["run", *heads], rows)
     if several and any(run.corpus for run in runs.values()):
         wanted = ("chrf", "bleu", "ter")
         rows = []
         for name, run in runs.items():
             if run.corpus:
-                texts, references = zip(*run.corpus, strict=True)
-                scores = metrics.corpus(texts, references)
+                scores = metrics.corpus(*zip(*run.corpus, strict=True))
                 rows.append([name, *(number(scores[key], 1) for key in wanted)])
         heads = ["run", *(COLUMNS[key][0] for key in wanted)]
         yield Table("against the references, all texts as one corpus", heads, rows)
@@ -181,8 +175,7 @@ def tables(runs: Mapping[str, RunNumbers], baseline: str | None, *, several: boo
         for name, run in runs.items():
             others = ["·" if run is other else "/".join(map(str, run.wins(other))) for other in runs.values()]
             rows.append([name, *others])
-        title = "prompts won/tied/lost by mean log-probability, line against column"
-        yield Table(title, ["run", *runs], rows)
+        yield Table("prompts won/tied/lost by mean log-probability, line against column", ["run", *runs], rows)
 
 
 def _interval(interval: Interval | None, key: str, *, sign: bool = False) -> str:

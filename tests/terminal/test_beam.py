@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,19 +12,19 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from genctl.commands.run.beam_view import BeamView
+from genctl.commands.run.run_view import RunView
 from genctl.events import Began, Event, Failed, Finished, Hypothesis, Row, Stepped, Token
 from genctl.events.history import LaneHistory
 from genctl.terminal.run_history import RunHistory
 from genctl.terminal.score_formula import formula, meaning, penalty_of
 from genctl.terminal.text_width import last_cells, wrap
-from tests.terminal.beams import STEPS, random_searches, search
+from tests.terminal.beams import random_searches, search
 from tests.terminal.streams import Clock, Terminal, check_screen, console, lane, woven, written
 
 
-def play(events: Iterable[Event], out: Console, err: Console | None = None, **asked: Any) -> BeamView:
+def play(events: Iterable[Event], out: Console, err: Console | None = None, **asked: Any) -> RunView:
     clock = Clock()
-    view = BeamView(out, err or console(out.width), clock=clock, **asked)
+    view = RunView(out, err or console(out.width), clock=clock, **asked, beams=True)
     with view:
         for event in events:
             clock.now += 0.1
@@ -45,7 +44,7 @@ def history(events: Iterable[Event]) -> LaneHistory:
 def test_beams_evolve_and_the_finished_settle_into_a_table(width: int) -> None:
     terminal, err, clock = Terminal(width, 24), console(width), Clock()
     seen = []
-    with BeamView(terminal.console, err, echo=True, clock=clock) as view:
+    with RunView(terminal.console, err, echo=True, clock=clock, beams=True) as view:
         for event in search():
             clock.now += 0.1
             view.feed(event)
@@ -60,7 +59,7 @@ def test_several_returned_sequences_and_prompts_stand_in_labelled_blocks() -> No
     events = woven(
         search(returned=2), search(lane="1", prompt="Over the hill", penalty=-1.0), iter([Failed("2", "input", "no")])
     )
-    play(events, terminal.console, err, labels=True, tree=True)
+    play(events, terminal.console, err, labels=True)
     check_screen("beam_several_80", f"{terminal.everything()}{'=' * 80}\n{written(err)}")
 
 
@@ -68,7 +67,7 @@ def test_several_returned_sequences_and_prompts_stand_in_labelled_blocks() -> No
 def test_the_result_is_on_the_screen_in_full_whatever_the_search_did(made: tuple[str, list[Event], str]) -> None:
     _, events, final = made
     terminal = Terminal(20, 10)
-    play(events, terminal.console, quiet=True, formula=False)
+    play(events, terminal.console, quiet=True, details=False)
     lines = [line.rstrip() for line in final.split("\n")]
     assert terminal.everything().split("\n")[: len(lines)] == lines or len(final) > 20
 
@@ -94,7 +93,7 @@ def test_a_wide_character_is_cut_whole_and_lines_stay_in_the_screen() -> None:
     steps = [([(0, "漢字" * 12, -0.1), (0, "👩‍👩‍👧 é" * 9, -0.2)], []) for _ in range(3)]
     terminal = Terminal(40, 12)
     clock = Clock()
-    view = BeamView(terminal.console, console(), clock=clock)
+    view = RunView(terminal.console, console(), clock=clock, beams=True)
     for event in list(search(steps))[:-1]:
         clock.now += 0.1
         view.feed(event)
@@ -122,21 +121,20 @@ def test_lines_that_are_full_never_change_when_text_is_added(pieces: list[str], 
     assert [*settled, opening] == wrap("".join(pieces), width)
 
 
-def test_forks_moves_and_deaths_are_marked() -> None:
+def test_each_row_names_the_row_that_it_continues() -> None:
     terminal, clock = Terminal(), Clock()
-    view = BeamView(terminal.console, console(), clock=clock)
+    view = RunView(terminal.console, console(), clock=clock, beams=True)
     for event in list(search())[:4]:
         clock.now += 0.1
         view.feed(event)
     rows = [line for line in terminal.visible() if line[:4].strip() in ("1", "2", "3")]
-    assert [line[5:10].strip() for line in rows] == ["1 ┬", "1 └", "2 ─"]
-    assert [line.split() for line in terminal.visible() if "died" in line] == [["✗", "died", "3", "“one”"]]
+    assert [line[5:10].strip() for line in rows] == ["1", "1", "2"]
     view.close()
 
 
 def test_constraint_progress_stands_beside_its_row() -> None:
     terminal, clock = Terminal(), Clock()
-    view = BeamView(terminal.console, console(), clock=clock)
+    view = RunView(terminal.console, console(), clock=clock, beams=True)
     for event in list(search(kind="constrained-beam", notes=["1/2"]))[:4]:
         clock.now += 0.1
         view.feed(event)
@@ -144,24 +142,9 @@ def test_constraint_progress_stands_beside_its_row() -> None:
     view.close()
 
 
-def test_repainting_waits_for_its_frame() -> None:
-    terminal, clock = Terminal(), Clock()
-    view = BeamView(terminal.console, console(), clock=clock)
-    paints = []
-    for event in list(search([STEPS[0]] + [([(0, "x", -0.1), (1, "y", -0.1)], [])] * 60)):
-        clock.now += 0.01
-        before = written(terminal.console)
-        view.feed(event)
-        if isinstance(event, Stepped) and written(terminal.console) != before:
-            paints.append(clock.now)
-    assert len(paints) > 5
-    assert min(later - earlier for earlier, later in pairwise(paints)) >= 0.05 - 1e-9
-    view.close()
-
-
 def test_where_nothing_may_move_what_is_certain_streams() -> None:
     out = console()
-    view = BeamView(out, console(), clock=Clock())
+    view = RunView(out, console(), clock=Clock(), beams=True)
     seen = []
     for event in search():
         view.feed(event)
@@ -183,7 +166,7 @@ def test_a_hostile_text_is_shown_and_not_obeyed() -> None:
     steps = [([(0, "\x1b[2J", -0.1), (0, "\x9b1A\r", -0.2)], []), ([(0, "[red]\u202e", -0.1), (1, "\t\n", -0.3)], [])]
     ends = [([], [(0, "\x1b]0;x\x07", -0.1, "stop"), (1, "\x00", -0.1, "eos")])]
     terminal = Terminal()
-    play(search([*steps, *ends], prompt="\x1b[5m\x07"), terminal.console, echo=True, labels=True, tree=True)
+    play(search([*steps, *ends], prompt="\x1b[5m\x07"), terminal.console, echo=True, labels=True)
     assert "␛[5m␇␛[2J[red]⟨U+202E⟩␛]0;x␇" in terminal.everything()
     assert not {"\x07", "\x9b", "\u202e", "\x00"} & set(written(terminal.console))
 

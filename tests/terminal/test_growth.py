@@ -13,7 +13,6 @@ from rich.console import Console
 
 from genctl.commands.event_log import read_recording
 from genctl.commands.run.beam_picture import table
-from genctl.commands.run.beam_view import BeamView
 from genctl.commands.run.run_view import RunView
 from genctl.commands.run.text_stream import StableTexts
 from genctl.events import Began, Ended, Event, Finished, Hypothesis, Row, Stepped, Token, to_json
@@ -82,7 +81,7 @@ def fed(view: Any, events: list[Event]) -> None:
 USES: dict[str, Callable[[list[Event]], object]] = {
     "streamed": lambda events: fed(StableTexts(lambda text, dim: None), events),
     "shown": lambda events: fed(RunView(console(), console(), live=True, quiet=True), events),
-    "shown as a search": lambda events: fed(BeamView(console(), console(), tree=True, quiet=True), events),
+    "shown as a search": lambda events: fed(RunView(console(), console(), quiet=True, beams=True), events),
     "for a page": lambda events: fed(PageData(), events),
     "as trees": lambda events: fed(SearchTrees(), events),
 }

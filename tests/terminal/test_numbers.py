@@ -5,14 +5,11 @@ from __future__ import annotations
 import pytest
 
 from genctl.commands.inspect import report
-from genctl.commands.run.beam_picture import from_word
 from genctl.comparing import statistics
 from genctl.errors import count
-from genctl.events import Began, Hypothesis, Row
-from genctl.events.history import Path
+from genctl.events import Began, Hypothesis
 from genctl.terminal import score_formula, widgets
 from genctl.terminal.run_history import RunHistory
-from tests.terminal.streams import token
 
 
 def test_what_rounds_to_nothing_has_no_sign() -> None:
@@ -41,13 +38,6 @@ def test_only_runs_that_draw_have_a_seed_in_the_summary() -> None:
         history = RunHistory()
         history.feed(Began("0", "p", strategy, "m", 7))
         assert history.totals.seed == seed
-
-
-def test_a_dead_row_shows_its_whole_word() -> None:
-    path = Path(Path(), Row("0", 0, (token(0, " was"), token(1, " P"), token(2, "ip")), -1.0, -1.0), 0)
-    assert from_word(path, 6) == "Pip"
-    assert from_word(path, 4) == "Pip"
-    assert from_word(path, 0) == "was Pip"
 
 
 def test_nouns_follow_their_numbers() -> None:

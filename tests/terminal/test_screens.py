@@ -10,7 +10,6 @@ import pyte
 import pytest
 
 from genctl.api import Model, load
-from genctl.commands.run.beam_view import BeamView
 from genctl.commands.run.run_view import RunView
 from genctl.events import Stepped
 from tests.cli.tool import genctl
@@ -82,8 +81,8 @@ def stories() -> Model:
     return load()
 
 
-def beams(terminal: Terminal, clock: Clock) -> BeamView:
-    return BeamView(terminal.console, console(80), echo=True, numbered=False, clock=clock)
+def beams(terminal: Terminal, clock: Clock) -> RunView:
+    return RunView(terminal.console, console(80), echo=True, numbered=False, clock=clock, beams=True)
 
 
 def texts(terminal: Terminal, clock: Clock) -> RunView:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from genctl import events
 from genctl.commands.compare.options import CompareOptions, check_prompt_caches, runs_of, settled
-from genctl.commands.compare.output import ComparedRuns, ComparisonOutput, SharedWork, heading
+from genctl.commands.compare.output import ComparisonOutput, SharedWork, heading
 from genctl.commands.compare.view import Column, CompareView
 from genctl.commands.engine_choice import SERVERS
 from genctl.commands.job import (
@@ -49,7 +49,7 @@ class RunLane(NamedTuple):
     prompt: ComparedPrompt
     run: int
     repetition: int
-    guided: bool  # it reads a negative prompt, too
+    reads: int  # prompts that it reads at each step: with guidance a negative one, too
 
 
 def compare(options: CompareOptions) -> int | None:
@@ -81,10 +81,9 @@ def compare(options: CompareOptions) -> int | None:
             texts = bool(options.arguments) or job.single_prompt or options.verbose
             job.live = options.on_screen and texts
             on_terminal = not options.to_file and options.format == "text" and out.is_terminal
-            compared = ComparedRuns(names, base, resolved, prompts, seeds, seed, texts)
             sink = None if on_terminal else job.sink(stack, options.output)
-            report = ComparisonOutput(job, compared, options, out, err, sink)
-            decoder = RunsDecoder(job, options, runs, resolved, prompts, seed)
+            report = ComparisonOutput(job, options, names, base, resolved, seed, texts, out, err, sink)
+            decoder = RunsDecoder(job, options, runs, resolved, prompts, seeds, seed)
             job.listeners += [*end_loading_line(), job.prompt_notes(decoder.source_of)]
             if job.live and job.single_prompt:
                 show_prompt(rows[0])
@@ -131,25 +130,20 @@ def _write(job: Job, report: ComparisonOutput, prompts: Sequence[ComparedPrompt]
     job.view.forget()
 
 
+@dataclass
 class RunsDecoder:
-    """Decodes prompts with the runs of one checkpoint after another. `seed` is that of the comparison."""
+    """Decodes prompts with the runs of one checkpoint after another."""
 
-    def __init__(
-        self,
-        job: Job,
-        options: CompareOptions,
-        runs: Sequence[Side],
-        resolved: list[Resolved],
-        prompts: Sequence[ComparedPrompt],
-        seed: int,
-    ) -> None:
-        self.job, self.options, self.runs, self.prompts = job, options, runs, prompts
-        self.resolved = resolved  # once a checkpoint is loaded, with its settings beneath
-        self.seeds = options.seeds or 1
-        self.starts = [seed if one.runtime.seed is None else one.runtime.seed for one in resolved]
-        self.work = SharedWork()
-        self.lanes: dict[str, RunLane] = {}  # those that are decoded now
-        self.plans: dict[int, JobPlan] = {}  # how the engine does each run
+    job: Job
+    options: CompareOptions
+    runs: Sequence[Side]
+    resolved: list[Resolved]  # once a checkpoint is loaded, with its settings beneath
+    prompts: Sequence[ComparedPrompt]
+    seeds: int  # repetitions of each run
+    seed: int  # of the comparison
+    work: SharedWork = field(default_factory=SharedWork)
+    lanes: dict[str, RunLane] = field(default_factory=dict)  # those that are decoded now
+    plans: dict[int, JobPlan] = field(default_factory=dict)  # how the engine does each run
 
     def source_of(self, lane: str) -> tuple[InputRow, Resolved]:
         """The row of a lane, and the settings of its run."""
@@ -175,7 +169,9 @@ class RunsDecoder:
             chunk = self.prompts[start : start + step]
             requests = [request for prompt in chunk for request in self._requests(engine, members, prompt)]
             if len(chunk) == 1:
-                self._begin_columns(chunk[0])
+                title = heading(chunk[0].row, self.job.view.out.width) if len(self.prompts) > 1 else None
+                lanes = [tuple(chunk[0].lanes.get(place, ())) for place in range(len(self.runs))]
+                self.job.view.begin(title, [Column(run.name, own) for run, own in zip(self.runs, lanes, strict=True)])
             self._stream(engine, members, requests, report)
             yield chunk
             if self.job.interrupt.status:
@@ -194,7 +190,7 @@ class RunsDecoder:
             offline = any(self.resolved[place].runtime.offline for place in members)
             rows = [prompt.row for prompt in self.prompts]
             engine = self.job.load_engine(
-                dataclasses.replace(resolved, runtime=dataclasses.replace(resolved.runtime, offline=offline)),
+                replace(resolved, runtime=replace(resolved.runtime, offline=offline)),
                 runs[0].layers,
                 on_event=self.job.view.feed,
                 live=self.options.on_screen,
@@ -223,15 +219,15 @@ class RunsDecoder:
                 prompt.cells[place] = [Failure(error.code, error.message) for _ in range(self.seeds)]
                 continue
             own = resolved.runtime.seed if "seed" in row.params else None
+            start = next(one for one in (own, base.runtime.seed, self.seed) if one is not None)
             for repetition in range(self.seeds):
-                start = self.starts[place] if own is None else own
                 seed = start if repetition == 0 else row_seed(start, f"seed {repetition}", repetition)
                 seed = row_seed(seed, row.id, row.index) if own is None else seed
                 lane = f"{name}/{quote(row.id, safe=' ')}/{seed}"
-                guided = resolved.generation.guidance_scale not in (None, 1.0)
-                self.lanes[lane] = RunLane(prompt, place, repetition, guided)
+                reads = 1 if resolved.generation.guidance_scale in (None, 1.0) else 2
+                self.lanes[lane] = RunLane(prompt, place, repetition, reads)
                 prompt.lanes.setdefault(place, []).append(lane)
-                requests.append((hidden, dataclasses.replace(request_of(row, resolved, seed, lane), run=place + 1)))
+                requests.append((hidden, replace(request_of(row, resolved, seed, lane), run=place + 1)))
         return [request for _, request in sorted(requests, key=lambda pair: not pair[0])]
 
     def _stream(self, engine: Engine, members: Sequence[int], requests: Sequence[Request], report: Report) -> None:
@@ -239,13 +235,21 @@ class RunsDecoder:
         collector = Collector()
 
         def collect(event: events.Event) -> None:
-            if isinstance(result := collector.feed(event), Result):
-                self._take(result)
+            if not isinstance(result := collector.feed(event), Result):
+                return
+            lane, error = self.lanes[result.lane], result.error
+            for note in result.shortfalls(self.job.row_label(lane.prompt.row, f"run {self.runs[lane.run].name}")):
+                self.job.messages.print(f"warning: {note}")
+            cell = result if error is None else Failure(error.code, error.message, error.hint)
+            lane.prompt.cells[lane.run][lane.repetition] = cell
 
         def count_work(event: events.Event) -> None:
-            if isinstance(event, (events.Prefilled, events.Finished)):
-                lane = self.lanes[event.lane]
-                self.work.feed(event, lane.prompt, guided=lane.guided)
+            if isinstance(event, events.Finished):
+                self.work.alone += event.forwards * self.lanes[event.lane].reads
+            elif isinstance(event, events.Prefilled):
+                self.work.lanes += 1
+                self.work.prefills += not event.shared
+                self.work.alone += self.lanes[event.lane].reads * event.shared
 
         width = lanes = max(len(requests), 1)
         if engine.about.remote:
@@ -257,19 +261,3 @@ class RunsDecoder:
         self.job.listen(engine.stream(requests, report, flow), listeners, self.source_of)
         self.work.decode_s += time.perf_counter() - began
         self.lanes.clear()
-
-    def _take(self, result: Result) -> None:
-        """Put a result into the cell of its lane."""
-        lane = self.lanes[result.lane]
-        for note in result.shortfalls(self.job.row_label(lane.prompt.row, f"run {self.runs[lane.run].name}")):
-            self.job.messages.print(f"warning: {note}")
-        error = result.error
-        cell = result if error is None else Failure(error.code, error.message, error.hint)
-        lane.prompt.cells[lane.run][lane.repetition] = cell
-
-    def _begin_columns(self, prompt: ComparedPrompt) -> None:
-        """Begin the columns of a prompt that is decoded alone."""
-        several, view = len(self.prompts) > 1, self.job.view
-        text = prompt.row.shown if isinstance(prompt.row, InputRow) and not several else ""
-        columns = [Column(run.name, tuple(prompt.lanes.get(place, ()))) for place, run in enumerate(self.runs)]
-        view.begin(heading(prompt.row, view.out.width) if several else None, columns, text)

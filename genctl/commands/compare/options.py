@@ -188,8 +188,7 @@ def read_runs(
             for run in runs or [Side("", (*settings.standing_layers(files), *flags))]
             for model in models
         ]
-    twice = [name for name, count in Counter(run.name for run in runs).items() if count > 1]
-    if twice:
+    if twice := [name for name, count in Counter(run.name for run in runs).items() if count > 1]:
         raise UsageError(
             f"{'two runs are' if len(twice) == 1 else 'several runs are'} called {', '.join(twice)}",
             hint="NAME= before a side gives it a name of its own, such as other=greedy",

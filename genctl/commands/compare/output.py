@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from genctl import events
-from genctl.commands.compare import report as shown
+from genctl.commands.compare import view
 from genctl.commands.compare.options import CompareOptions
 from genctl.commands.job import Job
 from genctl.comparing import outputs
@@ -20,108 +19,61 @@ from genctl.errors import count
 from genctl.io import writers
 from genctl.io.rows import BadRow, InputRow
 from genctl.terminal import widgets
-from genctl.terminal.summary import DOT, put, stop_words
+from genctl.terminal.summary import DOT, put
 from genctl.terminal.summary import lines as lines_of_items
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-# -- what decoding the runs of a comparison together saves -------------------------------------------------------------
-
-
 @dataclass
 class SharedWork:
-    """Counts prefills and forward passes: what was spent, and what the lanes would take one by one.
-
-    `forwards` and `decode_s` are counted by whoever runs the model.
-    """
+    """What runs that are decoded together save: prefills and passes, and what the lanes would take one by one."""
 
     forwards: int = 0  # that were run
     alone: int = 0  # that the texts would take one by one
     prefills: int = 0
     lanes: int = 0
-    prefill_s: float = 0.0  # spent
-    spared_s: float = 0.0  # that further prefills of the same prompts would take
     decode_s: float = 0.0
 
-    def feed(self, event: events.Prefilled | events.Finished, prompt: ComparedPrompt, *, guided: bool) -> None:
-        """Take an event of a lane of `prompt`; `guided`: at each step the lane reads a negative prompt, too."""
-        if isinstance(event, events.Finished):
-            self.alone += event.forwards * (1 + guided)
-            return
-        self.lanes += 1
-        if event.shared:
-            self.alone += 1 + guided
-            self.spared_s += prompt.prefill_s
-        else:
-            self.prefills += 1
-            self.prefill_s += event.seconds
-            prompt.prefill_s = event.seconds
 
-
-ByRun = dict[str, list[Measured]]
-
-
-@dataclass(frozen=True)
-class ComparedRuns:
-    """What is compared."""
-
-    names: Sequence[str]  # of the runs
-    base: str  # the run that the others are compared with
-    resolved: Sequence[Resolved]  # the settings of each run, with those of its checkpoint once that is loaded
-    prompts: Sequence[ComparedPrompt]
-    seeds: int  # repetitions of each run
-    seed: int | None
-    texts: bool  # the texts of each prompt are written, besides the tables
-
-
+@dataclass
 class ComparisonOutput:
     """Writes each finished prompt, in input order, and at the end tables over all prompts."""
 
-    def __init__(
-        self,
-        job: Job,
-        comparison: ComparedRuns,
-        options: CompareOptions,
-        out: Console,
-        err: Console,
-        sink: Any,
-    ) -> None:
-        self.job, self.comparison, self.options = job, comparison, options
-        self.out, self.err, self.sink = out, err, sink
-        self.names = comparison.names
+    job: Job
+    options: CompareOptions
+    names: Sequence[str]  # of the runs
+    base: str  # the run that the others are compared with
+    resolved: Sequence[Resolved]  # the settings of each run, with those of its checkpoint once that is loaded
+    seed: int
+    texts: bool  # the texts of each prompt are written, besides the tables
+    out: Console
+    err: Console
+    sink: Any
+    writer: Any = None  # of records
+    tally: dict[str, RunNumbers] = field(default_factory=dict)
+    _begun: bool = False  # something is written; the next part begins with an empty line
+
+    def __post_init__(self) -> None:
         self.tally = {name: RunNumbers() for name in self.names}
-        self.width = out.width if sink is None else None
-        self.writer: Any = None
-        if options.format in ("json", "jsonl"):
-            self.writer = writers.open_writer(options.format, sink, on_error=lambda record: None)
-        elif options.format == "tsv":
-            self.writer = writers.TsvWriter(sink, outputs.COLUMNS)
-        self._begun = False  # something is written; the next part begins with an empty line
+        self.seeds = self.options.seeds or 1
+        self.width = self.out.width if self.sink is None else None
+        if self.options.format in ("json", "jsonl"):
+            self.writer = writers.open_writer(self.options.format, self.sink, on_error=lambda record: None)
+        elif self.options.format == "tsv":
+            self.writer = writers.TsvWriter(self.sink, outputs.COLUMNS)
 
     # -- one prompt ----------------------------------------------------------------------------------------------------
 
     def prompt(self, prompt: ComparedPrompt) -> int:
         """Write one prompt, every run of it. Returns how many runs failed."""
-        by_run = measured(prompt, self.names, self.comparison.base, timing=self.options.timing)
+        by_run = measured(prompt, self.names, self.base, timing=self.options.timing)
         alone = {name: RunNumbers() for name in self.names}
         for tally in (self.tally, alone) if isinstance(prompt.row, InputRow) else ():
             for place, name in enumerate(self.names):
                 seconds = sum(result.decode_s for result in prompt.results(place))
                 tally[name].take(by_run[name], seconds, prompt.references)
-        failed = self._failures(prompt)
-        if self.writer is not None:
-            load_s = self.job.load_s if self.options.timing else None
-            more: dict[str, Any] = {"baseline": self.options.baseline, "tokens": bool(self.options.watch)}
-            for record in records(prompt, self.names, by_run, load_s=load_s, **more):
-                self.writer.write(record)
-        elif self.comparison.texts and isinstance(row := prompt.row, InputRow):
-            self._put(self._parts(prompt, row, by_run, alone))
-        return failed
-
-    def _failures(self, prompt: ComparedPrompt) -> int:
-        """Say which runs failed, where no record does. Returns how many."""
         row = prompt.row
         failures = [
             (self.job.row_label(row, f"run {name}"), one.message, one.hint)
@@ -130,34 +82,41 @@ class ComparisonOutput:
         ]
         if isinstance(row, BadRow):
             failures = [(self.job.row_label(row), row.message, "")]
-        for subject, message, hint in failures if self.writer is None else ():
+        for subject, message, hint in failures if self.writer is None else ():  # else a record has it
             self.job.messages.error(message, subject, hint)
+        if self.writer is not None:
+            load_s = self.job.load_s if self.options.timing else None
+            more: dict[str, Any] = {"baseline": self.options.baseline, "tokens": bool(self.options.watch)}
+            for record in records(prompt, self.names, by_run, load_s=load_s, **more):
+                self.writer.write(record)
+        elif self.texts and isinstance(row, InputRow):
+            self._put(self._parts(prompt, row, by_run, alone))
         return len(failures)
 
     def _parts(
-        self, prompt: ComparedPrompt, row: InputRow, by_run: ByRun, tally: Mapping[str, RunNumbers]
+        self, prompt: ComparedPrompt, row: InputRow, by_run: dict[str, list[Measured]], tally: dict[str, RunNumbers]
     ) -> Iterator[list[Text]]:
         """What is written of a prompt, part by part: its texts, where they diverge, watched tokens, numbers."""
-        runs = self.comparison
-        models = dict(zip(runs.names, (one.runtime.model for one in runs.resolved), strict=True))
-        blocks, sentences = [], []
+        room = self.width or view.UNBROKEN
+        models = dict(zip(self.names, (one.runtime.model for one in self.resolved), strict=True))
+        blocks, leaves = [], []
         for place, name in enumerate(self.names):
-            failures = prompt.failures(place)
-            passages = [_passage(one, self._label(one)) for one in by_run[name]]
-            blocks.append(shown.Block(name, tuple(passages), failures[0].message if failures else ""))
+            failure = next((one.message for one in prompt.failures(place)), "")
+            blocks.append(view.Block(name, [(one, self._label(one)) for one in by_run[name]], failure))
             point = next((one.divergence for one in by_run[name] if one.divergence is not None), None)
             if point is not None:
-                sentences.append(shown.divergence_line(name, point, one_model=models[name] == models[runs.base]))
-        title = [heading(row, self.width or 80)] if len(runs.prompts) > 1 else []
+                line = view.divergence_line(name, point, one_model=models[name] == models[self.base])
+                leaves += view.wrapped(line, self.out, room)
+        title = [] if self.job.single_prompt else [heading(row, self.width or 80)]
         if not title and self.sink is None and row.shown:
-            yield shown.prompt_lines(row.shown, self.out, self.width or 80)
-        yield [*title, *shown.blocks_lines(blocks, self.out, self.width)]
-        if sentences:
-            yield [piece for line in sentences for piece in shown.hanging_indent(line, self.out, self.width)]
+            yield view.wrapped(Text(widgets.visible(row.shown), style="dim"), self.out, room)
+        yield [*title, *view.blocks_lines(blocks, self.out, self.width)]
+        if leaves:
+            yield leaves
         for table in (*self._watched(by_run), *tables(tally, self.options.baseline, several=False)):
             yield self._table(table)
 
-    def _watched(self, by_run: ByRun) -> Iterator[Table]:
+    def _watched(self, by_run: dict[str, list[Measured]]) -> Iterator[Table]:
         """The watched tokens of each text, step by step."""
         for name in self.names if self.options.watch else ():
             for one in by_run[name]:
@@ -178,7 +137,7 @@ class ComparisonOutput:
     def _label(self, one: Measured) -> str:
         """Which of several texts of a run this is."""
         count_of = len(one.result.sequences)
-        label = [f"seed {one.result.seed}"] if self.comparison.seeds > 1 and one.result.seed is not None else []
+        label = [f"seed {one.result.seed}"] if self.seeds > 1 and one.result.seed is not None else []
         label += [f"{one.number + 1} of {count_of}"] if count_of > 1 else []
         return DOT.join(label)
 
@@ -187,15 +146,13 @@ class ComparisonOutput:
     def end(self, work: SharedWork) -> None:
         """Write tables over all prompts, say what sharing saved, and close the output."""
         done = len(self.tally[self.names[0]].prompts)
-        if self.writer is None and (done > 1 or (done and not self.comparison.texts)):
-            title = f"over {count(done, 'prompt')}"
-            if done > 1:
-                title += f" ({LEGEND})"
+        if self.writer is None and (done > 1 or (done and not self.texts)):
+            title = f"over {count(done, 'prompt')}" + (f" ({LEGEND})" if done > 1 else "")
             parts = [self._table(one) for one in tables(self.tally, self.options.baseline, several=done > 1)]
             parts[0].insert(0, widgets.header(self.width or 80, title))
             self._put(parts)
         if self.writer is None and done and (note := self._penalties()):
-            self._put([shown.wrapped(Text(note, style="dim"), self.out, self.width or shown.UNBROKEN)])
+            self._put([view.wrapped(Text(note, style="dim"), self.out, self.width or view.UNBROKEN)])
         quiet = self.options.quiet or not (self.err.is_terminal or self.out.is_terminal or self.options.verbose)
         if not quiet and work.decode_s:
             put(self.err, Text(DOT.join(self._summary(work, done)), style="dim"))
@@ -207,7 +164,7 @@ class ComparisonOutput:
     def _penalties(self) -> str:
         """A note where the column of scores mixes length penalties; else ""."""
         runs: dict[float, list[str]] = {}
-        for name, resolved in zip(self.names, self.comparison.resolved, strict=True):
+        for name, resolved in zip(self.names, self.resolved, strict=True):
             runs.setdefault(resolved.generation.length_penalty, []).append(name)
         if len(runs) < 2:
             return ""
@@ -217,18 +174,15 @@ class ComparisonOutput:
     def _summary(self, work: SharedWork, done: int) -> list[str]:
         tokens = sum(run.tokens for run in self.tally.values())
         words = [count(len(self.names), "run"), count(done, "prompt")]
-        words += [count(self.comparison.seeds, "seed")] if self.comparison.seeds > 1 else []
+        words += [count(self.seeds, "seed")] if self.seeds > 1 else []
         words += [f"{count(tokens, 'token')} in {work.decode_s:.2f} s"]
         if work.lanes:
             passes = count(work.forwards, "forward pass", "forward passes")
             words.append(f"{passes} instead of {work.alone:,}" if work.alone != work.forwards else passes)
-            words.append(count(work.prefills, "prefill"))
-        if work.lanes > work.prefills:
-            words[-1] += f" instead of {work.lanes:,} ({work.prefill_s:.2f} s, {work.spared_s:.2f} s saved)"
+            prefills = count(work.prefills, "prefill")
+            words.append(f"{prefills} instead of {work.lanes:,}" if work.lanes > work.prefills else prefills)
         words += [f"{self.job.failed} failed"] if self.job.failed else []
-        words += (
-            [f"seed {self.comparison.seed}"] if any(one.generation.draws for one in self.comparison.resolved) else []
-        )
+        words += [f"seed {self.seed}"] if any(one.generation.draws for one in self.resolved) else []
         return words
 
     def _put(self, parts: Iterable[list[Text]]) -> None:
@@ -244,8 +198,8 @@ class ComparisonOutput:
 
     def _table(self, table: Table) -> list[Text]:
         """A table and its title, as one part. What is the same for all runs is a line above it, and no column."""
-        room = self.width or shown.UNBROKEN
-        lines = shown.wrapped(Text(table.title, style="dim"), self.out, room) if table.title else []
+        room = self.width or view.UNBROKEN
+        lines = view.wrapped(Text(table.title, style="dim"), self.out, room) if table.title else []
         columns = list(zip(table.headings, *table.rows, strict=True))
         if table.headings[0] == "run" and len(table.rows) > 1:
             common = [column for column in columns[1:] if len(set(column[1:])) == 1 and column[0] != SPEED]
@@ -263,10 +217,3 @@ def heading(row: InputRow | BadRow, width: int) -> Text:
     """The heading above the texts of one prompt of several."""
     text = row.shown if isinstance(row, InputRow) else ""
     return widgets.header(width, f"prompt {row.name}", widgets.first_words(text, max(width - 24, 16)))
-
-
-def _passage(one: Measured, label: str) -> shown.Passage:
-    state = stop_words(one.sequence.finish_reason, one.sequence.hypothesis.cause)
-    last = one.number + 1 == len(one.result.sequences)
-    others = tuple((other.score, other.shown) for other in one.result.others) if last else ()
-    return shown.Passage(one.sequence.shown, state, label, one.divergence, one.sequence.score, others)

@@ -1,27 +1,180 @@
-"""The live view of a comparison: columns of growing text, or the progress of a batch."""
+"""A comparison on a screen: texts side by side or in a stack, while they grow and when they are done."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from itertools import zip_longest
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.text import Text
 
-from genctl.commands.compare.report import column_title, join_columns, prompt_lines, side_by_side
-from genctl.events import Began, Event, Failed, Finished, Prefilled, Stepped
-from genctl.terminal import theme, widgets
-from genctl.terminal.live_layout import Look, Section, sections_of, text_lines
+from genctl.comparing.metrics import Divergence
+from genctl.comparing.outputs import Measured
+from genctl.events import Event, Failed, Finished, Stepped
+from genctl.terminal import divergences, theme, widgets
+from genctl.terminal.live_layout import Look, sections_of, text_lines
 from genctl.terminal.live_region import ErasedView, LiveRegion
 from genctl.terminal.progress_bars import LoadingBar, RowsBar
 from genctl.terminal.run_history import RunHistory
+from genctl.terminal.score_formula import number
+from genctl.terminal.summary import DOT, stop_words
 
+SIDE_BY_SIDE = 100  # columns of a terminal from which texts stand side by side
+NARROWEST = 24  # cells of a column
+GAP = "   "
+OTHERS = 3  # samples that were not chosen, shown at most
+PLAIN_WIDTH = 80  # of a heading where there is no terminal
+UNBROKEN = 10**7  # cells of a line there
+MARK = "▸"  # stands before the token with which a text leaves the one that it is compared to
 _LOOK = Look()
 
 
-@dataclass(frozen=True)
-class Column:
+class RunLines(NamedTuple):
+    """The lines of one run, and its state, which has a place of its own."""
+
+    title: str
+    state: str
+    lines: list[Text]
+
+
+def side_by_side(width: int, count: int) -> int:
+    """The cells of each of `count` columns on a page of `width`; 0 where the texts stand in a stack instead."""
+    cells = (width - len(GAP) * (count - 1)) // max(count, 1)
+    return cells if width >= SIDE_BY_SIDE and count and cells >= NARROWEST else 0
+
+
+def arrange(parts: Sequence[RunLines], width: int, cells: int) -> list[Text]:
+    """The parts in columns of so many cells, each with its state at the end; in a stack, if that is 0."""
+    if not cells:
+        return [line for title, state, body in parts for line in (widgets.header(width, title, state), *body)]
+    columns = []
+    for title, state, body in parts:
+        head = Text(widgets.first_words(title, cells), style=theme.HEADING).append(f" {'─' * cells}", theme.DIM)
+        foot = [Text(widgets.first_words(state, cells), style=theme.DIM)] if state else []
+        columns.append([head, *body, *foot])
+    lines = []
+    for row in zip_longest(*columns, fillvalue=Text("")):
+        line = Text(no_wrap=True)
+        for cell in row:
+            piece = cell.copy()
+            piece.truncate(cells, pad=True)
+            line.append_text(piece).append(GAP)
+        line.rstrip()
+        lines.append(line)
+    return lines
+
+
+# -- texts that are done -----------------------------------------------------------------------------------------------
+
+
+class Block(NamedTuple):
+    """A run and its texts for one prompt, each with which of several it is, or why there is none."""
+
+    run: str
+    texts: list[tuple[Measured, str]]
+    failure: str = ""
+
+
+def blocks_lines(blocks: Sequence[Block], console: Console, width: int | None) -> list[Text]:
+    """All texts of one prompt in full: in columns if there is room, else stacked.
+
+    Without a `width`, lines are not broken.
+    """
+    cells = 0 if width is None else side_by_side(width, len(blocks))
+    room, parts = cells or width or UNBROKEN, []
+    for run, texts, failure in blocks:
+        failed = Text(widgets.visible(f"failed: {failure}"), style=theme.ERROR)
+        lines, before = wrapped(failed, console, room) if failure else [], ""
+        state = "failed" if failure and not cells else ""
+        for one, label in texts:
+            ended = stop_words(one.sequence.finish_reason, one.sequence.hypothesis.cause)
+            if len(texts) > 1:
+                words = DOT.join(filter(None, (label, ended)))
+                lines.append(Text(widgets.first_words(words, room), style=theme.DIM, no_wrap=True))
+            elif not failure:
+                state = ended
+            lines += wrapped(marked_text(one, before), console, room) + others_lines(one, room)
+            before = one.sequence.shown
+        parts.append(RunLines(run, state, lines))
+    return arrange(parts, width or PLAIN_WIDTH, cells)
+
+
+def marked_text(one: Measured, before: str) -> Text:
+    """The text with a mark where it diverges; the token after the mark is coloured by its probability.
+
+    What it shares with the text `before` it, of the same run, is dimmed.
+    """
+    text, point = one.sequence.shown, one.divergence
+    shared = divergences.word_boundary(text, before) if before else 0
+    at = len(text) if point is None else min(point.character, len(text))
+    line = Text(widgets.visible(text[:at]))
+    if point is not None:
+        token = point.token
+        written = text[at : at + len(token.text)] if token else ""
+        style = theme.colour(math.exp(min(token.logprob, 0.0))) + theme.CHOSEN if token else theme.PLAIN
+        line.append(MARK, style=theme.WINNER)
+        line.append(widgets.visible(written), style=style)
+        line.append(widgets.visible(text[at + len(written) :]))
+    line.stylize(theme.DIM, 0, len(widgets.visible(text[:shared])))
+    return line
+
+
+def others_lines(one: Measured, width: int) -> list[Text]:
+    """The best samples that best_of or mbr_samples did not choose, below the last text of a result: the score of each,
+    and its text from where it leaves the chosen.
+    """
+    others = one.result.others
+    if not others or one.number + 1 < len(one.result.sequences):
+        return []
+    texts = [one.sequence.shown, *(other.shown for other in others[:OTHERS])]
+    found = divergences.divergences(texts, [()] * len(texts))
+    more = f", {len(others) - OTHERS} more are lower" if len(others) > OTHERS else ""
+    lines = [Text(f"score {number(one.sequence.score)}; not chosen{more}:", style=theme.DIM)]
+    parts = divergences.parts(texts, found, max(width - 12, 8))
+    for other, part in zip(others, parts[1:], strict=False):
+        lines.append(Text(f"  {number(other.score):>9} ", style=theme.DIM).append_text(part))
+    return [widgets.fit(line, width) for line in lines]
+
+
+def wrapped(text: Text, console: Console, width: int) -> list[Text]:
+    """The lines of a text at a width; an empty text is one empty line."""
+    text.expand_tabs(8)
+    lines = list(text.wrap(console, width, tab_size=8)) or [Text("")]
+    for line in lines:
+        line.rstrip()
+        line.no_wrap = True
+    return lines
+
+
+def divergence_line(run: str, point: Divergence, *, one_model: bool = True) -> Text:
+    """Where a run diverges from another: the token, and the probability of both continuations.
+
+    `one_model`: both probabilities are of one model after the same tokens.
+    """
+    line = Text(f"{MARK} ", style=theme.WINNER)
+    line.append(widgets.visible(run), style=theme.HEADING)
+    line.append(f" leaves {widgets.visible(point.against)} at token {point.position + 1}: ")
+    for between, token in (("", point.token), (" instead of ", point.other)):
+        line.append(between)
+        if token is None:
+            line.append("the end")
+            continue
+        text = f"“{widgets.token_text(token.id, token.text)}”" if token.text else f"‹id {token.id}›"
+        probability = math.exp(min(token.logprob, 0.0))
+        line.append(f"{text} ", style=theme.CHOSEN)
+        line.append(widgets.percent(probability).strip(), style=theme.colour(probability))
+    if not one_model:
+        line.append(" (each by its own model)", style=theme.DIM)
+    return line
+
+
+# -- texts that grow ---------------------------------------------------------------------------------------------------
+
+
+class Column(NamedTuple):
     """A run on the screen: its name and the lanes that write its texts."""
 
     title: str
@@ -47,24 +200,18 @@ class CompareView(ErasedView):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.out = out
-        self._live = live and out.is_interactive
-        self._quiet = quiet
-        self._clock = clock
+        self._live, self._quiet, self._clock = live and out.is_interactive, quiet, clock
         self._bar = LoadingBar(err, clock)
         self._err, self._total = err, 0 if live or quiet else total
         self._texts: RowsBar | None = None  # made with the first event, so that loading does not count
-        self._story = RunHistory()
+        self._history = RunHistory()
         self._heading: Text | None = None
         self._columns: tuple[Column, ...] = ()
-        self._prompt = ""
         self._region = LiveRegion(out, clock)
 
-    def begin(self, heading: Text | None, columns: Sequence[Column], prompt: str = "") -> None:
-        """Start the next texts: their heading, and a column for each run. Finished lanes stay until `forget`.
-
-        A `prompt` stands above them, where a third of the screen has room for it.
-        """
-        self._heading, self._columns, self._prompt = heading, tuple(columns), prompt
+    def begin(self, heading: Text | None, columns: Sequence[Column]) -> None:
+        """Start the next texts: their heading, and a column for each run. Finished lanes stay until `forget`."""
+        self._heading, self._columns = heading, tuple(columns)
 
     def feed(self, event: Event) -> None:
         """Take in one event and show what it changes. Raises InputError for one that cannot follow the others."""
@@ -79,15 +226,17 @@ class CompareView(ErasedView):
                 self._texts.feed(event)
         if not self._live:
             return
-        self._story.feed(event)
-        if isinstance(event, (Began, Prefilled)):
-            return
-        if self._region.is_due(self._clock()) or not isinstance(event, Stepped):
-            self._draw()
+        self._history.feed(event)
+        due = isinstance(event, Stepped) and self._region.is_due(self._clock())
+        if due or isinstance(event, (Finished, Failed)):
+            height = max(self.out.height - 1, 1)
+            above = [] if self._heading is None or height < 2 else [self._heading]
+            drawn = picture(self._history, self._columns, self.out, self.out.width, height - len(above))
+            self._region.draw([*above, *drawn])
 
     def forget(self) -> None:
         """Drop the texts of these columns."""
-        self._story = RunHistory()
+        self._history = RunHistory()
 
     def hide(self) -> None:
         """Erase the live region and every bar."""
@@ -96,71 +245,37 @@ class CompareView(ErasedView):
             self._texts.hide()
         self._region.hide()
 
-    def _draw(self) -> None:
-        height = max(self.out.height - 1, 1)
-        above = [] if self._heading is None or height < 2 else [self._heading]
-        if self._prompt:
-            prompt = prompt_lines(self._prompt, self.out, self.out.width)
-            above += [*prompt, Text("")] if len(prompt) < height // 3 else []
-        self._region.draw([*above, *picture(self._story, self._columns, self.out, self.out.width, height - len(above))])
-
 
 def picture(history: RunHistory, columns: Sequence[Column], console: Console, width: int, height: int) -> list[Text]:
     """The columns in at most `height` lines: side by side, or stacked if that is too narrow."""
     cells = side_by_side(width, len(columns))
-    if cells:
-        bodies = [
-            [column_title(column.title, cells), *_body(_texts(history, column), console, cells, height - 1)]
-            for column in columns
-        ]
-        return join_columns(bodies, cells)[: max(height, 1)]
-    room, shown = height, columns[: max(height // 2, 1)]
-    if len(shown) < len(columns) and height > 2:
-        room, shown = height - 1, columns[: (height - 1) // 2]
-    lines: list[Text] = []
-    for place, column in enumerate(shown):
-        share, texts = max(room // (len(shown) - place), 1), _texts(history, column)
-        state = texts[0][1] if len(texts) == 1 else ""
-        body = _body([(section, "") for section, _ in texts] if state else texts, console, width, share - 1)
-        part = [widgets.header(width, column.title, state), *body][:share]
-        lines += part
-        room -= len(part)
-    return _cut(lines, len(columns) - len(shown), width, height)
-
-
-def _texts(history: RunHistory, column: Column) -> list[tuple[Section, str]]:
-    """The texts of a column, each with its state."""
-    texts = []
-    for name in column.lanes:
-        lane = history.lanes.get(name)
-        seed = [f"seed {lane.began.seed}"] if lane and lane.began and lane.began.seed is not None else []
-        for section in sections_of(lane, _LOOK) if lane else ():
-            words = [*(seed if len(column.lanes) > 1 else []), *filter(None, section.heading[2:])]
-            texts.append((section, " · ".join(words)))
-    return texts
-
-
-def _body(texts: Sequence[tuple[Section, str]], console: Console, width: int, height: int) -> list[Text]:
-    """Texts in at most `height` lines: above each its state, then the end that fits."""
-    if not texts and height > 0:
-        return [Text("waiting", style=theme.DIM, no_wrap=True)]
-    shown = texts[: max(height // 2, 1)]
-    room = height - (len(shown) < len(texts))
-    lines: list[Text] = []
-    for place, (section, state) in enumerate(shown):
-        share = max(room // (len(shown) - place), 1)
-        part = [Text(widgets.first_words(state, width), style=theme.DIM)] if state and share > 1 else []
-        if section.lane.failed is None:
-            part += text_lines(section, _LOOK, console, share - len(part), width)
-        else:
-            part.append(Text(widgets.first_words(section.lane.failed.message, width), style=theme.ERROR))
-        lines += part
-        room -= len(part)
-    return _cut(lines, len(texts) - len(shown), width, height)
-
-
-def _cut(lines: list[Text], hidden: int, width: int, height: int) -> list[Text]:
-    """At most `height` lines of at most `width` cells; the last one counts the texts that are not shown, if any."""
-    if hidden and height > 1:
-        lines = [*lines[: height - 1], Text(f"… and {hidden} more", style=theme.DIM)]
+    parts: list[RunLines] = []
+    room = height
+    for place, column in enumerate(columns):
+        share = height - 2 if cells else room // (len(columns) - place) - 1  # below the title, and above the state
+        parts.append(_growing(history, column, console, cells or width, max(share, 1)))
+        room -= 1 + len(parts[-1].lines)
+    lines = arrange(parts, width, cells)
+    if len(lines) > height:
+        lines[max(height - 1, 0) :] = [Text("…", style=theme.DIM)]
     return [widgets.fit(line, width) for line in lines[: max(height, 0)]]
+
+
+def _growing(history: RunHistory, column: Column, console: Console, width: int, height: int) -> RunLines:
+    """The ends of all texts of a column, in equal shares of its height, each of several with its state above it."""
+    lanes = [history.lanes[name] for name in column.lanes if name in history.lanes]
+    sections = [section for lane in lanes for section in sections_of(lane, _LOOK)]
+    share = max(height // max(len(sections), 1), 1)
+    lines = [] if sections else [Text("waiting", style=theme.DIM)]
+    state = ""
+    for section in sections:
+        began, failed = section.lane.began, section.lane.failed
+        seed = f"seed {began.seed}" if len(column.lanes) > 1 and began and began.seed is not None else ""
+        state = DOT.join(filter(None, (seed, *section.heading[2:])))
+        above = [Text(widgets.first_words(state, width), style=theme.DIM)]
+        above = above if len(sections) > 1 and state and share > 1 else []
+        if failed is None:
+            lines += above + text_lines(section, _LOOK, console, share - len(above), width)
+        else:
+            lines += [*above, Text(widgets.first_words(failed.message, width), style=theme.ERROR)]
+    return RunLines(column.title, state if len(sections) == 1 else "", lines[:height])

@@ -139,8 +139,7 @@ def run(options: RunOptions) -> int | None:
                     top=report.top,
                     watch=report.watch,
                 )
-                given = base.runtime.seed is not None
-                seed = output.begin(header, grouping.again, base.origins, seed_given=given)
+                seed = output.begin(header, grouping.again, base.origins, seed_given=base.runtime.seed is not None)
             if screen.view is not None and not job.single_prompt:
                 screen.view.seed = seed
             if watched_alone:

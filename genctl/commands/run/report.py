@@ -9,7 +9,7 @@ from genctl import process
 from genctl.commands.event_log import read_recording
 from genctl.commands.messages import Messages
 from genctl.commands.options import QUIET
-from genctl.commands.table import Command, CommandOptions, Conflict, argument, given, option, switch
+from genctl.commands.table import Command, CommandOptions, argument, given, option, switch
 from genctl.errors import Exit, UsageError
 from genctl.events import Failed
 
@@ -24,14 +24,6 @@ class ReportOptions(CommandOptions):
     quiet: bool = QUIET
 
 
-REPORT_CONFLICTS: tuple[Conflict, ...] = (
-    (
-        given(file=["-"], without=["output"]),
-        "a recording on standard input has no name; give the page one with --output FILE",
-    ),
-    (given(output=["-"]), "--output -: a page is a file that a browser opens; give it a name"),
-)
-
 REPORT = Command(
     "report",
     ReportOptions,
@@ -39,7 +31,13 @@ REPORT = Command(
     """The page opens from disk and loads nothing: tokens coloured by probability, the search tree step by step, runs of
     a comparison side by side. --report FILE of the other commands writes the same page, with the run's settings.""",
     ("genctl report run.jsonl", "genctl report run.jsonl -o run.html --force"),
-    conflicts=REPORT_CONFLICTS,
+    conflicts=(
+        (
+            given(file=["-"], without=["output"]),
+            "a recording on standard input has no name; give the page one with --output FILE",
+        ),
+        (given(output=["-"]), "--output -: a page is a file that a browser opens; give it a name"),
+    ),
     knobs=(),
 )
 

@@ -22,8 +22,6 @@ from genctl.io.records import SCHEMA
 
 APART = ("seed", "offline", "threads", "draft", "draft_corpus")  # settings that are kept elsewhere, or change no result
 IN_FILES = ("json_schema", "grammar", "prompt_cache")  # settings that may name a file
-
-
 AHEAD = 2  # times as many rows are read ahead where they are at hand, so that the longest begins first
 
 

@@ -6,15 +6,12 @@ import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
 
+from genctl.commands.job import Row
 from genctl.io.record_output import RecordOutput
-from genctl.io.rows import BadRow, InputRow
 
 ROOM = 4096  # rows that are read ahead
 MOMENT_S = 0.1  # that is waited for a row where there is nothing else to do
-
-Row: TypeAlias = InputRow | BadRow
 
 
 class RowSource:

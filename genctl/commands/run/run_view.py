@@ -1,4 +1,4 @@
-"""The view of a run on a terminal: text while it is generated, and the final output."""
+"""The view of a run on a terminal: text or beams while they are generated, and the final output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from genctl.commands.messages import RepeatedErrors
-from genctl.commands.run.beam_picture import table
+from genctl.commands.run.beam_picture import picture, table
 from genctl.commands.run.text_stream import TextStream, console_writer
 from genctl.events import Began, Event, Failed, Finished, Prefilled, Stepped
 from genctl.events.history import LaneHistory, Path
@@ -23,6 +23,7 @@ from genctl.terminal.live_layout import Look, names, no_room, place_words, retur
 from genctl.terminal.live_region import LiveRegion
 from genctl.terminal.progress_bars import LoadingBar
 from genctl.terminal.run_history import RunHistory
+from genctl.terminal.score_formula import formula, meaning, searches
 from genctl.terminal.summary import failure, lane_summary, put, put_words, stop_words, summary
 
 MOST_SUMMED_UP = 5  # prompts that have a line of their own with --verbose
@@ -35,8 +36,10 @@ class RunView:
     them is redrawn, at most every 50 ms; if `out` is not interactive, the first unfinished text is streamed and the
     others follow in turn. After `close` everything is printed in full, in input order.
 
-    `live`: show text before it is finished. `candidates`: a table of the samples among which one was chosen. `quiet`:
-    no progress bar and no summary; failures are always shown. `clock` gives seconds. `look`: the fields of `Look`.
+    `live`: show text before it is finished. `beams`: show the rows of a search while it runs (where `out` is not
+    interactive, stream its stable text), and all finished sequences below the returned texts. `details`: the formula of
+    the score, or a table of the samples among which one was chosen. `quiet`: no progress bar and no summary; failures
+    are always shown. `clock` gives seconds. `look`: the fields of `Look`.
 
     `feed` raises InputError for an event that cannot follow the ones before it, and whatever writing to the streams
     raises.
@@ -48,7 +51,8 @@ class RunView:
         err: Console,
         *,
         live: bool = True,
-        candidates: bool = True,
+        beams: bool = False,
+        details: bool = True,
         quiet: bool = False,
         verbose: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -59,8 +63,8 @@ class RunView:
         self.load_s: float | None = None  # what loading took; the summary says so
         self.seed: int | None = None  # of the run, where it has several prompts
         self.passes: Callable[[], int] | None = None  # how many forward passes there were
-        self._with_candidates, self._live, self._quiet, self._verbose = candidates, live, quiet, verbose
-        self._clock = clock
+        self._live, self._beams, self._details = live, beams, details
+        self._quiet, self._verbose, self._clock = quiet, verbose, clock
         self._bar = LoadingBar(err, clock)
         self._region = LiveRegion(out, clock)
         # text on the same stream as the messages has no control characters: a log is read on a terminal
@@ -140,27 +144,31 @@ class RunView:
         else:
             self.close()
 
-    # -- while it is written -------------------------------------------------------------------------------------------
-
     def _show(self, now: float) -> None:
         """Stream the first lane, or draw the live region."""
         self._bar.close()
         lane = next(iter(self.history.lanes.values()))
         if self._text.lane is None and self._may_stream(lane):
             self._region.hide()
-            self._begin_block(lane, *names(lane, self.look, settled=True), place_words(0, returned(lane)))
+            self._begin_block(lane, *self._heading(lane, 0))
             self._text.begin(lane.lane)
         if self._text.lane is not None:
             self._text.write(self._text.take(self._stable(lane)))
         elif self.out.is_interactive and self._region.is_due(now):
-            lanes = [lane for lane in self.history.lanes.values() if lane.steps or lane.over]
-            if lines := tail(lanes, self.look, self.out):
+            if self._beams and lane.steps:
+                lines = picture(lane, self._stable(lane), self.look, self.out, beams=_kept(lane))
+            else:
+                lanes = [lane for lane in self.history.lanes.values() if lane.steps or lane.over]
+                lines = tail(lanes, self.look, self.out)
+            if lines:
                 self._region.draw(lines)
 
     def _may_stream(self, lane: LaneHistory) -> bool:
+        if not lane.steps or self._beams:
+            return lane.steps > 0 and not self.out.is_interactive
         texts = len(lane.rows) + (lane.endings.count if lane.endings else 0)
         alone = len(self.history.lanes) == 1 and not self.look.steps
-        return lane.steps > 0 and texts == 1 and (alone or not self.out.is_interactive)
+        return texts == 1 and (alone or not self.out.is_interactive)
 
     # -- finished text -------------------------------------------------------------------------------------------------
 
@@ -191,76 +199,75 @@ class RunView:
             put(self.err, lane_summary(lane))
 
     def _print_texts(self, lane: LaneHistory, finished: Finished) -> None:
-        """Print the texts of a lane. What one shares with the text before it is dimmed."""
+        """Print the texts of a lane, and tables of sequences. What a text shares with the one before it is dimmed."""
         hypotheses, before = finished.hypotheses, ""
         for place, (one, path) in enumerate(zip(hypotheses, lane.paths_of(hypotheses), strict=True)):
             text = one.text or (path.text() if path else "")
-            if place == 0 and self._has_begun(lane):
-                self._complete(text, path)
-            else:
-                ending = stop_words(one.reason, one.cause)
-                heading = *names(lane, self.look, settled=True), place_words(place, returned(lane)), ending
-                self._print_block(lane, text, path, heading, shared=word_boundary(text, before) if before else 0)
+            heading = *self._heading(lane, place), stop_words(one.reason, one.cause)
+            self._print_text(lane, text, path, heading, shared=word_boundary(text, before) if before else 0)
             before = text
-        if finished.others and self._with_candidates:
-            self._text.end_line()
-            self.out.print()
-            for line in table(lane, 0, self.out.width):
-                self.out.print(line)
+        if self._beams and hypotheses and searches(lane):
+            self._print_table(lane)
+            if self._details:
+                self.out.print()
+                self.out.print(Text(widgets.visible(formula(lane, hypotheses[0]))), soft_wrap=False)
+                if self._verbose and self._blocks == len(hypotheses):  # once, below the first prompt
+                    self.out.print(Text(meaning(lane, hypotheses[0]), style=theme.DIM), soft_wrap=False)
+        elif finished.others and self._details and not self._beams:
+            self._print_table(lane)
 
-    def _has_begun(self, lane: LaneHistory) -> bool:
-        """Whether a part of the lane's first text is printed already."""
-        return self._text.lane == lane.lane
+    def _print_table(self, lane: LaneHistory) -> None:
+        """Print the n-best table of a lane below its texts."""
+        self._text.end_line()
+        self.out.print()
+        for line in table(lane, _kept(lane) if self._beams else 0, self.out.width):
+            self.out.print(line)
 
     def _settle_unfinished(self, lane: LaneHistory) -> int:
         """Print what an unfinished lane has. Returns its tokens."""
         sections = sections_of(lane, self.look) if lane.steps else []
         for section in sections:
-            if self._has_begun(lane):
-                self._complete(section.path.text(), section.path)
-            else:
-                heading = (*names(lane, self.look, settled=True), *section.heading[2:], "not finished")
-                self._print_block(lane, section.path.text(), section.path, heading)
+            heading = (*names(lane, self.look, settled=True), *section.heading[2:], "not finished")
+            self._print_text(lane, section.path.text(), section.path, heading)
+        if self._beams and lane.endings and searches(lane):
+            self._print_table(lane)
         return sum(section.path.length for section in sections)
 
-    def _print_block(
-        self, lane: LaneHistory, text: str, path: Path | None, heading: tuple[str, ...], *, shared: int = 0
-    ) -> None:
-        """Print a text in full, of which so many `shared` characters are dimmed."""
-        self._begin_block(lane, *heading)
-        self._text.write(text[:shared], dim=True)
-        self._text.write(text[shared:])
-        self._end_text(text, path)
+    def _heading(self, lane: LaneHistory, place: int) -> tuple[str, ...]:
+        """The name of a lane, and which of its sequences this is."""
+        return *names(lane, self.look, settled=True), place_words(place, returned(lane))
 
     def _begin_block(self, lane: LaneHistory, *heading: str) -> None:
-        self._begin_heading(*heading)
-        if self.look.echoes(lane):
-            self._text.write(lane.prompt + lane.between, dim=True)
-
-    def _begin_heading(self, *heading: str) -> None:
+        """Print a heading, if there are headings, and the prompt."""
         self._text.end_line()
         if self.look.labels:
             if self._blocks:
                 self._text.write("\n")
             self.out.print(widgets.header(self.out.width, *heading))
         self._blocks += 1
+        if self.look.echoes(lane):
+            self._text.write(lane.prompt + lane.between, dim=True)
 
-    def _complete(self, text: str, path: Path | None) -> None:
-        """Complete a text whose beginning is printed."""
-        self._text.complete(text)
-        self._end_text(text or self._text.path.text(), path)
-        self._text.begin(None)
-
-    def _end_text(self, text: str, path: Path | None) -> None:
-        """End the line of a text, and print the lines of its steps."""
+    def _print_text(
+        self, lane: LaneHistory, text: str, path: Path | None, heading: tuple[str, ...], *, shared: int = 0
+    ) -> None:
+        """Print a text in full, `shared` characters of it dimmed, or what is missing of the one that is streamed; then
+        the lines of its steps.
+        """
+        if self._text.lane == lane.lane:
+            self._text.complete(text)
+            text = text or self._text.path.text()
+            self._text.begin(None)
+        else:
+            self._begin_block(lane, *heading)
+            self._text.write(text[:shared], dim=True)
+            self._text.write(text[shared:])
         if not text and not self._text.line_open:
             self._text.write("\n")  # an empty text is a line, too
         self._text.end_line()
-        if not self.look.steps:
-            return
-        if path is None:
+        if self.look.steps and path is None:
             self.out.print(Text("the steps of this text were not recorded", style=theme.DIM))
-        else:
+        elif self.look.steps and path is not None:
             self._stepped = True
             self.out.print(Group(*step_lines(path, self.look, self.out.width)))
 
@@ -283,3 +290,9 @@ class RunView:
             verbose=self._verbose,
         )
         put(self.err, line)
+
+
+def _kept(lane: LaneHistory) -> int:
+    """How many finished sequences a search keeps: its num_beams."""
+    beams = lane.began.settings.get("num_beams") if lane.began else None
+    return beams if isinstance(beams, int) else 1

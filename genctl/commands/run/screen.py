@@ -36,7 +36,7 @@ class Screen:
         self.err: Console | None = None
         self.bar: RowsBar | None = None
         self.view: RunView | None = None  # made where anything is shown: the import of Rich takes time
-        self.trees: SearchTrees | None = None  # those that the view does not draw
+        self.trees: SearchTrees | None = None
         self.stream: StableTexts | None = None
         quiet = options.quiet or not (job.live or is_terminal(sys.stderr) or options.verbose)
         if job.live or _has_details(options) or options.tree or not quiet:
@@ -47,12 +47,13 @@ class Screen:
         else:
             for stream in (sys.stdout, sys.stderr):
                 never_fail_to_encode(stream)
-        if (options.tree and not job.live) or options.tree_format:
+        if options.tree or options.tree_format:
             from genctl.pages.search_tree import SearchTrees
 
             self.trees = SearchTrees()
         if options.stream:
             self.stream = open_stream(options)
+        self.wants_bar = wants_bar(options, self.err, live=job.live)
 
     def open(self, stack: ExitStack) -> None:
         """Begin to draw, until `stack` closes."""
@@ -63,19 +64,18 @@ class Screen:
 
     def _finish(self) -> None:
         """End the text of --stream, and draw the trees of --tree."""
+        self.hide()
         if self.stream is not None:
             self.stream.close()
         if self.trees is not None and self.err is not None and self.options.tree_format is None:
+            from rich.text import Text
+
             from genctl.commands.tree_formats import tree_lines
 
             for tree in self.trees.take_all():
-                for line in tree_lines(tree, self.err.width if self.err.is_terminal else None):
+                lines = tree_lines(tree, self.err.width if self.err.is_terminal else None)
+                for line in [Text(""), *lines] if self.job.live else lines:
                     self.err.print(line)
-
-    @property
-    def wants_bar(self) -> bool:
-        """Whether a bar counts the rows."""
-        return wants_bar(self.options, self.err, live=self.job.live)
 
     def open_bar(self, stack: ExitStack, total: int | None, done: int) -> None:
         """Begin to count rows, if a bar is wanted."""
@@ -144,23 +144,24 @@ def _view(job: Job, options: RunOptions, out: Console, err: Console, *, quiet: b
     from genctl.commands.run.run_view import RunView
     from genctl.terminal.console import discard
 
-    live, details = job.live, _has_details(options)
-    shared: dict[str, Any] = {
-        "explain": options.explain,
-        "verbose": options.verbose,
-        "echo": options.echo is not False if live else bool(options.echo),
-        "messages": options.echo is True or options.view == "beam",  # a person knows what was just typed
-        "scores": options.scores or bool(options.watch) or (options.top_logprobs or 0) > 0,
-        "top": shown_top(options),
-        "labels": several or not job.single_prompt,
-        "numbered": not job.single_prompt,
-    }
-    if live and options.view == "beam":
-        from genctl.commands.run.beam_view import BeamView
-
-        return BeamView(out, err, quiet=options.quiet, tree=options.tree, formula=not options.quiet, **shared)
-    shown = out if live else err if details and options.format in TEXTS else discard()
-    return RunView(shown, err, live=live, quiet=quiet, candidates=not options.quiet, **shared)
+    live = job.live
+    shown = out if live else err if _has_details(options) and options.format in TEXTS else discard()
+    return RunView(
+        shown,
+        err,
+        live=live,
+        beams=live and options.view == "beam",
+        details=not options.quiet,
+        quiet=quiet,
+        verbose=options.verbose,
+        explain=options.explain,
+        echo=options.echo is not False if live else bool(options.echo),
+        messages=options.echo is True or options.view == "beam",  # a person knows what was just typed
+        scores=options.scores or bool(options.watch) or (options.top_logprobs or 0) > 0,
+        top=shown_top(options),
+        labels=several or not job.single_prompt,
+        numbered=not job.single_prompt,
+    )
 
 
 def wants_bar(options: RunOptions, err: Console | None, *, live: bool) -> bool:
@@ -176,14 +177,14 @@ def wants_bar(options: RunOptions, err: Console | None, *, live: bool) -> bool:
 
 def open_stream(options: RunOptions) -> StableTexts:
     """Where --stream writes. On a terminal prompts come first, dimmed; those of conversations with --echo alone."""
-    from genctl.commands.run.text_stream import StableTexts, console_writer, recorded_prompt, shown_prompt
+    from genctl.commands.run.text_stream import StableTexts, console_writer, recorded_prompt
     from genctl.terminal.console import make_consoles
+    from genctl.terminal.live_layout import Look
 
     if is_terminal(sys.stdout):
-        write_shown = console_writer(make_consoles(options.color)[0])
-        if options.echo is False:
-            return StableTexts(write_shown)
-        return StableTexts(write_shown, lambda lane: "" if lane.is_chat and not options.echo else shown_prompt(lane))
+        look = Look(echo=options.echo is not False, messages=options.echo is True)
+        shown = console_writer(make_consoles(options.color)[0])
+        return StableTexts(shown, lambda lane: lane.prompt + lane.between if look.echoes(lane) else "")
     sink = writers.open_output(None, sys.stdout)
 
     def write(text: str, dim: bool) -> None:

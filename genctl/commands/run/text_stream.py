@@ -86,11 +86,6 @@ def recorded_prompt(lane: LaneHistory) -> str:
     return lane.began.prompt + ("\t" if lane.began.encoder_decoder else "")
 
 
-def shown_prompt(lane: LaneHistory) -> str:
-    """The prompt as a person sees it; a text that answers it follows on a line of its own."""
-    return lane.prompt + lane.between
-
-
 class StableTexts:
     """The stable part of each lane's first sequence; the lanes follow one another in the order in which they began.
 
@@ -134,6 +129,5 @@ class StableTexts:
             self._stream.complete(one.text or (path.text() if path else ""))
             self._stream.write("\n")
             self._stream.begin(None)
-        if self._stream.lane is not None:  # it failed on the way
-            self._stream.end_line()
-            self._stream.begin(None)
+        self._stream.end_line()  # it failed on the way
+        self._stream.begin(None)

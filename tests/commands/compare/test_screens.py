@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
 
-from genctl.commands.compare import report as shown
+from genctl.commands.compare import view as shown
 from genctl.commands.compare.view import Column, CompareView, picture
 from genctl.comparing.metrics import Divergence
+from genctl.comparing.outputs import Measured
 from genctl.events import Event, Failed, Stepped, Token
+from genctl.events.results import Collector
 from genctl.terminal import widgets
 from genctl.terminal.run_history import RunHistory
 from tests import screens
@@ -63,22 +65,22 @@ def test_texts_stream_side_by_side_or_in_a_stack(width: int) -> None:
     assert terminal.everything().strip() == ""  # the picture is gone, for what stays to be printed
 
 
+def measured(pieces: list[str], point: Divergence | None = None, reason: str = "eos") -> Measured:
+    collector = Collector()
+    (result,) = filter(None, map(collector.feed, lane("0", [pieces], reasons=(reason,))))
+    return Measured(result, 0, result.sequences[0], {}, point)
+
+
 @pytest.mark.parametrize("width", [80, 120, 160])
 def test_what_stays_is_texts_with_marks_and_tables(width: int) -> None:
     out = console(width)
     token, other = Token(5, -0.9, " badger"), Token(6, -2.3, " fox")
-    text = "".join(STORY)
     point = Divergence("greedy", 6, len("".join(STORY[:6])), other, token)
+    at_once = Divergence("greedy", 0, 0, None, token)
     blocks = [
-        shown.Block("greedy", (shown.Passage(text, "ended by itself"),)),
-        shown.Block(
-            "nucleus",
-            (
-                shown.Passage("".join(OTHER), "ended by itself", "seed 7", point),
-                shown.Passage("", "cut at max_new_tokens", "seed 8", Divergence("greedy", 0, 0, None, token)),
-            ),
-        ),
-        shown.Block("broken", (), "the prompt has 9 tokens, but max_length is 8"),
+        shown.Block("greedy", [(measured(STORY), "")]),
+        shown.Block("nucleus", [(measured(OTHER, point), "seed 7"), (measured([""], at_once, "length"), "seed 8")]),
+        shown.Block("broken", [], "the prompt has 9 tokens, but max_length is 8"),
     ]
     lines = shown.blocks_lines(blocks, out, width)
     lines.append(Text(""))
@@ -87,7 +89,7 @@ def test_what_stays_is_texts_with_marks_and_tables(width: int) -> None:
         shown.divergence_line("nucleus", point),
         shown.divergence_line("beam5@elsewhere", end, one_model=False),
     ):
-        lines += shown.hanging_indent(sentence, out, width)
+        lines += shown.wrapped(sentence, out, width)
     lines.append(Text(""))
     headings = [
         "run",
@@ -132,18 +134,6 @@ def test_the_picture_always_fits(width: int, height: int, texts: list[list[str]]
             assert len(lines) <= height
             assert all(cell_len(line.plain) <= width for line in lines)
             assert not any("\x1b" in line.plain or "\n" in line.plain for line in lines)
-
-
-def test_a_single_prompt_stands_above_its_texts_while_they_grow() -> None:
-    for height, there in ((20, True), (5, False)):
-        terminal, clock = Terminal(120, height), Clock()
-        with CompareView(terminal.console, console(), live=True, clock=clock) as view:
-            view.begin(None, COLUMNS, "Under the old oak")
-            for event in lane("greedy/0/7", [STORY[:8]]):
-                clock.now += 0.1
-                view.feed(event)
-            assert (terminal.visible()[0].strip() == "Under the old oak") is there, height
-            assert any("greedy" in line for line in terminal.visible())
 
 
 def test_it_is_redrawn_when_50_ms_have_passed_and_at_every_end() -> None:
