@@ -11,13 +11,16 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from genctl.config.check import names_file
 from genctl.documents import reader
 from genctl.documents.reader import BadJson, Unreadable
 from genctl.errors import UsageError, one_line
 from genctl.params import GRAMMARS, Generation
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
 
 MOST_BYTES = 1 << 20  # of a file; no grammar is that long
 MOST_TRIES = 256  # parts of a schema that are checked alone, to find the wrong one
@@ -50,6 +53,12 @@ class GrammarSource(NamedTuple):
     knob: str
     lark: str
     notes: tuple[str, ...] = ()  # on what is not enforced
+
+    def matcher(self, tokenizer: LLTokenizer) -> LLMatcher:
+        """llguidance's reader of this grammar for a vocabulary, at the beginning of a text."""
+        from llguidance import LLMatcher
+
+        return LLMatcher(tokenizer, LLMatcher.grammar_from_lark(self.lark), log_level=0)
 
 
 def read(generation: Generation, only: str | None = None) -> GrammarSource | None:

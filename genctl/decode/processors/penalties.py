@@ -24,11 +24,24 @@ IdArray: TypeAlias = NDArray[np.int64]
 
 
 def presence(m: ProcessorContext, penalty: float) -> Processor:
-    return presence_penalty(penalty, m.prompt_len, m.generation.penalty_last_n)
+    """Subtract `penalty` from tokens that are among the new ones; the prompt does not count (OpenAI API, vLLM)."""
+    return lambda history, scores: scores - penalty * (_counts(m, history, scores) > 0)
 
 
 def frequency(m: ProcessorContext, penalty: float) -> Processor:
-    return frequency_penalty(penalty, m.prompt_len, m.generation.penalty_last_n)
+    """Subtract `penalty` for each time that a token is among the new ones (OpenAI API, vLLM)."""
+    return lambda history, scores: scores - penalty * _counts(m, history, scores)
+
+
+def _counts(m: ProcessorContext, history: Tensor, scores: Tensor) -> Tensor:
+    """f32 [R, V]: how often each token is among the new ones, of them the last `penalty_last_n`."""
+    window = m.generation.penalty_last_n
+    begin = m.prompt_len if window is None else max(m.prompt_len, history.shape[1] - window)
+    new = history[:, begin:].to(scores.device)
+    counts = scores.new_zeros(scores.shape[0], scores.shape[1] + 1)
+    # An embedding may have more rows than there are scores; such ids are counted past the end.
+    counts.scatter_add_(1, new.clamp(max=scores.shape[1]), torch.ones_like(new, dtype=scores.dtype))
+    return counts[:, :-1]
 
 
 def dry_of_knobs(m: ProcessorContext, multiplier: float) -> Processor:
@@ -43,34 +56,6 @@ def windowed(processor: Processor, window: int | None) -> Processor:
     if window is None:
         return processor
     return lambda history, scores: processor(history[:, -window:], scores)
-
-
-def presence_penalty(penalty: float, prompt_len: int, window: int | None = None) -> Processor:
-    """Subtract `penalty` from tokens that are among the new ones; the prompt does not count (OpenAI API, vLLM)."""
-
-    def processor(history: Tensor, scores: Tensor) -> Tensor:
-        return scores - penalty * (_counts(history, scores, prompt_len, window) > 0)
-
-    return processor
-
-
-def frequency_penalty(penalty: float, prompt_len: int, window: int | None = None) -> Processor:
-    """Subtract `penalty` for each time that a token is among the new ones (OpenAI API, vLLM)."""
-
-    def processor(history: Tensor, scores: Tensor) -> Tensor:
-        return scores - penalty * _counts(history, scores, prompt_len, window)
-
-    return processor
-
-
-def _counts(history: Tensor, scores: Tensor, prompt_len: int, window: int | None) -> Tensor:
-    """f32 [R, V]: how often each token is among the new ones, of them the last `window`."""
-    length = history.shape[1]
-    new = history[:, prompt_len if window is None else max(prompt_len, length - window) :].to(scores.device)
-    counts = scores.new_zeros(scores.shape[0], scores.shape[1] + 1)
-    # An embedding may have more rows than there are scores; such ids are counted past the end.
-    counts.scatter_add_(1, new.clamp(max=scores.shape[1]), torch.ones_like(new, dtype=scores.dtype))
-    return counts[:, :-1]
 
 
 def dry(

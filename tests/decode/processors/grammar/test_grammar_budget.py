@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import genctl
-from genctl.decode.processors.grammar_rows import Grammar
+from genctl.decode.processors.grammar import Grammar
 from genctl.decode.processors.grammar_source import read
 from genctl.decode.processors.token_bytes import Spelling, spelling
 from genctl.errors import UsageError
@@ -237,7 +237,7 @@ def test_what_a_row_may_write_depends_on_its_tokens_and_the_budget_alone() -> No
         rows = [[*row, draw.choice(sorted(ids - {EOS}))] for row, ids in zip(rows, answers, strict=True)]
         draw.shuffle(rows)
         if step % 7 == 6:
-            together._rows.clear()
+            together._rows._known.clear()
 
 
 @pytest.mark.parametrize(

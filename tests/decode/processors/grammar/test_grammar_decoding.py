@@ -12,8 +12,7 @@ from torch import Tensor
 from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.processors.build import NamedProcessor, ProcessorContext
-from genctl.decode.processors.grammar import constraint
-from genctl.decode.processors.grammar_rows import Grammar
+from genctl.decode.processors.grammar import Grammar, constraint
 from genctl.decode.processors.grammar_source import read
 from genctl.decode.processors.token_bytes import spelling
 from genctl.decode.types import Lane, Strategy

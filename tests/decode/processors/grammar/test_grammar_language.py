@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genctl.decode.processors.grammar_rows import Grammar
+from genctl.decode.processors.grammar import Grammar
 from genctl.decode.processors.token_bytes import Spelling, spelling
 from genctl.errors import UsageError
 from tests.decode.processors.grammar.machines import allowed, machine, text, tiny_words, written
