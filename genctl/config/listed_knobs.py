@@ -186,7 +186,7 @@ _ROWS = (
         ("thinking_budget", "thinking_tags", "thinking_end"),
     ),
     _row("top_n_sigma", "arXiv:2411.07641", "filters", reads="scores"),
-    _row("min_k", "arXiv:2604.11012", "shape_filters", reads="scores", measure="rank"),
+    _row("min_k", "arXiv:2604.11012", "filters", reads="scores", measure="rank"),
     _row("temperature", "TemperatureLogitsWarper", "samplers", reads="scores"),
     _row(
         "dynatemp",
@@ -203,7 +203,7 @@ _ROWS = (
         reads="scores",
     ),
     _row("top_h", "TopHLogitsWarper, arXiv:2509.02510", "filters", reads="scores"),
-    _row("p_less", "arXiv:2509.23234", "shape_filters", reads="scores"),
+    _row("p_less", "arXiv:2509.23234", "filters", reads="scores"),
     _row("top_k", "TopKLogitsWarper", "filters", reads="scores", measure="rank"),
     _row("top_p", "TopPLogitsWarper, arXiv:1904.09751", "filters", reads="scores", measure="mass"),
     _row("min_p", "MinPLogitsWarper, arXiv:2407.01082", "filters", reads="scores"),
@@ -211,9 +211,9 @@ _ROWS = (
     _row("epsilon_cutoff", "EpsilonLogitsWarper, arXiv:2210.15191", "filters", reads="scores"),
     _row("eta_cutoff", "EtaLogitsWarper, arXiv:2210.15191", "filters", reads="scores"),
     _row("xtc", "oobabooga/text-generation-webui#6335", "samplers.xtc", ("xtc_probability", "xtc_threshold")),
-    _row("adaptive_p", "llama.cpp adaptive-p", "mirostat.adaptive_p", ("adaptive_target", "adaptive_decay")),
+    _row("adaptive_p", "llama.cpp adaptive-p", "mirostat.AdaptiveP", ("adaptive_target", "adaptive_decay")),
     _row(
-        "mirostat", "arXiv:2007.14966, version 2 as in llama.cpp", "mirostat.mirostat", ("mirostat_tau", "mirostat_eta")
+        "mirostat", "arXiv:2007.14966, version 2 as in llama.cpp", "mirostat.Mirostat", ("mirostat_tau", "mirostat_eta")
     ),
     _row("watermarking_config", "WatermarkLogitsProcessor, SynthIDTextWatermarkLogitsProcessor", "watermark"),
     _row("renormalize_logits", "LogitNormalization", "samplers", reads="scores"),

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from genctl.decode.processors.language import Language, Position, unpacked
+from genctl.decode.processors.language import GrammarPosition, Language, unpacked
 from genctl.decode.processors.token_bytes import llguidance_tokenizer
 from genctl.errors import UsageError
 
@@ -32,6 +32,7 @@ _NEAR = 8  # tokens to spare from which on a token is barred unless a way out af
 _EXAMINED = 1024  # the most probable ids, which are examined near the end: all others are barred there
 _LIKELY = 32  # the same while the end is further off: nothing else is barred then
 _SEARCHES = 8  # the most probable of them, after which a way out is searched
+_STORED = 4_000  # ways out that are stored
 _ENUMERATED = 4_000  # tokens that are tried to prove that no text fits
 _TRIES = 6_000  # pieces that a search tries
 _KINDS = 8  # positions of a level of a search, each of another kind
@@ -41,7 +42,7 @@ _FIRST = b'"}])>,:;=0123456789'  # bytes that are tried first
 _LAST = b"[{(< \t\n\r\\" + bytes(range(0x80, 0x100))  # and last: they open something, or are no plain text
 
 
-class Way(NamedTuple):
+class KnownWay(NamedTuple):
     """A way out of a row, None if none was found. It is checked again after `wait` more tokens."""
 
     tokens: Tokens | None = None
@@ -67,6 +68,7 @@ class Finishing:
         spelled = len(language.words.memo["llguidance"].greedy_tokenize(body))
         # about how many tokens one token can require: what the grammar spells out, and what it repeats
         self.reach = spelled + 4 * sum(int(one or other) for one, other in counts)
+        self._found: dict[tuple[int, Tokens, int], Tokens | None] = {}  # ways out after a token
         self._first = self.find(language.start)
 
     def shortest(self, room: int) -> Tokens | None:
@@ -84,10 +86,10 @@ class Finishing:
             raise UsageError(f"{self.language.source.knob}: no text of it fits in {count}{known}")
         return shorter or way
 
-    def follow(self, before: Way, position: Position, left: int) -> Way:
+    def follow(self, before: KnownWay, position: GrammarPosition, left: int) -> KnownWay:
         """The way out of a row that came to `position` with one more token, with `left` tokens to write."""
         if before.wait:
-            return Way(before.tokens, before.wait - 1)
+            return KnownWay(before.tokens, before.wait - 1)
         known = before.tokens or ()
         rests = (known[start:] for start in range(len(known), -1, -1))
         way = next((rest for rest in rests if position.ends_with(rest)), None)
@@ -96,12 +98,12 @@ class Finishing:
             way = found if way is None or (found is not None and len(found) < len(way)) else way
         return self.waiting(way, left)
 
-    def waiting(self, way: Tokens | None, left: int) -> Way:
+    def waiting(self, way: Tokens | None, left: int) -> KnownWay:
         """A way out with `left` tokens to write, and how long it need not be checked."""
         spare = left if way is None else left - 1 - len(way) - self.reach
-        return Way(way, max(spare, 0) // _GROWTH)
+        return KnownWay(way, max(spare, 0) // _GROWTH)
 
-    def in_time(self, position: Position, way: Way, left: int, scores: Tensor) -> bytes:
+    def in_time(self, position: GrammarPosition, way: KnownWay, left: int, scores: Tensor) -> bytes:
         """The ids, one bit each, after which the text can be finished within `left` tokens; scores f32 [V]."""
         if way.wait or way.tokens is None or len(way.tokens) > left:
             return position.bits
@@ -124,7 +126,7 @@ class Finishing:
         return np.packbits(allowed, bitorder="little").tobytes()
 
     def _lengths(
-        self, position: Position, way: Tokens, ids: NDArray[np.intp], most: int, searches: int
+        self, position: GrammarPosition, way: Tokens, ids: NDArray[np.intp], most: int, searches: int
     ) -> NDArray[np.float64]:
         """f64 [ids], the tokens of a known way out after each id; infinite where none is known.
 
@@ -139,15 +141,19 @@ class Finishing:
         for rest in dict.fromkeys((way[1:], way, *(way[start:] for start in range(len(way), 1, -1)))):
             note(rest, np.flatnonzero(np.isinf(lengths)))
         for place in np.flatnonzero(lengths > most)[:searches]:
-            after = position.after(int(ids[place]))
-            found = None if after is None else self.find(after)
-            if found is not None and len(found) < lengths[place]:
-                lengths[place] = len(found)
-                if len(found) <= most:
-                    note(found, np.flatnonzero(lengths > most))
+            # positions are alike if the same ids may follow and the same way leads out
+            key = hash(position.bits), way, int(ids[place])
+            if key not in self._found:
+                if len(self._found) == _STORED:
+                    self._found.clear()
+                after = position.after(key[2])
+                self._found[key] = None if after is None else self.find(after)
+            found = self._found[key]
+            if found is not None:
+                note(found, np.flatnonzero(lengths > max(len(found), most)))
         return lengths
 
-    def find(self, position: Position) -> Tokens | None:
+    def find(self, position: GrammarPosition) -> Tokens | None:
         """A short way out, None if none was found."""
         if position.may_end:
             return ()
@@ -209,11 +215,11 @@ class _Node(NamedTuple):
     last: int  # bytes of it that are tried last
 
 
-def _enumerated(start: Position, most: int) -> tuple[Tokens | None, bool]:
+def _enumerated(start: GrammarPosition, most: int) -> tuple[Tokens | None, bool]:
     """A shortest text of at most `most` tokens, by trying all, and whether all were tried."""
     tries, level = _ENUMERATED, {b"": (start, Tokens())}
     for left in range(most, 0, -1):
-        longer: dict[bytes, tuple[Position, Tokens]] = {}
+        longer: dict[bytes, tuple[GrammarPosition, Tokens]] = {}
         for here, way in level.values():
             following = here.continuing.tolist()
             tries -= len(following)

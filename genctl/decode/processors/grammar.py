@@ -8,8 +8,8 @@ position was dropped, the row is read again from the nearest one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,9 +18,9 @@ from torch import Tensor
 
 from genctl.decode.processors import ByHistory, Processor
 from genctl.decode.processors.build import ProcessorContext
-from genctl.decode.processors.finishing import Way, finishing
+from genctl.decode.processors.finishing import KnownWay, finishing
 from genctl.decode.processors.grammar_source import GrammarSource, read
-from genctl.decode.processors.language import Position, language
+from genctl.decode.processors.language import GrammarPosition, language
 from genctl.decode.processors.token_bytes import Spelling, spelling
 from genctl.errors import UsageError, quote
 
@@ -31,8 +31,8 @@ _STORED = 4  # positions for each row; one takes memory in proportion to its tex
 class _Row(NamedTuple):
     """A row's position, None if it has left the grammar (a draft), and a way to the end of its text."""
 
-    position: Position | None
-    way: Way = Way()
+    position: GrammarPosition | None
+    way: KnownWay = KnownWay()
     tail: bytes | None = None  # before the mark: the end of the text, in which a mark may have begun
 
 
@@ -61,7 +61,7 @@ class Grammar:
         room: int | None = None,
         ahead: int = 0,
         written: Sequence[int] = (),
-        mark: Mark | None = None,
+        mark: GrammarMark | None = None,
     ) -> None:
         self.source, self.words, self.prompt_len, self.eos, self.mark = source, words, prompt_len, tuple(eos), mark
         self.language = language(source, words, eos)
@@ -149,7 +149,7 @@ class Grammar:
         return row.position is not None or row.tail is not None
 
 
-class Mark:
+class GrammarMark:
     """A text after which a grammar begins: `ids` are one special token, which has no text, or tokens that spell it.
 
     A token that continues behind the mark is barred, so that the grammar's text begins with a token. Where the budget
@@ -195,7 +195,7 @@ class Mark:
         return [token for token, piece in pieces if self.text in piece and not piece.endswith(self.text)]
 
 
-def _mark(context: ProcessorContext, words: Spelling) -> Mark | None:
+def _mark(context: ProcessorContext, words: Spelling) -> GrammarMark | None:
     """The mark of `grammar_after`; None without one, or if the prompt ends with it.
 
     Raises UsageError for a mark that the tokenizer cannot write.
@@ -212,28 +212,10 @@ def _mark(context: ProcessorContext, words: Spelling) -> Mark | None:
     prompt = [] if context.encoder_ids is None or context.is_encoder_decoder else context.encoder_ids[0].tolist()
     if backend.decode(prompt[-16:], skip_special_tokens=False).rstrip().endswith(text):
         return None
-    return Mark(text, ids, words, context.eos)
+    return GrammarMark(text, ids, words, context.eos)
 
 
-def grammar_of(processors: Sequence[Any]) -> Grammar | None:
-    """The `Grammar` among a lane's processors."""
-    functions = (getattr(processor, "function", None) for processor in processors)
-    return next((function for function in functions if isinstance(function, Grammar)), None)
-
-
-def json_schema(context: ProcessorContext, value: object) -> Processor | None:
-    return constraint(context, "json_schema")
-
-
-def regex(context: ProcessorContext, value: object) -> Processor | None:
-    return constraint(context, "regex")
-
-
-def lark(context: ProcessorContext, value: object) -> Processor | None:
-    return constraint(context, "grammar")
-
-
-def constraint(context: ProcessorContext, knob: str) -> Processor | None:
+def constraint(context: ProcessorContext, value: object = None, *, knob: str) -> Processor | None:
     """The processor of `json_schema`, `regex` or `grammar`; None if the knob is not set.
 
     Raises UsageError as `Grammar` does, and for a mark that the tokenizer cannot write.
@@ -250,6 +232,11 @@ def constraint(context: ProcessorContext, knob: str) -> Processor | None:
     free = not (generation.force_words or generation.force_words_ids)
     room = context.max_length - start if free else None
     return Grammar(source, words, start, context.eos, room, ahead, context.written, mark)
+
+
+json_schema = partial(constraint, knob="json_schema")
+regex = partial(constraint, knob="regex")
+lark = partial(constraint, knob="grammar")
 
 
 def begins(context: ProcessorContext) -> int:

@@ -188,7 +188,8 @@ def _regex(where: str, value: str) -> GrammarSource:
 
 
 def _grammar(where: str, text: str) -> GrammarSource:
-    gbnf = _is_gbnf(text)
+    # llama.cpp's GBNF writes its rules with `::=`, and begins at `root`
+    gbnf = re.search(r"^\s*root\s*::=", text, re.MULTILINE) is not None
     lark = _HEADER + (_lark_of(text, where) if gbnf else text)
     fault, _ = validate(lark)
     if fault:
@@ -204,11 +205,6 @@ def _grammar(where: str, text: str) -> GrammarSource:
 
 _PART = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])*/|//[^\n]*|[A-Za-z_][A-Za-z0-9_]*')
 _CODE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))|\\.", re.DOTALL)
-
-
-def _is_gbnf(text: str) -> bool:
-    """Whether a grammar is in GBNF, as llama.cpp's: its rules are written with `::=`, and it begins at `root`."""
-    return re.search(r"^\s*root\s*::=", text, re.MULTILINE) is not None
 
 
 def _lark_of(text: str, where: str) -> str:

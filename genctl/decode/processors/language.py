@@ -32,7 +32,7 @@ class Language:
         self.end = len(words.pieces) + len(words.first)
         if "llguidance" not in words.memo:
             words.memo["llguidance"] = llguidance_tokenizer([*words.pieces, *words.first.values()])
-        self.start = Position(self, source.matcher(words.memo["llguidance"]), b"", started=False)
+        self.start = GrammarPosition(self, source.matcher(words.memo["llguidance"]), b"", started=False)
         if not len(self.start.following):
             reason = "it has no text that this tokenizer can write"
             if self.start.may_end:
@@ -51,7 +51,7 @@ def language(source: GrammarSource, words: Spelling, eos: Sequence[int]) -> Lang
     return known[key]
 
 
-class Position:
+class GrammarPosition:
     """A position in the texts of a language. It never changes: a longer text has another position.
 
     `text` are the bytes before it, and `started` says whether any token is.
@@ -101,17 +101,17 @@ class Position:
         ids = self.following
         return ids[~np.isin(ids, self.language.eos)]
 
-    def after(self, token: int) -> Position | None:
+    def after(self, token: int) -> GrammarPosition | None:
         """The position after one more token; None if it is an EOS id, or not of the language."""
         if token in self.language.eos or not 0 <= token < len(self.language.words.pieces) or not _bit(self.bits, token):
             return None
         return self._moved(token)
 
-    def _moved(self, token: int) -> Position:
+    def _moved(self, token: int) -> GrammarPosition:
         matcher, piece = self.matcher.deep_copy(), self._piece(token)
         if piece:
             matcher.consume_token(self._known(token))
-        return Position(self.language, matcher, self.text + piece)
+        return GrammarPosition(self.language, matcher, self.text + piece)
 
     def ended_by(self, tokens: Iterable[int], rest: Sequence[int]) -> list[int]:
         """Those `tokens` after which `rest` completes the text."""

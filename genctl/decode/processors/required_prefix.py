@@ -117,16 +117,10 @@ class RequiredPrefix:
         """Compute the fewest tokens for each end of `target`, from the shortest on."""
         for start in range(len(target) - 1, -1, -1):
             rest = target[start:]
-            if rest in self._steps:
-                continue
-            if next(self.words.beginning(rest), None) is not None:
-                self._steps[rest] = 1
-                continue
-            cuts = range(1, min(len(rest), self.words.longest + 1))
-            ends = [n for n in cuts if any(token not in self.eos for token in self.words.spelled(rest[:n]))]
-            counts = [self._steps[rest[n:]] for n in ends if rest[n:] in self._steps]
-            if counts:
-                self._steps[rest] = 1 + min(counts)
+            reaches = next(self.words.beginning(rest), None) is not None  # one token is enough
+            least = 0 if reaches else min(self._next((None, rest), False).values(), default=None)
+            if least is not None:
+                self._steps[rest] = least + 1
 
 
 def _cut(rest: bytes | None, piece: bytes) -> bytes | None:

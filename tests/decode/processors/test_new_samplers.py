@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from genctl.config.listed_knobs import PROCESSORS
 from genctl.decode.processors import penalties
-from genctl.decode.processors.build import NAMES, build
+from genctl.decode.processors.build import build
 from genctl.decode.processors.mirostat import AdaptiveP, Mirostat
 from genctl.params import knobs
 from tests.decode.processors.plain import material
@@ -217,7 +218,7 @@ def test_xtc_leaves_a_row_that_beams_need() -> None:
 @settings(max_examples=300)
 def test_dry_is_that_of_its_author(written: list[int], allowed: int, breakers: set[int]) -> None:
     row = np.linspace(-1, 1, V)
-    made = penalties.dry(0.8, 1.2, allowed, breakers)(torch.tensor([written]), tensor(row))
+    made = penalties.dry(0.8, 1.2, allowed, {(token,) for token in breakers})(torch.tensor([written]), tensor(row))
     same(made, dry(row, written, 0.8, 1.2, allowed, breakers))
 
 
@@ -227,9 +228,9 @@ def test_dry_by_hand() -> None:
     assert penalties.dry(0.8, 1.75, 2, ())(torch.tensor([[1, 2, 3, 1, 2]]), zeros)[0, 3] == pytest.approx(-0.8)
     assert penalties.dry(0.8, 1.75, 2, ())(torch.tensor([[5, 1, 2, 3, 5, 1, 2]]), zeros)[0, 3] == pytest.approx(-1.4)
     broken = torch.tensor([[1, 9, 3, 1, 9]])
-    assert torch.equal(penalties.dry(0.8, 1.75, 1, {9})(broken, zeros), zeros)
+    assert torch.equal(penalties.dry(0.8, 1.75, 1, {(9,)})(broken, zeros), zeros)
     phrase = torch.tensor([[7, 8, 1, 3, 7, 8, 1]])
-    assert penalties.dry(0.8, 1.75, 1, (), [(7, 8)])(phrase, zeros)[0, 3] == pytest.approx(-0.8)
+    assert penalties.dry(0.8, 1.75, 1, {(7, 8)})(phrase, zeros)[0, 3] == pytest.approx(-0.8)
     assert penalties.dry(0.8, 1.75, 1, ())(phrase, zeros)[0, 3] == pytest.approx(-0.8 * 1.75**2)
 
 
@@ -249,7 +250,7 @@ def test_presence_and_frequency_count_new_tokens_only(new: list[int], presence: 
 @given(st.lists(rows, min_size=2, max_size=6), st.floats(0.5, 3.0), st.floats(0.05, 1.0), st.randoms())
 def test_mirostat_is_that_of_llama_cpp(steps: list[list[float]], tau: float, eta: float, chooser: Any) -> None:
     arrays = [np.array(values) for values in steps]
-    processor, history, new = Mirostat(tau, eta, 3), [*PROMPT], []
+    processor, history, new = Mirostat(material(prompt=PROMPT, mirostat_eta=eta), tau), [*PROMPT], []
     for row in arrays:
         made = processor(torch.tensor([history]), tensor(row))
         new.append(chooser.choice(made[0].isfinite().nonzero()[:, 0].tolist()))
@@ -296,7 +297,7 @@ def test_min_k_by_hand_at_every_temperature() -> None:
 @given(st.lists(rows, min_size=2, max_size=6), st.floats(0.0, 1.0), st.floats(0.0, 0.99), st.randoms())
 def test_adaptive_p_is_that_of_llama_cpp(steps: list[list[float]], target: float, decay: float, chooser: Any) -> None:
     arrays = [np.array(values) for values in steps]
-    processor, history, new = AdaptiveP(target, decay, 3), [*PROMPT], []
+    processor, history, new = AdaptiveP(material(prompt=PROMPT, adaptive_decay=decay), target), [*PROMPT], []
     for row in arrays:
         made = processor(torch.tensor([history]), tensor(row))
         expected = adaptive_p(arrays[: len(new) + 1], new, target, decay)[-1]
@@ -308,7 +309,7 @@ def test_adaptive_p_is_that_of_llama_cpp(steps: list[list[float]], target: float
 @pytest.mark.parametrize(("score", "expected"), [(-200.0, 5 - 10 * (5 / 6) ** 2 / (11 / 6)), (-math.inf, 5.0)])
 def test_a_token_of_probability_0_counts_and_a_removed_one_does_not(score: float, expected: float) -> None:
     """Target 1/2, decay 1/2: the mean 1/2 becomes (0 + 1/2 * 1) / (1 + 1/2 * 2) = 1/4, so the goal is 3/4."""
-    processor = AdaptiveP(0.5, 0.5, 3)
+    processor = AdaptiveP(material(prompt=PROMPT, adaptive_decay=0.5), 0.5)
     processor(torch.tensor([PROMPT]), torch.tensor([[0.0, score]]))
     made = processor(torch.tensor([[*PROMPT, 1]]), torch.zeros(1, 2))
     assert made[0].tolist() == pytest.approx([expected, expected])
@@ -317,7 +318,7 @@ def test_a_token_of_probability_0_counts_and_a_removed_one_does_not(score: float
 def test_adaptive_p_steers_the_probability_of_what_is_written_to_its_target() -> None:
     generator, means = torch.Generator().manual_seed(3), []
     for target in (0.2, 0.6):
-        processor, history, seen = AdaptiveP(target, 0.9, 3), [*PROMPT], []
+        processor, history, seen = AdaptiveP(material(prompt=PROMPT, adaptive_decay=0.9), target), [*PROMPT], []
         for _ in range(200):
             scores = torch.randn(1, 60, generator=generator) * 3
             made = processor(torch.tensor([history]), scores)
@@ -327,8 +328,13 @@ def test_adaptive_p_steers_the_probability_of_what_is_written_to_its_target() ->
     assert means[0] < 0.3 < 0.45 < means[1]
 
 
-@pytest.mark.parametrize("make", [lambda: Mirostat(2.0, 0.4, 3), lambda: AdaptiveP(0.4, 0.8, 3)], ids=["mirostat", "p"])
-def test_what_steers_follows_rows_that_move_fork_and_roll_back(make: Callable[[], Any]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "value", "knobs"), [(Mirostat, 2.0, {"mirostat_eta": 0.4}), (AdaptiveP, 0.4, {"adaptive_decay": 0.8})]
+)
+def test_what_steers_follows_rows_that_move_fork_and_roll_back(kind: Any, value: float, knobs: dict[str, Any]) -> None:
+    def make() -> Any:
+        return kind(material(prompt=PROMPT, **knobs), value)
+
     generator = torch.Generator().manual_seed(1)
     scores = [torch.randn(2, 60, generator=generator) * 2 for _ in range(4)]
 
@@ -426,10 +432,10 @@ def test_new_processors_change_nothing_at_their_neutral_setting(
     torch.testing.assert_close(made_of(NEW[name][1])(history, scores), scores)
 
 
-NEUTRAL = [name for name in NAMES if knobs()[NAMES[name].knobs[0]].metadata["neutral"] is not None]
+NEUTRAL = [name for name in PROCESSORS if knobs()[PROCESSORS[name].knobs[0]].metadata["neutral"] is not None]
 
 
 @pytest.mark.parametrize("name", NEUTRAL)
 def test_a_neutral_knob_builds_nothing(name: str) -> None:
-    knob = NAMES[name].knobs[0]
+    knob = PROCESSORS[name].knobs[0]
     assert build(material(do_sample=True, **{knob: knobs()[knob].metadata["neutral"]})) == ()

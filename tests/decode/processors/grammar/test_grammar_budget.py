@@ -249,15 +249,6 @@ def test_a_budget_that_no_text_fits_is_refused(knobs: dict[str, Any], room: int)
         grammar(tiny_words(), room, **knobs)
 
 
-def test_the_last_text_that_fits_is_the_only_one_left() -> None:
-    made = grammar(tiny_words(), 4, regex="a{3}|a{9}")
-    row: list[int] = []
-    for _ in range(3):
-        row.append(next(iter(allowed(made, row)[0])))
-    assert text(tiny_words(), row) == b"aaa"
-    assert allowed(made, row)[0] == {EOS}
-
-
 def test_where_others_bar_what_would_close_the_text_it_goes_on_as_far_as_it_comes() -> None:
     words = tiny_words()
     made = grammar(words, 2, regex="a*b")
@@ -291,14 +282,6 @@ def test_every_mode_writes_whole_json_in_every_budget_that_is_enough(mode: dict[
 @cache
 def _stories() -> Any:
     return genctl.load("builtin:stories")
-
-
-def test_a_prompt_alone_and_in_a_batch_gives_the_same_text() -> None:
-    prompts = ["Once upon", "A boy named Tom and his dog", "The"]
-    knobs: dict[str, Any] = {"json_schema": SCHEMAS["object"], "max_new_tokens": 18, "do_sample": True, "seed": 2}
-    together = _stories().generate(prompts, **knobs, batch_size=3)
-    one_by_one = _stories().generate(prompts, **knobs, batch_size=1)
-    assert [result.text for result in together] == [result.text for result in one_by_one]
 
 
 def test_an_encoder_decoder_and_a_prefix(tmp_path: Any) -> None:

@@ -98,14 +98,6 @@ def test_lanes_do_not_see_each_other() -> None:
         assert all(re.fullmatch(pattern, text) for text in texts(together[one.name]))
 
 
-def test_a_length_that_cuts_the_text_is_told() -> None:
-    case = Case("llama")
-    events_seen = case.stream([lane(case, Sample(), pattern="a{30}", max_new_tokens=5)])
-    finished = events_seen[-1]
-    assert isinstance(finished, events.Finished)
-    assert finished.hypotheses[0].reason == "length"
-
-
 def test_a_processor_that_bars_what_the_grammar_needs_fails_with_both_names() -> None:
     case = Case("llama")
 
@@ -129,7 +121,7 @@ def test_a_processor_that_bars_what_the_grammar_needs_fails_with_both_names() ->
 def test_a_forced_language_token_comes_before_the_text() -> None:
     case = Case("bart")
     generation = Generation(json_schema={"enum": ["a"]}, forced_bos_token_id=1)
-    made = constraint(ProcessorContext(generation, 1, 20, 300, (EOS,), tokenizer=tokenizer()), "json_schema")
+    made = constraint(ProcessorContext(generation, 1, 20, 300, (EOS,), tokenizer=tokenizer()), knob="json_schema")
     assert made is not None
 
     def first(history: Tensor, scores: Tensor) -> Tensor:

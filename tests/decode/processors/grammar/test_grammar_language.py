@@ -95,12 +95,6 @@ def test_a_head_smaller_than_the_vocabulary_is_enough() -> None:
     assert max(ids) < 290
 
 
-def test_the_end_is_forced_where_nothing_can_follow() -> None:
-    grammar = machine(AB, (0,), regex="ab")
-    assert allowed(grammar, (3,)) == [{0}]
-    assert 0 not in allowed(grammar, (1,))[0]
-
-
 def test_an_eos_id_with_a_text_of_its_own_ends_where_its_text_may() -> None:
     grammar = machine(AB, (2,), regex="a*b")  # "b" ends a row and is part of what is shown
     assert allowed(grammar, ()) == [{1, 2, 3, 4}]

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genctl.decode.processors.language import Position
+from genctl.decode.processors.language import GrammarPosition
 from tests.decode.processors.grammar.machines import PROMPT, allowed, machine
 
 PATTERN = "((the|a) (cat|dog|mat) (sat|ran)(, )?){1,9}"
@@ -54,14 +54,14 @@ def test_any_order_of_questions_gets_the_answers_of_a_fresh_reader(seed: int) ->
 def test_a_row_that_goes_on_costs_one_token_each_step_even_with_drafts(monkeypatch: Any) -> None:
     grammar = machine(regex="[ab]*")
     moved = 0
-    advance = Position.after
+    advance = GrammarPosition.after
 
     def counting(self: Any, token: int) -> Any:
         nonlocal moved
         moved += 1
         return advance(self, token)
 
-    monkeypatch.setattr(Position, "after", counting)
+    monkeypatch.setattr(GrammarPosition, "after", counting)
     row: list[int] = []
     for _ in range(200):
         for draft in range(4):  # three tokens on trial, one of them kept
