@@ -8,7 +8,7 @@ position was dropped, the row is read again from the nearest one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -215,7 +215,7 @@ def _mark(context: ProcessorContext, words: Spelling) -> GrammarMark | None:
     return GrammarMark(text, ids, words, context.eos)
 
 
-def constraint(context: ProcessorContext, value: object = None, *, knob: str) -> Processor | None:
+def constraint(context: ProcessorContext, knob: str) -> Processor | None:
     """The processor of `json_schema`, `regex` or `grammar`; None if the knob is not set.
 
     Raises UsageError as `Grammar` does, and for a mark that the tokenizer cannot write.
@@ -234,9 +234,16 @@ def constraint(context: ProcessorContext, value: object = None, *, knob: str) ->
     return Grammar(source, words, start, context.eos, room, ahead, context.written, mark)
 
 
-json_schema = partial(constraint, knob="json_schema")
-regex = partial(constraint, knob="regex")
-lark = partial(constraint, knob="grammar")
+def json_schema(context: ProcessorContext, value: object) -> Processor | None:
+    return constraint(context, "json_schema")
+
+
+def regex(context: ProcessorContext, value: object) -> Processor | None:
+    return constraint(context, "regex")
+
+
+def lark(context: ProcessorContext, value: object) -> Processor | None:
+    return constraint(context, "grammar")
 
 
 def begins(context: ProcessorContext) -> int:
