@@ -1,8 +1,8 @@
-"""Filters: processors that remove tokens and change no score. They remove what transformers' own do, without sorting.
+"""Filters: processors that remove tokens and change no score. They remove what transformers' own do.
 
-A filter decides about one row in double precision. If rounding in transformers' float32 could give another result (a
-sum close to the threshold, equal scores of which a sort keeps some), the row goes through the `exact` processor, which
-is transformers' own. So the remaining tokens are always the same.
+top_k, top_p, min_p and typical_p decide about one row in double precision, without sorting. If rounding in
+transformers' float32 could give another result (a sum close to the threshold, equal scores of which a sort keeps some),
+the row passes through the `exact` formula, as all rows of the other filters do. So the remaining tokens are the same.
 
 Consecutive filters share the remaining tokens of a row: after `top_k = 50` the others process fifty tokens.
 """

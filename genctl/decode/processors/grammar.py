@@ -190,7 +190,7 @@ class GrammarMark:
 
     @cached_property
     def _beyond(self) -> list[int]:
-        """The tokens that hold the mark and go on."""
+        """The tokens that contain the mark and more text after it."""
         pieces = enumerate(self.words.pieces)
         return [token for token, piece in pieces if self.text in piece and not piece.endswith(self.text)]
 

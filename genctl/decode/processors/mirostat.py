@@ -18,7 +18,7 @@ from genctl.decode.processors.build import ProcessorContext
 from genctl.decode.processors.filters import there
 from genctl.decode.processors.rows import Places, RowCandidates, largest
 
-Past: TypeAlias = tuple[float, Places, NDArray[Any]]  # mu, the kept ids and their surprises
+Past: TypeAlias = tuple[float, Places, NDArray[Any]]  # mu, the remaining ids and their surprises
 
 
 def mirostat(m: ProcessorContext, tau: float) -> Mirostat:
@@ -28,11 +28,11 @@ def mirostat(m: ProcessorContext, tau: float) -> Mirostat:
 class Mirostat:
     """Keep the tokens whose surprise, in bits, is at most mu; mu follows what the row has written.
 
-    mu begins at 2 * tau. After a token x drawn from the kept ones, renormalised to q: mu -= eta * (-log2 q(x) - tau).
+    mu begins at 2 * tau. After a token x drawn from the remaining ones, renormalised to q: mu -= eta * (-log2 q(x) - tau).
 
     The threshold of a row is looked up by its tokens before the last one, so it is a function of its history alone:
     rows may be moved, forked and rolled back between calls. A row with an unknown past starts again at 2 * tau. A
-    token that was not among the kept ones counts as surprising as the threshold allows.
+    token that was not among them counts as surprising as the threshold allows.
     """
 
     def __init__(self, m: ProcessorContext, tau: float) -> None:

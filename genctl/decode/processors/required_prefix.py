@@ -28,8 +28,8 @@ class RequiredPrefix:
     """history int64 [R, T], scores f32 [R, V] -> scores with -inf for tokens that contradict the prefix.
 
     The text of the new tokens must begin with `shown`, or their bytes, decoded as if other text preceded them, with
-    `spelled`; one of the two is enough. So a prefix that begins with a blank may be
-    written by a decoder that does not show it. Rows that are past it cost constant work.
+    `spelled`; one of the two is enough. So a prefix that begins with a blank may be written by a decoder that does not
+    show it. Rows that are past it cost constant work.
 
     Raises UsageError if no tokens spell the prefix, or not within `room` tokens.
     """

@@ -99,7 +99,7 @@ class Thinking:
         text = b"".join(now.recent)
         begun = next((n for n in range(len(self.closing) - 1, 0, -1) if text.endswith(self.closing[:n])), 0)
         left = (self.words.fewest(self.closing[begun:], self.eos) or ()) if begun else self.end
-        if not left:  # the tag was begun with tokens that cannot go on
+        if not left:  # no tokens complete what was begun of the tag
             begun, left = 0, self.end
         inside = _from(now.recent, len(text) - begun) if begun else 0
         return now._replace(tokens=now.tokens - inside, cut=not begun, left=tuple(left))
