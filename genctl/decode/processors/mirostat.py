@@ -28,7 +28,7 @@ def mirostat(m: ProcessorContext, tau: float) -> Mirostat:
 class Mirostat:
     """Keep the tokens whose surprise, in bits, is at most mu; mu follows what the row has written.
 
-    mu begins at 2 * tau. After a token x drawn from the remaining ones, renormalised to q: mu -= eta * (-log2 q(x) - tau).
+    mu begins at 2 * tau. After a token x drawn from the rest, renormalised to q: mu -= eta * (-log2 q(x) - tau).
 
     The threshold of a row is looked up by its tokens before the last one, so it is a function of its history alone:
     rows may be moved, forked and rolled back between calls. A row with an unknown past starts again at 2 * tau. A
