@@ -147,12 +147,12 @@ def test_examples_of_files_can_be_read(block: Block) -> None:
 
 
 def test_the_order_of_processors_is_the_one_that_runs() -> None:
-    from genctl.decode.processors.build import ORDER
+    from genctl.config.listed_knobs import PROCESSORS
 
     section = TEXTS["presets.md"].split("## Logits processors")[1].split("| processor |")[0]
     arrows = "→".join(line for line in section.splitlines() if "→" in line or line.startswith("`"))
     names = [name for name in re.findall(r"`(\w+)`", arrows)]
-    expected = [entry.name for entry in ORDER]
+    expected = [entry.name for entry in PROCESSORS.values()]
     assert names[: len(expected)] == expected
 
 

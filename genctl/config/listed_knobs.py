@@ -186,7 +186,7 @@ _ROWS = (
         ("thinking_budget", "thinking_tags", "thinking_end"),
     ),
     _row("top_n_sigma", "arXiv:2411.07641", "filters", reads="scores"),
-    _row("min_k", "arXiv:2604.11012", "shape_filters", reads="scores", measure="rank"),
+    _row("min_k", "arXiv:2604.11012", "filters", reads="scores", measure="rank"),
     _row("temperature", "TemperatureLogitsWarper", "samplers", reads="scores"),
     _row(
         "dynatemp",
@@ -203,7 +203,7 @@ _ROWS = (
         reads="scores",
     ),
     _row("top_h", "TopHLogitsWarper, arXiv:2509.02510", "filters", reads="scores"),
-    _row("p_less", "arXiv:2509.23234", "shape_filters", reads="scores"),
+    _row("p_less", "arXiv:2509.23234", "filters", reads="scores"),
     _row("top_k", "TopKLogitsWarper", "filters", reads="scores", measure="rank"),
     _row("top_p", "TopPLogitsWarper, arXiv:1904.09751", "filters", reads="scores", measure="mass"),
     _row("min_p", "MinPLogitsWarper, arXiv:2407.01082", "filters", reads="scores"),

@@ -18,7 +18,7 @@ from genctl.events import CUT, Event, Finished, Hypothesis, Stepped
 from genctl.params import Generation
 
 if TYPE_CHECKING:
-    from genctl.decode.processors.grammar_rows import Grammar
+    from genctl.decode.processors.grammar import Grammar
     from genctl.decode.processors.thinking import Thinking
     from genctl.strategies.constraints import Constraints
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from genctl import events
 from genctl.config import chat_settings
 from genctl.config.listed_knobs import check_finite, criteria_of, processors_of
+from genctl.decode.processors import function_of
 from genctl.engines.protocol import trained_length_note
 from genctl.engines.runtime import undrafted
 from genctl.engines.strategy_choice import StrategyChoice
@@ -76,13 +77,13 @@ class PlannedLane:
         names = {getattr(processor, "name", None) for processor in self.lane.processors}
         known: dict[str, Any] = {"phrases": self.phrases, "ranking": self.ranking}
         if not names.isdisjoint(GRAMMARS):
-            from genctl.decode.processors.grammar import grammar_of
+            from genctl.decode.processors.grammar import Grammar
 
-            known["grammar"] = grammar_of(self.lane.processors)
+            known["grammar"] = function_of(self.lane.processors, Grammar)
         if "thinking_budget" in names:
-            from genctl.decode.processors.thinking import thinking_of
+            from genctl.decode.processors.thinking import Thinking
 
-            known["thinking"] = thinking_of(self.lane.processors)
+            known["thinking"] = function_of(self.lane.processors, Thinking)
         if all(one is None for one in known.values()):
             return None
         from genctl.engines.lane_results import LaneResults

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from genctl.decode.processors.bans import Bans, bans_of
+from genctl.decode.processors import function_of
+from genctl.decode.processors.bans import Bans
 from genctl.decode.types import Choice, Context, RowsOfLane, Scores, Search, Traits
 from genctl.errors import ModelError, UsageError, quote
 from genctl.strategies.sample import Sample
@@ -39,7 +40,10 @@ class Banned:
         return Sample(self.do_sample).kind
 
     def search(self, scores: Scores, context: Context) -> Search:
-        plain, bans = Sample(self.do_sample, 1, self.length_penalty, self.sampler), bans_of(context.processors)
+        plain, bans = (
+            Sample(self.do_sample, 1, self.length_penalty, self.sampler),
+            function_of(context.processors, Bans),
+        )
         if bans is None:
             raise UsageError("ban has no effect: the list of processors leaves it out", hint='add use = "ban" to it')
         rng, row = context.rng, torch.zeros(1, dtype=torch.long, device=scores.logits.device)

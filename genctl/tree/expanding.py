@@ -146,7 +146,7 @@ class BestFirst:
             try:
                 scores = trace.run_checked(self.processors, history, scores)
             except GenctlError:  # no token is left, or one processor at a time says what is wrong
-                scores, _ = trace.run_on_one(self.processors, history, scores)
+                scores, _ = trace.run_traced(self.processors, history, scores, may_end=True)
             processed = processed_logprobs(scores[0]).cpu()
         values = processed.numpy()
         possible = int((values > -np.inf).sum())

@@ -242,10 +242,11 @@ class Explorer:
             lengths.append(len(given))
         if not lengths:
             return request
-        from genctl.decode.processors.grammar import grammar_of
+        from genctl.decode.processors import function_of
+        from genctl.decode.processors.grammar import Grammar
 
         planned = self.session.planner.plan(replace(request, written=lengths[0]), Report())
-        grammar = grammar_of(planned.lane.processors)
+        grammar = function_of(planned.lane.processors, Grammar)
         found = (length for length in lengths if grammar is not None and grammar.begins_with(ids[-length:]))
         return replace(request, written=next(found, 0))
 
@@ -289,7 +290,7 @@ class Explorer:
         scores = logits[None].to(device)
         if lane.strategy.traits.space == "logprobs":
             scores = scores.log_softmax(-1)
-        scores, stages = trace.run_on_one(lane.processors, history, scores)
+        scores, stages = trace.run_traced(lane.processors, history, scores, may_end=True)
         after_eos = self.ending(node) is not None
         return Distribution(node, logits, scores, stages, self.piece, resolved.generation, after_eos=after_eos)
 

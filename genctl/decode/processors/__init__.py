@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
@@ -20,6 +20,14 @@ def on_host(*tensors: Tensor) -> bool:
 
 
 T = TypeVar("T")
+
+
+def function_of(processors: Sequence[object], kind: type[T]) -> T | None:
+    """The function of this kind among a lane's processors."""
+    functions = (getattr(processor, "function", None) for processor in processors)
+    return next((function for function in functions if isinstance(function, kind)), None)
+
+
 _DEPTH = 64  # steps that a row may be rolled back (drafts are far shorter)
 
 

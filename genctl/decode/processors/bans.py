@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,12 +61,6 @@ class Bans:
         """Whether something that is searched begins with a text and is longer."""
         place = bisect_right(self._sorted, text)  # what begins with it comes right behind it
         return place < len(self._sorted) and self._sorted[place].startswith(text)
-
-
-def bans_of(processors: Sequence[Any]) -> Bans | None:
-    """The `Bans` among a lane's processors."""
-    functions = (getattr(processor, "function", None) for processor in processors)
-    return next((function for function in functions if isinstance(function, Bans)), None)
 
 
 def ban(m: ProcessorContext, phrases: Sequence[str]) -> Bans | None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from importlib import import_module
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from genctl.config.listed_knobs import PROCESSORS, ProcessorRow, Reads, check_finite, is_set, processors_of
+from genctl.config.listed_knobs import PROCESSORS, ProcessorRow, Reads, check_finite, is_set, make, processors_of
 from genctl.decode.processors import Processor
 from genctl.errors import GenctlError, ModelError, UsageError, one_line, quote, raised
 from genctl.params import Generation
@@ -76,11 +74,7 @@ class NamedProcessor:
         Raises UsageError or ModelError if a row has no token left, UsageError if a user's own processor fails.
         """
         if not self.foreign:
-            try:
-                return self.function(history, scores)
-            except (ValueError, RuntimeError, IndexError):
-                check(scores, ())  # gives a clearer error than transformers on a row without tokens
-                raise
+            return clearly(self.function, history, scores)
         try:
             output = self.function(history, scores)
         except GenctlError:
@@ -91,6 +85,15 @@ class NamedProcessor:
             kind = f"a tensor of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
             raise UsageError(f"processor {self.name} returned {kind} instead of scores of shape {tuple(scores.shape)}")
         return output
+
+
+def clearly(function: Processor, history: Tensor, scores: Tensor) -> Tensor:
+    """The scores after a processor, with a clearer error than transformers' on a row without tokens."""
+    try:
+        return function(history, scores)
+    except (ValueError, RuntimeError, IndexError):
+        check(scores, ())
+        raise
 
 
 def own(name: str, *arguments: Any, **keywords: Any) -> Processor:
@@ -157,15 +160,8 @@ def check_choosable(best: Sequence[Sequence[float]], processors: Sequence[Proces
     raise UsageError(f"no token is left to choose{after}: together they remove all of them", hint="relax one of them")
 
 
-__all__ = ["NAMES", "ORDER", "NamedProcessor", "ProcessorContext", "build"]
-
-
-ORDER = tuple(PROCESSORS.values())
-NAMES = PROCESSORS
-
-
 def build(context: ProcessorContext) -> tuple[NamedProcessor, ...]:
-    """The processors of the knobs, in the order of `ORDER`; those for sampling only when sampling.
+    """The processors of the knobs, in the order of `PROCESSORS`; those for sampling only when sampling.
 
     With `context.explicit`, the processors of the list in its order and no others: each entry is
     `{"use": NAME, KNOB: VALUE, …}` with knobs of that processor (others keep the value of `context.generation`), or
@@ -175,9 +171,10 @@ def build(context: ProcessorContext) -> tuple[NamedProcessor, ...]:
     Raises UsageError if a processor cannot be built.
     """
     check_finite(context.generation)
-    if context.explicit is not None:
-        return tuple(processor for processor in _explicit(context.explicit, context) if processor is not None)
-    made = (_make(row, context) for row in processors_of(context.generation, healed=bool(context.healed)))
+    if context.explicit is None:
+        made = [_make(row, context) for row in processors_of(context.generation, healed=bool(context.healed))]
+    else:
+        made = [_listed(number, item, context) for number, item in enumerate(context.explicit, 1)]
     return tuple(processor for processor in made if processor is not None)
 
 
@@ -206,45 +203,20 @@ def _make(row: ProcessorRow, context: ProcessorContext) -> NamedProcessor | None
     return NamedProcessor(row.name, function, settings, key=key, reads=row.reads)
 
 
-def _explicit(items: tuple[dict[str, Any], ...], context: ProcessorContext) -> Iterator[NamedProcessor | None]:
-    for number, item in enumerate(items, 1):
-        try:
-            yield _listed(item, context)
-        except UsageError as error:
-            raise UsageError(f"processors, item {number}: {error.message}", hint=error.hint) from error
-
-
-def _listed(item: dict[str, Any], context: ProcessorContext) -> NamedProcessor | None:
+def _listed(number: int, item: dict[str, Any], context: ProcessorContext) -> NamedProcessor | None:
     use, values = item["use"], {key: value for key, value in item.items() if key != "use"}
-    if use not in NAMES:
-        return NamedProcessor(use, _foreign(use, values, allowed=context.allow_plugins), values, foreign=True)
-    changed = _changed(context, **values)
-    check_finite(changed.generation)
-    if use == "temperature" and "temperature" in values:
-        if values["temperature"] == 0.0:
-            raise UsageError("temperature: must be above 0 in a list; do_sample = false takes the best token")
-        changed = _changed(changed, dynatemp_range=0.0)  # both may be listed, each with its own value
-    return _make(NAMES[use], changed)
-
-
-def _foreign(use: str, values: dict[str, Any], *, allowed: bool) -> Processor:
-    """A user's own: a class that is constructed with the values (a transformers LogitsProcessor, or anything whose
-    instances take history and scores), or a function that receives them after history and scores.
-    """
-    from genctl.config.listed_knobs import make
-
-    processor = make("processor", use, values, allowed=allowed)
-    fixed = isinstance(processor, partial)
     try:
-        inspect.signature(processor.func if fixed else processor).bind(None, None, **(values if fixed else {}))
-    except TypeError as error:
-        raise UsageError(f"processor {use} does not take history and scores: {one_line(error)}") from error
-    except ValueError:  # C code without a signature: a wrong call fails later
-        pass
-    function: Processor = processor
-    return function
-
-
-def _changed(context: ProcessorContext, **values: Any) -> ProcessorContext:
-    """The same context with other knobs."""
-    return dataclasses.replace(context, generation=dataclasses.replace(context.generation, **values))
+        if use not in PROCESSORS:
+            # a user's own: a class that is constructed with the values (a transformers LogitsProcessor, or anything
+            # whose instances take history and scores), or a function that receives them after history and scores
+            function = make("processor", use, values, allowed=context.allow_plugins)
+            return NamedProcessor(use, function, values, foreign=True)
+        if use == "temperature" and "temperature" in values:
+            if values["temperature"] == 0.0:
+                raise UsageError("temperature: must be above 0 in a list; do_sample = false takes the best token")
+            values["dynatemp_range"] = 0.0  # both may be listed, each with its own value
+        generation = dataclasses.replace(context.generation, **values)
+        check_finite(generation)
+        return _make(PROCESSORS[use], dataclasses.replace(context, generation=generation))
+    except UsageError as error:
+        raise UsageError(f"processors, item {number}: {error.message}", hint=error.hint) from error

@@ -1,8 +1,8 @@
-"""Filters: processors that remove tokens and change no score. They remove what transformers' own do, without sorting.
+"""Filters: processors that remove tokens and change no score. They remove what transformers' own do.
 
-A filter decides about one row in double precision. If rounding in transformers' float32 could give another result (a
-sum close to the threshold, equal scores of which a sort keeps some), the row goes through the `exact` processor, which
-is transformers' own. So the remaining tokens are always the same.
+top_k, top_p, min_p and typical_p decide about one row in double precision, without sorting. If rounding in
+transformers' float32 could give another result (a sum close to the threshold, equal scores of which a sort keeps some),
+the row passes through the `exact` formula, as all rows of the other filters do. So the remaining tokens are the same.
 
 Consecutive filters share the remaining tokens of a row: after `top_k = 50` the others process fifty tokens.
 """
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from genctl.decode.processors import Processor, on_host
-from genctl.decode.processors.build import ProcessorContext, own
+from genctl.decode.processors.build import ProcessorContext, clearly, own
 from genctl.decode.processors.rows import Places, RowCandidates, front, largest
 from genctl.kernels.ops import total
 
@@ -34,10 +34,10 @@ _LANES = 4
 
 @dataclass(frozen=True, eq=False)
 class Filter:
-    """A processor that removes tokens. On a GPU, where sorting is cheap, only `exact` is used."""
+    """A processor that removes tokens. On a GPU, where sorting is cheap, and without `keep` only `exact` is used."""
 
-    keep: Keep
     exact: Processor
+    keep: Keep | None = None
 
     def __call__(self, history: Tensor, scores: Tensor) -> Tensor:
         """history int64 [R, T], scores f32 [R, V] -> scores f32 [R, V]."""
@@ -45,10 +45,10 @@ class Filter:
 
     def on(self, row: RowCandidates, history: Tensor) -> RowCandidates | None:
         """The remaining tokens of a row; history int64 [1, T]."""
-        places = self.keep(row)
+        places = None if self.keep is None else self.keep(row)
         if places is not None:
             return row.take(places)
-        return RowCandidates.of(self.exact(history, row.dense())[0].numpy())
+        return RowCandidates.of(clearly(self.exact, history, row.dense())[0].numpy())
 
 
 def cut(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> tuple[Tensor, list[RowCandidates] | None]:
@@ -77,13 +77,8 @@ def cut(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> tuple[Ten
 
 def _exactly(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> Tensor:
     for step in filters:
-        scores = step.exact(history, scores)
+        scores = clearly(step.exact, history, scores)
     return scores
-
-
-def keep_top_k(k: int) -> Keep:
-    """Keep the k best, and those equal to the last of them."""
-    return lambda row: largest(row.values, k)
 
 
 def keep_top_p(p: float, least: int, *, together: bool = False) -> Keep:
@@ -136,88 +131,37 @@ def _worst_removed(row: RowCandidates, limit: float, least: int, together: bool)
     return np.flatnonzero(row.values >= edge)
 
 
-def keep_min_p(p: float, least: int) -> Keep:
-    """Keep tokens at least p times as probable as the best one (arXiv:2407.01082)."""
-    edge = math.log(p)
-
-    def keep(row: RowCandidates) -> Places | None:
-        if edge < -60.0:  # probabilities close to the smallest float32
-            return None
-        error = ULP * (4.0 * abs(edge) + 2.0 * abs(row.best) + 16.0)
-        places = np.flatnonzero(row.values >= row.best + edge - error)
-        surely = np.count_nonzero(row.values[places] >= min(row.best, row.best + edge + error))
-        return places if surely == len(places) >= min(least, len(row)) else None
-
-    return keep
-
-
-def keep_epsilon(cutoff: float, least: int) -> Keep:
-    """Keep tokens of at least this probability."""
-    return lambda row: _probable(row, cutoff, 0.0, least)
-
-
-def keep_eta(cutoff: float, least: int) -> Keep:
-    """Keep tokens of at least min(cutoff, sqrt(cutoff) * exp(-entropy)) probability (arXiv:2210.15191)."""
-
-    def keep(row: RowCandidates) -> Places | None:
-        below = row.values - np.float32(row.best)
-        entropy = -math.log(float(row.weights.max()) / row.total) - float((row.weights * below).sum()) / row.total
-        limit = min(cutoff, math.sqrt(cutoff) * math.exp(-entropy))
-        return _probable(row, limit, ULP * 64.0 * (1.0 + entropy), least)
-
-    return keep
-
-
-def _probable(row: RowCandidates, cutoff: float, error: float, least: int) -> Places | None:
-    """Tokens of at least this probability, and the `least` best. `error` is that of the cutoff, relative."""
-    if row.small:
-        probable = row.weights / row.total
-        spread = min(row.best - float(row.values.min()), 104.0)
-        error += ULP * (len(row) + 2.0 * spread + 16.0)
-    else:
-        probable = row.weights  # torch's own
-    edge = np.float32(cutoff)
-    places = np.flatnonzero(probable >= edge * (1.0 - error))
-    if error and np.count_nonzero(probable[places] >= edge * (1.0 + error)) != len(places):
-        return None
-    return places if len(places) >= least else largest(row.values, least)
-
-
 def keep_typical(mass: float, least: int) -> Keep:
     """Keep the tokens whose surprise is nearest to the entropy, up to `mass` (arXiv:2202.00666)."""
-    return lambda row: _typical(row, mass, least)
 
+    def keep(row: RowCandidates) -> Places | None:
+        # |surprise - entropy| = |below - mean of below|: the normaliser cancels
+        below = row.values.astype(np.float64) - row.best if row.small else row.values - np.float32(row.best)
+        mean = float((row.weights * below).sum()) / row.total
+        away = np.abs(below - (mean if row.small else np.float32(mean)))
+        enough = min(1.0, mass + 1e-3) * row.total
+        places = np.arange(len(row)) if row.small else front(-away, row.weights, enough)
+        if places is None:
+            return None
+        order = places[np.argsort(away[places])]
+        near, weights = away[order], row.weights[order]
+        sums = np.cumsum(weights, dtype=np.float64) / row.total
+        # torch sums the weights in this order, in lanes; a weight far smaller than the sum of its lane is lost
+        lost = (_below(row, ULP / 8.0) + _below(row, ULP) / _LANES) / row.total
+        error = mass * (lost + ULP * (16.0 + (len(row) if row.small else math.sqrt(len(row)))))
+        last = int(np.searchsorted(sums, mass - error, "left"))
+        if last >= len(order):
+            return None
+        edge = float(near[last])
+        surprise = -math.log(float(row.weights.max()) / row.total)
+        off = ULP * (8.0 * (abs(mean) + surprise + edge) + 16.0)
+        first, after = int(np.searchsorted(near, edge - off, "left")), int(np.searchsorted(near, edge + off, "right"))
+        group = row.values[order[first:after]]
+        if bool((group != group[0]).any()) or sums[after - 1] < mass + error or after < least:
+            return None
+        return np.sort(order[:after]) if row.small or after < len(order) else None
 
-def _typical(row: RowCandidates, mass: float, least: int) -> Places | None:
-    # |surprise - entropy| = |below - mean of below|: the normaliser cancels
-    below = row.values.astype(np.float64) - row.best if row.small else row.values - np.float32(row.best)
-    mean = float((row.weights * below).sum()) / row.total
-    away = np.abs(below - (mean if row.small else np.float32(mean)))
-    places = None if row.small else front(-away, row.weights, min(1.0, mass + 1e-3) * row.total)
-    if places is None and not row.small:
-        return None
-    near, weights, values = (
-        numbers if places is None else numbers[places] for numbers in (away, row.weights, row.values)
-    )
-    order = np.argsort(near)
-    near = near[order]
-    sums = np.cumsum(weights[order], dtype=np.float64) / row.total
-    # torch sums the weights in this order, in lanes; a weight far smaller than the sum of its lane is lost
-    lost = (_below(row, ULP / 8.0) + _below(row, ULP) / _LANES) / row.total
-    error = mass * (lost + ULP * (16.0 + (len(row) if row.small else math.sqrt(len(row)))))
-    last = int(np.searchsorted(sums, mass - error, "left"))
-    if last >= len(order):
-        return None
-    edge = float(near[last])
-    surprise = -math.log(float(row.weights.max()) / row.total)
-    off = ULP * (8.0 * (abs(mean) + surprise + edge) + 16.0)
-    first, after = int(np.searchsorted(near, edge - off, "left")), int(np.searchsorted(near, edge + off, "right"))
-    group = values[order[first:after]]
-    if bool((group != group[0]).any()) or sums[after - 1] < mass + error or after < least:
-        return None
-    if places is None:
-        return np.sort(order[:after])
-    return np.sort(places[order[:after]]) if after < len(order) else None
+    return keep
 
 
 def _below(row: RowCandidates, share: float) -> float:
@@ -225,46 +169,28 @@ def _below(row: RowCandidates, share: float) -> float:
     return float((row.weights * (row.weights < row.total * share)).sum())
 
 
-def keep_top_n_sigma(n: float, least: int) -> Keep:
-    """Keep tokens within n standard deviations of the best (arXiv:2411.07641); the lowest float counts as removed."""
-
-    def keep(row: RowCandidates) -> Places | None:
-        there = row.values[row.values > np.finfo(np.float32).min].astype(np.float64)
-        if not len(there):
-            return None
-        places = np.flatnonzero(row.values >= row.best - n * float(there.std()))
-        return places if least == 1 or len(places) >= least else None
-
-    return keep
+# -- rows of `listed_knobs.PROCESSORS`; `exact` has the numbers of transformers' classes -------------------------------
 
 
-def exact_top_n_sigma(n: float, min_tokens_to_keep: int = 1) -> Processor:
+def top_n_sigma(m: ProcessorContext, n: float) -> Processor:
     """Keep tokens whose score is at least max - n * sigma (arXiv:2411.07641, Algorithm 1).
 
     sigma is the population's standard deviation over the remaining tokens. Temperature divides both sides, so it does
     not change the result.
     """
+    least = m.min_tokens_to_keep
 
-    def processor(history: Tensor, scores: Tensor) -> Tensor:
+    def exact(history: Tensor, scores: Tensor) -> Tensor:
         left = there(scores)
         count = left.sum(-1, keepdim=True)
         mean = total(scores.masked_fill(~left, 0.0))[..., None] / count
         variance = total((scores - mean).masked_fill(~left, 0.0).square())[..., None] / count
-        floor = scores.amax(-1, keepdim=True) - n * variance.sqrt()
-        out = scores < floor
-        if min_tokens_to_keep > 1:  # the best one is never below a floor relative to it
-            out.scatter_(1, scores.topk(min(min_tokens_to_keep, scores.shape[1])).indices, False)
-        return scores.masked_fill(out, -torch.inf)
+        out = scores < scores.amax(-1, keepdim=True) - n * variance.sqrt()
+        if least > 1:  # the best one is never below a floor relative to it
+            out.scatter_(1, scores.topk(min(least, scores.shape[1])).indices, False)
+        return scores.masked_fill(out, OUT)
 
-    return processor
-
-
-# -- rows of `listed_knobs.PROCESSORS`; `exact` has the numbers of transformers' classes -------------------------------
-
-
-def top_n_sigma(m: ProcessorContext, n: float) -> Processor:
-    least = m.min_tokens_to_keep
-    return Filter(keep_top_n_sigma(n, least), exact_top_n_sigma(n, least))
+    return Filter(exact)
 
 
 def top_h(m: ProcessorContext, share: float) -> Processor:
@@ -272,13 +198,14 @@ def top_h(m: ProcessorContext, share: float) -> Processor:
 
 
 def top_k(m: ProcessorContext, k: int) -> Processor:
+    """Keep the k best, and those equal to the last of them."""
     k = max(k, m.min_tokens_to_keep)
 
     def exact(history: Tensor, scores: Tensor) -> Tensor:
         least = scores.topk(min(k, scores.shape[-1]))[0][..., -1, None]
         return scores.masked_fill(scores < least, OUT)
 
-    return Filter(keep_top_k(k), exact)
+    return Filter(exact, lambda row: largest(row.values, k))
 
 
 def top_p(m: ProcessorContext, p: float) -> Processor:
@@ -290,11 +217,14 @@ def top_p(m: ProcessorContext, p: float) -> Processor:
         out[..., -least:] = False
         return scores.masked_fill(out.scatter(1, places, out), OUT)
 
-    return Filter(keep_top_p(p, least, together=m.half), exact)
+    return Filter(exact, keep_top_p(p, least, together=m.half))
 
 
 def min_p(m: ProcessorContext, p: float) -> Processor | None:
-    least = m.min_tokens_to_keep
+    """Keep tokens at least p times as probable as the best one (arXiv:2407.01082)."""
+    if not p:
+        return None
+    least, edge = m.min_tokens_to_keep, math.log(p)
 
     def exact(history: Tensor, scores: Tensor) -> Tensor:
         probabilities = scores.softmax(-1)
@@ -302,24 +232,78 @@ def min_p(m: ProcessorContext, p: float) -> Processor | None:
         best = probabilities.topk(min(least, probabilities.shape[-1]), -1).indices
         return scores.masked_fill(out.scatter(-1, best, False), OUT)
 
-    return Filter(keep_min_p(p, least), exact) if p else None
+    def keep(row: RowCandidates) -> Places | None:
+        if edge < -60.0:  # probabilities close to the smallest float32
+            return None
+        error = ULP * (4.0 * abs(edge) + 2.0 * abs(row.best) + 16.0)
+        places = np.flatnonzero(row.values >= row.best + edge - error)
+        surely = np.count_nonzero(row.values[places] >= min(row.best, row.best + edge + error))
+        return places if surely == len(places) >= min(least, len(row)) else None
+
+    return Filter(exact, keep)
 
 
 def typical_p(m: ProcessorContext, p: float) -> Processor:
     least = m.min_tokens_to_keep
-    return Filter(keep_typical(p, least), own("TypicalLogitsWarper", mass=p, min_tokens_to_keep=least))
+    return Filter(own("TypicalLogitsWarper", mass=p, min_tokens_to_keep=least), keep_typical(p, least))
 
 
 def epsilon_cutoff(m: ProcessorContext, cutoff: float) -> Processor:
-    least = m.min_tokens_to_keep
-    exact = own("EpsilonLogitsWarper", epsilon=cutoff, min_tokens_to_keep=least)
-    return Filter(keep_epsilon(cutoff, least), exact)
+    return Filter(own("EpsilonLogitsWarper", epsilon=cutoff, min_tokens_to_keep=m.min_tokens_to_keep))
 
 
 def eta_cutoff(m: ProcessorContext, cutoff: float) -> Processor:
     least = m.min_tokens_to_keep
-    exact = own("EtaLogitsWarper", epsilon=cutoff, device=m.device, min_tokens_to_keep=least)
-    return Filter(keep_eta(cutoff, least), exact)
+    return Filter(own("EtaLogitsWarper", epsilon=cutoff, device=m.device, min_tokens_to_keep=least))
+
+
+def p_less(m: ProcessorContext, kind: str) -> Processor:
+    """Keep tokens at least as probable as two draws are equal: L = sum of p ** 2 (arXiv:2509.23234, section 3).
+
+    `norm` is the relaxed threshold of the same paper, (V * L - 1) / (V - 1) with a vocabulary of V. The best token is
+    always at least as probable.
+    """
+    least = m.min_tokens_to_keep
+
+    def processor(history: Tensor, scores: Tensor) -> Tensor:
+        probable = _wide(scores).softmax(-1)
+        likelihood = probable.square().sum(-1, keepdim=True)
+        if kind == "norm":
+            likelihood = (scores.shape[-1] * likelihood - 1.0) / max(scores.shape[-1] - 1.0, 1.0)
+        out = (probable < likelihood) & (scores < scores.amax(-1, keepdim=True))
+        if least > 1:
+            out &= scores < scores.topk(min(least, scores.shape[-1])).values[..., -1:]
+        return scores.masked_fill(out, OUT)
+
+    return processor
+
+
+def min_k(m: ProcessorContext, tau: float) -> Processor:
+    """Keep the k best, where the sorted scores l drop most: k = argmax of (l_i - l_(i+1)) / (i * (l_1 - l_n)).
+
+    At least tau / (l_1 - l_n) tokens stay, rounded down, so that a flat distribution keeps some (arXiv:2604.11012,
+    algorithm 1). Without that, temperature does not change the result. Removed tokens are not among the n.
+    """
+
+    def exact(history: Tensor, scores: Tensor) -> Tensor:
+        left = there(scores)
+        ordered = _wide(scores).masked_fill(~left, OUT).sort(-1, descending=True).values
+        count = left.sum(-1, keepdim=True)
+        span = ordered[..., :1] - ordered.gather(-1, (count - 1).clamp(min=0))
+        ranks = torch.arange(1, scores.shape[-1], device=scores.device)
+        drops = ((ordered[..., :-1] - ordered[..., 1:]) / ranks).masked_fill(ranks >= count, -1.0)
+        cliff = drops.argmax(-1, keepdim=True) + 1 if len(ranks) else count
+        flat = (tau / span).floor().nan_to_num(posinf=scores.shape[-1]).clamp(max=scores.shape[-1]).long()
+        flat = torch.where(span > 0.0, flat, count)
+        keep = torch.maximum(cliff, flat).clamp(min=m.min_tokens_to_keep).minimum(count).clamp(min=1)
+        return scores.masked_fill(scores < ordered.gather(-1, keep - 1), OUT)
+
+    return Filter(exact)
+
+
+def _wide(scores: Tensor) -> Tensor:
+    """The scores in double precision, which MPS has not."""
+    return scores.to(torch.float32 if scores.device.type == "mps" else torch.float64)
 
 
 def there(scores: Tensor) -> Tensor:

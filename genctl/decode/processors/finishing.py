@@ -1,17 +1,17 @@
 """Finish a grammar's text within the budget.
 
-A way out is a list of tokens after which the text is whole. Each row carries one. Nothing is barred while more tokens
-are left than one token can require. Then those tokens are barred after which the text cannot be finished in the tokens
-that are left, as long as the row has a way out that fits. So a text that would end in time by itself is not changed,
-and where no way out is found the mask of the grammar alone applies.
+A way out is a list of tokens that completes the text. Each row carries one. Nothing is barred while the end is far.
+Near it those tokens are barred after which no way out is known that fits, as long as the row's own fits. So a text that
+ends in time by itself is not changed, and where no way out is found the mask of the grammar alone applies.
 
 What is barred depends on the row's tokens, its scores and the budget alone, not on time or on other prompts.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import NamedTuple
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -19,59 +19,72 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from genctl.decode.processors.language import GrammarPosition, Language, unpacked
-from genctl.decode.processors.way_out import Tokens, WaysOut
+from genctl.decode.processors.token_bytes import llguidance_tokenizer
 from genctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+Tokens = tuple[int, ...]
 
 _GROWTH = 8  # tokens by which a way out is taken to grow with each token while the end is far
 _NEAR = 8  # tokens to spare from which on a token is barred unless a way out after it is known
-_PROBABLE = 256  # ids that are examined before that, the most probable ones
-_SEARCHES = 8  # searches of a step near the end, or among few ids; else there is one
-_CLASSES = 64  # classes of positions that are remembered
-_CERTAIN = 4_000  # positions after which it stays uncertain whether a text fits
-_UNCHECKED, _UNKNOWN = -1, 1 << 30  # in place of the length of a way out
+_EXAMINED = 1024  # the most probable ids, which are examined near the end: all others are barred there
+_LIKELY = 32  # the same while the end is further off: nothing else is barred then
+_SEARCHES = 8  # the most probable of them, after which a way out is searched
+_STORED = 4_000  # ways out that are stored
+_ENUMERATED = 4_000  # tokens that are tried to prove that no text fits
+_TRIES = 6_000  # pieces that a search tries
+_KINDS = 8  # positions of a level of a search, each of another kind
+_FILL = re.compile(rb"[a-z]{2,}|[0-9]{2,}")
+_FREE = 64  # pieces that may follow in free text, at least
+_FIRST = b'"}])>,:;=0123456789'  # bytes that are tried first
+_LAST = b"[{(< \t\n\r\\" + bytes(range(0x80, 0x100))  # and last: they open something, or are no plain text
 
 
 class KnownWay(NamedTuple):
-    """A way out of a row, None if none was found. It is looked for again after `wait` more tokens."""
+    """A way out of a row, None if none was found. It is checked again after `wait` more tokens."""
 
     tokens: Tokens | None = None
     wait: int = 0
 
 
-class _Class(NamedTuple):
-    """What is known of positions with the same following ids and the same way out."""
-
-    lengths: NDArray[np.int32]  # [V], tokens that are left of that way after each id
-    ways: dict[tuple[int, int], Tokens | None]  # an id, and the length that is short enough -> a way out after it
-    after: dict[Tokens, list[int]]  # such a way -> all ids after which it leads out
-
-
 class Finishing:
-    """Bars what would keep the rows of one prompt from ending in time.
+    """Ways out of the texts of a language."""
 
-    Raises UsageError if it is certain that no text fits in `room` tokens.
-    """
-
-    def __init__(self, language: Language, room: int | None) -> None:
+    def __init__(self, language: Language) -> None:
         self.language = language
-        self.ways: WaysOut = language.memo.get("ways") or WaysOut(language)
-        language.memo["ways"] = self.ways
-        self._classes: OrderedDict[tuple[bytes, bool, Tokens], _Class] = OrderedDict()
-        self.first = self.ways.first  # a way out of a row without tokens
-        if room is not None and (self.first is None or len(self.first) >= room):
-            try:
-                shorter, certain = _shortest(language.start, room)
-            except UsageError:  # llguidance gave up at a position that no text need come to
-                shorter, certain = None, False
-            if shorter is None and certain:
-                known = "" if self.first is None else f" (the shortest that was found takes {len(self.first)})"
-                count = f"{room} token{'s' * (room > 1)}, which is all that may be written"
-                raise UsageError(f"{language.source.knob}: no text of it fits in {count}{known}")
-            self.first = shorter or self.first
+        words = language.words
+        single = {piece[0] for piece in words.pieces if len(piece) == 1}
+        # all bytes, to read a text with, and a piece of each length, to fill a text of a least length with
+        fills = {(len(piece), piece[:1].isdigit()): piece for piece in words.pieces if _FILL.fullmatch(piece)}
+        self._pieces = [*(bytes([byte]) for byte in range(256)), *sorted(fills.values(), key=len)]
+        order = sorted(single, key=lambda b: (_LAST.find(b), _FIRST.find(b) % (len(_FIRST) + 1), b))
+        self._order = np.array([*order, *range(256, len(self._pieces))], dtype=np.intp)
+        self._letters = np.array([len(piece) == 1 and (piece.isalpha() or piece > b"\x7f") for piece in self._pieces])
+        self._start = language.source.matcher(llguidance_tokenizer(self._pieces))
+        body = language.source.lark.partition("\n")[2]
+        counts = re.findall(r'\{(\d{1,4})[,}]|"min(?:Length|Items|Properties)": (\d{1,4})', body)
+        spelled = len(language.words.memo["llguidance"].greedy_tokenize(body))
+        # about how many tokens one token can require: what the grammar spells out, and what it repeats
+        self.reach = spelled + 4 * sum(int(one or other) for one, other in counts)
+        self._found: dict[tuple[int, Tokens, int], Tokens | None] = {}  # ways out after a token
+        self._first = self.find(language.start)
 
-    def begin(self, room: int) -> KnownWay:
-        """The way out of a row without tokens."""
-        return self._waiting(self.first, room)
+    def shortest(self, room: int) -> Tokens | None:
+        """A way out of a row without tokens. Raises UsageError if it is certain that no text fits `room` tokens."""
+        way = self._first
+        if way is not None and len(way) < room:
+            return way
+        try:
+            shorter, certain = _enumerated(self.language.start, room)
+        except UsageError:  # llguidance gives up at a position that no text need come to
+            shorter, certain = None, False
+        if shorter is None and certain:
+            known = "" if way is None else f" (the shortest that was found takes {len(way)})"
+            count = f"{room} token{'s' * (room > 1)}, which is all that may be written"
+            raise UsageError(f"{self.language.source.knob}: no text of it fits in {count}{known}")
+        return shorter or way
 
     def follow(self, before: KnownWay, position: GrammarPosition, left: int) -> KnownWay:
         """The way out of a row that came to `position` with one more token, with `left` tokens to write."""
@@ -81,89 +94,130 @@ class Finishing:
         rests = (known[start:] for start in range(len(known), -1, -1))
         way = next((rest for rest in rests if position.ends_with(rest)), None)
         if way is None or len(way) >= left:
-            found = self.ways.find(position, left - _NEAR)
+            found = self.find(position)
             way = found if way is None or (found is not None and len(found) < len(way)) else way
-        return self._waiting(way, left)
+        return self.waiting(way, left)
 
-    def _waiting(self, way: Tokens | None, left: int) -> KnownWay:
-        spare = left if way is None else left - 1 - len(way) - self.ways.reach
+    def waiting(self, way: Tokens | None, left: int) -> KnownWay:
+        """A way out with `left` tokens to write, and how long it need not be checked."""
+        spare = left if way is None else left - 1 - len(way) - self.reach
         return KnownWay(way, max(spare, 0) // _GROWTH)
 
     def in_time(self, position: GrammarPosition, way: KnownWay, left: int, scores: Tensor) -> bytes:
-        """The ids, one bit each, after which the text can be finished within `left` tokens."""
-        tokens = way.tokens
-        if way.wait or tokens is None or len(tokens) > left:
+        """The ids, one bit each, after which the text can be finished within `left` tokens; scores f32 [V]."""
+        if way.wait or way.tokens is None or len(way.tokens) > left:
             return position.bits
-        end = min(1, left - len(tokens))  # an EOS id, if there is room for it
-        spare = left - end - len(tokens)
-        if spare > self.ways.reach:
+        end = min(1, left - len(way.tokens))  # an EOS id, if there is room for it
+        spare, most = left - end - len(way.tokens), left - 1 - end
+        if spare > self.reach:
             return position.bits
-        near, most, ids = spare <= _NEAR, left - 1 - end, position.continuing
-        known = self._class(position, tokens)
-        if ((known.lengths[ids] >= 0) & (known.lengths[ids] <= most)).all():
-            return position.bits
-        probable = scores[torch.from_numpy(ids).to(scores.device)].topk(min(_PROBABLE, len(ids))).indices
-        likely = ids[probable.cpu().numpy()]
-        examined = ids if near else likely
-        lengths = self._lengths(known, position, tokens, examined)
-        searches = _SEARCHES if near or len(ids) <= _SEARCHES else 1
-        for token in likely[known.lengths[likely] > most][:searches].tolist():
-            way_after = self._search(known, position, token, most)
-            if way_after is not None:
-                same = self._after(known, position, way_after) if near else token
-                lengths[np.isin(examined, same) & (lengths > len(way_after))] = len(way_after)
-        barred = examined[(lengths > most) & (near | (lengths < _UNKNOWN))]
-        if not len(barred):
-            return position.bits
+        near, ids = spare <= _NEAR, position.continuing
+        count = min(_EXAMINED if near else _LIKELY, len(ids))
+        probable = scores[torch.from_numpy(ids).to(scores.device)].topk(count).indices
+        likely = np.append(ids[probable.cpu().numpy()], np.array(way.tokens[:1], dtype=np.intp))
+        lengths = self._lengths(position, way.tokens, likely, most, _SEARCHES if near or count <= _SEARCHES else 1)
         allowed = unpacked(position.bits).copy()
-        allowed[barred] = False
+        if near:
+            allowed[ids] = False
+        allowed[likely] = lengths <= most if near else (lengths <= most) | np.isinf(lengths)
         kept = torch.from_numpy(np.flatnonzero(allowed[: len(scores)])).to(scores.device)
         if not bool((scores[kept] > -torch.inf).any()):  # other processors barred all that would end in time
             return position.bits
         return np.packbits(allowed, bitorder="little").tobytes()
 
-    def _class(self, position: GrammarPosition, way: Tokens) -> _Class:
-        key = position.bits, position.started, way
-        if key not in self._classes:
-            lengths = np.full(len(self.language.words.pieces), _UNCHECKED, dtype=np.int32)
-            self._classes[key] = _Class(lengths, {}, {})
-            while len(self._classes) > _CLASSES:
-                self._classes.popitem(last=False)
-        self._classes.move_to_end(key)
-        return self._classes[key]
-
     def _lengths(
-        self, known: _Class, position: GrammarPosition, way: Tokens, ids: NDArray[np.intp]
-    ) -> NDArray[np.int32]:
-        """int32 [ids], the tokens that are left of the way after each id."""
-        left = ids[known.lengths[ids] == _UNCHECKED]
-        known.lengths[left] = _UNKNOWN
+        self, position: GrammarPosition, way: Tokens, ids: NDArray[np.intp], most: int, searches: int
+    ) -> NDArray[np.float64]:
+        """f64 [ids], the tokens of a known way out after each id; infinite where none is known.
+
+        These are the rests of `way`, and the ways out after the first `searches` ids after which those are too long.
+        """
+        lengths = np.full(len(ids), np.inf)
+
+        def note(rest: Tokens, places: NDArray[np.intp]) -> None:
+            ended = position.ended_by(ids[places].tolist(), rest)
+            lengths[places[np.isin(ids[places], ended)]] = len(rest)
+
         for rest in dict.fromkeys((way[1:], way, *(way[start:] for start in range(len(way), 1, -1)))):
-            known.lengths[position.ended_by(left.tolist(), rest)] = len(rest)
-            left = left[known.lengths[left] == _UNKNOWN]
-        return known.lengths[ids]
+            note(rest, np.flatnonzero(np.isinf(lengths)))
+        for place in np.flatnonzero(lengths > most)[:searches]:
+            # positions are alike if the same ids may follow and the same way leads out
+            key = hash(position.bits), way, int(ids[place])
+            if key not in self._found:
+                if len(self._found) == _STORED:
+                    self._found.clear()
+                after = position.after(key[2])
+                self._found[key] = None if after is None else self.find(after)
+            found = self._found[key]
+            if found is not None:
+                note(found, np.flatnonzero(lengths > max(len(found), most)))
+        return lengths
 
-    def _search(self, known: _Class, position: GrammarPosition, token: int, most: int) -> Tokens | None:
-        """A way out after a token; a shorter one is tried if it would hardly fit."""
-        way, after = None, position.after(token)
-        for enough in (_UNKNOWN, 0):
-            if (token, enough) not in known.ways:
-                known.ways[token, enough] = None if after is None else self.ways.find(after, enough)
-            way = known.ways[token, enough]
-            if way is None or len(way) <= most - _NEAR:
-                break
-        return way
+    def find(self, position: GrammarPosition) -> Tokens | None:
+        """A short way out, None if none was found."""
+        if position.may_end:
+            return ()
+        matcher = self._start.deep_copy()
+        matcher.consume_tokens(list(position.text))
+        rest, words = self._rest(matcher), self.language.words
+        way = None if rest is None else words.fewest(rest, self.language.eos, first=not position.started)
+        return way if way is not None and position.ends_with(way) else None
 
-    def _after(self, known: _Class, position: GrammarPosition, way: Tokens) -> list[int]:
-        """The ids after which `way` leads out and is shorter than what is left of the position's own."""
-        if way not in known.after:
-            known.after[way] = position.ended_by(np.flatnonzero(known.lengths > len(way)).tolist(), way)
-        return known.after[way]
+    def _rest(self, start: LLMatcher) -> bytes | None:
+        """The bytes that complete a text: the fewest that a beam search finds.
+
+        llguidance names no states. Positions are alike if the same bytes may follow them, and those before them.
+        """
+        level, seen, tries = [_Node(start, b"", 0)], Counter[tuple[bytes, bytes, int]](), _TRIES
+        known: dict[bytes, list[int]] = {}  # mask -> pieces that may follow, two for each mask that they lead to
+        while level:
+            kinds: dict[tuple[bytes, bytes, int], _Node] = {}
+            for node in level:
+                mask = node.matcher.compute_bitmask()
+                leading: dict[bytes, list[int]] = {}
+                for place in known.get(mask) or self._following(mask):
+                    piece, matcher, tries = self._pieces[place], node.matcher.deep_copy(), tries - 1
+                    text = node.text + piece
+                    if tries < 0:
+                        return None
+                    if not matcher.consume_token(place):
+                        continue
+                    if matcher.is_accepting():
+                        return text
+                    after, last = matcher.compute_bitmask(), node.last + (piece[0] in _LAST)
+                    leading.setdefault(after, []).append(place)
+                    kinds.setdefault((mask, after, last), _Node(matcher, text, last))
+                known.setdefault(mask, [place for places in leading.values() for place in {places[0], places[-1]}])
+            ordered = sorted(kinds, key=lambda kind: (kind[2], seen[kind]))[:_KINDS]
+            seen.update(ordered)
+            level = [kinds[kind] for kind in ordered]
+        return None
+
+    def _following(self, mask: bytes) -> list[int]:
+        """The pieces that may follow; in free text without letters, for which the longer pieces stand."""
+        places = self._order[unpacked(mask)[self._order]]
+        if len(places) > _FREE:
+            places = places[~self._letters[places]]
+        return list(map(int, places))
 
 
-def _shortest(start: GrammarPosition, most: int) -> tuple[Tokens | None, bool]:
+def finishing(language: Language) -> Finishing:
+    """The ways out of a language, which all prompts share."""
+    if "finishing" not in language.memo:
+        language.memo["finishing"] = Finishing(language)
+    made: Finishing = language.memo["finishing"]
+    return made
+
+
+class _Node(NamedTuple):
+    matcher: LLMatcher
+    text: bytes  # since the beginning of the search
+    last: int  # bytes of it that are tried last
+
+
+def _enumerated(start: GrammarPosition, most: int) -> tuple[Tokens | None, bool]:
     """A shortest text of at most `most` tokens, by trying all, and whether all were tried."""
-    tries, level = _CERTAIN, {b"": (start, Tokens())}
+    tries, level = _ENUMERATED, {b"": (start, Tokens())}
     for left in range(most, 0, -1):
         longer: dict[bytes, tuple[GrammarPosition, Tokens]] = {}
         for here, way in level.values():

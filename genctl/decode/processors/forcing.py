@@ -44,15 +44,11 @@ def _banned(m: ProcessorContext, knob: str, sequences: list[list[int]]) -> Proce
 
 def min_length(m: ProcessorContext, least: int) -> Processor | None:
     # min_new_tokens replaces min_length
-    return _no_eos_below(m, least) if m.generation.min_new_tokens is None else None
+    return min_new_tokens(m, least - m.prompt_len) if m.generation.min_new_tokens is None else None
 
 
 def min_new_tokens(m: ProcessorContext, count: int) -> Processor | None:
-    return _no_eos_below(m, m.prompt_len + count)
-
-
-def _no_eos_below(m: ProcessorContext, length: int) -> Processor | None:
-    return _below(length, without(m.eos, m.device)) if m.eos else None
+    return _below(m.prompt_len + count, without(m.eos, m.device)) if m.eos else None
 
 
 def _below(length: int, processor: Any) -> Processor:

@@ -11,13 +11,16 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from genctl.config.check import names_file
 from genctl.documents import reader
 from genctl.documents.reader import BadJson, Unreadable
 from genctl.errors import UsageError, one_line
 from genctl.params import GRAMMARS, Generation
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
 
 MOST_BYTES = 1 << 20  # of a file; no grammar is that long
 MOST_TRIES = 256  # parts of a schema that are checked alone, to find the wrong one
@@ -50,6 +53,12 @@ class GrammarSource(NamedTuple):
     knob: str
     lark: str
     notes: tuple[str, ...] = ()  # on what is not enforced
+
+    def matcher(self, tokenizer: LLTokenizer) -> LLMatcher:
+        """llguidance's reader of this grammar for a vocabulary, at the beginning of a text."""
+        from llguidance import LLMatcher
+
+        return LLMatcher(tokenizer, LLMatcher.grammar_from_lark(self.lark), log_level=0)
 
 
 def read(generation: Generation, only: str | None = None) -> GrammarSource | None:
@@ -179,7 +188,8 @@ def _regex(where: str, value: str) -> GrammarSource:
 
 
 def _grammar(where: str, text: str) -> GrammarSource:
-    gbnf = _is_gbnf(text)
+    # llama.cpp's GBNF writes its rules with `::=`, and begins at `root`
+    gbnf = re.search(r"^\s*root\s*::=", text, re.MULTILINE) is not None
     lark = _HEADER + (_lark_of(text, where) if gbnf else text)
     fault, _ = validate(lark)
     if fault:
@@ -195,11 +205,6 @@ def _grammar(where: str, text: str) -> GrammarSource:
 
 _PART = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\\n])*/|//[^\n]*|[A-Za-z_][A-Za-z0-9_]*')
 _CODE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))|\\.", re.DOTALL)
-
-
-def _is_gbnf(text: str) -> bool:
-    """Whether a grammar is in GBNF, as llama.cpp's: its rules are written with `::=`, and it begins at `root`."""
-    return re.search(r"^\s*root\s*::=", text, re.MULTILINE) is not None
 
 
 def _lark_of(text: str, where: str) -> str:

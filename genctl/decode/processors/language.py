@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -27,46 +26,35 @@ class Language:
     """
 
     def __init__(self, source: GrammarSource, words: Spelling, eos: Sequence[int]) -> None:
-        from llguidance import LLMatcher
-
         self.source, self.words, self.eos = source, words, tuple(eos)
         self.at_first = {token: len(words.pieces) + n for n, token in enumerate(words.first)}
-        self.memo: dict[str, Any] = {}  # what is known of it
+        self.memo: dict[str, Any] = {}  # cached values that live as long as the language
         self.end = len(words.pieces) + len(words.first)
         if "llguidance" not in words.memo:
             words.memo["llguidance"] = llguidance_tokenizer([*words.pieces, *words.first.values()])
-        matcher = LLMatcher(words.memo["llguidance"], LLMatcher.grammar_from_lark(source.lark), log_level=0)
-        self.start = GrammarPosition(self, matcher, b"", started=False)
+        self.start = GrammarPosition(self, source.matcher(words.memo["llguidance"]), b"", started=False)
         if not len(self.start.following):
             reason = "it has no text that this tokenizer can write"
-            if matcher.is_accepting():
+            if self.start.may_end:
                 reason = "its only text is the empty one, and there is no EOS id"
             raise UsageError(f"{source.knob}: {reason}")
-
-    def check(self, matcher: LLMatcher) -> None:
-        """Raises UsageError if llguidance gave up. That nothing can follow is no error: the loop reports it."""
-        if matcher.is_error():
-            why = (matcher.get_error().strip().splitlines() or [matcher.stop_reason()])[0]
-            if why not in ("NoExtension", "NoExtensionBias"):
-                raise UsageError(f"{self.source.knob}: the grammar is too complex: {why}")
 
 
 def language(source: GrammarSource, words: Spelling, eos: Sequence[int]) -> Language:
     """The language of a grammar; compiled once for all prompts. Raises UsageError if the tokenizer cannot write it."""
-    known: OrderedDict[tuple[str, tuple[int, ...]], Language] = words.memo.setdefault("languages", OrderedDict())
+    known: dict[tuple[str, tuple[int, ...]], Language] = words.memo.setdefault("languages", {})
     key = source.lark, tuple(eos)
     if key not in known:
+        if len(known) == _COMPILED:
+            del known[next(iter(known))]
         known[key] = Language(source, words, eos)
-    known.move_to_end(key)
-    while len(known) > _COMPILED:
-        known.popitem(last=False)
     return known[key]
 
 
 class GrammarPosition:
-    """Where a text of the language has come. It never changes: a longer text has another position.
+    """A position in the texts of a language. It never changes: a longer text has another position.
 
-    `text` are the bytes so far, and `started` says whether a token was written.
+    `text` are the bytes before it, and `started` says whether any token is.
     """
 
     def __init__(self, language: Language, matcher: LLMatcher, text: bytes, *, started: bool = True) -> None:
@@ -74,15 +62,21 @@ class GrammarPosition:
 
     @cached_property
     def may_end(self) -> bool:
-        """Whether the text is whole."""
+        """Whether the text is complete."""
         return self.matcher.is_accepting()
 
     @cached_property
     def bits(self) -> bytes:
-        """The ids that may follow, one bit each. EOS ids are allowed where the text may end, or may end with them."""
+        """The ids that may follow, one bit each. EOS ids are allowed where the text may end, or may end with them.
+
+        Raises UsageError if llguidance gives up. That nothing can follow is no error: the loop reports it.
+        """
         language, words = self.language, self.language.words
         bits = bytearray(self.matcher.compute_bitmask())
-        language.check(self.matcher)
+        if self.matcher.is_error():
+            why = (self.matcher.get_error().strip().splitlines() or [self.matcher.stop_reason()])[0]
+            if why not in ("NoExtension", "NoExtensionBias"):
+                raise UsageError(f"{language.source.knob}: the grammar is too complex: {why}")
         if not self.started:
             any_text = bool(unpacked(bits)[: len(words.pieces)].any())
             for token, id in language.at_first.items():
@@ -97,15 +91,15 @@ class GrammarPosition:
         return bytes(bits)
 
     @property
+    def following(self) -> NDArray[np.intp]:
+        """The ids that may follow, in their order."""
+        return np.flatnonzero(unpacked(self.bits)[: len(self.language.words.pieces)])
+
+    @property
     def continuing(self) -> NDArray[np.intp]:
         """The ids that may follow and are no EOS ids."""
         ids = self.following
         return ids[~np.isin(ids, self.language.eos)]
-
-    @property
-    def following(self) -> NDArray[np.intp]:
-        """The ids that may follow, in their order."""
-        return np.flatnonzero(unpacked(self.bits)[: len(self.language.words.pieces)])
 
     def after(self, token: int) -> GrammarPosition | None:
         """The position after one more token; None if it is an EOS id, or not of the language."""
@@ -120,20 +114,16 @@ class GrammarPosition:
         return GrammarPosition(self.language, matcher, self.text + piece)
 
     def ended_by(self, tokens: Iterable[int], rest: Sequence[int]) -> list[int]:
-        """Those `tokens` after which `rest` makes the text whole."""
+        """Those `tokens` after which `rest` completes the text."""
         tail, validate = [*rest, self.language.end], self.matcher.validate_tokens
         if self.started:
             whole = len(tail) + 1
             return [token for token in tokens if validate([token, *tail]) == whole]
-        found = []
-        for token in tokens:
-            way = [self._known(token), *tail] if self._piece(token) else tail
-            if validate(way) == len(way):
-                found.append(token)
-        return found
+        ways = ((token, [self._known(token), *tail] if self._piece(token) else tail) for token in tokens)
+        return [token for token, way in ways if validate(way) == len(way)]
 
     def ends_with(self, tokens: Sequence[int]) -> bool:
-        """Whether the text is whole after these tokens."""
+        """Whether the text is complete after these tokens."""
         return bool(self.ended_by(tokens[:1], tokens[1:])) if tokens else self.may_end
 
     def _piece(self, token: int) -> bytes:

@@ -18,25 +18,26 @@ from genctl.decode.processors.build import ProcessorContext
 from genctl.decode.processors.filters import there
 from genctl.decode.processors.rows import Places, RowCandidates, largest
 
-Past: TypeAlias = tuple[float, Places, NDArray[Any]]  # mu, the kept ids and their surprises
+Past: TypeAlias = tuple[float, Places, NDArray[Any]]  # mu, the remaining ids and their surprises
 
 
 def mirostat(m: ProcessorContext, tau: float) -> Mirostat:
-    return Mirostat(tau, m.generation.mirostat_eta, m.prompt_len, m.min_tokens_to_keep)
+    return Mirostat(m, tau)
 
 
 class Mirostat:
     """Keep the tokens whose surprise, in bits, is at most mu; mu follows what the row has written.
 
-    mu begins at 2 * tau. After a token x drawn from the kept ones, renormalised to q: mu -= eta * (-log2 q(x) - tau).
+    mu begins at 2 * tau. After a token x drawn from the rest, renormalised to q: mu -= eta * (-log2 q(x) - tau).
 
     The threshold of a row is looked up by its tokens before the last one, so it is a function of its history alone:
     rows may be moved, forked and rolled back between calls. A row with an unknown past starts again at 2 * tau. A
-    token that was not among the kept ones counts as surprising as the threshold allows.
+    token that was not among them counts as surprising as the threshold allows.
     """
 
-    def __init__(self, tau: float, eta: float, prompt_len: int, min_tokens_to_keep: int = 1) -> None:
-        self.tau, self.eta, self.prompt_len, self.least = tau, eta, prompt_len, min_tokens_to_keep
+    def __init__(self, m: ProcessorContext, tau: float) -> None:
+        self.tau, self.eta = tau, m.generation.mirostat_eta
+        self.prompt_len, self.least = m.prompt_len, m.min_tokens_to_keep
         self._past: ByHistory[Past] = ByHistory()
 
     def __call__(self, history: Tensor, scores: Tensor) -> Tensor:
@@ -69,11 +70,11 @@ class Mirostat:
         return mu - self.eta * (observed - self.tau)
 
 
-def adaptive_p(m: ProcessorContext, target: float) -> AdaptiveP:
-    return AdaptiveP(target, m.generation.adaptive_decay, m.prompt_len)
-
-
 _WIDTH, _PEAK, _SHARPNESS = 0.3, 5.0, 10.0  # of the curve, as in llama.cpp
+
+
+def adaptive_p(m: ProcessorContext, target: float) -> AdaptiveP:
+    return AdaptiveP(m, target)
 
 
 class AdaptiveP:
@@ -84,8 +85,8 @@ class AdaptiveP:
     one whose probability rounds to 0 counts as 0. As in `Mirostat`, a row's mean is looked up by its tokens.
     """
 
-    def __init__(self, target: float, decay: float, prompt_len: int) -> None:
-        self.target, self.decay, self.prompt_len = target, decay, prompt_len
+    def __init__(self, m: ProcessorContext, target: float) -> None:
+        self.target, self.decay, self.prompt_len = target, m.generation.adaptive_decay, m.prompt_len
         self._means: ByHistory[tuple[float, float]] = ByHistory()  # the weighted sum, and the weights
         self._probabilities: ByHistory[Tensor] = ByHistory(depth=2)  # f32 [V], before the change; NaN: removed
 

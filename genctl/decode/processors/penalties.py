@@ -24,18 +24,30 @@ IdArray: TypeAlias = NDArray[np.int64]
 
 
 def presence(m: ProcessorContext, penalty: float) -> Processor:
-    return presence_penalty(penalty, m.prompt_len, m.generation.penalty_last_n)
+    """Subtract `penalty` from tokens that are among the new ones; the prompt does not count (OpenAI API, vLLM)."""
+    return lambda history, scores: scores - penalty * (_counts(m, history, scores) > 0)
 
 
 def frequency(m: ProcessorContext, penalty: float) -> Processor:
-    return frequency_penalty(penalty, m.prompt_len, m.generation.penalty_last_n)
+    """Subtract `penalty` for each time that a token is among the new ones (OpenAI API, vLLM)."""
+    return lambda history, scores: scores - penalty * _counts(m, history, scores)
+
+
+def _counts(m: ProcessorContext, history: Tensor, scores: Tensor) -> Tensor:
+    """f32 [R, V]: how often each token is among the new ones, of them the last `penalty_last_n`."""
+    window = m.generation.penalty_last_n
+    begin = m.prompt_len if window is None else max(m.prompt_len, history.shape[1] - window)
+    new = history[:, begin:].to(scores.device)
+    counts = scores.new_zeros(scores.shape[0], scores.shape[1] + 1)
+    # An embedding may have more rows than there are scores; such ids are counted past the end.
+    counts.scatter_add_(1, new.clamp(max=scores.shape[1]), torch.ones_like(new, dtype=scores.dtype))
+    return counts[:, :-1]
 
 
 def dry_of_knobs(m: ProcessorContext, multiplier: float) -> Processor:
     g, knob = m.generation, "dry_sequence_breakers"
     sequences = {ids for text in g.dry_sequence_breakers for ids in token_sequences.containing(m.tokenizer, text, knob)}
-    breakers, phrases = as_ids(sequences)
-    return windowed(dry(multiplier, g.dry_base, g.dry_allowed_length, breakers, phrases), g.penalty_last_n)
+    return windowed(dry(multiplier, g.dry_base, g.dry_allowed_length, sequences), g.penalty_last_n)
 
 
 def windowed(processor: Processor, window: int | None) -> Processor:
@@ -45,49 +57,17 @@ def windowed(processor: Processor, window: int | None) -> Processor:
     return lambda history, scores: processor(history[:, -window:], scores)
 
 
-def presence_penalty(penalty: float, prompt_len: int, window: int | None = None) -> Processor:
-    """Subtract `penalty` from tokens that are among the new ones; the prompt does not count (OpenAI API, vLLM)."""
-
-    def processor(history: Tensor, scores: Tensor) -> Tensor:
-        return scores - penalty * (_counts(history, scores, prompt_len, window) > 0)
-
-    return processor
-
-
-def frequency_penalty(penalty: float, prompt_len: int, window: int | None = None) -> Processor:
-    """Subtract `penalty` for each time that a token is among the new ones (OpenAI API, vLLM)."""
-
-    def processor(history: Tensor, scores: Tensor) -> Tensor:
-        return scores - penalty * _counts(history, scores, prompt_len, window)
-
-    return processor
-
-
-def _counts(history: Tensor, scores: Tensor, prompt_len: int, window: int | None) -> Tensor:
-    """f32 [R, V]: how often each token is among the new ones, of them the last `window`."""
-    length = history.shape[1]
-    new = history[:, prompt_len if window is None else max(prompt_len, length - window) :].to(scores.device)
-    counts = scores.new_zeros(scores.shape[0], scores.shape[1] + 1)
-    # An embedding may have more rows than there are scores; such ids are counted past the end.
-    counts.scatter_add_(1, new.clamp(max=scores.shape[1]), torch.ones_like(new, dtype=scores.dtype))
-    return counts[:, :-1]
-
-
-def dry(
-    multiplier: float,
-    base: float,
-    allowed_length: int,
-    breakers: Collection[int],
-    phrases: Sequence[tuple[int, ...]] = (),
-) -> Processor:
+def dry(multiplier: float, base: float, allowed_length: int, breakers: Collection[tuple[int, ...]]) -> Processor:
     """DRY: make tokens that would continue a repetition less likely, the more so the longer it is.
 
     github.com/oobabooga/text-generation-webui/pull/5677. If the last n tokens occur earlier in the history (prompt
     included), the token that followed them there loses multiplier * base ** (n - allowed_length), from n =
     allowed_length on; the longest n counts. Nothing matches across a breaker, and a breaker itself is never penalised:
-    `breakers` are ids, `phrases` are sequences of ids whose last one breaks.
+    `breakers` are single ids, and sequences of ids whose last one breaks.
     """
-    stops = frozenset(breakers)
+    stops = {ids[0] for ids in breakers if len(ids) == 1}
+    phrases = sorted(ids for ids in breakers if len(ids) > 1)
+    reach = max(map(len, phrases), default=0)
     # Close to the largest float32, where the token has no probability: longer repetitions do not count more.
     most = 1e30
     growing = base > 1.0 and multiplier < most
@@ -96,7 +76,7 @@ def dry(
     def processor(history: Tensor, scores: Tensor) -> Tensor:
         output = None
         for row, written in enumerate(history.cpu().numpy()):
-            unbroken = _unbroken(written[-longest - _reach(phrases) :].tolist(), stops, phrases, longest)
+            unbroken = _unbroken(written[-longest - reach :].tolist(), stops, phrases, longest)
             tokens, lengths = _continuations(written, unbroken, allowed_length)
             places = [place for place, token in enumerate(tokens) if token < scores.shape[1] and token not in stops]
             if not places:
@@ -108,10 +88,6 @@ def dry(
         return scores if output is None else output
 
     return processor
-
-
-def _reach(phrases: Sequence[tuple[int, ...]]) -> int:
-    return max(map(len, phrases), default=0)
 
 
 def _continuations(written: IdArray, most: int, least: int) -> tuple[IdArray, IdArray]:
@@ -139,7 +115,7 @@ def _continuations(written: IdArray, most: int, least: int) -> tuple[IdArray, Id
     return followers[last], lengths[last]
 
 
-def _unbroken(newest: list[int], stops: frozenset[int], phrases: Sequence[tuple[int, ...]], most: int) -> int:
+def _unbroken(newest: list[int], stops: Collection[int], phrases: Sequence[tuple[int, ...]], most: int) -> int:
     """How many tokens at the end of the history come after its last breaker; at most `most`."""
     for back in range(min(most, len(newest))):
         end = len(newest) - back
@@ -149,12 +125,6 @@ def _unbroken(newest: list[int], stops: frozenset[int], phrases: Sequence[tuple[
             if newest[end - 1] == phrase[-1] and tuple(newest[max(0, end - len(phrase)) : end]) == phrase:
                 return back
     return min(most, len(newest))
-
-
-def as_ids(sequences: Collection[tuple[int, ...]]) -> tuple[frozenset[int], tuple[tuple[int, ...], ...]]:
-    """Split sequences of ids into single ids and longer ones."""
-    single = frozenset(sequence[0] for sequence in sequences if len(sequence) == 1)
-    return single, tuple(sorted(sequence for sequence in sequences if len(sequence) > 1))
 
 
 def sequence_bias(m: ProcessorContext, biases: list[Bias]) -> Processor:
@@ -245,10 +215,8 @@ def exponential_decay_length_penalty(m: ProcessorContext, decay: tuple[int, floa
         if behind <= 0:
             return scores
         ending = scores[:, ends]
-        growth = ending.abs() * (factor**behind - 1)
-        growth = growth.masked_fill(~ending.isfinite(), 0.0)
         added = torch.zeros_like(scores)
-        added[:, ends] = growth
+        added[:, ends] = (ending.abs() * (factor**behind - 1)).masked_fill(~ending.isfinite(), 0.0)
         return scores + added
 
     return processor

@@ -28,8 +28,8 @@ class RequiredPrefix:
     """history int64 [R, T], scores f32 [R, V] -> scores with -inf for tokens that contradict the prefix.
 
     The text of the new tokens must begin with `shown`, or their bytes, decoded as if other text preceded them, with
-    `spelled`; one of the two is enough. So a prefix that begins with a blank may be
-    written by a decoder that does not show it. Rows that are past it cost constant work.
+    `spelled`; one of the two is enough. So a prefix that begins with a blank may be written by a decoder that does not
+    show it. Rows that are past it cost constant work.
 
     Raises UsageError if no tokens spell the prefix, or not within `room` tokens.
     """
@@ -117,16 +117,10 @@ class RequiredPrefix:
         """Compute the fewest tokens for each end of `target`, from the shortest on."""
         for start in range(len(target) - 1, -1, -1):
             rest = target[start:]
-            if rest in self._steps:
-                continue
-            if next(self.words.beginning(rest), None) is not None:
-                self._steps[rest] = 1
-                continue
-            cuts = range(1, min(len(rest), self.words.longest + 1))
-            ends = [n for n in cuts if any(token not in self.eos for token in self.words.spelled(rest[:n]))]
-            counts = [self._steps[rest[n:]] for n in ends if rest[n:] in self._steps]
-            if counts:
-                self._steps[rest] = 1 + min(counts)
+            reaches = next(self.words.beginning(rest), None) is not None  # one token is enough
+            least = 0 if reaches else min(self._next((None, rest), False).values(), default=None)
+            if least is not None:
+                self._steps[rest] = least + 1
 
 
 def _cut(rest: bytes | None, piece: bytes) -> bytes | None:

@@ -22,19 +22,12 @@ from genctl.kernels.ops import entropy, log_softmax
 
 
 def dynatemp(m: ProcessorContext, spread: float) -> Processor:
-    return dynamic_temperature(m.generation.temperature, spread, m.generation.dynatemp_exponent)
-
-
-def xtc(m: ProcessorContext, probability: float) -> Processor:
-    return exclude_top_choices(probability, m.generation.xtc_threshold, m.seed, m.min_tokens_to_keep)
-
-
-def dynamic_temperature(temperature: float, spread: float, exponent: float) -> Processor:
-    """Divide scores by a temperature between `temperature - spread` (at least 0) and `temperature + spread`.
+    """Dynamic temperature: divide scores by one between `temperature - spread` (at least 0) and `temperature + spread`.
 
     low + (high - low) * (entropy / log(count)) ** exponent, as in llama.cpp's `temp_ext`: low-entropy rows are
     sharpened, high-entropy ones flattened. A temperature of 0 keeps only the best token; a single token is unchanged.
     """
+    temperature, exponent = m.generation.temperature, m.generation.dynatemp_exponent
     low, high = max(0.0, temperature - spread), temperature + spread
 
     def processor(history: Tensor, scores: Tensor) -> Tensor:
@@ -66,15 +59,16 @@ def quadratic(m: ProcessorContext, factor: float) -> Processor:
     return processor
 
 
-def exclude_top_choices(probability: float, threshold: float, seed: int, min_tokens_to_keep: int = 1) -> Processor:
+def xtc(m: ProcessorContext, probability: float) -> Processor:
     """XTC: with `probability`, remove every token at least `threshold` probable but the least probable of them.
 
     github.com/oobabooga/text-generation-webui/pull/6335. As in llama.cpp, no token is exempt, and a row that would keep
     fewer than `min_tokens_to_keep` is unchanged. Each row draws one number at each step (see `draws`).
     """
+    threshold = m.generation.xtc_threshold
 
     def processor(history: Tensor, scores: Tensor) -> Tensor:
-        act = [drawn < probability for drawn in draws(history, seed)]
+        act = [drawn < probability for drawn in draws(history, m.seed)]
         if not any(act):
             return scores
         output = scores.clone()
@@ -84,7 +78,7 @@ def exclude_top_choices(probability: float, threshold: float, seed: int, min_tok
                 continue
             top = np.flatnonzero(there.weights >= threshold * there.total)
             left = np.count_nonzero(there.values > np.finfo(np.float32).min) - (len(top) - 1)
-            if len(top) > 1 and left >= min_tokens_to_keep:
+            if len(top) > 1 and left >= m.min_tokens_to_keep:
                 removed = np.delete(top, there.weights[top].argmin())
                 ids = removed if there.ids is None else there.ids[removed]
                 output[number, torch.from_numpy(ids).to(output.device)] = -torch.inf

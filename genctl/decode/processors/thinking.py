@@ -6,7 +6,7 @@ The tags are those that the chat template or the vocabulary names, in tokens of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,32 +35,35 @@ class Thinking:
     The forced token keeps its score, so that beams compare what the model says; other processors cannot bar it.
     """
 
-    def __init__(self, budget: int, tags: Tags, end: Sequence[int], texts: Sequence[bytes], words: Spelling) -> None:
+    def __init__(
+        self,
+        budget: int,
+        tags: Tags,
+        end: Sequence[int],
+        texts: Sequence[bytes],
+        words: Spelling,
+        prompt_len: int,
+        eos: Sequence[int],
+        *,
+        is_open: bool,
+    ) -> None:
         self.budget, self.end, self.texts, self.words = budget, tuple(end), texts, words
         self.opening, self.closing = tags.opening.encode(), tags.closing.encode()
-        self.prompt_len, self.first, self.eos = 0, Thought(), frozenset[int]()
-        self._known: ByHistory[Thought] = ByHistory()
-
-    def begin(self, prompt_len: int, eos: Sequence[int], *, is_open: bool) -> Thinking:
-        """Set where the new text begins, and whether it begins within a thought."""
         self.prompt_len, self.eos = prompt_len, frozenset(eos)
-        self.first = self._forced(Thought(is_open))
-        return self
+        self.first = self._forced(Thought(is_open))  # `is_open`: whether the new text begins within a thought
+        self._known: ByHistory[Thought] = ByHistory()
 
     def __call__(self, history: Tensor, scores: Tensor) -> Tensor:
         written = history[:, self.prompt_len :].to("cpu", torch.int64).contiguous().numpy()
         output = scores
         for row, tokens in enumerate(written):
-            before, now = tokens[:-1].tobytes(), tokens.tobytes()
-            thought = self._known.get(now)
+            thought = self._known.get(tokens.tobytes())
             if thought is None:
-                above = self._known.get(before)
+                above = self._known.get(tokens[:-1].tobytes())
                 thought = self.of(tokens.tolist()) if above is None else self._after(above, int(tokens[-1]))
-                self._known.put(now, thought, len(written))
+                self._known.put(tokens.tobytes(), thought, len(written))
             if thought.left:
-                if output is scores:
-                    output = scores.clone()
-                token = thought.left[0]
+                output, token = scores.clone() if output is scores else output, thought.left[0]
                 output[row] = -torch.inf
                 output[row, token] = scores[row, token].clamp(min=-1e9)
         return output
@@ -96,7 +99,7 @@ class Thinking:
         text = b"".join(now.recent)
         begun = next((n for n in range(len(self.closing) - 1, 0, -1) if text.endswith(self.closing[:n])), 0)
         left = (self.words.fewest(self.closing[begun:], self.eos) or ()) if begun else self.end
-        if not left:  # the tag was begun with tokens that cannot go on
+        if not left:  # no tokens complete what was begun of the tag
             begun, left = 0, self.end
         inside = _from(now.recent, len(text) - begun) if begun else 0
         return now._replace(tokens=now.tokens - inside, cut=not begun, left=tuple(left))
@@ -108,17 +111,18 @@ def _from(pieces: Sequence[bytes], at: int) -> int:
     return sum(start >= at for start in starts)
 
 
-def thinking_of(processors: Sequence[Any]) -> Thinking | None:
-    """The `Thinking` among a lane's processors."""
-    functions = (getattr(processor, "function", None) for processor in processors)
-    return next((function for function in functions if isinstance(function, Thinking)), None)
-
-
 def thinking(m: ProcessorContext, budget: int) -> Thinking:
     """The processor of `thinking_budget`. Raises UsageError if no tags are known, or they cannot be written."""
     words = spelling(m.tokenizer, m.vocab_size, "thinking_budget")
     backend = m.tokenizer.backend_tokenizer
-    tags = _tags(m)
+    named = m.generation.thinking_tags
+    tags = tags_of(m.tokenizer) if named is None else Tags(*named)
+    if tags is None:
+        raise UsageError(
+            "thinking_budget: neither the chat template nor the vocabulary of this checkpoint has tags of a thought "
+            "that are known",
+            hint='--set \'thinking_tags=["<think>", "</think>"]\' names them',
+        )
     end = m.generation.thinking_end or tags.end or tags.closing
     if tags.closing not in end:
         raise UsageError(f"thinking_end: {quote(end)} does not hold the closing tag {quote(tags.closing)}")
@@ -130,29 +134,10 @@ def thinking(m: ProcessorContext, budget: int) -> Thinking:
         )
     special = special_of(backend)
     texts = [str(backend.id_to_token(id)).encode() if id in special else p for id, p in enumerate(words.pieces)]
-    ids = _spelled(m, words, texts, end)
+    ids: Sequence[int] = backend.encode(end, add_special_tokens=False).ids
+    if any(id >= len(texts) for id in ids) or b"".join(texts[id] for id in ids) != end.encode():
+        ids = words.fewest(end.encode(), m.eos) or ()
     if not ids:
         raise UsageError(f"thinking_end: this tokenizer cannot write {quote(end)}")
     is_open = not m.is_encoder_decoder and tags.is_open_in(m.opening)
-    return Thinking(budget, tags, ids, texts, words).begin(begins(m), m.eos, is_open=is_open)
-
-
-def _tags(m: ProcessorContext) -> Tags:
-    if m.generation.thinking_tags is not None:
-        return Tags(*m.generation.thinking_tags)
-    tags = tags_of(m.tokenizer)
-    if tags is None:
-        raise UsageError(
-            "thinking_budget: neither the chat template nor the vocabulary of this checkpoint has tags of a thought "
-            "that are known",
-            hint='--set \'thinking_tags=["<think>", "</think>"]\' names them',
-        )
-    return tags
-
-
-def _spelled(m: ProcessorContext, words: Spelling, texts: Sequence[bytes], text: str) -> Sequence[int]:
-    """The tokens of a text behind other text: the tokenizer's own, if they add nothing to it."""
-    ids: list[int] = m.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
-    if all(id < len(texts) for id in ids) and b"".join(texts[id] for id in ids) == text.encode():
-        return ids
-    return words.fewest(text.encode(), m.eos) or ()
+    return Thinking(budget, tags, ids, texts, words, begins(m), m.eos, is_open=is_open)

@@ -58,13 +58,10 @@ def steps_of(backend: Any) -> list[dict[str, Any]]:
     empty = Tokenizer(models.BPE())
     if backend.decoder is not None:
         empty.decoder = backend.decoder
-    return _flat(json.loads(empty.to_str())["decoder"])
-
-
-def _flat(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
-    if decoder is None:
-        return []
-    return [step for inner in decoder["decoders"] for step in _flat(inner)] if "decoders" in decoder else [decoder]
+    steps = [json.loads(empty.to_str())["decoder"]]
+    while any(step is not None and "decoders" in step for step in steps):
+        steps = [inner for step in steps for inner in step.get("decoders", [step])]
+    return [step for step in steps if step is not None]
 
 
 def is_byte_level(steps: Sequence[dict[str, Any]]) -> bool:
@@ -138,23 +135,16 @@ class Spelling:
         return max(map(len, self.pieces), default=0)
 
     def _table(self, first: bool) -> tuple[list[bytes], dict[bytes, list[int]]]:
-        return self._first_table if first and self.first else self._middle_table
-
-    @cached_property
-    def _middle_table(self) -> tuple[list[bytes], dict[bytes, list[int]]]:
-        return _indexed(self.pieces)
-
-    @cached_property
-    def _first_table(self) -> tuple[list[bytes], dict[bytes, list[int]]]:
-        return _indexed([self.at_first(token) for token in range(len(self.pieces))])
-
-
-def _indexed(pieces: Sequence[bytes]) -> tuple[list[bytes], dict[bytes, list[int]]]:
-    ids: dict[bytes, list[int]] = {}
-    for token, piece in enumerate(pieces):
-        if piece:
-            ids.setdefault(piece, []).append(token)
-    return sorted(ids), ids
+        """All pieces in their order, and the ids of each; `first`: those at the beginning of a text."""
+        key = "table", first and bool(self.first)
+        if key not in self.memo:
+            ids: dict[bytes, list[int]] = {}
+            for token, piece in enumerate(self.pieces):
+                if piece := self.at_first(token) if key[1] else piece:
+                    ids.setdefault(piece, []).append(token)
+            self.memo[key] = sorted(ids), ids
+        table: tuple[list[bytes], dict[bytes, list[int]]] = self.memo[key]
+        return table
 
 
 _known: WeakKeyDictionary[Any, dict[int, Spelling]] = WeakKeyDictionary()

@@ -7,10 +7,11 @@ log-probabilities, whose softmax is the same.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,33 +48,28 @@ def run_checked(processors: Sequence[Processor], history: Tensor, scores: Tensor
 
 def run(processors: Sequence[Processor], history: Tensor, scores: Tensor) -> tuple[Tensor, list[RowCandidates] | None]:
     """Like `run_checked`, but unchecked; if filters come last, the remaining tokens of each row are returned too."""
-    original = scores
-    waiting: list[Filter] = []
-    for processor in processors:
-        function = getattr(processor, "function", None)
-        if isinstance(function, Filter):
-            waiting.append(function)
+    original, left = scores, None
+    for filters, group in groupby(processors, lambda processor: isinstance(_function(processor), Filter)):
+        if filters:
+            scores, left = cut([_function(processor) for processor in group], history, scores)
             continue
-        if waiting:
-            scores, _ = _filtered(waiting, history, scores)
-            waiting = []
-        # some processors write in place
-        scores = processor(history, scores.clone() if scores is original else scores)
-    return _filtered(waiting, history, scores) if waiting else (scores, None)
+        for processor in group:
+            # some processors write in place
+            scores, left = processor(history, scores.clone() if scores is original else scores), None
+    return scores, left
 
 
-def _filtered(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> tuple[Tensor, list[RowCandidates] | None]:
-    try:
-        return cut(filters, history, scores)
-    except (ValueError, RuntimeError, IndexError):
-        check(scores, ())  # gives a clearer error than transformers on a row without tokens
-        raise
+def _function(processor: Processor) -> Any:
+    return getattr(processor, "function", None)
 
 
 def run_traced(
-    processors: Sequence[Processor], history: Tensor, scores: Tensor, *, timing: bool
+    processors: Sequence[Processor], history: Tensor, scores: Tensor, *, timing: bool = False, may_end: bool = False
 ) -> tuple[Tensor, list[Stage]]:
-    """Like `run_checked`, with the scores after each processor. The figures are computed by `traces`."""
+    """Like `run_checked`, with the scores after each processor. The figures are computed by `traces`.
+
+    With `may_end`, for one row: if no token of it is left, all its scores are -inf, and no more stages follow.
+    """
     stages = []
     for processor in processors:
         # A processor that writes in place would otherwise change the output of the stage before it.
@@ -81,30 +77,14 @@ def run_traced(
         started = _now(scores) if timing else 0.0
         output = processor(history, copied)
         seconds = _now(output) - started if timing else 0.0
+        ended = may_end and not bool(_alive(output).any()) and not bool(output.isnan().any())
+        output = torch.full_like(output, -torch.inf) if ended else output
         stages.append(Stage(name_of(processor), scores, output, seconds))
         scores = output
+        if ended:
+            return scores, stages
     if stages:
         check(scores, processors)
-    return scores, stages
-
-
-def run_on_one(processors: Sequence[Processor], history: Tensor, scores: Tensor) -> tuple[Tensor, list[Stage]]:
-    """Like `run_traced` for one row; if no token of it is left, all its scores are -inf, and no more stages follow.
-
-    Raises ModelError if the scores are not numbers.
-    """
-    stages: list[Stage] = []
-    for place, processor in enumerate(processors, 1):
-        output = processor(history, scores.clone())
-        if not bool((output > torch.finfo(output.dtype).min).any()) and not bool(output.isnan().any()):
-            output = torch.full_like(output, -torch.inf)
-        stages.append(Stage(name_of(processor), scores, output))
-        scores = output
-        best = float(scores.amax())
-        if best == -math.inf:
-            break
-        if not math.isfinite(best) and place == len(processors):
-            check(scores, processors)
     return scores, stages
 
 
@@ -117,27 +97,25 @@ def traces(stages: Sequence[Stage], rows: Tensor, tokens: Tensor) -> list[tuple[
     if not stages:
         return [() for _ in range(len(tokens))]
     columns: list[list[Trace]] = []
-    last = stages[0].before[rows]
-    probabilities, alive, winner = _distribution(last), _alive(last), last.argmax(-1)
+    before = stages[0].before[rows]
+    share, alive = _probabilities(before), _alive(before)
     for stage in stages:
-        now = stage.after[rows]
-        new_probabilities, new_alive, new_winner = _distribution(now), _alive(now), now.argmax(-1)
-        removed = (alive & ~new_alive).sum(-1).tolist()
-        moved = (0.5 * total((new_probabilities - probabilities).abs())).clamp(max=1.0).tolist()
-        changed = (new_winner != winner).tolist()
-        before = probabilities.gather(1, tokens[:, None])[:, 0].tolist()
-        after = new_probabilities.gather(1, tokens[:, None])[:, 0].tolist()
-        columns.append(
-            [
-                Trace(stage.name, *figures, stage.seconds)
-                for figures in zip(removed, moved, changed, before, after, strict=True)
-            ]
+        after = stage.after[rows]
+        new_share, new_alive = _probabilities(after), _alive(after)
+        figures = zip(
+            (alive & ~new_alive).sum(-1).tolist(),
+            (0.5 * total((new_share - share).abs())).clamp(max=1.0).tolist(),
+            (after.argmax(-1) != before.argmax(-1)).tolist(),
+            share.gather(1, tokens[:, None])[:, 0].tolist(),
+            new_share.gather(1, tokens[:, None])[:, 0].tolist(),
+            strict=True,
         )
-        probabilities, alive, winner = new_probabilities, new_alive, new_winner
-    return [tuple(of_row) for of_row in zip(*columns, strict=True)]
+        columns.append([Trace(stage.name, *row, stage.seconds) for row in figures])
+        before, share, alive = after, new_share, new_alive
+    return list(zip(*columns, strict=True))
 
 
-def _distribution(scores: Tensor) -> Tensor:
+def _probabilities(scores: Tensor) -> Tensor:
     """f32 [C, V] probabilities; all zero if a row has no token left or its scores are not numbers."""
     return scores.softmax(-1).nan_to_num(0.0)
 

@@ -60,9 +60,8 @@ def watermarking_config(m: ProcessorContext, fields: dict[str, Any]) -> Processo
 
     synthid = "ngram_len" in fields or "keys" in fields
     kind = configuration_utils.SynthIDTextWatermarkingConfig if synthid else configuration_utils.WatermarkingConfig
-    known = inspect.signature(kind).parameters
-    parameters = list(known)
-    missing = [name for name, parameter in known.items() if parameter.default is parameter.empty and name not in fields]
+    parameters = inspect.signature(kind).parameters
+    missing = [name for name, one in parameters.items() if one.default is one.empty and name not in fields]
     if missing:
         raise UsageError(f"watermarking_config: {kind.__name__} needs {' and '.join(missing)}")
     for name in fields:
@@ -70,7 +69,14 @@ def watermarking_config(m: ProcessorContext, fields: dict[str, Any]) -> Processo
             near = nearest(name, parameters)
             suggestion = f"did you mean {near}?" if near else f"there are {', '.join(parameters)}"
             raise UsageError(f"watermarking_config: {kind.__name__} has no field {name!r}; {suggestion}")
-    _check_watermark(fields, get_type_hints(kind.__init__))
+    hints, mistakes = get_type_hints(kind.__init__), []
+    for name, value in fields.items():
+        try:
+            fit(_FIELDS.get(name, hints[name]), value)
+        except Misfit as misfit:
+            mistakes.append(f"watermarking_config: {name} = {value!r:.60}: {misfit}")
+    if mistakes:
+        raise UsageError("\n".join(mistakes))
     config = kind(**fields)
     config.validate()
     if synthid:
@@ -89,18 +95,6 @@ _FIELDS: dict[str, Any] = {
     "context_history_size": Annotated[int, Le(1 << 20)],
     "sampling_table_size": Annotated[int, Le(1 << 24)],
 }
-
-
-def _check_watermark(fields: dict[str, Any], hints: dict[str, Any]) -> None:
-    """Raises UsageError, naming every field whose value has the wrong type or breaks a bound."""
-    mistakes = []
-    for name, value in fields.items():
-        try:
-            fit(_FIELDS.get(name, hints[name]), value)
-        except Misfit as misfit:
-            mistakes.append(f"watermarking_config: {name} = {value!r:.60}: {misfit}")
-    if mistakes:
-        raise UsageError("\n".join(mistakes))
 
 
 @lru_cache(maxsize=8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,55 +12,47 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.generation import logits_process as theirs
 
-from genctl.decode.processors import filters, shape_filters
+from genctl.decode.processors import Processor, filters
 from genctl.decode.processors.build import build
-from genctl.decode.processors.filters import Filter, Keep
+from genctl.decode.processors.filters import Filter
 from genctl.decode.processors.trace import run_checked, run_traced
 from tests.decode.processors.plain import material
 
-Made = tuple[Keep, Any]  # ours, transformers'
-
-KINDS: dict[str, Callable[[float, int], Made]] = {
+# of a share: the filter's setting, and transformers' own
+KINDS: dict[str, Callable[[float, int], tuple[float, Processor]]] = {
     "top_k": lambda share, least: (
-        filters.keep_top_k(max(int(1 + 60 * share), least)),
-        theirs.TopKLogitsWarper(int(1 + 60 * share), min_tokens_to_keep=least),
+        k := max(int(1 + 60 * share), least),
+        theirs.TopKLogitsWarper(k, min_tokens_to_keep=least),
     ),
-    "top_p": lambda share, least: (
-        filters.keep_top_p(share, least),
-        theirs.TopPLogitsWarper(share, min_tokens_to_keep=least),
-    ),
-    "min_p": lambda share, least: (
-        filters.keep_min_p(share, least),
-        theirs.MinPLogitsWarper(share, min_tokens_to_keep=least),
-    ),
-    "typical": lambda share, least: (
-        filters.keep_typical(share, least),
-        theirs.TypicalLogitsWarper(share, min_tokens_to_keep=least),
-    ),
-    "epsilon": lambda share, least: (
-        filters.keep_epsilon(share / 5, least),
+    "top_p": lambda share, least: (share, theirs.TopPLogitsWarper(share, min_tokens_to_keep=least)),
+    "min_p": lambda share, least: (share, theirs.MinPLogitsWarper(share, min_tokens_to_keep=least)),
+    "typical_p": lambda share, least: (share, theirs.TypicalLogitsWarper(share, min_tokens_to_keep=least)),
+    "epsilon_cutoff": lambda share, least: (
+        share / 5,
         theirs.EpsilonLogitsWarper(share / 5, min_tokens_to_keep=least),
     ),
-    "eta": lambda share, least: (
-        filters.keep_eta(share / 2, least),
-        theirs.EtaLogitsWarper(share / 2, min_tokens_to_keep=least),
-    ),
-    "min_k": lambda share, least: (
-        shape_filters.keep_min_k(share * 4, least),
-        shape_filters.exact_min_k(share * 4, least),
-    ),
+    "eta_cutoff": lambda share, least: (share / 2, theirs.EtaLogitsWarper(share / 2, min_tokens_to_keep=least)),
 }
+NARROW = ("top_k", "top_p", "min_p", "typical_p")  # those that decide about a row themselves
+
+
+def made(kind: str, setting: float, least: int) -> Filter:
+    context = SimpleNamespace(min_tokens_to_keep=least, half=False, device="cpu")
+    found: Filter = getattr(filters, kind)(context, setting)
+    return found
 
 
 def agree(kind: str, share: float, least: int, scores: Tensor) -> None:
-    keep, exact = KINDS[kind](share, least)
+    setting, exact = KINDS[kind](share, least)
     history = torch.zeros(len(scores), 1, dtype=torch.long)
     expected = exact(history, scores.clone())
     before = scores.clone()
-    made = Filter(keep, exact)(history, scores)
-    assert made.dtype == expected.dtype
-    assert torch.equal(made, expected)
-    assert torch.equal(scores, before), "written in place"
+    ours = made(kind, setting, least)
+    for processor in (ours, ours.exact):
+        output = processor(history, scores)
+        assert output.dtype == expected.dtype
+        assert torch.equal(output, expected)
+        assert torch.equal(scores, before), "written in place"
 
 
 def certain(row: list[float]) -> bool:
@@ -130,7 +122,7 @@ def test_large_rows_keep_what_transformers_keeps(kind: str, share: float) -> Non
             agree(kind, share, least, scores)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NARROW)
 @pytest.mark.parametrize("name", ["sure", "unsure", "few left"])
 def test_an_ordinary_row_is_decided_without_transformers(kind: str, name: str) -> None:
     """Otherwise nothing would be saved, and no other test would notice."""
@@ -138,7 +130,8 @@ def test_an_ordinary_row_is_decided_without_transformers(kind: str, name: str) -
     def exact(history: Tensor, scores: Tensor) -> Tensor:
         raise AssertionError("asked")
 
-    Filter(KINDS[kind](0.4, 1)[0], exact)(torch.zeros(1, 1, dtype=torch.long), LARGE[name])
+    setting, _ = KINDS[kind](0.4, 1)
+    Filter(exact, made(kind, setting, 1).keep)(torch.zeros(1, 1, dtype=torch.long), LARGE[name])
 
 
 def test_of_equal_scores_on_the_edge_half_precision_keeps_all() -> None:
@@ -146,8 +139,8 @@ def test_of_equal_scores_on_the_edge_half_precision_keeps_all() -> None:
     scores = torch.tensor([[0.5, 0.125, 0.125, 0.125, 0.125]]).log()
     history = torch.zeros(1, 1, dtype=torch.long)
     for half, kept in ((False, 3), (True, 5)):
-        made = run_checked(build(material(do_sample=True, top_p=0.7, vocab_size=5, half=half)), history, scores)
-        assert int(made.isfinite().sum()) == kept
+        output = run_checked(build(material(do_sample=True, top_p=0.7, vocab_size=5, half=half)), history, scores)
+        assert int(output.isfinite().sum()) == kept
 
 
 CHAIN = {"top_k": 40, "top_p": 0.95, "min_p": 0.02, "typical_p": 0.9, "epsilon_cutoff": 0.001, "eta_cutoff": 0.002}
@@ -168,8 +161,7 @@ def test_filters_in_a_row_do_together_what_they_do_one_by_one(name: str, left_ou
 
 def test_a_row_that_is_no_number_is_left_as_it_was_beside_one_that_is() -> None:
     scores = torch.cat([LARGE["sure"], torch.full((1, 9000), torch.nan)])
-    keep, exact = KINDS["top_p"](0.9, 1)
-    made = Filter(keep, exact)(torch.zeros(2, 1, dtype=torch.long), scores)
-    expected = exact(None, scores)
-    assert torch.equal(made[0], expected[0])
-    assert torch.equal(made[1].isnan(), expected[1].isnan())
+    history = torch.zeros(2, 1, dtype=torch.long)
+    output, expected = made("top_p", 0.9, 1)(history, scores), KINDS["top_p"](0.9, 1)[1](history, scores)
+    assert torch.equal(output[0], expected[0])
+    assert torch.equal(output[1].isnan(), expected[1].isnan())

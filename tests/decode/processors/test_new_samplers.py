@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from genctl.decode.processors import filters, penalties, samplers, shape_filters
-from genctl.decode.processors.build import NAMES, build
+from genctl.config.listed_knobs import PROCESSORS
+from genctl.decode.processors import penalties
+from genctl.decode.processors.build import build
 from genctl.decode.processors.mirostat import AdaptiveP, Mirostat
 from genctl.params import knobs
 from tests.decode.processors.plain import material
@@ -158,7 +159,7 @@ HISTORY = torch.tensor([PROMPT])
 @given(rows, st.floats(0.1, 3.0))
 def test_top_n_sigma_keeps_what_the_paper_keeps(values: list[float], n: float) -> None:
     row = np.array(values) + np.linspace(0, 0.011, V) ** 2  # no score exactly on the edge
-    same(filters.exact_top_n_sigma(n)(HISTORY, tensor(row)), top_n_sigma(tensor(row)[0].double().numpy(), n))
+    same(made_of({"top_n_sigma": n})(HISTORY, tensor(row)), top_n_sigma(tensor(row)[0].double().numpy(), n))
 
 
 @given(rows, st.floats(0.2, 2.0), st.floats(0.1, 1.5), st.floats(0.3, 3.0))
@@ -169,7 +170,9 @@ def test_dynamic_temperature_is_that_of_llama_cpp(
     with np.errstate(divide="ignore"):
         expected = dynatemp(row, at, spread, exponent)
     if np.abs(expected[np.isfinite(expected)]).max() < 100:  # float32 has few digits of an entropy near 0
-        made = samplers.dynamic_temperature(at, spread, exponent)(HISTORY, tensor(row))
+        made = made_of({"temperature": at, "dynatemp_range": spread, "dynatemp_exponent": exponent})(
+            HISTORY, tensor(row)
+        )
         np.testing.assert_allclose(made[0].numpy(), expected, rtol=2e-3, atol=1e-3)
 
 
@@ -192,30 +195,30 @@ def test_xtc_removes_all_top_choices_but_the_least(values: list[float], threshol
     row = np.array(values)
     if np.abs(softmax(row) - threshold).min() < 1e-5:
         return
-    made = samplers.exclude_top_choices(1.0, threshold, 0)(HISTORY, tensor(row))[0].numpy()
+    made = xtc_of(1.0, threshold)(HISTORY, tensor(row))[0].numpy()
     # among equals, which one stays is a matter of sorting: compare scores, not places
     np.testing.assert_allclose(np.sort(made), np.sort(xtc(row, threshold)), rtol=1e-6)
 
 
 def test_xtc_acts_as_often_as_it_is_told_and_draws_again_for_equal_rows() -> None:
     scores = torch.tensor([[2.0, 1.9, 0.0]]).expand(4000, 3)
-    made = samplers.exclude_top_choices(0.3, 0.1, 11)(HISTORY.expand(4000, -1), scores)
+    made = xtc_of(0.3, 0.1, seed=11)(HISTORY.expand(4000, -1), scores)
     acted = (made[:, 0] == -torch.inf).float().mean()
     assert abs(float(acted) - 0.3) < 0.03
-    assert torch.equal(made, samplers.exclude_top_choices(0.3, 0.1, 11)(HISTORY.expand(4000, -1), scores))
-    assert not torch.equal(made, samplers.exclude_top_choices(0.3, 0.1, 12)(HISTORY.expand(4000, -1), scores))
+    assert torch.equal(made, xtc_of(0.3, 0.1, seed=11)(HISTORY.expand(4000, -1), scores))
+    assert not torch.equal(made, xtc_of(0.3, 0.1, seed=12)(HISTORY.expand(4000, -1), scores))
 
 
 def test_xtc_leaves_a_row_that_beams_need() -> None:
     scores = torch.tensor([[2.0, 1.9, -torch.inf]])
-    assert torch.equal(samplers.exclude_top_choices(1.0, 0.1, 0, 2)(HISTORY, scores), scores)
+    assert torch.equal(xtc_of(1.0, 0.1, num_beams=2)(HISTORY, scores), scores)
 
 
 @given(histories, st.integers(1, 4), st.sets(st.integers(0, 3), max_size=1))
 @settings(max_examples=300)
 def test_dry_is_that_of_its_author(written: list[int], allowed: int, breakers: set[int]) -> None:
     row = np.linspace(-1, 1, V)
-    made = penalties.dry(0.8, 1.2, allowed, breakers)(torch.tensor([written]), tensor(row))
+    made = penalties.dry(0.8, 1.2, allowed, {(token,) for token in breakers})(torch.tensor([written]), tensor(row))
     same(made, dry(row, written, 0.8, 1.2, allowed, breakers))
 
 
@@ -225,9 +228,9 @@ def test_dry_by_hand() -> None:
     assert penalties.dry(0.8, 1.75, 2, ())(torch.tensor([[1, 2, 3, 1, 2]]), zeros)[0, 3] == pytest.approx(-0.8)
     assert penalties.dry(0.8, 1.75, 2, ())(torch.tensor([[5, 1, 2, 3, 5, 1, 2]]), zeros)[0, 3] == pytest.approx(-1.4)
     broken = torch.tensor([[1, 9, 3, 1, 9]])
-    assert torch.equal(penalties.dry(0.8, 1.75, 1, {9})(broken, zeros), zeros)
+    assert torch.equal(penalties.dry(0.8, 1.75, 1, {(9,)})(broken, zeros), zeros)
     phrase = torch.tensor([[7, 8, 1, 3, 7, 8, 1]])
-    assert penalties.dry(0.8, 1.75, 1, (), [(7, 8)])(phrase, zeros)[0, 3] == pytest.approx(-0.8)
+    assert penalties.dry(0.8, 1.75, 1, {(7, 8)})(phrase, zeros)[0, 3] == pytest.approx(-0.8)
     assert penalties.dry(0.8, 1.75, 1, ())(phrase, zeros)[0, 3] == pytest.approx(-0.8 * 1.75**2)
 
 
@@ -240,14 +243,14 @@ def test_dry_stays_finite_however_long_the_repetition() -> None:
 @given(histories, st.floats(-2, 2), st.floats(-2, 2))
 def test_presence_and_frequency_count_new_tokens_only(new: list[int], presence: float, frequency: float) -> None:
     row, history = np.linspace(-1, 1, V), torch.tensor([[*PROMPT, *new]])
-    made = penalties.presence_penalty(presence, 3)(history, tensor(row))
-    same(penalties.frequency_penalty(frequency, 3)(history, made), openai(row, new, presence, frequency))
+    made = made_of({"presence_penalty": presence, "frequency_penalty": frequency})(history, tensor(row))
+    same(made, openai(row, new, presence, frequency))
 
 
 @given(st.lists(rows, min_size=2, max_size=6), st.floats(0.5, 3.0), st.floats(0.05, 1.0), st.randoms())
 def test_mirostat_is_that_of_llama_cpp(steps: list[list[float]], tau: float, eta: float, chooser: Any) -> None:
     arrays = [np.array(values) for values in steps]
-    processor, history, new = Mirostat(tau, eta, 3), [*PROMPT], []
+    processor, history, new = Mirostat(material(prompt=PROMPT, mirostat_eta=eta), tau), [*PROMPT], []
     for row in arrays:
         made = processor(torch.tensor([history]), tensor(row))
         new.append(chooser.choice(made[0].isfinite().nonzero()[:, 0].tolist()))
@@ -264,39 +267,37 @@ def test_mirostat_is_that_of_llama_cpp(steps: list[list[float]], tau: float, eta
 @given(rows, st.sampled_from(["plain", "norm"]))
 def test_p_less_keeps_what_the_paper_keeps(values: list[float], kind: str) -> None:
     row = np.array(values)
-    same(shape_filters.exact_p_less(norm=kind == "norm")(HISTORY, tensor(row)), p_less(row, kind))
-    same(made_of({"p_less": kind, "top_k": 0})(HISTORY, tensor(row)), p_less(row, kind))
+    same(made_of({"p_less": kind})(HISTORY, tensor(row)), p_less(row, kind))
 
 
 def test_p_less_by_hand() -> None:
     """0.5, 0.3, 0.2: L = 0.25 + 0.09 + 0.04 = 0.38 keeps one; relaxed (3 * 0.38 - 1) / 2 = 0.07 keeps all."""
     scores = torch.tensor([[0.5, 0.3, 0.2]]).log()
     history = torch.zeros(1, 1, dtype=torch.long)
-    for norm, kept in ((False, 1), (True, 3)):
-        assert int(shape_filters.exact_p_less(norm=norm)(history, scores).isfinite().sum()) == kept
-    assert bool(shape_filters.exact_p_less()(history, torch.zeros(1, 7)).isfinite().all())  # none is less than 1 / 7
+    for kind, kept in (("plain", 1), ("norm", 3)):
+        assert int(made_of({"p_less": kind})(history, scores).isfinite().sum()) == kept
+    assert bool(made_of({"p_less": "plain"})(history, torch.zeros(1, 7)).isfinite().all())  # none is less than 1 / 7
 
 
 @given(rows, st.sampled_from([0.0, 0.7, 3.0, 40.0]))
 def test_min_k_keeps_what_the_paper_keeps(values: list[float], tau: float) -> None:
     row = np.array(values)
-    same(shape_filters.exact_min_k(tau)(HISTORY, tensor(row)), min_k(row, tau))
-    same(made_of({"min_k": tau, "top_k": 0})(HISTORY, tensor(row)), min_k(row, tau))
+    same(made_of({"min_k": tau})(HISTORY, tensor(row)), min_k(row, tau))
 
 
 def test_min_k_by_hand_at_every_temperature() -> None:
     """Drops 1, 4, 1 over a range of 6, by rank: 1/6, 2/6, 1/18. The second is the steepest."""
     scores = torch.tensor([[9.0, 8.0, 4.0, 3.0]])
     for temperature in (0.1, 1.0, 10.0):
-        kept = shape_filters.exact_min_k(0.0)(HISTORY, scores / temperature)[0].isfinite().tolist()
+        kept = made_of({"min_k": 0.0})(HISTORY, scores / temperature)[0].isfinite().tolist()
         assert kept == [True, True, False, False]
-    assert int(shape_filters.exact_min_k(18.0)(HISTORY, scores).isfinite().sum()) == 3  # 18 / 6
+    assert int(made_of({"min_k": 18.0})(HISTORY, scores).isfinite().sum()) == 3  # 18 / 6
 
 
 @given(st.lists(rows, min_size=2, max_size=6), st.floats(0.0, 1.0), st.floats(0.0, 0.99), st.randoms())
 def test_adaptive_p_is_that_of_llama_cpp(steps: list[list[float]], target: float, decay: float, chooser: Any) -> None:
     arrays = [np.array(values) for values in steps]
-    processor, history, new = AdaptiveP(target, decay, 3), [*PROMPT], []
+    processor, history, new = AdaptiveP(material(prompt=PROMPT, adaptive_decay=decay), target), [*PROMPT], []
     for row in arrays:
         made = processor(torch.tensor([history]), tensor(row))
         expected = adaptive_p(arrays[: len(new) + 1], new, target, decay)[-1]
@@ -308,7 +309,7 @@ def test_adaptive_p_is_that_of_llama_cpp(steps: list[list[float]], target: float
 @pytest.mark.parametrize(("score", "expected"), [(-200.0, 5 - 10 * (5 / 6) ** 2 / (11 / 6)), (-math.inf, 5.0)])
 def test_a_token_of_probability_0_counts_and_a_removed_one_does_not(score: float, expected: float) -> None:
     """Target 1/2, decay 1/2: the mean 1/2 becomes (0 + 1/2 * 1) / (1 + 1/2 * 2) = 1/4, so the goal is 3/4."""
-    processor = AdaptiveP(0.5, 0.5, 3)
+    processor = AdaptiveP(material(prompt=PROMPT, adaptive_decay=0.5), 0.5)
     processor(torch.tensor([PROMPT]), torch.tensor([[0.0, score]]))
     made = processor(torch.tensor([[*PROMPT, 1]]), torch.zeros(1, 2))
     assert made[0].tolist() == pytest.approx([expected, expected])
@@ -317,7 +318,7 @@ def test_a_token_of_probability_0_counts_and_a_removed_one_does_not(score: float
 def test_adaptive_p_steers_the_probability_of_what_is_written_to_its_target() -> None:
     generator, means = torch.Generator().manual_seed(3), []
     for target in (0.2, 0.6):
-        processor, history, seen = AdaptiveP(target, 0.9, 3), [*PROMPT], []
+        processor, history, seen = AdaptiveP(material(prompt=PROMPT, adaptive_decay=0.9), target), [*PROMPT], []
         for _ in range(200):
             scores = torch.randn(1, 60, generator=generator) * 3
             made = processor(torch.tensor([history]), scores)
@@ -327,8 +328,13 @@ def test_adaptive_p_steers_the_probability_of_what_is_written_to_its_target() ->
     assert means[0] < 0.3 < 0.45 < means[1]
 
 
-@pytest.mark.parametrize("make", [lambda: Mirostat(2.0, 0.4, 3), lambda: AdaptiveP(0.4, 0.8, 3)], ids=["mirostat", "p"])
-def test_what_steers_follows_rows_that_move_fork_and_roll_back(make: Callable[[], Any]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "value", "knobs"), [(Mirostat, 2.0, {"mirostat_eta": 0.4}), (AdaptiveP, 0.4, {"adaptive_decay": 0.8})]
+)
+def test_what_steers_follows_rows_that_move_fork_and_roll_back(kind: Any, value: float, knobs: dict[str, Any]) -> None:
+    def make() -> Any:
+        return kind(material(prompt=PROMPT, **knobs), value)
+
     generator = torch.Generator().manual_seed(1)
     scores = [torch.randn(2, 60, generator=generator) * 2 for _ in range(4)]
 
@@ -378,6 +384,10 @@ def made_of(setting: dict[str, Any]) -> Callable[[torch.Tensor, torch.Tensor], t
     return run
 
 
+def xtc_of(probability: float, threshold: float, **others: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    return made_of({"xtc_probability": probability, "xtc_threshold": threshold, **others})
+
+
 def several() -> st.SearchStrategy[tuple[torch.Tensor, torch.Tensor]]:
     """Distinct histories [R, T] of equal length, and scores [R, V]."""
     body = st.lists(st.lists(st.integers(0, 3), min_size=6, max_size=6), min_size=1, max_size=4, unique_by=tuple)
@@ -422,10 +432,10 @@ def test_new_processors_change_nothing_at_their_neutral_setting(
     torch.testing.assert_close(made_of(NEW[name][1])(history, scores), scores)
 
 
-NEUTRAL = [name for name in NAMES if knobs()[NAMES[name].knobs[0]].metadata["neutral"] is not None]
+NEUTRAL = [name for name in PROCESSORS if knobs()[PROCESSORS[name].knobs[0]].metadata["neutral"] is not None]
 
 
 @pytest.mark.parametrize("name", NEUTRAL)
 def test_a_neutral_knob_builds_nothing(name: str) -> None:
-    knob = NAMES[name].knobs[0]
+    knob = PROCESSORS[name].knobs[0]
     assert build(material(do_sample=True, **{knob: knobs()[knob].metadata["neutral"]})) == ()

@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import GenerationConfig, SynthIDTextWatermarkingConfig, WatermarkingConfig
 
-from genctl.decode.processors.build import ORDER, build
+from genctl.config.listed_knobs import PROCESSORS
+from genctl.decode.processors.build import build
 from tests import tiny
 from tests.decode.processors.plain import NEW, PROMPT, generated, material, write
 from tests.versions import OLDER, needs_newest
@@ -144,7 +145,7 @@ def test_scores_and_order_are_those_of_transformers_list(beams: int, eos: tuple[
         expected = [
             type(processor).__name__ for processor in theirs if type(processor).__name__ != "MinLengthLogitsProcessor"
         ]
-        sources = {entry.name: entry.source.split(",")[0] for entry in ORDER}
+        sources = {entry.name: entry.source.split(",")[0] for entry in PROCESSORS.values()}
         assert [sources[p.name] for p in ours if p.name != "min_length"] == expected
         processed = scores
         for processor in ours:

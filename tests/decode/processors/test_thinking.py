@@ -94,7 +94,7 @@ def test_a_tag_that_is_spelled_out_counts_as_no_thought() -> None:
         assert made.of(tokenizer().encode("ab</think>c<think>d</think>"))[:3] == (False, 3, False)
         assert made.of(tokenizer().encode("ab</thin"))[1] in (2, 2 + len(tokenizer().encode("</thin")))
     texts = [b"a", b"b</", b"think>c", b"<think", b">d", b"</think>"]  # tokens that cross the ends of tags
-    crossing = Thinking(50, Tags(*TAGS), [5], texts, made.words).begin(0, [], is_open=True)
+    crossing = Thinking(50, Tags(*TAGS), [5], texts, made.words, 0, [], is_open=True)
     assert crossing.of([0, 1, 2])[:3] == (False, 2, False)  # the one in which the tag begins is thought
     assert crossing.of([0, 1, 2, 0, 3, 4, 0, 5, 0])[:3] == (False, 3, False)
 

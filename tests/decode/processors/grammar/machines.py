@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from genctl.decode.processors.grammar_rows import Grammar
+from genctl.decode.processors.grammar import Grammar
 from genctl.decode.processors.grammar_source import read
 from genctl.decode.processors.token_bytes import Spelling, spelling
 from genctl.params import Generation

@@ -12,8 +12,7 @@ from torch import Tensor
 from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.processors.build import NamedProcessor, ProcessorContext
-from genctl.decode.processors.grammar import constraint
-from genctl.decode.processors.grammar_rows import Grammar
+from genctl.decode.processors.grammar import Grammar, constraint
 from genctl.decode.processors.grammar_source import read
 from genctl.decode.processors.token_bytes import spelling
 from genctl.decode.types import Lane, Strategy
@@ -97,14 +96,6 @@ def test_lanes_do_not_see_each_other() -> None:
         assert case.ours([one])[one.name] == together[one.name]
         pattern = kinds[int(one.name[0])][1]
         assert all(re.fullmatch(pattern, text) for text in texts(together[one.name]))
-
-
-def test_a_length_that_cuts_the_text_is_told() -> None:
-    case = Case("llama")
-    events_seen = case.stream([lane(case, Sample(), pattern="a{30}", max_new_tokens=5)])
-    finished = events_seen[-1]
-    assert isinstance(finished, events.Finished)
-    assert finished.hypotheses[0].reason == "length"
 
 
 def test_a_processor_that_bars_what_the_grammar_needs_fails_with_both_names() -> None:

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genctl.decode.processors.grammar_rows import Grammar
+from genctl.decode.processors.grammar import Grammar
 from genctl.decode.processors.token_bytes import Spelling, spelling
 from genctl.errors import UsageError
 from tests.decode.processors.grammar.machines import allowed, machine, text, tiny_words, written
@@ -93,12 +93,6 @@ def test_padding_rows_of_the_head_and_special_tokens_are_barred() -> None:
 def test_a_head_smaller_than_the_vocabulary_is_enough() -> None:
     ids = allowed(machine(tiny_words(290), regex="[^x]*"), ())[0]
     assert max(ids) < 290
-
-
-def test_the_end_is_forced_where_nothing_can_follow() -> None:
-    grammar = machine(AB, (0,), regex="ab")
-    assert allowed(grammar, (3,)) == [{0}]
-    assert 0 not in allowed(grammar, (1,))[0]
 
 
 def test_an_eos_id_with_a_text_of_its_own_ends_where_its_text_may() -> None:
