@@ -128,8 +128,6 @@ class PoolEngine:
             at_once, held = width + max(width // 2, 1), ROWS_HELD * width // span
         works = _groups(requests, span, work, whole=not flow.continuous)
         for group in pool.results(works, flow.interrupted, ordered=flow.ordered, at_once=at_once, held=held):
-            for width, fewer in group.result.shortages:
-                flow.on_shortage(width, fewer)
             for event in self._lost_rows(group) if group.lost else group.result.results:
                 if flow.interrupted():
                     return

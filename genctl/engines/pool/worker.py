@@ -80,7 +80,6 @@ class GroupResult:
 
     results: list[Any] = field(default_factory=list)
     tokens: int = 0  # that were written or scored
-    shortages: list[tuple[int, int]] = field(default_factory=list)  # widths too large for the memory; those used then
 
 
 @dataclass(eq=False)
@@ -132,8 +131,7 @@ class WorkQueue:
             set_threads(work.threads)
         report, whole = work.report, set[str]()  # lanes whose steps are read
         steps = report.steps or any(row.resolved.runtime.processed_logprobs for row in work.requests)
-        shortages: list[tuple[int, int]] = []
-        flow = Flow(work.width, ahead=work.ahead, on_shortage=lambda width, fewer: shortages.append((width, fewer)))
+        flow = Flow(work.width, ahead=work.ahead)
         for event in self.session.stream(self._requests(first, work, lanes), report, flow):
             assert not isinstance(event, events.Loading)
             call = lanes[event.lane]
@@ -149,7 +147,6 @@ class WorkQueue:
             if isinstance(event, (events.Finished, events.Failed)):
                 del lanes[event.lane]
                 if call not in lanes.values():
-                    call.made.shortages, shortages[:] = list(shortages), []
                     call.result.set_result(call.made)
 
     def _requests(self, first: _Call, work: DecodeWork, lanes: dict[str, _Call]) -> Iterator[Request | None]:
