@@ -48,13 +48,14 @@ class RayCluster:
     alone: bool  # it was started here, on this machine
     about: str  # for messages
     ours: bool = True  # joined or started here; else it was running in this process before
-    folder: str = ""  # of Ray's sockets and logs, if it was started here
+    reaper: Reaper | None = None  # of what was started here
 
     def end(self, *, hurried: bool) -> None:
         """Leave the cluster; what was started here ends. `hurried`: it ends with this process, which ends now."""
         if not hurried:
             sys.modules["ray"].shutdown()
-            shutil.rmtree(self.folder, ignore_errors=True)
+            if self.reaper is not None:
+                self.reaper.end()
 
 
 def start_cluster(address: str | None, workers: int | None, *, gpu: bool) -> RayCluster:
@@ -68,14 +69,11 @@ def start_cluster(address: str | None, workers: int | None, *, gpu: bool) -> Ray
     import ray
 
     logging.getLogger("ray").setLevel(logging.CRITICAL)
-    room, folder, where = cores(), "", "on this machine"
+    room, reaper, where = cores(), None, "on this machine"
     if ours := not ray.is_initialized():
         if address is None:
             _check_room(workers or 1, room, "core")
-            if not os.environ.get("RAY_TMPDIR"):  # everybody may replace files in Ray's usual folder
-                usual = tempfile.gettempdir()
-                folder = tempfile.mkdtemp(prefix="ray-", dir=usual if len(usual) <= LONGEST_TMP else "/tmp")
-        _init(address, room, folder)
+        reaper = _init(address, room)
     total, machines = ray.cluster_resources(), sum(bool(node.get("Alive")) for node in ray.nodes())
     gpus = int(total.get("GPU", 0)) if gpu else 0
     number = workers or gpus or machines
@@ -84,7 +82,7 @@ def start_cluster(address: str | None, workers: int | None, *, gpu: bool) -> Ray
     if address is not None:
         room, where = int(total.get("CPU", 1)), f"at {address}, {count(machines, 'machine')}"
         _check_room(number, room, "core")
-    return RayCluster(number, int(gpus > 0), max(room // number, 1), address is None, where, ours, folder)
+    return RayCluster(number, int(gpus > 0), max(room // number, 1), address is None, where, ours, reaper)
 
 
 def _check_room(workers: int, room: int, unit: str) -> None:
@@ -93,8 +91,8 @@ def _check_room(workers: int, room: int, unit: str) -> None:
         raise UsageError(f"--workers {workers}: {there}, and each worker takes one", hint=f"--workers {room} fits")
 
 
-def _init(address: str | None, cpus: int, folder: str) -> None:
-    """`ray.init`. Raises UsageError with Ray's reason.
+def _init(address: str | None, cpus: int) -> Reaper | None:
+    """`ray.init`; the reaper of what it starts. Raises UsageError with Ray's reason.
 
     It has to be in the main thread: on Linux Ray's daemons end with the thread that started them.
     """
@@ -102,10 +100,14 @@ def _init(address: str | None, cpus: int, folder: str) -> None:
     import ray
 
     arguments: dict[str, Any] = {"address": address or "local"}
+    reaper = None
     if address is None:
         arguments |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": STORE}
-        if folder:
+        usual = tempfile.gettempdir()
+        folder = tempfile.mkdtemp(prefix="ray-", dir=usual if len(usual) <= LONGEST_TMP else "/tmp")
+        if not os.environ.get("RAY_TMPDIR"):  # everybody may replace files in Ray's usual folder
             arguments["_temp_dir"] = f"{folder}/r"  # Ray lets everybody write to this one
+        reaper = Reaper(folder) if hasattr(os, "register_at_fork") else None
     if "://" not in arguments["address"]:
         arguments |= {"log_to_driver": False, "configure_logging": False}
     handler, stderr, null = signal.getsignal(signal.SIGTERM), os.dup(2), os.open(os.devnull, os.O_WRONLY)
@@ -113,14 +115,16 @@ def _init(address: str | None, cpus: int, folder: str) -> None:
         host, _, port = (address or "").removeprefix("ray://").rpartition(":")
         if host and port.isdecimal():  # where nothing listens, Ray would wait for minutes
             socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
-        _daemon_group = _new_group(folder) if address is None else 0
+        _daemon_group = reaper.process.pid if reaper is not None else 0
         os.dup2(null, 2)  # Ray's C++ part writes there
         with worker_env(here=address is None) as arguments["runtime_env"]:
             ray.init(**arguments)
+        return reaper
     except Exception as error:
         lines = [getattr(error, "strerror", None) or "", *str(error).splitlines(), type(error).__name__]
         reason = next(line.strip() for line in lines if line.strip())
-        shutil.rmtree(folder, ignore_errors=True)
+        if reaper is not None:
+            reaper.end()
         if address is None:
             raise UsageError(f"Ray does not start: {reason}") from error
         hint = "ray start --head starts a cluster on this machine" if address == "auto" else ""
@@ -135,21 +139,26 @@ def _init(address: str | None, cpus: int, folder: str) -> None:
 
 
 _daemon_group = 0  # the process group of Ray's daemons, while they are started
-_reapers: list[subprocess.Popen[bytes]] = []
 
 
-def _new_group(folder: str) -> int:
-    """A process group for Ray's daemons and workers. After the end of this process it is killed, and `folder` removed.
+class Reaper:
+    """A process whose group Ray's daemons and workers join. It kills them and removes `folder` once this process ends.
 
-    Signals to the group of this process (by a terminal, by `timeout`) do not reach it: without its daemons Ray would
+    Signals to the group of this process (by a terminal, by `timeout`) do not reach them: without its daemons Ray would
     end this process before it saves its results.
     """
-    if not hasattr(os, "register_at_fork"):
-        return 0
-    command = ["/bin/sh", "-c", 'cat; sleep 1; rm -rf "$0"; kill -9 0', folder]  # `cat` ends with this process
-    pipe, null = subprocess.PIPE, subprocess.DEVNULL
-    _reapers.append(subprocess.Popen(command, stdin=pipe, stdout=null, stderr=null, process_group=0))
-    return _reapers[-1].pid
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        command = ["/bin/sh", "-c", 'cat; sleep 1; rm -rf "$0"; kill -9 0', folder]  # `cat` ends with this process
+        pipe, null = subprocess.PIPE, subprocess.DEVNULL
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=null, stderr=null, process_group=0)
+
+    def end(self) -> None:
+        """Do it at once."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _join_group() -> None:

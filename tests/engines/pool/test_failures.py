@@ -195,7 +195,6 @@ def test_a_ray_that_does_not_start_is_one_line_with_its_reason(monkeypatch: pyte
     assert len(f"{folder}") < 40, "names of sockets in it are limited"
     assert not folder.exists()
     monkeypatch.setenv("RAY_TMPDIR", "/named/by/the/user")
-    genctl("run", "hi", "--workers", "1", "--address", "auto", stdin="")
     given.clear()
     assert genctl("run", "hi", "--workers", "1", stdin="").status == 2
     assert "_temp_dir" not in given
