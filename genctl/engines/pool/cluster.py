@@ -14,9 +14,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ QUIET = {
     "RAY_process_group_cleanup_enabled": "0",  # workers stay in the process group of the daemons
 }
 CONNECT_S = 10.0  # until an address that accepts no connection is given up
+POLL_S = 0.02  # between two looks at whether Ray is there
 STORE = 256 << 20  # bytes of Ray's object store: a group's results are a few MiB
 LONGEST_TMP = 22  # characters of a folder for temporary files: the names of Ray's sockets in it have 107 at most
 
@@ -53,7 +56,7 @@ class RayCluster:
     def end(self, *, hurried: bool) -> None:
         """Leave the cluster; what was started here ends. `hurried`: it ends with this process, which ends now."""
         if not hurried:
-            sys.modules["ray"].shutdown()
+            _apart(sys.modules["ray"].shutdown)
             if self.reaper is not None:
                 self.reaper.end()
 
@@ -92,10 +95,7 @@ def _check_room(workers: int, room: int, unit: str) -> None:
 
 
 def _init(address: str | None, cpus: int) -> Reaper | None:
-    """`ray.init`; the reaper of what it starts. Raises UsageError with Ray's reason.
-
-    It has to be in the main thread: on Linux Ray's daemons end with the thread that started them.
-    """
+    """`ray.init`; the reaper of what it starts. Raises UsageError with Ray's reason."""
     global _daemon_group
     import ray
 
@@ -110,7 +110,7 @@ def _init(address: str | None, cpus: int) -> Reaper | None:
         reaper = Reaper(folder) if hasattr(os, "register_at_fork") else None
     if "://" not in arguments["address"]:
         arguments |= {"log_to_driver": False, "configure_logging": False}
-    handler, stderr, null = signal.getsignal(signal.SIGTERM), os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    stderr, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         host, _, port = (address or "").removeprefix("ray://").rpartition(":")
         if host and port.isdecimal():  # where nothing listens, Ray would wait for minutes
@@ -118,7 +118,7 @@ def _init(address: str | None, cpus: int) -> Reaper | None:
         _daemon_group = reaper.process.pid if reaper is not None else 0
         os.dup2(null, 2)  # Ray's C++ part writes there
         with worker_env(here=address is None) as arguments["runtime_env"]:
-            ray.init(**arguments)
+            _apart(partial(ray.init, **arguments))
         return reaper
     except Exception as error:
         lines = [getattr(error, "strerror", None) or "", *str(error).splitlines(), type(error).__name__]
@@ -134,8 +134,29 @@ def _init(address: str | None, cpus: int) -> Reaper | None:
         os.close(stderr)
         os.close(null)
         _daemon_group = 0
-        if handler is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handler)  # Ray installs its own
+
+
+def _apart(call: Callable[[], Any]) -> None:
+    """Make a call in another thread: in this one Ray would replace the handler of SIGTERM.
+
+    The thread never ends, because on Linux Ray's daemons end with the thread that started them.
+    """
+    outcome: Future[Any] = Future()
+
+    def perform() -> None:
+        try:
+            outcome.set_result(call())
+        except BaseException as error:  # it is raised where it is waited for
+            outcome.set_exception(error)
+        threading.Event().wait()
+
+    handler, is_main = signal.getsignal(signal.SIGTERM), threading.current_thread() is threading.main_thread()
+    threading.Thread(target=perform, name="ray", daemon=True).start()
+    while not outcome.done():
+        wait([outcome], POLL_S)
+        if handler is not None and is_main:
+            signal.signal(signal.SIGTERM, handler)  # Ray's C++ part replaces it, too
+    outcome.result()
 
 
 _daemon_group = 0  # the process group of Ray's daemons, while they are started

@@ -62,7 +62,6 @@ class PoolEngine:
     def __init__(self, cluster: RayCluster, setup: EngineSetup) -> None:
         """Start the workers."""
         self.cluster = cluster
-        self._in_groups = True  # rows are decoded in groups
         runtime, folder = setup.runtime, Path(setup.runtime.model)
         given = from_environment()
         exact = runtime.threads or (given[0] if given else None)
@@ -76,8 +75,7 @@ class PoolEngine:
             local=str(folder.resolve()) if folder.is_dir() else "",
         )
         share = f"{count(each.threads, 'thread')}{' and a GPU' if cluster.gpus else ''}"
-        own = f"{'each ' if cluster.workers > 1 else ''}with {share}"
-        self._shared_out = f"{count(cluster.workers, 'worker')} {cluster.about}, {own}"
+        self._shared_out = f"{count(cluster.workers, 'worker')} {cluster.about}, each with {share}"
         self.pool = WorkerPool(cluster, each)
 
     # -- the checkpoint and its settings -------------------------------------------------------------------------------
@@ -97,10 +95,9 @@ class PoolEngine:
         """What each worker did."""
         lines = []
         for worker in self.pool.workers:
-            groups = f"{count(worker.done, 'group')}, " if self._in_groups else ""
             deaths = f", {count(worker.deaths, 'group')} tried again alone" if worker.deaths else ""
             done = f"{count(worker.rows, 'row')}, {count(worker.tokens, 'token')}"
-            lines.append(f"{worker.name}: {groups}{done}{deaths}")
+            lines.append(f"{worker.name}: {done}{deaths}")
         return WorkDone(shares=tuple(lines))
 
     def use_threads(self, rows: int, recorded: int | None = None) -> int | None:
@@ -116,7 +113,6 @@ class PoolEngine:
         """Give rows to workers, and take their events (`Engine.stream`). Without a span a group has `width` rows."""
         pool, width = self.pool, flow.width
         pool.on_progress = lambda: flow.on_progress(pool.progress())
-        self._in_groups = not flow.continuous
 
         def work(rows: tuple[Request, ...]) -> DecodeWork:
             return DecodeWork(rows, report or Report(), width, flow.ahead, flow.threads, flow.continuous)

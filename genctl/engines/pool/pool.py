@@ -50,7 +50,6 @@ class WorkerHandle:
     node: str = ""
     ready: bool = False  # it has loaded the checkpoint, and did not die since
     groups: list[WorkGroup] = field(default_factory=list)  # that it has
-    done: int = 0  # groups
     rows: int = 0
     tokens: int = 0
     deaths: int = 0  # groups that were then tried alone
@@ -234,7 +233,6 @@ class WorkerPool:
                 f"workers died 2 times, {worker.name} last{died.why}, each time with this row or others of its group"
             )
         else:
-            worker.done += 1
             worker.rows += group.rows
             worker.tokens += group.result.tokens
         self._finished[group.number] = group
