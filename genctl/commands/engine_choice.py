@@ -134,7 +134,7 @@ def _check_workers(options: Any, early: Resolved) -> None:
     """What cannot work with workers, and is known once there are settings. Raises UsageError."""
     if getattr(options, "dry", False):
         return
-    from genctl.engines.pool.engine import check_cores, require_ray
+    from genctl.engines.pool.engine import require_ray
 
     flag, runtime = wanted(options), early.runtime
     if options.input == "-" and is_terminal(sys.stdin):
@@ -149,7 +149,6 @@ def _check_workers(options: Any, early: Resolved) -> None:
             hint="say --device cuda",
         )
     require_ray(flag)
-    check_cores(number_of(options), options.address)
 
 
 def engine_of(options: Any) -> EngineChoice:

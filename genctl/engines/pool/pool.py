@@ -3,13 +3,13 @@
 A worker has several groups at once, so that it never waits for the driver. Either it works on one after another, or
 their rows join the batch that it decodes: such groups are a few rows, and many are there at once.
 
-Ray restarts a worker that died; its groups go to any worker that has loaded the checkpoint. While a worker has several
-groups, it is not known which of them killed it: a group whose workers keep dying is retried alone. If they die again,
-the group is lost, and the others continue.
+Ray restarts a worker that died. Which of its groups killed it is not known, so each is sent once more, to another
+worker that has nothing else (with one worker, to that). If it dies, too, the group is lost, and the others continue.
 """
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -17,36 +17,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from genctl.engines.pool.cluster import RayCluster
-from genctl.engines.pool.worker import OpenedWorker, Worker, WorkerSetup, own_genctl
+from genctl.engines.pool.worker import GroupResult, OpenedWorker, Worker, WorkerSetup, own_genctl
 from genctl.engines.protocol import About, StreamProgress
 from genctl.errors import ModelError
 
 IN_FLIGHT = 2  # groups that a worker has at once, where their rows do not join one batch
 HELD = 4  # times as many groups as workers are then on their way or wait for an earlier one
-RETRIES = 2  # of a load, by Ray; and of a group whose workers die: first beside others, and then alone
+LOADS = 3  # that a worker begins before the run ends, if it dies while it loads
 POLL_S = 0.1  # between two looks at signals
-SLOW_S = 60.0  # without a ready worker, until a remark
-_LACKING = "No module named 'genctl"  # in Ray's error for a worker that cannot be created
 
 
 @dataclass(eq=False)
 class WorkGroup:
-    """Rows that are worked on together: what a worker is given, its rows in the input, and what became of it."""
+    """Rows that are worked on together: what a worker is given, and what became of it."""
 
     work: Any
     rows: int
-    first: int
-    last: int
+    last: int = -1  # the index of its last row in the input
     keys: tuple[Any, ...] = ()  # of texts that are scored
     number: int = 0  # in the order of the groups
-    deaths: int = 0  # workers that died while they had it
-    value: Any = None  # its result
+    died: WorkerHandle | None = None  # the worker that died with it: it is tried alone, by another if there is one
+    result: GroupResult = field(default_factory=GroupResult)
     lost: str = ""  # why there is none
-
-    @property
-    def alone(self) -> bool:
-        """Whether it is tried without others."""
-        return self.deaths > RETRIES
 
 
 @dataclass(eq=False)
@@ -57,20 +49,14 @@ class WorkerHandle:
     actor: Any
     node: str = ""
     ready: bool = False  # it has loaded the checkpoint, and did not die since
-    dead: bool = False  # it died and cannot be started again
     groups: list[WorkGroup] = field(default_factory=list)  # that it has
-    done: int = 0  # groups
     rows: int = 0
     tokens: int = 0
-    deaths: int = 0  # with groups that were then tried alone
-
-    def has_room(self, at_once: int) -> bool:
-        """Whether it can have another group: none beside one that is tried alone."""
-        return self.ready and len(self.groups) < at_once and not any(group.alone for group in self.groups)
+    deaths: int = 0  # groups that were then tried alone
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return f"worker {self.number}" + (f" on {self.node}" if self.node else "")
 
 
@@ -82,18 +68,16 @@ class WorkerPool:
 
         self._ray = ray
         # retries belong to the actor, not to its calls: else a call fails while the actor restarts
-        actor = ray.remote(max_restarts=-1, max_task_retries=RETRIES, num_cpus=1, num_gpus=cluster.gpus)
+        actor = ray.remote(max_restarts=-1, max_task_retries=LOADS - 1, num_cpus=1, num_gpus=cluster.gpus)(Worker)
         spread = {} if cluster.alone else {"scheduling_strategy": "SPREAD"}
-        self.workers = [
-            WorkerHandle(number, actor(Worker).options(**spread).remote(setup))
-            for number in range(1, cluster.workers + 1)
-        ]
+        numbers = range(1, cluster.workers + 1)
+        self.workers = [WorkerHandle(number, actor.options(**spread).remote(setup)) for number in numbers]
         self._calls: dict[Any, tuple[WorkerHandle, WorkGroup | None]] = {}  # by the result's reference; None: `open`
         for worker in self.workers:
             self._open(worker)
         self._first: tuple[WorkerHandle, OpenedWorker] | None = None  # the first that had loaded the checkpoint
         self._finished: dict[int, WorkGroup] = {}
-        self._returned: list[WorkGroup] = []  # their workers died; any may have them
+        self._returned: list[WorkGroup] = []  # their workers died
         self._next = 0  # the first group whose result was not given out
         self._taken = 0  # groups that were taken
         self.on_progress: Callable[[], object] | None = None
@@ -101,22 +85,15 @@ class WorkerPool:
 
     # -- load ----------------------------------------------------------------------------------------------------------
 
-    def open(self, slow: Callable[[str], object]) -> About:
-        """Wait until a worker has loaded the checkpoint, and return what is known of it; others follow meanwhile.
-
-        `slow` is called once if it takes long.
-        """
-        slow_at = time.monotonic() + SLOW_S
+    def open(self) -> About:
+        """Wait until a worker has loaded the checkpoint, and return its facts. Others follow meanwhile."""
         while self._first is None:
             self._wait()
-            if time.monotonic() > slow_at:
-                slow("no worker is ready yet")
-                slow_at = float("inf")
         self.began = time.monotonic()
         return self._first[1].about
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        """What the session of the first worker answers (`Worker.ask`). Raises its errors."""
+        """Call a method of the first worker's session (`Worker.ask`). Raises its errors."""
         assert self._first is not None
         return self._get(self._first[0].actor.ask.remote(name, *arguments))
 
@@ -127,35 +104,34 @@ class WorkerPool:
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause or error from error
         except self._ray.exceptions.RayError as error:
-            memory = isinstance(error, self._ray.exceptions.OutOfMemoryError)
-            raise _Died(": no memory is left on its machine" if memory else "") from error
+            why = str(error).strip().rpartition("\n")[2]
+            if isinstance(error, self._ray.exceptions.OutOfMemoryError):
+                why = "no memory is left on its machine"
+            raise _Died(f": {why}" if "memory" in why or "No module" in why else "") from error
 
     def _open(self, worker: WorkerHandle) -> None:
         self._calls[worker.actor.open.remote()] = worker, None
 
     def _take_opened(self, worker: WorkerHandle, ref: Any) -> None:
-        """Take a worker in, or do without it if it cannot be started again. Raises ModelError for the last one."""
-        died = f"died {RETRIES + 1} times while it loaded the checkpoint"
-        few = "the usual reason is memory: fewer --workers need less"
+        """Record that a worker has loaded the checkpoint. Raises ModelError if it cannot."""
         try:
             opened: OpenedWorker = self._get(ref)
         except _Died as death:
-            if _LACKING in str(death.__cause__):
-                raise ModelError(
-                    f"{worker.name} cannot import genctl, and this is genctl {own_genctl(True)}",
-                    hint="genctl has to be installed for the Python of each machine's Ray",
-                ) from death
-            if not worker.node:
-                raise ModelError(f"{worker.name} {died}{death.why}", hint=few) from death
-            worker.dead = True
-            if all(other.dead for other in self.workers):
-                raise ModelError(
-                    f"all workers are gone: each {died} again{death.why}",
-                    hint=f"{few}; --resume continues",
-                ) from death
-            return
+            raise ModelError(
+                f"{worker.name} died {LOADS} times while it loaded the checkpoint{death.why}",
+                hint="genctl has to be installed on every machine, and fewer --workers need less memory",
+            ) from death
         self._first = self._first or (worker, opened)
-        _check_same(worker, self._first[1], opened)
+        first = self._first[1]
+        ours = own_genctl("products: " in opened.identity["genctl"])
+        for node, identity in ((platform.node(), {"genctl": ours}), (first.node, first.identity)):
+            for name, value in identity.items():
+                if (other := opened.identity[name]) != value:
+                    shown = f": {value} and {other}" if isinstance(value, str) else ""
+                    raise ModelError(
+                        f"{name}: not the same on {node} and {opened.node}{shown}, so their results would differ",
+                        hint="GENCTL_PRODUCTS names products that all machines have" if "products" in shown else "",
+                    )
         worker.ready, worker.node = True, opened.node
 
     # -- work ----------------------------------------------------------------------------------------------------------
@@ -190,46 +166,47 @@ class WorkerPool:
             self._wait()
 
     def _give_out(self, groups: Iterator[WorkGroup | None], at_once: int, most: int) -> bool:
-        """Give groups to workers that have room: those whose workers died, first those that are tried alone, and others
-        while fewer than `most` are on their way. Returns whether there may be more of them.
+        """Give groups to workers that have room: first those that are tried alone, then others while fewer than `most`
+        are on their way. Returns whether there may be more of them.
         """
-        self._returned.sort(key=lambda group: (not group.alone, group.number))
-        while True:
-            free = [worker for worker in self.workers if worker.has_room(at_once)]
-            if (worker := min(free, key=lambda worker: len(worker.groups), default=None)) is None:
-                break
-            if self._returned:
-                if self._returned[0].alone and worker.groups:
-                    break  # once a worker has nothing else
-                self._give(worker, self._returned.pop(0))
-                continue
-            if self._taken - self._next >= most:
-                break
-            try:
-                group = next(groups)
-            except StopIteration:
-                return False
-            if group is None:
-                break
-            group.number, self._taken = self._taken, self._taken + 1
-            if group.rows:
-                self._give(worker, group)
-            else:
-                self._finished[group.number] = group
-        return True
 
-    def _give(self, worker: WorkerHandle, group: WorkGroup) -> None:
-        worker.groups.append(group)
-        self._calls[worker.actor.work.options(max_task_retries=0).remote(group.work)] = worker, group
+        def has_room(worker: WorkerHandle) -> bool:
+            return worker.ready and len(worker.groups) < at_once and not any(group.died for group in worker.groups)
+
+        while free := list(filter(has_room, self.workers)):
+            if self._returned:
+                group = self._returned[0]
+                idle = [one for one in free if not one.groups and (one is not group.died or len(self.workers) == 1)]
+                if not idle:
+                    break
+                worker = idle[0]
+                del self._returned[0]
+            else:
+                worker = min(free, key=lambda worker: len(worker.groups))
+                if self._taken - self._next >= most:
+                    break
+                try:
+                    taken = next(groups)
+                except StopIteration:
+                    return False
+                if taken is None:
+                    break
+                group = taken
+                group.number, self._taken = self._taken, self._taken + 1
+                if not group.rows:
+                    self._finished[group.number] = group
+                    continue
+            worker.groups.append(group)
+            self._calls[worker.actor.work.options(max_task_retries=0).remote(group.work)] = worker, group
+        return True
 
     def _wait(self) -> None:
         """Take in what has arrived, or wait a moment for something."""
-        refs = list(self._calls)
-        if not refs:
+        if not self._calls:
             time.sleep(POLL_S)
             return
-        self._ray.wait(refs, num_returns=1, timeout=POLL_S)
-        for ref in self._ray.wait(refs, num_returns=len(refs), timeout=0)[0]:
+        self._ray.wait(list(self._calls), num_returns=1, timeout=POLL_S)
+        for ref in self._ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)[0]:
             worker, group = self._calls.pop(ref)
             if group is None:
                 self._take_opened(worker, ref)
@@ -239,24 +216,25 @@ class WorkerPool:
             self.on_progress()
 
     def _take_result(self, worker: WorkerHandle, group: WorkGroup, ref: Any) -> None:
-        """Take a result, or take the group back from a worker that died, and see whether Ray can start it again."""
+        """Take a result, or take the group back from a worker that died, and let that one load the checkpoint again."""
         worker.groups.remove(group)
         try:
-            group.value = self._get(ref)
+            group.result = self._get(ref)
         except _Died as died:
-            group.deaths += 1
-            worker.deaths += group.deaths == RETRIES + 1
             if worker.ready:
                 worker.ready = False
                 self._open(worker)
-            if group.deaths < 2 * (RETRIES + 1):
+            if group.died is None:
+                group.died = worker
+                worker.deaths += 1
                 self._returned.append(group)
                 return
-            group.lost = f"workers died {group.deaths} times, {worker.name} last{died.why}"
+            group.lost = (
+                f"workers died 2 times, {worker.name} last{died.why}, each time with this row or others of its group"
+            )
         else:
-            worker.done += 1
             worker.rows += group.rows
-            worker.tokens += group.value.tokens
+            worker.tokens += group.result.tokens
         self._finished[group.number] = group
 
     def progress(self) -> StreamProgress:
@@ -278,19 +256,3 @@ class _Died(ModelError):
     def __init__(self, why: str) -> None:
         super().__init__(f"a worker died{why}")
         self.why = why
-
-
-def _check_same(worker: WorkerHandle, first: OpenedWorker, opened: OpenedWorker) -> None:
-    """Raises ModelError for a worker whose results could differ: from those of this genctl, or of the first worker."""
-    theirs = opened.genctl or "another one"
-    if theirs != own_genctl("products: " in theirs):
-        raise ModelError(
-            f"worker {worker.number} on {opened.node} has genctl {theirs}, and this is genctl {own_genctl(True)}: "
-            "their results could differ",
-            hint="install one genctl on all machines; GENCTL_PRODUCTS names products that all of them have",
-        )
-    for name, value in first.identity.items():
-        if opened.identity[name] != value:
-            there = f"on {first.node} and {opened.node}" if first.node != opened.node else "for two workers"
-            shown = f": {value} and {opened.identity[name]}" if isinstance(value, str) else ""
-            raise ModelError(f"{name}: not the same {there}{shown}, so their results would differ")

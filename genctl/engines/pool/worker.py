@@ -14,7 +14,6 @@ import queue
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -24,12 +23,12 @@ from genctl import events
 from genctl.config.layers import Layer
 from genctl.decode.threads import set_threads
 from genctl.engines.protocol import About, Flow, Report, Request
-from genctl.errors import GenctlError, ModelError
+from genctl.errors import ModelError
 from genctl.identity import __version__, sources, versions
 from genctl.params import Runtime
 
 if TYPE_CHECKING:
-    from genctl.engines.protocol import Scored, ScoringOptions, TextToScore
+    from genctl.engines.protocol import ScoringOptions, TextToScore
     from genctl.engines.session import Session
 
 
@@ -44,7 +43,6 @@ class WorkerSetup:
     options: dict[str, Any] = field(default_factory=dict)  # of `Session.load`
     local: str = ""  # the checkpoint's folder on the driver; "" for one that has another kind of name
     exact: bool = False  # as many threads, whatever the work
-    alone: bool = True  # all workers are on the driver's machine
 
 
 @dataclass(frozen=True)
@@ -52,18 +50,8 @@ class OpenedWorker:
     """A worker that has loaded the checkpoint."""
 
     node: str
-    identity: dict[str, Any]  # what must be equal for all workers
+    identity: dict[str, Any]  # what must be equal for all workers; `genctl` for the driver, too
     about: About
-    genctl: str = ""  # what must be that of the driver
-
-
-@dataclass(frozen=True)
-class DecodedGroup:
-    """The events of a group; each width that did not fit into memory, with the one to continue with."""
-
-    events: tuple[events.Event, ...]
-    shortages: tuple[tuple[int, int], ...] = ()
-    tokens: int = 0  # that were written
 
 
 @dataclass(frozen=True)
@@ -79,19 +67,6 @@ class DecodeWork:
 
 
 @dataclass(frozen=True)
-class ScoredGroup:
-    """The outcome of each text, and facts found about the model."""
-
-    outcomes: tuple[list[Scored] | GenctlError, ...]
-    findings: tuple[str, ...]
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that were scored."""
-        return sum(scored.count for texts in self.outcomes if isinstance(texts, list) for scored in texts)
-
-
-@dataclass(frozen=True)
 class ScoreWork:
     """Texts that are scored together."""
 
@@ -99,14 +74,21 @@ class ScoreWork:
     options: ScoringOptions
 
 
+@dataclass
+class GroupResult:
+    """The result of a group: events of its requests, or the outcome of each text."""
+
+    results: list[Any] = field(default_factory=list)
+    tokens: int = 0  # that were written or scored
+
+
 @dataclass(eq=False)
 class _Call:
     """Work that waits for its result."""
 
     work: DecodeWork | ScoreWork
-    events: list[events.Event] = field(default_factory=list)
-    tokens: int = 0
-    result: Future[Any] = field(default_factory=Future)
+    made: GroupResult = field(default_factory=GroupResult)  # so far
+    result: Future[GroupResult] = field(default_factory=Future)
 
 
 class WorkQueue:
@@ -117,8 +99,8 @@ class WorkQueue:
         self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()  # that have not begun
         threading.Thread(target=self._perform, name="work", daemon=True).start()
 
-    def put(self, work: DecodeWork | ScoreWork) -> Future[Any]:
-        """The DecodedGroup or ScoredGroup of the work, once it is done."""
+    def put(self, work: DecodeWork | ScoreWork) -> Future[GroupResult]:
+        """The result of the work, once it is done."""
         call = _Call(work)
         self._calls.put(call)
         return call.result
@@ -128,10 +110,10 @@ class WorkQueue:
             first, lanes = self._calls.get(), dict[str, _Call]()
             try:
                 if isinstance(first.work, ScoreWork):
-                    texts = first.work.texts
-                    options = dataclasses.replace(first.work.options, chunk=len(texts))
-                    outcomes = tuple(outcome for _, outcome in self.session.score(enumerate(texts), options))
-                    first.result.set_result(ScoredGroup(outcomes, self.session.done.findings))
+                    options = dataclasses.replace(first.work.options, chunk=len(first.work.texts))
+                    outcomes = [outcome for _, outcome in self.session.score(enumerate(first.work.texts), options)]
+                    tokens = sum(one.count for scored in outcomes if isinstance(scored, list) for one in scored)
+                    first.result.set_result(GroupResult(outcomes, tokens))
                 else:
                     self._decode(first, first.work, lanes)
             except BaseException as error:  # all work that has begun raises it
@@ -149,25 +131,23 @@ class WorkQueue:
             set_threads(work.threads)
         report, whole = work.report, set[str]()  # lanes whose steps are read
         steps = report.steps or any(row.resolved.runtime.processed_logprobs for row in work.requests)
-        shortages: list[tuple[int, int]] = []
-        flow = Flow(work.width, ahead=work.ahead, on_shortage=lambda width, fewer: shortages.append((width, fewer)))
+        flow = Flow(work.width, ahead=work.ahead)
         for event in self.session.stream(self._requests(first, work, lanes), report, flow):
             assert not isinstance(event, events.Loading)
             call = lanes[event.lane]
             if isinstance(event, events.Began) and (steps or (report.parents and "beam" in event.strategy)):
                 whole.add(event.lane)
             elif isinstance(event, events.Stepped):
-                call.tokens += event.new_tokens
+                call.made.tokens += event.new_tokens
                 if event.lane not in whole:
                     if not event.drafted:
                         continue
                     event = events.Stepped(event.lane, 1, (), (), event.drafted, event.accepted)
-            call.events.append(event)
+            call.made.results.append(event)
             if isinstance(event, (events.Finished, events.Failed)):
                 del lanes[event.lane]
                 if call not in lanes.values():
-                    call.result.set_result(DecodedGroup(tuple(call.events), tuple(shortages), call.tokens))
-                    shortages.clear()
+                    call.result.set_result(call.made)
 
     def _requests(self, first: _Call, work: DecodeWork, lanes: dict[str, _Call]) -> Iterator[Request | None]:
         """The requests of a call, and of others that may join; None while there are none."""
@@ -195,25 +175,22 @@ class Worker:
 
     def open(self) -> OpenedWorker:
         """Load the checkpoint, if that is not done yet."""
-        with self._placed():
-            return self._loaded[0]
+        return self._loaded[0]
 
-    async def work(self, work: DecodeWork | ScoreWork) -> DecodedGroup | ScoredGroup:
+    async def work(self, work: DecodeWork | ScoreWork) -> GroupResult:
         """Work on a group."""
-        with self._placed():
-            done: DecodedGroup | ScoredGroup = await asyncio.wrap_future(self._loaded[1].put(work))
-        return done
+        return await asyncio.wrap_future(self._loaded[1].put(work))
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """What the session's method `name` returns."""
-        with self._placed():
-            return getattr(self._loaded[1].session, name)(*arguments)
+        return getattr(self._loaded[1].session, name)(*arguments)
 
     @cached_property  # calls take turns: Ray runs them all in the loop of coroutines
     def _loaded(self) -> tuple[OpenedWorker, WorkQueue]:
         setup = self.setup
         if setup.local and not Path(setup.local).is_dir():
-            raise ModelError(f"{setup.runtime.model} is a local folder, and there is no {setup.local}")
+            there = f"there is no {setup.local} on {platform.node()}"
+            raise ModelError(f"{setup.runtime.model} is a local folder, and {there}")
         from genctl.decode.threads import Threads
         from genctl.engines.session import Session
 
@@ -221,19 +198,18 @@ class Worker:
         session = Session.load(setup.runtime, layers=setup.layers, threads=threads, **setup.options)
         if setup.layers:
             session.plan(session.resolve(setup.layers))
-        genctl = own_genctl(computes=session.forward.device.type == "cpu")
-        return OpenedWorker(platform.node(), identity_of(session), session.about, genctl), WorkQueue(session)
-
-    @contextmanager
-    def _placed(self) -> Iterator[None]:
-        """Errors name the node, where there are several."""
-        try:
-            yield
-        except GenctlError as error:
-            if not self.setup.alone:
-                error.message = f"{error.message} (on node {platform.node()})"
-                error.args = (error.message,)
-            raise
+        checkpoint = session.loaded.checkpoint
+        files = [] if checkpoint is None else checkpoint.weights.files
+        identity = {  # what decides the results and can be compared at once
+            **versions("torch", "transformers", "tokenizers"),
+            "genctl": own_genctl(computes=session.forward.device.type == "cpu"),
+            "config.json": None if checkpoint is None else checkpoint.config,
+            "weight files": {path.name: path.stat().st_size for path in files},
+            "device": session.forward.device.type,
+            "runtime": session.forward.kind,
+            "products": session.products,
+        }
+        return OpenedWorker(platform.node(), identity, session.about), WorkQueue(session)
 
 
 @cache
@@ -248,18 +224,3 @@ def own_genctl(computes: bool) -> str:
 
         products = f", products: {choice()[0] or 'torch'}"
     return f"{__version__} (sources {sources()}{products})"
-
-
-def identity_of(session: Session) -> dict[str, Any]:
-    """What decides the results and can be compared at once: versions, the config, the sizes of the weight files."""
-    checkpoint = session.loaded.checkpoint
-    files = [] if checkpoint is None else checkpoint.weights.files
-    sizes = {path.name: path.stat().st_size for path in files}
-    return {
-        **versions("torch", "transformers", "tokenizers"),
-        "config.json": None if checkpoint is None else checkpoint.config,
-        "weight files": sizes,
-        "device": session.forward.device.type,
-        "runtime": session.forward.kind,
-        "products": session.products,
-    }

@@ -20,10 +20,6 @@ from genctl.events import UNKNOWN_ID, Alternative, Token
 LEAST = -3.5e38  # below the smallest 32-bit float, which servers write for the logarithm of 0
 MOST_TOKENS = 2**53  # that every JSON reader keeps
 MOST_ID = 2**31
-NO_LOGPROB = "a log-probability that is not a number up to 0 counts as unknown"
-NO_COUNT = "a number of tokens that is not a whole number from 0 counts as unknown"
-NO_ID = "a token id that is not a whole number from 0 counts as unknown"
-NO_THOUGHT = "a thought that is no text is left out"
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # the names that servers have for it
 _LONE = re.compile("[\ud800-\udfff]")
 _ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")
@@ -120,19 +116,19 @@ class Usage:
     thought: int | None = None
 
 
-def pieces_of(part: Mapping[str, Any], top: int, doubts: set[str], *, could_stop: bool = False) -> list[AnswerPiece]:
-    """The pieces of one part. Numbers that cannot be true become unknown, and `doubts` gets a note.
+def pieces_of(part: Mapping[str, Any], top: int, *, could_stop: bool = False) -> list[AnswerPiece]:
+    """The pieces of one part. Numbers that cannot be true are unknown.
 
     `could_stop`: stop strings or tokens were set. Raises ServerError for another shape than that of OpenAI's answers.
     """
     try:
         value_of(_WholeAnswer, part)
-        return [_piece(choice, top, doubts, could_stop) for choice in part.get("choices") or ()]
+        return [_piece(choice, top, could_stop) for choice in part.get("choices") or ()]
     except BadShape as error:
         raise ServerError(f"the answer has another shape than OpenAI's: {one_line(str(error))}", again=True) from None
 
 
-def usage_of(part: Mapping[str, Any], doubts: set[str]) -> Usage | None:
+def usage_of(part: Mapping[str, Any]) -> Usage | None:
     """The token counts of a part, if it has any."""
     usage = part.get("usage")
     if not isinstance(usage, Mapping):
@@ -140,26 +136,18 @@ def usage_of(part: Mapping[str, Any], doubts: set[str]) -> Usage | None:
     details = usage.get("completion_tokens_details")
     thought = details.get("reasoning_tokens") if isinstance(details, Mapping) else None
     counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"), thought)
-    return Usage(*(_number(count, MOST_TOKENS, NO_COUNT, doubts) for count in counts))
+    return Usage(*(_number(count, MOST_TOKENS) for count in counts))
 
 
-def _number(value: Any, most: int, doubt: str, doubts: set[str]) -> int | None:
-    """An integer from 0 to `most`, or None with a doubt. JSON's true is none."""
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most:
-        return value
-    if value is not None:
-        doubts.add(doubt)
-    return None
+def _number(value: Any, most: int) -> int | None:
+    """An integer from 0 to `most`, else None. JSON's true is none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most else None
 
 
-def _logprob(value: Any, doubts: set[str]) -> float:
+def _logprob(value: Any) -> float:
     """A log-probability; NaN where the server has none, or none that can be true."""
-    if value is None:
-        return math.nan
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and LEAST <= value <= 0:
-        return float(value)
-    doubts.add(NO_LOGPROB)
-    return math.nan
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and LEAST <= value <= 0 else math.nan
 
 
 def _ending(choice: Mapping[str, Any], could_stop: bool) -> Ending | None:
@@ -172,12 +160,12 @@ def _ending(choice: Mapping[str, Any], could_stop: bool) -> Ending | None:
     named = [choice[key] for key in ("stop_reason", "matched_stop") if key in choice]
     if named and isinstance(named[0], str):
         return Ending("stop", named[0], "string")
-    if named and (id := _number(named[0], MOST_ID, "", set())) is not None:
+    if named and (id := _number(named[0], MOST_ID)) is not None:
         return Ending("stop", str(id), "token")
     return Ending("stop" if could_stop and not named else "eos")  # most servers do not distinguish them
 
 
-def _piece(choice: Mapping[str, Any], top: int, doubts: set[str], could_stop: bool) -> AnswerPiece:
+def _piece(choice: Mapping[str, Any], top: int, could_stop: bool) -> AnswerPiece:
     """The piece of one choice. Raises BadShape."""
     message = choice if "text" in choice else choice.get("delta") or choice.get("message") or {}
     text = message.get("text" if message is choice else "content") or ""
@@ -187,11 +175,10 @@ def _piece(choice: Mapping[str, Any], top: int, doubts: set[str], could_stop: bo
     elif not isinstance(text, str):
         raise BadShape("content: expected a text")
     if not isinstance(thought, str):
-        doubts.add(NO_THOUGHT)
         thought = ""
-    tokens = tokens_of(choice.get("logprobs"), top, doubts)
+    tokens = tokens_of(choice.get("logprobs"), top)
     ids = next((ids for name in ("token_ids", "tokens") if isinstance(ids := choice.get(name), list)), [])
-    known = [number for id in ids if (number := _number(id, MOST_ID, NO_ID, doubts)) is not None]
+    known = [number for id in ids if (number := _number(id, MOST_ID)) is not None]
     if len(known) == len(ids) == len(tokens):
         for place, (token, id) in enumerate(zip(tokens, known, strict=True)):
             best = tuple((id if other == UNKNOWN_ID else other, name, value) for other, name, value in token.top)
@@ -228,10 +215,10 @@ def _fitted(tokens: Sequence[Token], text: str) -> tuple[Token, ...]:
     return (*(replace(token, text="") for token in tokens[:first]), *tokens[first:])
 
 
-def tokens_of(logprobs: Any, top: int, doubts: set[str]) -> list[Token]:
+def tokens_of(logprobs: Any, top: int) -> list[Token]:
     """The tokens of either form of log-probabilities; an empty list if there are none.
 
-    Ids are unknown unless they are listed. Numbers that cannot be true are NaN; `doubts` gets a note. Raises BadShape.
+    Ids are unknown unless they are listed. Numbers that cannot be true are NaN. Raises BadShape.
     """
     if not isinstance(logprobs, Mapping):
         return []
@@ -240,22 +227,20 @@ def tokens_of(logprobs: Any, top: int, doubts: set[str]) -> list[Token]:
         found = []
         for entry in logprobs["content"]:
             best = [(one.get("id"), one["token"], one.get("logprob")) for one in entry.get("top_logprobs") or ()]
-            found.append(_token(entry.get("id"), entry["token"], entry.get("logprob"), best, top, doubts))
+            found.append(_token(entry.get("id"), entry["token"], entry.get("logprob"), best, top))
         return found
     texts, numbers = logprobs.get("tokens") or [], logprobs.get("token_logprobs") or []
     tops = logprobs.get("top_logprobs") or [None] * len(texts)
     if not len(texts) == len(numbers) == len(tops):
         raise BadShape(f"{len(texts)} tokens with {len(numbers)} log-probabilities and {len(tops)} lists")
     lists = ([(None, other, value) for other, value in (one or {}).items()] for one in tops)
-    return [
-        _token(None, text, number, best, top, doubts) for text, number, best in zip(texts, numbers, lists, strict=True)
-    ]
+    return [_token(None, text, number, best, top) for text, number, best in zip(texts, numbers, lists, strict=True)]
 
 
-def _token(id: Any, text: str, logprob: Any, best: Sequence[tuple[Any, str, Any]], top: int, doubts: set[str]) -> Token:
+def _token(id: Any, text: str, logprob: Any, best: Sequence[tuple[Any, str, Any]], top: int) -> Token:
     """A token of a server. Its rank is known where it is among the best ones that were requested, at least one."""
-    own = _number(id, MOST_ID, NO_ID, doubts)
-    checked = [(_number(other, MOST_ID, NO_ID, doubts), name, _logprob(value, doubts)) for other, name, value in best]
+    own = _number(id, MOST_ID)
+    checked = [(_number(other, MOST_ID), name, _logprob(value)) for other, name, value in best]
     listed = sorted((one for one in checked if not math.isnan(one[2])), key=lambda one: -one[2])
     same = [other == own if None not in (other, own) else name == text for other, name, _ in listed]
     entries: list[Alternative] = []
@@ -264,4 +249,4 @@ def _token(id: Any, text: str, logprob: Any, best: Sequence[tuple[Any, str, Any]
         entries.append((unknown if other is None else other, name, value))
     # an alternative beyond those that were requested is the token itself, wherever it ranks
     rank = next((place for place, is_own in enumerate(same[: max(top, 1)], 1) if is_own), None)
-    return Token(UNKNOWN_ID if own is None else own, _logprob(logprob, doubts), text, rank, None, tuple(entries))
+    return Token(UNKNOWN_ID if own is None else own, _logprob(logprob), text, rank, None, tuple(entries))

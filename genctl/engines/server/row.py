@@ -91,13 +91,13 @@ class RemoteLane:
         """Whether anything has come."""
         return any(sequence.tokens or sequence.thought for sequence in self.sequences)
 
-    def take(self, part: Mapping[str, Any], top: int, doubts: set[str]) -> Iterator[events.Event]:
+    def take(self, part: Mapping[str, Any], top: int) -> Iterator[events.Event]:
         """Take the next part of the answer. Raises ServerError."""
         self._parts += 1
         if self._parts > max(PARTS * self.most, FEWEST) * len(self._slots):
             raise ServerError(f"the stream does not end: it has {self._parts} parts for at most {self.most} tokens")
         could_stop = self.generation.stop_strings is not None or self.generation.stop_token_ids is not None
-        pieces, usage = pieces_of(part, top, doubts, could_stop=could_stop), usage_of(part, doubts)
+        pieces, usage = pieces_of(part, top, could_stop=could_stop), usage_of(part)
         if any(piece.choice >= len(self._slots) for piece in pieces):
             raise ServerError(f"the answer has more than {len(self._slots)} sequences")
         for piece in pieces:
@@ -338,11 +338,8 @@ class RemoteRow:
         def take(part: dict[str, Any]) -> bool:
             if self.stop.event.is_set():
                 raise Disconnected
-            doubts: set[str] = set()
-            for event in lane.take(part, top, doubts):
+            for event in lane.take(part, top):
                 self.emit(event)
-            for doubt in sorted(doubts):
-                server.client.note(doubt)
             return len(lane.ended) == len(slots)
 
         try:

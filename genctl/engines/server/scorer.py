@@ -118,7 +118,7 @@ def answer_of(server: Server, path: str, fields: Mapping[str, Any], limit: Limit
                 raise
             server.most_listed = LISTED
             return send()
-        if (count := len(pieces_of(answer, 0, set()))) != 1:
+        if (count := len(pieces_of(answer, 0))) != 1:
             raise ServerError(f"the answer has {count} sequences, not one")
         return answer
 
@@ -160,10 +160,7 @@ def _greedy(server: Server, prompt: Sequence[int], count: int, top: int | None, 
         if top is None or time.monotonic() >= limit.deadline:
             raise
         return []
-    doubts: set[str] = set()
-    found = tokens_of(answer["choices"][0].get("logprobs"), top or server.most_listed, doubts)
-    if doubts:
-        raise InputError(f"{server.name}: gives a log-probability that is not a number up to 0")
+    found = tokens_of(answer["choices"][0].get("logprobs"), top or server.most_listed)
     if not found:
         raise RowFailure(f"{server.name}: the answer has no log-probabilities of its tokens")
     return found
@@ -278,7 +275,7 @@ def _why_no_echo(server: Server, generated: list[Token]) -> str:
     prompt = f"{PROMPT}, {PROMPT}"
     try:
         answer = server.probe(PLAIN, {**body, "prompt": prompt})
-        generated += tokens_of(answer["choices"][0].get("logprobs"), 0, set())
+        generated += tokens_of(answer["choices"][0].get("logprobs"), 0)
         if not generated:
             return "gives no log-probabilities"
         whole = prompt + generated[0].text
@@ -320,17 +317,14 @@ class _Tokenized(TypedDict):
 def _echoed(answer: Mapping[str, Any], text: str, top: int) -> Placed:
     """The tokens of the prompt `text` in an answer to `echo`, without BOS and what was generated.
 
-    Raises InputError where its tokens are not those of the text or a number cannot be true, ServerError without any.
+    Raises InputError where its tokens are not those of the text, ServerError without any.
     """
-    doubts: set[str] = set()
     try:
         logprobs = answer["choices"][0]["logprobs"]
-        tokens = tokens_of(logprobs, top, doubts)
+        tokens = tokens_of(logprobs, top)
         offsets = logprobs.get("text_offset")
     except (BadShape, LookupError, TypeError, AttributeError):
         raise ServerError("the answer does not echo the prompt with its log-probabilities", again=True) from None
-    if doubts:
-        raise InputError("the server gives a log-probability that is not a number up to 0")
     lengths = [len(token.text) for token in tokens]
     before = "".join(token.text for token in tokens).find(text)
     if before in (0, *lengths[:1]):  # only BOS may come before
@@ -348,15 +342,15 @@ def _echoed(answer: Mapping[str, Any], text: str, top: int) -> Placed:
 def scored_after(prompt: Placed, begin: int) -> tuple[int, list[Token]]:
     """The scored tokens of what begins at a character, and the character at which the first of them begins.
 
-    At the beginning of a text, tokens without a score are left out. Raises InputError where nothing is left, and where
-    a token crosses `begin`.
+    The first token of a text, which most servers give no score, is left out. Raises InputError where nothing is left,
+    and where a token crosses `begin`.
     """
     own = [(start, token) for start, token in prompt if start >= begin]
     if begin and (not own or own[0][0] != begin):
         raise InputError("the server reads the end of the context and the beginning of the text as one token")
     if begin and any(math.isnan(token.logprob) for _, token in own):
         raise InputError("the server has no score for a token after the context")
-    scored = list(itertools.dropwhile(lambda pair: math.isnan(pair[1].logprob), own))
+    scored = own[1:] if own and math.isnan(own[0][1].logprob) else own
     if any(math.isnan(token.logprob) for _, token in scored):
         raise InputError("the server has no score for a token in the middle of the text")
     if not scored:

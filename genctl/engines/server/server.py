@@ -112,7 +112,7 @@ class Server:
                 raise
             return False
         with suppress(ServerError):  # of a thought, some servers list no token
-            return feature == "ids" or any(piece.counted or piece.thought for piece in pieces_of(answer, 0, set()))
+            return feature == "ids" or any(piece.counted or piece.thought for piece in pieces_of(answer, 0))
         return False
 
     def probe(

@@ -26,9 +26,9 @@ def ray_here() -> Iterator[RayCluster]:
         pytest.skip("Ray is not installed")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        cluster = start_cluster(None, 4, gpu=False)
+        cluster = start_cluster(None, None, gpu=False)
         yield cluster
-        cluster.end(keep_logs=False)
+        cluster.end(hurried=False)
 
 
 @pytest.fixture(params=["objects", pytest.param("processes", marks=pytest.mark.night)])
@@ -43,12 +43,6 @@ def workers_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "ray", ray)  # type: ignore[arg-type]
     yield
     ray.close()
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine adds no note."""
-    monkeypatch.setattr("genctl.engines.pool.pool.SLOW_S", 1e9)
 
 
 def mixed_row(number: int) -> dict[str, Any]:

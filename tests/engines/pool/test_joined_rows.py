@@ -54,7 +54,7 @@ def test_rows_that_come_later_join_the_batch_and_have_the_same_numbers(gpt2: Pat
     calls += [joined.put(DecodeWork(rows[2 * n : 2 * n + 2], Report(), 8, threads=1, joined=True)) for n in (1, 2, 3)]
     came.set()
     wait(calls, PATIENCE)
-    parts = [finished(call.result().events) for call in calls]
+    parts = [finished(call.result().results) for call in calls]
     assert [sorted(part) for part in parts] == [
         [f"row {2 * n}", f"row {2 * n + 1}"] for n in range(4)
     ]  # drafts decide which ends first
@@ -67,7 +67,7 @@ def test_a_batch_begins_again_after_its_last_row(gpt2: Path) -> None:
     joined = WorkQueue(session)
     for number in range(3):
         work = DecodeWork(requests(session, number), Report(steps=False), 2, threads=1, joined=True)
-        assert [*finished(joined.put(work).result(PATIENCE).events)] == [f"row {number}"]
+        assert [*finished(joined.put(work).result(PATIENCE).results)] == [f"row {number}"]
 
 
 def test_an_error_of_the_thread_reaches_every_call_and_ends_nothing_else(gpt2: Path) -> None:
@@ -81,7 +81,7 @@ def test_an_error_of_the_thread_reaches_every_call_and_ends_nothing_else(gpt2: P
     session.on_plan = fails
     assert joined.put(DecodeWork(rows[:1], Report(), 2, joined=True)).exception(PATIENCE) is broken
     session.on_plan = lambda tokens: None
-    assert [*finished(joined.put(DecodeWork(rows[1:], Report(), 2, joined=True)).result(PATIENCE).events)] == ["row 1"]
+    assert [*finished(joined.put(DecodeWork(rows[1:], Report(), 2, joined=True)).result(PATIENCE).results)] == ["row 1"]
 
 
 # -- the driver --------------------------------------------------------------------------------------------------------
@@ -94,10 +94,10 @@ def test_rows_of_a_slow_pipe_do_not_wait_for_others_of_their_group(gpt2: Path) -
 
     def spans(*, whole: bool) -> Iterator[tuple[int, int] | None]:
         for group in _groups(iter(coming), 4, lambda usable: DecodeWork(usable, Report(), 4), whole=whole):
-            yield None if group is None else (group.first, group.last)
+            yield None if group is None else (len(group.work.requests), group.last)
 
-    assert list(spans(whole=False)) == [(0, 0), None, (1, 3), None, (4, 4)]
-    assert list(spans(whole=True)) == [None, None, (0, 3), None, (4, 4)]
+    assert list(spans(whole=False)) == [(1, 0), None, (2, 3), None, (1, 4)]
+    assert list(spans(whole=True)) == [None, None, (3, 3), None, (1, 4)]
 
 
 @pytest.mark.usefixtures("workers_here")

@@ -26,7 +26,6 @@ ROOT = Path(__file__).parents[3]
 MODEL = "builtin:stories"
 SETTINGS = ("-n", "24", "--do-sample", "--seed", "3", "--batch-size", "1")
 PATIENCE = 120  # seconds
-SLOW = b"note: no worker is ready yet\n"  # on a busy machine
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 
@@ -76,7 +75,7 @@ class Harness:
         """Go on until the job is done."""
         with self.driver(workers) as process:
             out, err = process.communicate(timeout=PATIENCE)
-        return process.returncode, out, err.replace(SLOW, b"")
+        return process.returncode, out, err
 
 
 def workers_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
@@ -102,7 +101,7 @@ def test_a_killed_worker_and_ctrl_c_cost_nothing(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         began = time.monotonic()
         out, err = process.communicate(timeout=PATIENCE)
-        seconds, err = time.monotonic() - began, err.replace(SLOW, b"")
+        seconds = time.monotonic() - began
     written = job.out.read_bytes()
     assert process.returncode == 130, err
     assert seconds < 3
@@ -127,11 +126,10 @@ def test_twenty_kills_of_workers_and_drivers_lose_nothing(tmp_path: Path) -> Non
         before = job.rows
         with job.driver(chance.randint(1, min(3, cores()))) as process:
             job.wait_for(before + 1, process)
-            for _ in range(chance.randint(0, 3)):
-                time.sleep(chance.uniform(0, 1.5))
-                if victims := workers_of(process):
-                    chance.choice(victims).kill()
-                    kills["worker"] += 1
+            time.sleep(chance.uniform(0, 1.5))
+            if victims := workers_of(process):  # one: rows of two that died are errors
+                chance.choice(victims).kill()
+                kills["worker"] += 1
             time.sleep(chance.uniform(0, 1.5))
             assert process.poll() is None, process.communicate()
             process.kill()
