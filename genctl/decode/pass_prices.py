@@ -2,7 +2,7 @@
 
 A pass over a few tokens reads the weights once, as a step of one token does, so it costs hardly more. The prices are a
 table that was measured once (docs/performance.md), not the times of this run: with it the number of drafted tokens
-(`strategies.draft_length`) is the same in every run of one machine. Where lanes are narrow (AVX2 and below, NEON) each
+(`strategies.assisted`) is the same in every run of one machine. Where lanes are narrow (AVX2 and below, NEON) each
 further token is dearer.
 """
 

@@ -281,7 +281,7 @@ class Draft:
 
     tokens: list[int]  # D
     distributions: Tensor | None = None  # f32 [D, V] that each token was drawn from; None if none was
-    rates: Sequence[Any] = ()  # for each token how often such tokens were right (`strategies.draft_length.Rate`)
+    rates: Sequence[Any] = ()  # for each token how often such tokens were right (`strategies.assisted.Rate`)
 
 
 @runtime_checkable
@@ -304,7 +304,7 @@ class LaneDrafts(Protocol):
     def next(self, written: Sequence[int], plan: Any) -> Draft | None:
         """What the next pass should check, if anything, after `written` tokens since the last call.
 
-        `plan` says what the pass costs that checks the drafts of all lanes (`strategies.draft_length.PassPlan`).
+        `plan` says what the pass costs that checks the drafts of all lanes (`pass_prices.PassPlan`).
         """
 
     def end(self, written: Sequence[int]) -> None:

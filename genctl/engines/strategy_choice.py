@@ -107,7 +107,7 @@ class StrategyChoice:
 
     def _auxiliary(self, generation: Generation) -> Strategy | None:
         """The strategy of a knob that needs a second checkpoint, hidden layers or the text."""
-        from genctl.strategies.auxiliary_models import AuxiliaryModel, auxiliary_strategy
+        from genctl.strategies.factory import AuxiliaryModel, auxiliary_strategy
 
         def companion(name: str) -> AuxiliaryModel:
             loaded, forward = self.companion(name)

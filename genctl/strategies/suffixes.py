@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from genctl.decode.types import Context, Draft
 from genctl.params import MOST_MATCHED
-from genctl.strategies.draft_length import SELDOM, Rate, seldom
+from genctl.strategies.assisted import SELDOM, Rate, seldom
 
 if TYPE_CHECKING:
     from genctl.strategies.draft_models import DraftWriter, Draw

@@ -1,16 +1,286 @@
-"""The abilities of a transformers model: known for the architectures that were compared, measured for all others."""
+"""The abilities of a transformers model: known for the architectures that were compared, measured for all others.
+
+transformers does not say whether a model's cache is exact, whether its rows are independent, or whether padding can be
+masked: some models take positions from the length of the cache, ignore the mask, or keep states in their modules. The
+architectures that are `compared` in `models/architectures.py` were compared with `generate()` (tests/zoo). For any
+other one, the first run that needs an ability compares the logits of a few short passes, together and apart.
+
+N rows, F tokens fed, T tokens so far, V vocabulary.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from genctl import compat
+from genctl.decode.cache.cache import Cache
 from genctl.decode.cache.foreign import new_cache
-from genctl.decode.runtime import Abilities, ModelRuntime
+from genctl.decode.encoder_inputs import join_sources
+from genctl.decode.runtime import Abilities, ModelRuntime, Pass
+from genctl.decode.types import Source, Sources
 from genctl.models.architectures import facts_of
-from genctl.transformers.probe import FAILURES, Probe
+
+# The largest difference between two computations of the same logits, as a share of their spread.
+_EXACT, _ROUNDED = 1e-3, 1e-1
+_SHORT = 512  # tokens that a trial may read
+FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
+
+
+@dataclass
+class _Rows:
+    """Rows in the middle of a text, with the state for the next step."""
+
+    cache: Cache | None
+    tokens: Tensor  # int64 [N, T], padded on the left
+    pads: list[int]
+    sources: Sources | None
+
+
+class Probe:
+    """Tries one ability of a model. Each method returns whether the model has it, or raises one of `FAILURES`."""
+
+    def __init__(self, forward: ModelRuntime) -> None:
+        self.forward = forward
+        exact = forward.model.dtype == torch.float32 and not getattr(forward.config, "quantization_config", None)
+        self.limit = _EXACT if exact else _ROUNDED
+        self.ids = _plain_ids(forward)
+
+    def cache(self) -> bool:
+        """Whether steps on a cache agree with reading everything again, with another prompt read in between."""
+        text, second = self._text(5, 0), self._text(5, 50)
+        try:
+            reference = [self._read([text[:4]]), self._read([text])]
+        except FAILURES:  # a model that needs a cache
+            return True
+        rows = self._begin(text[:3])
+        self._begin(second)
+        return all(map(self.alike, [self._step(rows, [token]) for token in text[3:]], reference))
+
+    def continued(self, begun: int, count: int) -> tuple[Tensor, Tensor, bool]:
+        """Steps on a cache, and reading everything again: logits f32 [count, V] of both, after `begun` tokens.
+
+        Also whether each step has changed every recurrent state. Raises what the model's code raises.
+        """
+        text = self._text(begun + count, 0)
+        rows, steps, moved = self._begin(text[:begun]), [], True
+        assert rows.cache is not None
+        for token in text[begun:]:
+            before = _states(rows.cache)
+            steps.append(self._step(rows, [token]))
+            pairs = zip(before, _states(rows.cache), strict=False)
+            moved = moved and all(any(not torch.equal(old[name], new[name]) for name in old) for old, new in pairs)
+        anew = [self._read([text[:end]]) for end in range(begun + 1, begun + count + 1)]
+        return torch.cat(steps), torch.cat(anew), moved
+
+    def several(self) -> bool:
+        """Whether several tokens read at once on a cache agree with one at a time, also after some were removed."""
+        windows = [getattr(layer, "sliding_window", 0) for layer in self.forward.new_cache().layers]
+        past = max((size for size in windows if size and size <= _SHORT), default=0)  # a short prompt is beyond it
+        length = int(min(past + 6, self.forward.bound))  # no drafts beyond the bound
+        if length < 6:
+            return True
+        text = self._text(length, 0)
+        begun = self._begin(text[:-4])
+        reference = torch.cat([self._step(begun, [token]) for token in text[-4:]])
+        rows = self._begin(text[:-4])
+        assert rows.cache is not None
+        rows.cache.activate_past_recording()
+        if not self.alike(self._steps(rows, text[-4:]), reference):
+            return False
+        rows.cache.crop(3)
+        rows.tokens = rows.tokens[:, :-3]
+        rows.cache.activate_past_recording()
+        return self.alike(self._steps(rows, text[-3:]), reference[1:])
+
+    def whole(self) -> bool:
+        """Whether a pass without a cache agrees at each of its tokens with the pass that ends there."""
+        text = self._text(8, 0)
+        reference = torch.cat([self._read([text[:length]]) for length in range(5, 9)])
+        feed, pads = self._padded([text])
+        return self.alike(self._pass(_Rows(None, feed, pads, self._sources(1)), feed, keep=4), reference)
+
+    def rows(self) -> bool:
+        """Whether two rows of equal length agree with each row alone, also after they are swapped."""
+        text, second = self._text(5, 0), self._text(5, 50)
+        second = [*text[:3], *second[3:]]
+        reference = torch.cat([self._alone(text, 3), self._alone(second, 3)])
+        if not self.forward.abilities.supports_cache:
+            return self.alike(self._read([text, second]), reference)
+        rows = self._fork(self._begin(text[:3]), 2)
+        self._step(rows, [second[3], text[3]])
+        assert rows.cache is not None
+        swap = torch.tensor([1, 0], device=self.forward.device)
+        rows.cache, rows.tokens = rows.cache.reorder(swap, 3), rows.tokens[swap]
+        return self.alike(self._step(rows, [text[4], second[4]]), reference)
+
+    def padding(self) -> bool:
+        """Whether rows of different lengths, padded on the left and masked, agree with each row alone."""
+        texts = [self._text(7, 0), self._text(4, 50)]
+        reference = torch.cat([self._alone(text, len(text) - 2) for text in texts])
+        if not self.forward.abilities.supports_cache:
+            return self.alike(self._read(texts), reference)
+        rows = self._merge([self._begin(text[:-2]) for text in texts])
+        self._step(rows, [text[-2] for text in texts])
+        if not self.alike(self._step(rows, [text[-1] for text in texts]), reference):
+            return False
+        return not self.forward.abilities.reads_padded or self.alike(self._prefilled(texts), reference)
+
+    def sources(self) -> bool:
+        """Whether sources of different lengths, padded on the right, agree with each source alone."""
+        sources = [self.forward.encode(self._text(7, 0)), self.forward.encode(self._text(4, 50))]
+        text = self._text(3, 20)
+        alone = [self._begin(text[:2], source) for source in sources]
+        reference = torch.cat([self._step(rows, text[2:]) for rows in alone])
+        together = self._merge([self._begin(text[:2], source) for source in sources], sources)
+        return self.alike(self._step(together, [text[2]] * 2), reference)
+
+    def trailing(self) -> bool:
+        """Whether a text padded on the right, and masked, agrees with the text alone."""
+        text, second = self._text(4, 0), self._text(7, 50)
+        device = self.forward.device
+        reference = torch.cat([self._read([text]), self._read([second])])
+        feed = torch.tensor([[*text, 0, 0, 0], second], device=device)
+        lengths = torch.tensor([[4], [7]], device=device)
+        columns = torch.arange(7, device=device)[None]
+        mask, positions = (columns < lengths).long(), columns.expand(2, -1)
+        output = self.forward(Pass(feed, mask=mask, positions=positions, sources=self._sources(2), first=True))
+        return self.alike(torch.stack([output.logits[0, 3], output.logits[1, 6]]), reference)
+
+    # -- passes --------------------------------------------------------------------------------------------------------
+
+    def _text(self, length: int, start: int) -> list[int]:
+        """Some ids of the vocabulary, none of them special."""
+        return [self.ids[(start + 7 * place) % len(self.ids)] for place in range(length)]
+
+    def _source(self) -> Source | None:
+        return self.forward.encode(self._text(4, 90)) if self.forward.is_encoder_decoder else None
+
+    def _sources(self, count: int) -> Sources | None:
+        source = self._source()
+        return None if source is None else join_sources([source], [None], [count])
+
+    def _read(self, texts: Sequence[Sequence[int]]) -> Tensor:
+        """Logits f32 [N, V] after each text, all read in one pass without a cache."""
+        feed, pads = self._padded(texts)
+        return self._pass(_Rows(None, feed, pads, self._sources(len(texts))), feed)
+
+    def _begin(self, text: Sequence[int], source: Source | None = None) -> _Rows:
+        """One row, read with a cache."""
+        forward = self.forward
+        feed, pads = self._padded([text])
+        source = source or self._source()
+        sources = None if source is None else Sources(source.states, None, None)
+        rows = _Rows(forward.new_cache(), feed, pads, sources)
+        self._pass(rows, feed)
+        return rows
+
+    def _step(self, rows: _Rows, tokens: Sequence[int]) -> Tensor:
+        """Logits f32 [N, V] after one more token in each row."""
+        feed = torch.tensor([[token] for token in tokens], device=self.forward.device)
+        rows.tokens = torch.cat([rows.tokens, feed], 1)
+        return self._pass(rows, feed)
+
+    def _steps(self, rows: _Rows, tokens: Sequence[int]) -> Tensor:
+        """Logits f32 [F, V] after each of several more tokens of one row, read in one pass."""
+        feed = torch.tensor([list(tokens)], device=self.forward.device)
+        rows.tokens = torch.cat([rows.tokens, feed], 1)
+        return self._pass(rows, feed, keep=len(tokens))
+
+    def _alone(self, text: Sequence[int], known: int) -> Tensor:
+        """Logits f32 [1, V] after a text of one row, read as in a run: `known` tokens, then step by step."""
+        if not self.forward.abilities.supports_cache:
+            return self._read([text])
+        rows = self._begin(text[:known])
+        return [self._step(rows, [token]) for token in text[known:]][-1]
+
+    def _fork(self, rows: _Rows, count: int) -> _Rows:
+        """The same row `count` times."""
+        index = torch.zeros(count, dtype=torch.long, device=self.forward.device)
+        assert rows.cache is not None
+        part = rows.cache.select(index, room=2)
+        sources = rows.sources
+        if sources is not None:
+            source = Source(rows.tokens, sources.states)
+            sources = join_sources([source], [rows.cache.cross], [count])
+        return _Rows(part, rows.tokens[index], rows.pads * count, sources)
+
+    def _merge(self, parts: Sequence[_Rows], sources: Sequence[Source] = ()) -> _Rows:
+        """Rows of different lengths in one cache."""
+        longest = max(rows.tokens.shape[1] for rows in parts)
+        pads = [longest - rows.tokens.shape[1] for rows in parts]
+        tokens = [torch.nn.functional.pad(rows.tokens, (pad, 0)) for rows, pad in zip(parts, pads, strict=True)]
+        held = [rows.cache for rows in parts if rows.cache is not None]
+        joined = None
+        if sources:
+            joined = join_sources(sources, [cache.cross for cache in held], [1] * len(parts))
+        merged = held[0].merge(held[1:], room=2)
+        return _Rows(merged, torch.cat(tokens), pads, joined)
+
+    def _prefilled(self, texts: Sequence[Sequence[int]]) -> Tensor:
+        """Logits f32 [N, V] after texts whose first tokens were read in one padded pass, with a cache."""
+        feed, pads = self._padded([text[:-2] for text in texts])
+        rows = _Rows(self.forward.new_cache(), feed, pads, None)
+        self._pass(rows, feed)
+        self._step(rows, [text[-2] for text in texts])
+        return self._step(rows, [text[-1] for text in texts])
+
+    def _padded(self, texts: Sequence[Sequence[int]]) -> tuple[Tensor, list[int]]:
+        longest = max(map(len, texts))
+        pads = [longest - len(text) for text in texts]
+        feed = [[0] * pad + list(text) for text, pad in zip(texts, pads, strict=True)]
+        return torch.tensor(feed, device=self.forward.device), pads
+
+    def _pass(self, rows: _Rows, feed: Tensor, keep: int = 1) -> Tensor:
+        """Logits f32 [N, V] after the tokens that are fed; with `keep` after each of the last ones, [N * keep, V]."""
+        total, device = rows.tokens.shape[1], self.forward.device
+        columns = torch.arange(total - feed.shape[1], total, device=device)[None]
+        mask, positions = None, columns
+        if any(rows.pads):
+            before = torch.tensor(rows.pads, device=device)[:, None]
+            mask = (torch.arange(total, device=device)[None] >= before).long()
+            positions = (columns - before).clamp(min=0)
+        first = feed.shape[1] == total
+        given = Pass(feed, rows.cache, mask=mask, positions=positions, sources=rows.sources, first=first, keep=keep)
+        output = self.forward(replace(given, history=rows.tokens))
+        return output.logits[:, -keep:].flatten(0, 1)
+
+    def alike(self, logits: Tensor, reference: Tensor) -> bool:
+        """Whether logits f32 [N, V] are equal up to rounding."""
+        finite = torch.isfinite(reference)
+        if logits.shape != reference.shape or not bool((finite == torch.isfinite(logits)).all()):
+            return False
+        spread = torch.where(finite, reference, 0.0).std(-1, keepdim=True)
+        off = torch.where(finite, logits - reference, 0.0).abs()
+        return bool((off <= self.limit * spread + 1e-6).all())
+
+
+def _states(cache: Cache) -> list[dict[str, Tensor]]:
+    """Copies of the recurrent states of each layer that has some."""
+    states = [layer.state_dict() for layer in cache.layers if layer.is_recurrent]
+    columns = ("keys", "values")
+    return [{name: state.clone() for name, state in held.items() if name not in columns} for held in states if held]
+
+
+def _plain_ids(forward: ModelRuntime) -> list[int]:
+    """Ids without a special meaning: those that the config does not name."""
+    special: set[int] = set()
+    parts: list[dict[str, Any]] = [forward.config.to_dict()]
+    while parts:
+        for key, value in parts.pop().items():
+            if isinstance(value, dict):
+                parts.append(value)
+            elif isinstance(key, str) and key.endswith(("_token_id", "_token_index", "_id")):
+                special.update(
+                    number for number in (value if isinstance(value, list) else [value]) if isinstance(number, int)
+                )
+    return [id for id in range(3, min(forward.vocab_size, 500)) if id not in special] or [0]
+
 
 FINDINGS = {
     "cache": "{} says something else with a cache than without: it runs without one and reads all at every step",

@@ -20,7 +20,7 @@ from genctl.decode.memory import is_shortage
 from genctl.decode.runtime import ModelRuntime
 from genctl.errors import ContractError
 from genctl.models.packed_layers import weights
-from genctl.transformers.probe import FAILURES, Probe
+from genctl.transformers.abilities import FAILURES, Probe
 
 STEPS, BEGUN = 2, 3  # tokens of the comparison: read one by one, after so many in one pass
 

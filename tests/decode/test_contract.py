@@ -18,7 +18,7 @@ from genctl.decode.types import Lane
 from genctl.errors import ContractError
 from genctl.strategies.sample import Sample
 from genctl.transformers import contract
-from genctl.transformers.probe import Probe
+from genctl.transformers.abilities import Probe
 from genctl.transformers.runtime import TransformersRuntime
 from tests.cli.tool import Done, genctl
 from tests.decode.driver import PROMPTS

@@ -10,12 +10,10 @@ from genctl.decode.types import Strategy
 from genctl.errors import ModelError, UsageError
 from genctl.params import Generation
 from genctl.strategies.assisted import Assisted
-from genctl.strategies.auxiliary_models import AuxiliaryModel, auxiliary_strategy
-from genctl.strategies.contrast import Amateur
-from genctl.strategies.dola import Dola
-from genctl.strategies.draft_models import EarlyExitDrafter, ModelDrafter
+from genctl.strategies.contrast import Amateur, Dola
+from genctl.strategies.draft_models import EarlyExitDrafter, ModelDrafter, UniversalDrafter
+from genctl.strategies.factory import AuxiliaryModel, auxiliary_strategy
 from genctl.strategies.suffixes import PromptLookup
-from genctl.strategies.universal import UniversalDrafter
 from tests import runtimes
 from tests.decode.driver import PROMPTS, Case
 from tests.strategies.assisted.test_drafters import letters

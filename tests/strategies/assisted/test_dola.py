@@ -16,7 +16,7 @@ from genctl.decode.loop import decode
 from genctl.decode.runtime import ModelRuntime, depth_of
 from genctl.decode.types import Lane
 from genctl.errors import ModelError
-from genctl.strategies.dola import Dola, candidate_layers
+from genctl.strategies.contrast import Dola, candidate_layers
 from tests import runtimes
 from tests.decode.driver import PROMPTS, Case
 from tests.strategies.assisted.checkpoints import NAMES, made

@@ -17,10 +17,20 @@ from genctl.decode.loop import decode
 from genctl.decode.pass_prices import PRICES, PassPlan, PassPrice, never_pays, price_of
 from genctl.decode.types import Context, Draft, Prefix
 from genctl.params import MOST_DRAFTED, Generation
-from genctl.strategies.assisted import Assisted
-from genctl.strategies.auxiliary_models import auxiliary_strategy
-from genctl.strategies.draft_length import LONGEST_PAUSE, MEMORY, PATIENCE, PAUSE, SELDOM, Rate, learn, promise, seldom
+from genctl.strategies.assisted import (
+    LONGEST_PAUSE,
+    MEMORY,
+    PATIENCE,
+    PAUSE,
+    SELDOM,
+    Assisted,
+    Rate,
+    learn,
+    promise,
+    seldom,
+)
 from genctl.strategies.draft_models import Drafter, EarlyExitDrafter, ModelDrafter
+from genctl.strategies.factory import auxiliary_strategy
 from genctl.strategies.suffixes import Followed, PromptLookup
 from tests import runtimes
 from tests.decode.driver import PROMPTS, Case

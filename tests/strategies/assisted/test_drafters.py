@@ -18,10 +18,9 @@ from genctl.decode.stopping import Stop
 from genctl.decode.types import Context, Prefix
 from genctl.errors import ModelError
 from genctl.strategies.assisted import Assisted
-from genctl.strategies.draft_models import EarlyExitDrafter
+from genctl.strategies.draft_models import EarlyExitDrafter, UniversalDrafter
 from genctl.strategies.sample import Sample
 from genctl.strategies.suffixes import LookupDraftWriter, PromptLookup
-from genctl.strategies.universal import UniversalDrafter
 from genctl.transformers.runtime import TransformersRuntime
 from tests import runtimes
 from tests.decode.driver import PROMPTS, Case
