@@ -1,8 +1,8 @@
 """The one reader of documents: files that a user names, or that lie where one looks for them.
 
 A document is a regular file, a pipe (`<(…)` is one), a terminal or the null device. Its size is bounded, and a named
-pipe that brings nothing in time is an error. Other devices are refused, because they never end. Prompts are no document:
-they are a stream, and may come as slowly as a person types.
+pipe that brings nothing in time is an error. Other devices are refused, because they never end. Prompts are no
+document: they are a stream, and may come as slowly as a person types.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from genctl.config.modes import check_beams, check_contrastive, check_distinct, check_forced_words
+from genctl.config.modes import check_search
 from genctl.decode.types import Strategy
 from genctl.errors import UsageError
 from genctl.params import Generation
@@ -24,11 +24,10 @@ def choose(generation: Generation, tokenizer: Any = None, pad_token_id: int | No
     """
     words = _words(generation, tokenizer)
     beams, returned = generation.num_beams, generation.num_return_sequences
-    check_beams(generation)
+    check_search(generation)
     if words:
         from genctl.strategies.constrained import ConstrainedBeam
 
-        check_forced_words(generation)
         reserved = int(generation.forced_eos_token_id is not None)
         return ConstrainedBeam(beams, words, generation.length_penalty, generation.early_stopping, returned, reserved)
     if beams > 1:
@@ -47,9 +46,7 @@ def choose(generation: Generation, tokenizer: Any = None, pad_token_id: int | No
     if generation.penalty_alpha:
         from genctl.strategies.contrastive import Contrastive
 
-        check_contrastive(generation)
         return Contrastive(generation.top_k, generation.penalty_alpha)
-    check_distinct(generation)
     if generation.ban:
         from genctl.strategies.banned import Banned
 

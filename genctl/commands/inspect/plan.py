@@ -25,7 +25,7 @@ from genctl.commands.inspect.measurement import CROSS, STATE, divided
 from genctl.commands.inspect.options import InspectOptions
 from genctl.commands.options import memory_bytes
 from genctl.config.layers import Resolved
-from genctl.config.modes import check_distinct, check_returned
+from genctl.config.modes import check_search
 from genctl.errors import Exit, UsageError
 from genctl.io.records import SCHEMA
 from genctl.io.writers import report_text
@@ -239,15 +239,14 @@ def planned_like(
 def rows_of(generation: Generation) -> int:
     """Rows that the strategy keeps for each prompt. Raises UsageError for conflicting knobs."""
     beams, returned = generation.num_beams, generation.num_return_sequences
+    check_search(generation)
     if beams > 1:
-        check_returned(generation)
         return beams
     samples = generation.best_of or generation.mbr_samples
     if samples is not None:
         return samples
     if generation.penalty_alpha:
         return generation.top_k  # contrastive search reads each candidate in a row of its own
-    check_distinct(generation)
     return returned
 
 
