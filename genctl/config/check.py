@@ -9,7 +9,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -142,25 +142,18 @@ def _check_bound(bound: Any, value: Any) -> None:
 
 def check_plain(value: Any) -> None:
     """Raise Misfit unless `value` is made of what JSON has: no dates, no nan, no half characters, no huge numbers."""
-    if isinstance(value, float):
-        if math.isnan(value):
-            raise Misfit("must be a number, not nan", right_type=True)
-    elif isinstance(value, str):
-        if any("\ud800" <= mark <= "\udfff" for mark in value):
-            raise Misfit("is not Unicode text", right_type=True)
-    elif isinstance(value, bool) or value is None:
-        return
-    elif isinstance(value, int):
-        if value.bit_length() > MOST_BITS:
-            raise Misfit("is too large", right_type=True)
-    elif isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple)):
         for item in value:
             check_plain(item)
     elif isinstance(value, dict):
-        for key, item in value.items():
-            check_plain(key)
-            check_plain(item)
-    else:
+        check_plain([*value.keys(), *value.values()])
+    elif isinstance(value, float) and math.isnan(value):
+        raise Misfit("must be a number, not nan", right_type=True)
+    elif isinstance(value, str) and any("\ud800" <= mark <= "\udfff" for mark in value):
+        raise Misfit("is not Unicode text", right_type=True)
+    elif isinstance(value, int) and value.bit_length() > MOST_BITS:
+        raise Misfit("is too large", right_type=True)
+    elif not isinstance(value, (bool, int, float, str, type(None))):
         raise Misfit(f"cannot be {kind_of(value)}", right_type=True)
 
 
@@ -239,20 +232,12 @@ class Wrong(ValueError):
         self.near, self.hint = near, hint
 
 
-class ListMistake(NamedTuple):
-    """A mistake in a list: the number of its table, from 1, and the key there; 0 and "" where it has no such place."""
-
-    sentence: str
-    item: int = 0
-    key: str = ""
-
-
 class ListMistakes(Exception):
-    """All mistakes in a list."""
+    """All mistakes in a list, a sentence each."""
 
-    def __init__(self, mistakes: list[ListMistake]) -> None:
-        super().__init__("; ".join(mistake.sentence for mistake in mistakes))
-        self.mistakes = mistakes
+    def __init__(self, sentences: list[str]) -> None:
+        super().__init__("; ".join(sentences))
+        self.sentences = sentences
 
 
 @cache

@@ -44,7 +44,6 @@ KINDS: dict[str, Kind] = {
     ROW: "row",
 }
 SPECIAL = ("about", *LISTS)
-MOST_MISTAKES = 100
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,7 @@ class Layer:
     the kind of the layer; without it the first word of the origin decides (`generation_config`, `flag`, `--set`,
     `params`), and all other origins are files or the environment. `typed`: the user typed it for this job. `broken`
     holds errors of reading this place: `resolve` raises them with all other mistakes. `foreign`: it is a file outside
-    of the user's own folder; `is_user_file`: it is the user's config.toml, which may set the flags of trust. `items`:
-    the places of the tables of lists, by list, number from 1 and key ("": the table itself).
+    of the user's own folder; `is_user_file`: it is the user's config.toml, which may set the flags of trust.
     """
 
     origin: str
@@ -67,7 +65,6 @@ class Layer:
     typed: bool = False
     foreign: bool = False
     is_user_file: bool = False
-    items: Mapping[tuple[str, int, str], str] = field(default_factory=dict)
 
     @property
     def kind(self) -> Kind:
@@ -82,11 +79,6 @@ class Layer:
             negated = "no-" if self.values.get(key) is False else ""
             return printable(f"flag --{negated}{params.spelled(key)}")
         return printable(self.origin)
-
-    def place_in(self, key: str, item: int, name: str) -> str:
-        """Where `name` of table `item` of the list `key` is set; the nearest place that is known."""
-        near = ((key, item, name), (key, item, ""))
-        return next((printable(self.items[place]) for place in near if place in self.items), self.place(key))
 
 
 def model_layer(values: Mapping[str, Any], checkpoint: str = "", file: str = f"{MODEL}.json") -> Layer:
@@ -172,10 +164,7 @@ class _Reading:
                 self.settings[key] = Setting(checked, level, place, layer.kind, typed=typed, foreign=layer.foreign)
             except ListMistakes as wrong:
                 self.mistaken.add(key)
-                self.mistakes += [
-                    f"{layer.place_in(key, mistake.item, mistake.key)}: {mistake.sentence}"
-                    for mistake in wrong.mistakes
-                ]
+                self.mistakes += [f"{place}: {sentence}" for sentence in wrong.sentences]
             except Wrong as wrong:
                 if layer.kind == "model":
                     self.notes.append(f"{place}: {wrong}; not used")
@@ -205,8 +194,6 @@ class _Reading:
         mistakes = self.mistakes + [clash.sentence for clash in clashes]
         if not mistakes:
             return _build(settings, settled, self.notes, levels)
-        if len(mistakes) > MOST_MISTAKES:
-            mistakes = [*mistakes[:MOST_MISTAKES], f"… and {len(mistakes) - MOST_MISTAKES} more mistakes"]
         hints = dict.fromkeys(hint for hint in (*self.hints, *(clash.hint for clash in clashes)) if hint)
         raise PresetError("\n".join(mistakes), hint="; ".join(hints))
 

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import tomli
 
@@ -23,13 +23,12 @@ from genctl.config.check import (
     structured,
 )
 from genctl.config.layers import SET, Layer
-from genctl.config.toml import decode, parse, places, printable, read_bytes
+from genctl.config.toml import decode, lines_of, parse, printable, read_bytes
 from genctl.documents import reader
 from genctl.documents.reader import BadJson
 from genctl.errors import PresetError, cannot_read
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
-MAX_DEPTH = 16
 
 
 def config_home() -> Path:
@@ -38,6 +37,11 @@ def config_home() -> Path:
     # The XDG specification says to ignore a relative path.
     base = Path(home) if Path(home).is_absolute() else Path("~/.config").expanduser()
     return base / "genctl"
+
+
+def user_file() -> Path:
+    """The user's settings: `$XDG_CONFIG_HOME/genctl/config.toml`."""
+    return config_home() / "config.toml"
 
 
 def shipped_folder() -> Path:
@@ -127,14 +131,13 @@ def in_this_folder(name: str) -> str:
     return path if not is_path(name) and os.path.lexists(path) else ""
 
 
-def load(names: Sequence[str], base: Path | None = None) -> list[Layer]:
+def load(names: Sequence[str]) -> list[Layer]:
     """The layers of several presets, lowest first; the presets that a preset extends are below it.
 
-    Paths start from `base`, or from the working directory. A preset that cannot be found or read, is not valid TOML,
-    or extends itself gives a layer that is `broken`, so that `resolve` raises all mistakes together.
+    A preset that cannot be found or read, is not valid TOML, or extends itself gives a layer that is `broken`, so that
+    `resolve` raises all mistakes together.
     """
-    paths = [str(base / expanded(name)) if base is not None and is_path(name) else name for name in names]
-    return [layer for path in paths for layer in _named(path, "", (), set())]
+    return [layer for name in names for layer in _named(name, "", (), set())]
 
 
 def broken(name: str, error: PresetError, place: str = "") -> Layer:
@@ -147,14 +150,25 @@ def broken(name: str, error: PresetError, place: str = "") -> Layer:
 def _named(name: str, place: str, chain: tuple[Path, ...], seen: set[Path]) -> list[Layer]:
     """The layers of the preset called `name`, which `place` names."""
     try:
-        return _load(find(name), chain, seen)
+        return file_layers(find(name), chain, seen)
     except PresetError as error:
         return [broken(name, error, place)]
 
 
-def _load(path: Path, chain: tuple[Path, ...], seen: set[Path]) -> list[Layer]:
-    """The layers of the presets that `path` extends, then its own; a file that several extend appears once."""
+def file_layers(
+    path: Path,
+    chain: tuple[Path, ...] = (),
+    seen: set[Path] | None = None,
+    *,
+    key: Literal["extends", "preset"] = "extends",
+) -> list[Layer]:
+    """The layers of the presets that the file `path` names under `key`, then its own.
+
+    `chain` are the files that extend this one, and `seen` those that were read: each appears once. A preset extends
+    files beside it alone; a settings file (whose key is "preset") names any.
+    """
     name = path.stem if is_below(path, shipped_folder()) else short(path)
+    seen = set() if seen is None else seen
     try:
         real = _real(path, name, chain)
         if real in seen:
@@ -166,18 +180,26 @@ def _load(path: Path, chain: tuple[Path, ...], seen: set[Path]) -> list[Layer]:
     layers: list[Layer] = []
     mistakes: list[PresetError] = []
     try:
-        parents = take_names("extends", table.values, table.where)
+        parents = take_names(key, table.values, table.where)
     except PresetError as error:
         parents, mistakes = [], [error]
     for parent in parents:
-        place = table.where["extends"]
+        place = table.where[key]
         if not is_path(parent):
-            layers += _named(parent, f"{place}: extends", (*chain, real), seen)
-        elif _beside(parent, path.parent):
-            layers += _load(path.parent / parent, (*chain, real), seen)
+            layers += _named(parent, f"{place}: {key}", (*chain, real), seen)
+        elif key == "preset" or _beside(parent, path.parent):
+            layers += file_layers(path.parent / expanded(parent), (*chain, real), seen)
         else:
             mistakes.append(PresetError(f"{place}: extends = {shown(parent)}: leads out of the folder of the file"))
-    own = Layer(name, table.values, table.where, "user", tuple(mistakes), foreign=is_foreign(path), items=table.items)
+    own = Layer(
+        name,
+        table.values,
+        table.where,
+        "user",
+        tuple(mistakes),
+        foreign=is_foreign(path),
+        is_user_file=path == user_file(),
+    )
     return [*layers, own]
 
 
@@ -190,25 +212,22 @@ def _real(path: Path, name: str, chain: tuple[Path, ...]) -> Path:
     if real in chain:
         circle = [*chain[chain.index(real) :], real]
         raise PresetError(f"{name}: extends itself: {' -> '.join(printable(item.name) for item in circle)}")
-    if len(chain) >= MAX_DEPTH:
-        raise PresetError(f"{name}: more than {MAX_DEPTH} presets extend one another")
     return real
 
 
 class SettingsTable(NamedTuple):
-    """The settings of a file, and where each is: `where` by key, `items` by list, number from 1 and key."""
+    """The settings of a file, and the place of each."""
 
     values: dict[str, Any]
     where: dict[str, str]
-    items: dict[tuple[str, int, str], str]
 
 
 def read_table(path: Path, name: str) -> SettingsTable:
     """The table that a TOML file holds; messages call the file `name`. Raises PresetError."""
     text = decode(read_bytes(path), name)
     values = parse(text, name)
-    found = {place: f"{name}:{line}" for place, line in places(text).items()}
-    return SettingsTable(values, {key: found.get((key, 0, ""), name) for key in values}, found)
+    lines = lines_of(text)
+    return SettingsTable(values, {key: f"{name}:{lines[key]}" if key in lines else name for key in values})
 
 
 def take_names(key: str, values: dict[str, Any], where: Mapping[str, str]) -> list[str]:

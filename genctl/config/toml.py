@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import os
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,46 +64,25 @@ def parse(text: str, name: str) -> dict[str, Any]:
         raise PresetError(f"{name}: not valid TOML: a number with too many digits") from error
 
 
-def places(text: str) -> dict[tuple[str, int, str], int]:
-    """The line on which each key of a valid document is first set: (key, 0, "") for a top-level one.
-
-    In an array of tables it is (array, number of the table from 1, key), where the key "" is the header of a table.
-    """
-    found: dict[tuple[str, int, str], int] = {}
-    counts: Counter[str] = Counter()
-    table: list[str] = []
+def lines_of(text: str) -> dict[str, int]:
+    """The line on which each top-level key of a valid document, or its table, is first set."""
+    found: dict[str, int] = {}
+    in_table = False
     statement: list[str] = []
     for number, line in enumerate(text.split("\n"), 1):
         statement.append(line)
         try:
-            keys = _keys(tomli.loads("\n".join(statement)))
+            keys = tomli.loads("\n".join(statement))
         except ValueError:  # it goes on on the next line
             if len(statement) > MOST_LINES:
                 break
             continue
-        is_header, first = statement[0].lstrip().startswith("["), number + 1 - len(statement)
+        is_header = statement[0].lstrip().startswith("[")
+        in_table = in_table or is_header
+        if is_header or not in_table:
+            found |= {key: number + 1 - len(statement) for key in keys if key not in found}
         statement = []
-        if not keys:  # a comment
-            continue
-        table = keys if is_header else table
-        top, *rest = keys if is_header else table + keys
-        found.setdefault((top, 0, ""), first)
-        if is_header and not rest:
-            counts[top] += 1
-            found[top, counts[top], ""] = first
-        elif table:
-            found.setdefault((top, counts[top], rest[0]), first)
     return found
-
-
-def _keys(statement: Any) -> list[str]:
-    """The parts of the key of a statement, and the keys of the first entries of its value."""
-    while isinstance(statement, list):
-        statement = statement[0] if statement else None
-    if not isinstance(statement, dict) or not statement:
-        return []
-    key = next(iter(statement))
-    return [key, *_keys(statement[key])]
 
 
 def write_key(key: str) -> str:

@@ -255,10 +255,6 @@ class LaneHistory:
         """The last `count` rows that ended, in that order."""
         return [*islice(self.endings or (), count)][::-1]
 
-    def path_of(self, hypothesis: Hypothesis) -> Path | None:
-        """The path of a finished hypothesis, or None if no event contained it."""
-        return self.paths_of([hypothesis])[0]
-
     def paths_of(self, hypotheses: Sequence[Hypothesis]) -> list[Path | None]:
         """The path of each finished hypothesis, or None if no event contained it.
 

@@ -184,15 +184,8 @@ SUMS = SCALE // 10_000  # of sums in float32
 LETTERS = {"inner": "i", "returned": "r", "finished": "f", "died": "d", "left": "l", "live": "v"}
 
 
-@dataclass(frozen=True)
-class TreeDetail:
-    """How much of a tree is on the page. `alternatives`, `numbers` (rank and entropy): of all tokens, of those of
-    returned sequences, or of none. Without `dead` only what leads to a sequence is left.
-    """
-
-    alternatives: str = "all"  # all | returned | none
-    numbers: str = "all"
-    dead: bool = True
+# Of which tokens the alternatives, ranks and entropies are on a page. With "none" it has no dead branches either.
+TreeDetail: TypeAlias = Literal["all", "returned", "none"]
 
 
 class Vocabulary:
@@ -221,14 +214,14 @@ def columns(tree: SearchTree, vocabulary: Vocabulary, detail: TreeDetail) -> dic
     """
     on_path = _paths(node for node in tree.nodes if node.place is not None)
     kept = tree.nodes[1:]
-    if not detail.dead:
+    if detail == "none":
         wanted = _paths(node for node in tree.nodes if node.hypothesis is not None) or on_path
         kept = [node for node in kept if node in wanted]
     numbers = {tree.root: 0} | {node: place for place, node in enumerate(kept, 1)}
     written: list[Token] = [node.token or Token(-1, 0.0) for node in kept]
 
-    def chosen(which: str, node: Node) -> bool:
-        return which == "all" or (which == "returned" and node in on_path)
+    def chosen(node: Node) -> bool:
+        return detail == "all" or (detail == "returned" and node in on_path)
 
     columns: dict[str, Any] = {
         "up": [numbers[node] - numbers[_parent(node)] for node in kept],
@@ -241,16 +234,14 @@ def columns(tree: SearchTree, vocabulary: Vocabulary, detail: TreeDetail) -> dic
     if any(node.step != depths[node] - 1 for node in kept):
         columns["step"] = [node.step for node in kept]
     for name, value in _NUMBERS.items():
-        column = [
-            value(token) if chosen(detail.numbers, node) else 0 for node, token in zip(kept, written, strict=True)
-        ]
+        column = [value(token) if chosen(node) else 0 for node, token in zip(kept, written, strict=True)]
         if any(column):
             columns[name] = column
     for name, entry in _PARTS.items():
         of_node = {
             numbers[node]: entry(token, vocabulary)
             for node, token in zip(kept, written, strict=True)
-            if chosen(detail.alternatives, node) and getattr(token, name)
+            if chosen(node) and getattr(token, name)
         }
         if of_node:
             columns[name] = of_node
