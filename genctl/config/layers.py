@@ -13,7 +13,6 @@ from typing import Any, Literal, TypeAlias
 
 from genctl import params
 from genctl.config.check import (
-    ListMistakes,
     Misfit,
     Wrong,
     check,
@@ -162,15 +161,12 @@ class _Reading:
                 if layer.kind == "row":
                     self._check_row(key, checked)
                 self.settings[key] = Setting(checked, level, place, layer.kind, typed=typed, foreign=layer.foreign)
-            except ListMistakes as wrong:
-                self.mistaken.add(key)
-                self.mistakes += [f"{place}: {sentence}" for sentence in wrong.sentences]
             except Wrong as wrong:
                 if layer.kind == "model":
                     self.notes.append(f"{place}: {wrong}; not used")
                     continue
                 self.mistaken |= {key, wrong.near}
-                self.mistakes.append(f"{place}: {wrong}")
+                self.mistakes += [f"{place}: {line}" for line in str(wrong).split("\n")]
                 self.hints.append(wrong.hint)
 
     def _check_row(self, key: str, value: Any) -> None:
@@ -206,7 +202,7 @@ def _has_no_effect(key: str, value: Any) -> bool:
 
 
 def _value(layer: Layer, key: str, value: Any) -> Any:
-    """The value of a key, checked. Raises Wrong or ListMistakes."""
+    """The value of a key, checked. Raises Wrong."""
     if key not in known():
         from genctl.config import removed
 

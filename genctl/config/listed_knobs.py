@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from genctl.config.check import (
-    ListMistakes,
     Misfit,
     Wrong,
     check,
@@ -276,14 +275,14 @@ def code_in(key: str, tables: Iterable[Mapping[str, Any]], *, dotted: bool = Fal
 
 
 def check_list(key: str, value: Any) -> tuple[dict[str, Any], ...]:
-    """The tables of a list, with values in the types of their knobs. Raises ListMistakes."""
+    """The tables of a list, with values in the types of their knobs. Raises Wrong, with a line for each mistake."""
     if not isinstance(value, (list, tuple)):
         shown_value = "" if isinstance(value, dict) else f" = {shown(value)}:"
-        raise ListMistakes([f"{key}{shown_value} must be a list of tables ([[{key}]])"])
+        raise Wrong(f"{key}{shown_value} must be a list of tables ([[{key}]])")
     mistakes: list[str] = []
     tables = [_table(key, f"{key}, item {number}", item, mistakes) for number, item in enumerate(value, 1)]
     if mistakes:
-        raise ListMistakes(mistakes)
+        raise Wrong("\n".join(mistakes))
     return tuple(tables)
 
 

@@ -258,7 +258,7 @@ def read_settings(text: str, place: str, special: tuple[str, ...] = ()) -> dict[
             key = folded
         if key in values:
             raise UsageError(f"{place}: {key} is given twice")
-        values[key] = parse_value(key, value.strip())
+        values[key] = None if value.strip() == "null" else presets.parse_value(key, value.strip())
     return values
 
 
@@ -279,8 +279,3 @@ def split_pairs(text: str, place: str) -> list[str]:
     if kind:
         raise UsageError(f"{place}: a {kind} is not closed in {text!r}")
     return parts if "".join(parts).strip() else []
-
-
-def parse_value(key: str, text: str) -> Any:
-    """A value as on the command line; `null` is one, too."""
-    return None if text == "null" else presets.parse_value(key, text)

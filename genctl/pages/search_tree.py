@@ -24,6 +24,7 @@ class Node:
 
     number: int
     parent: Node | None
+    depth: int = 0  # tokens from the root to here
     token: Token | None = None
     step: int = -1
     total: float | None = None  # of the row up to here, where a step ended here
@@ -78,7 +79,7 @@ class SearchTree:
         return node
 
     def _add(self, parent: Node, token: Token | None, step: int) -> Node:
-        node = Node(len(self.nodes), parent, token, step)
+        node = Node(len(self.nodes), parent, parent.depth + 1, token, step)
         parent.children.append(node)
         self.nodes.append(node)
         return node
@@ -97,13 +98,6 @@ class SearchTree:
             node.hypothesis = hypothesis
             if place <= len(finished.hypotheses):
                 node.state, node.place = "returned", place
-
-    def depths(self) -> dict[Node, int]:
-        """For each node how many tokens it is from the root."""
-        depths: dict[Node, int] = {}
-        for node in self.nodes:  # parents come first
-            depths[node] = 0 if node.parent is None else depths[node.parent] + 1
-        return depths
 
     def weights(self) -> tuple[dict[Node, int], dict[Node, int]]:
         """For each node how many nodes it leads to, itself included, and the best place among their sequences."""
@@ -230,8 +224,7 @@ def columns(tree: SearchTree, vocabulary: Vocabulary, detail: TreeDetail) -> dic
         "extra": _extra(kept),
         "state": "".join(LETTERS[node.state] for node in kept),
     }
-    depths = tree.depths()
-    if any(node.step != depths[node] - 1 for node in kept):
+    if any(node.step != node.depth - 1 for node in kept):
         columns["step"] = [node.step for node in kept]
     for name, value in _NUMBERS.items():
         column = [value(token) if chosen(node) else 0 for node, token in zip(kept, written, strict=True)]
