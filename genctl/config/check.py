@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -271,14 +271,10 @@ def named(key: str) -> str:
     return printable(write_key(key), 60)
 
 
-class Unparsed(str):
-    """A text that was meant as a list or a table, and cannot be read as one."""
+class Unparsed(NamedTuple):
+    """A text that begins like a list or a table, and cannot be read as one."""
 
-    def __new__(cls, text: str, reason: str) -> Unparsed:
-        self = super().__new__(cls, text)
-        self.reason = reason
-        return self
-
+    text: str
     reason: str
 
 
@@ -290,7 +286,7 @@ def structured(hint: Any) -> bool:
 def check(key: str, value: Any) -> Any:
     """`value` in the type of its knob. Raises Wrong with a sentence: `top_k = -1: must be at least 0`."""
     if isinstance(value, Unparsed):
-        raise Wrong(f"{key} = {shown(value)}: {value.reason}")
+        raise Wrong(f"{key} = {shown(value.text)}: {value.reason}")
     try:
         return fit(known()[key][1], value)
     except Misfit as misfit:

@@ -187,8 +187,11 @@ def file_layers(
         place = table.where[key]
         if not is_path(parent):
             layers += _named(parent, f"{place}: {key}", (*chain, real), seen)
-        elif key == "preset" or _beside(parent, path.parent):
-            layers += file_layers(path.parent / expanded(parent), (*chain, real), seen)
+        elif key == "preset":
+            from_here = parent if parent.startswith("~") else str(path.parent / parent)
+            layers += _named(from_here, f"{place}: preset", (*chain, real), seen)
+        elif _beside(parent, path.parent):
+            layers += file_layers(path.parent / parent, (*chain, real), seen)
         else:
             mistakes.append(PresetError(f"{place}: extends = {shown(parent)}: leads out of the folder of the file"))
     own = Layer(

@@ -73,7 +73,7 @@ def lines_of(text: str) -> dict[str, int]:
         statement.append(line)
         try:
             keys = tomli.loads("\n".join(statement))
-        except ValueError:  # it goes on on the next line
+        except ValueError:  # the statement continues on the next line
             if len(statement) > MOST_LINES:
                 break
             continue

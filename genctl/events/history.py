@@ -128,9 +128,6 @@ class Path:
         assert isinstance(self.row, Ended)
         return self.row.hypothesis
 
-    def __repr__(self) -> str:
-        return f"Path({self.length} tokens, {self.text(max(0, self.chars - 20))!r})"
-
 
 ROOT = Path()
 

@@ -92,12 +92,12 @@ class PageData:
 
         Only the first `with_tokens` lanes have their tokens (None: all); with `short` prompts and texts are cut.
         """
-        vocabulary = Vocabulary()
+        vocabulary: Vocabulary = {}
         lanes = []
         for place, lane in enumerate(self.lanes.values()):
             whole = lane.has_tokens and (with_tokens is None or place < with_tokens)
             lanes.append(self._entry(lane, vocabulary if whole else None, detail, LONG if short else None))
-        document: dict[str, Any] = {"lanes": lanes, "vocabulary": vocabulary.listed()}
+        document: dict[str, Any] = {"lanes": lanes, "vocabulary": [[id, text] for id, text in vocabulary]}
         if self.unlisted:
             document["unlisted"] = self.unlisted
         if self.comparison is not None:

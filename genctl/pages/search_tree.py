@@ -182,19 +182,12 @@ LETTERS = {"inner": "i", "returned": "r", "finished": "f", "died": "d", "left": 
 TreeDetail: TypeAlias = Literal["all", "returned", "none"]
 
 
-class Vocabulary:
-    """Numbers for the (id, text) pairs of a page, so that each text is on it once."""
+Vocabulary: TypeAlias = dict[tuple[int, str], int]  # (id, text) -> number: each text is on a page once
 
-    def __init__(self) -> None:
-        self.entries: dict[tuple[int, str], int] = {}
 
-    def number(self, id: int, text: str) -> int:
-        """The number of a token; a new one gets the next number."""
-        return self.entries.setdefault((id, text), len(self.entries))
-
-    def listed(self) -> list[list[Any]]:
-        """`[id, text]` of each number."""
-        return [[id, text] for id, text in self.entries]
+def _number(vocabulary: Vocabulary, id: int, text: str) -> int:
+    """The number of a token; a new one gets the next number."""
+    return vocabulary.setdefault((id, text), len(vocabulary))
 
 
 def columns(tree: SearchTree, vocabulary: Vocabulary, detail: TreeDetail) -> dict[str, Any]:
@@ -219,7 +212,7 @@ def columns(tree: SearchTree, vocabulary: Vocabulary, detail: TreeDetail) -> dic
 
     columns: dict[str, Any] = {
         "up": [numbers[node] - numbers[_parent(node)] for node in kept],
-        "token": [-1 if node.token is None else vocabulary.number(node.token.id, node.token.text) for node in kept],
+        "token": [-1 if node.token is None else _number(vocabulary, node.token.id, node.token.text) for node in kept],
         "logprob": [scaled(token.logprob) for token in written],
         "extra": _extra(kept),
         "state": "".join(LETTERS[node.state] for node in kept),
@@ -288,7 +281,7 @@ def _extra(nodes: Sequence[Node]) -> list[int]:
 
 
 def _top(token: Token, vocabulary: Vocabulary) -> list[Any]:
-    return [number for id, text, value in token.top for number in (vocabulary.number(id, text), scaled(value))]
+    return [number for id, text, value in token.top for number in (_number(vocabulary, id, text), scaled(value))]
 
 
 def _trace(token: Token, vocabulary: Vocabulary) -> list[Any]:
@@ -300,7 +293,7 @@ def _trace(token: Token, vocabulary: Vocabulary) -> list[Any]:
 
 def _watched(token: Token, vocabulary: Vocabulary) -> list[Any]:
     return [
-        cell for id, text, value, rank in token.watched for cell in (vocabulary.number(id, text), scaled(value), rank)
+        cell for id, text, value, rank in token.watched for cell in (_number(vocabulary, id, text), scaled(value), rank)
     ]
 
 

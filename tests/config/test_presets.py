@@ -88,6 +88,19 @@ def test_extending_a_file_through_a_link_out_of_the_folder_is_refused(project: P
         resolve(presets.load(["job.toml"]))
 
 
+def test_a_preset_extends_no_file_of_the_home_folder(project: Path, tmp_path: Path) -> None:
+    write(str(tmp_path / "home/base.toml"), "seed = 3")
+    write("job.toml", 'extends = "~/base.toml"')
+    with pytest.raises(PresetError, match="no such file"):
+        resolve(presets.load(["job.toml"]))
+    write("settings.toml", 'preset = "~/base.toml"')
+    assert resolve(presets.file_layers(Path("settings.toml"), key="preset")).runtime.seed == 3
+    write("settings.toml", 'preset = "~nobody-at-all/base.toml"\ntop_k = -1')
+    with pytest.raises(PresetError) as caught:
+        resolve(presets.file_layers(Path("settings.toml"), key="preset"))
+    assert [line.split(": ")[0] for line in caught.value.message.splitlines()] == ["settings.toml:1", "settings.toml:2"]
+
+
 # -- layering ------------------------------------------------------------------------------------------------------
 def test_several_presets_layer_left_to_right(project: Path) -> None:
     write("a.toml", "seed = 1\nmax_new_tokens = 1")
