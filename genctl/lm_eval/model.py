@@ -104,7 +104,7 @@ Encoded = tuple[Any, list[int], list[int]]  # the request's own texts, context, 
 
 
 class GenctlLM(TemplateLM):  # type: ignore[misc]
-    """A checkpoint as a model of lm_eval. `pretrained` and the rest are `--model_args`: see `arguments`.
+    """A checkpoint as a model of lm_eval. `pretrained` and the rest are `--model_args`: see `Arguments`.
 
     Raises GenctlError where the arguments are wrong or the checkpoint cannot be loaded.
     """

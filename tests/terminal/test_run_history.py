@@ -136,7 +136,6 @@ def test_a_very_long_path_is_read_without_recursion() -> None:
     assert path.ids == tuple(range(20_000))
     assert len(path.text()) == 20_000
     assert path.parents == (0,) * 20_000
-    assert "20000 tokens" in repr(path)
 
 
 def test_folding_a_late_step_costs_no_more_than_an_early_one() -> None:
