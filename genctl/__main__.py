@@ -21,7 +21,7 @@ ENDING = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """End at once: nothing is written yet. A command that writes has its own handler (see `cli.interrupt`)."""
+    """End at once: nothing is written yet. A command that writes has its own handler (see `terminal.interrupt`)."""
     try:  # noqa: SIM105 (`contextlib` is not imported yet)
         sys.modules["genctl.terminal.loading_line"].clear()
     except Exception:  # it is not imported, or half

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from typing import Any
 
 __version__ = "0.3.0"
@@ -63,28 +63,22 @@ def check_same(name: str, before: Mapping[str, Any], now: Mapping[str, Any], ori
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
-    """What differs between two headers, in words: old → new where that is short."""
-
-    def setting(key: str, old: Any, new: Any) -> str:
-        place = origins.get(key, "default")
-        return change(key, old, new, "" if place == "default" else place)
-
-    sentences: dict[str, Callable[[str, Any, Any], str]] = {
-        "versions": change,
-        "settings": setting,
-        "seed": change,
-        "format": lambda key, old, new: change("--format", old, new),
-        "records": lambda key, old, new: change(_FLAGS.get(key, key), old, new),
-        "checkpoints": _checkpoint,
-        "files": lambda key, old, new: f"the file that {key} names has changed",
-    }
+    """What differs between two headers, in words. The input is compared row by row (see `Resumable.consume`)."""
     changes = []
-    for part, sentence in sentences.items():
+    for part in ("versions", "settings", "seed", "format", "records", "checkpoints", "files"):
         old, new = (value if isinstance(value := header.get(part), dict) else {part: value} for header in (before, now))
-        changes += [sentence(*difference) for difference in changed(old, new)]
-    if not any(changes) and before.get("batch") != now["batch"]:
+        for key, was, is_now in changed(old, new):
+            if part == "files":
+                changes.append(f"the file that {key} names has changed")
+            elif part != "checkpoints":
+                place = origins.get(key, "default") if part == "settings" else "default"
+                name = _FLAGS.get(key, key) if part in ("format", "records") else key
+                changes.append(change(name, was, is_now, "" if place == "default" else place))
+            elif None not in (was, is_now):  # another name is another setting, which is listed already
+                changes.append(checkpoint_change(key, was, is_now))
+    if not changes and before.get("batch") != now["batch"]:
         changes.append(change("rows decoded together", _together(before.get("batch")), _together(now["batch"])))
-    return [change for change in changes if change]  # the input is compared row by row (see `Resumable.consume`)
+    return changes
 
 
 def _together(batch: Any) -> str:
@@ -96,6 +90,7 @@ def _together(batch: Any) -> str:
 
 
 _FLAGS = {
+    "format": "--format",
     "echo": "--echo",
     "template": "--template",
     "tokens": "--scores",
@@ -104,11 +99,6 @@ _FLAGS = {
     "watch": "--watch",
     "fail_on": "--fail-on",
 }
-
-
-def _checkpoint(name: str, old: Any, new: Any) -> str:
-    # another name is another setting, which is listed already
-    return "" if old is None or new is None else checkpoint_change(name, old, new)
 
 
 def versions(*packages: str) -> dict[str, str]:

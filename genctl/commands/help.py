@@ -163,7 +163,8 @@ class CommandGroup(TyperGroup):
 
             if not ctx.parent and (hint := OTHER_COMMANDS.get(name.lower(), "")):
                 raise UsageError(f'no such command "{name}"', hint=_with_words(hint, args[1:]))
-            if not ctx.parent and (error := removed.sentence("command", name, shown=f"genctl {name}")):
+            full = f"{ctx.info_name} {name}" if ctx.parent else name
+            if error := removed.sentence("command", full, shown=f"genctl {full}"):
                 raise UsageError(error)
             near = closest(name, self.list_commands(ctx), cutoff=0.6)
             shown = name if name.isprintable() else ascii(name)[1:-1]

@@ -1,4 +1,4 @@
-"""`genctl presets`: list them, show one, check files, and print the schema for editors."""
+"""`genctl presets`: list them, show one, check files."""
 
 from __future__ import annotations
 
@@ -130,16 +130,6 @@ def check(
     _out(color).file.write("".join(right))
     if mistakes:
         raise PresetError("\n".join(mistakes), hint="; ".join(hints))
-
-
-@app.command(cls=PresetCommand)
-def schema(color: Colored = "auto") -> None:
-    """Print the JSON Schema (draft 2020-12) of a preset, for completion and checks in editors."""
-    import json
-
-    from genctl.config.presets import schema as preset_schema
-
-    _out(color).file.write(json.dumps(preset_schema(), indent=2, ensure_ascii=False) + "\n")
 
 
 @app.command("path", cls=PresetCommand)

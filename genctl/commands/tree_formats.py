@@ -65,8 +65,7 @@ class _Drawing:
         self.tree = tree
         self.width = width
         self.sizes, self.places = tree.weights()
-        self.depths = tree.depths()
-        self.margin = len(str(max(self.depths.values())))
+        self.margin = len(str(max(node.depth for node in tree.nodes)))
         self.output: list[Text] = []
         self.deep = False  # whether a branch is nested too deep for its indent
 
@@ -127,7 +126,7 @@ class _Drawing:
             how = "" if end.total is None else f"total {number(end.total)}"
             style = theme.PLAIN if self._survives(end) else theme.DIM
         label = f"{text}  {how}" if text and how else text or how
-        first, rest = f"{self.depths[segment[0]]:>{self.margin}} {first}", f"{'':{self.margin}} {rest}"
+        first, rest = f"{segment[0].depth:>{self.margin}} {first}", f"{'':{self.margin}} {rest}"
         for place, line in enumerate(_wrapped(label, self.width, len(first))):
             drawn = Text(first if place == 0 else rest, style=theme.DIM)
             drawn.append(line.rstrip(), style=Style(dim=False) + style)

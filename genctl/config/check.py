@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import datetime
 import math
+import operator
 import re
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
@@ -35,10 +36,6 @@ class Misfit(ValueError):
         super().__init__(" ".join([", ".join(path), words]).strip())
         self.words, self.path, self.right_type = words, path, right_type
 
-    def under(self, part: str) -> Misfit:
-        """The same mistake, with the path from the list or table that contains it."""
-        return Misfit(self.words, part, *self.path, right_type=self.right_type)
-
 
 def fit(hint: Any, value: Any) -> Any:
     """`value` in the type `hint`; a whole number becomes a float where a float is expected.
@@ -53,7 +50,11 @@ def fit(hint: Any, value: Any) -> Any:
         whole = type(value) is int and args[0] in (int, float)
         fitted = value if whole else fit(args[0], value)
         for bound in args[1:]:
-            _check_bound(bound, fitted)
+            name, words, holds = BOUNDS[type(bound)]
+            limit = getattr(bound, name)
+            if not holds(fitted, limit):
+                shown_limit = f"{limit:g}" if isinstance(limit, float) else limit
+                raise Misfit(f"must be {words} {shown_limit}", right_type=True)
         return fit(args[0], fitted)
     if origin in (Union, types.UnionType):
         return _fit_union(hint, args, value)
@@ -63,9 +64,17 @@ def fit(hint: Any, value: Any) -> Any:
                 return arg
         raise _not_a_choice(hint, value)
     if origin in (list, tuple) and isinstance(value, (list, tuple)):
-        return _fit_items(origin, args, hint, value)
+        if origin is tuple and len(value) != len(args):
+            amount = "many" if len(value) > len(args) else "few"
+            raise Misfit(f"has too {amount} items; must be {describe(hint)}", right_type=True)
+        kinds = args if origin is tuple else args * len(value)
+        return origin(_fit_each((f"item {n}", *pair) for n, pair in enumerate(zip(kinds, value, strict=True), 1)))
     if origin is dict and isinstance(value, dict):
-        return _fit_entries(args, value)
+        for key in value:
+            fit(args[0], key)
+        return dict(
+            zip(value, _fit_each((f"key {key[:40]}", args[1], item) for key, item in value.items()), strict=True)
+        )
     if origin is None and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         check_plain(value)
         return value
@@ -104,63 +113,39 @@ def _choices(hint: Any) -> Iterator[str]:
             yield from _choices(arg)
 
 
-def _fit_items(origin: Any, args: tuple[Any, ...], hint: Any, value: Any) -> Any:
-    if origin is tuple and len(value) != len(args):
-        amount = "many" if len(value) > len(args) else "few"
-        raise Misfit(f"has too {amount} items; must be {describe(hint)}", right_type=True)
-    kinds = args if origin is tuple else args * len(value)
+def _fit_each(parts: Iterable[tuple[str, Any, Any]]) -> list[Any]:
+    """The parts of a list or table, each with its name, its type and its value."""
     fitted = []
-    for number, (kind, item) in enumerate(zip(kinds, value, strict=True), 1):
+    for name, hint, value in parts:
         try:
-            fitted.append(fit(kind, item))
+            fitted.append(fit(hint, value))
         except Misfit as misfit:
-            raise misfit.under(f"item {number}") from None
-    return origin(fitted)
-
-
-def _fit_entries(args: tuple[Any, ...], value: dict[Any, Any]) -> dict[Any, Any]:
-    fitted = {}
-    for key, item in value.items():
-        fit(args[0], key)
-        try:
-            fitted[key] = fit(args[1], item)
-        except Misfit as misfit:
-            raise misfit.under(f"key {key[:40]}") from None
+            raise Misfit(misfit.words, name, *misfit.path, right_type=misfit.right_type) from None
     return fitted
 
 
-BOUNDS = {Ge: ("ge", "at least"), Gt: ("gt", "above"), Le: ("le", "at most"), Lt: ("lt", "below")}
-
-
-def _check_bound(bound: Any, value: Any) -> None:
-    attribute, words = BOUNDS[type(bound)]
-    limit = getattr(bound, attribute)
-    holds = {Ge: value >= limit, Gt: value > limit, Le: value <= limit, Lt: value < limit}[type(bound)]
-    if not holds:
-        raise Misfit(f"must be {words} {f'{limit:g}' if isinstance(limit, float) else limit}", right_type=True)
+BOUNDS: dict[type, tuple[str, str, Callable[[Any, Any], bool]]] = {
+    Ge: ("ge", "at least", operator.ge),
+    Gt: ("gt", "above", operator.gt),
+    Le: ("le", "at most", operator.le),
+    Lt: ("lt", "below", operator.lt),
+}
 
 
 def check_plain(value: Any) -> None:
     """Raise Misfit unless `value` is made of what JSON has: no dates, no nan, no half characters, no huge numbers."""
-    if isinstance(value, float):
-        if math.isnan(value):
-            raise Misfit("must be a number, not nan", right_type=True)
-    elif isinstance(value, str):
-        if any("\ud800" <= mark <= "\udfff" for mark in value):
-            raise Misfit("is not Unicode text", right_type=True)
-    elif isinstance(value, bool) or value is None:
-        return
-    elif isinstance(value, int):
-        if value.bit_length() > MOST_BITS:
-            raise Misfit("is too large", right_type=True)
-    elif isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple)):
         for item in value:
             check_plain(item)
     elif isinstance(value, dict):
-        for key, item in value.items():
-            check_plain(key)
-            check_plain(item)
-    else:
+        check_plain([*value.keys(), *value.values()])
+    elif isinstance(value, float) and math.isnan(value):
+        raise Misfit("must be a number, not nan", right_type=True)
+    elif isinstance(value, str) and any("\ud800" <= mark <= "\udfff" for mark in value):
+        raise Misfit("is not Unicode text", right_type=True)
+    elif isinstance(value, int) and value.bit_length() > MOST_BITS:
+        raise Misfit("is too large", right_type=True)
+    elif not isinstance(value, (bool, int, float, str, type(None))):
         raise Misfit(f"cannot be {kind_of(value)}", right_type=True)
 
 
@@ -193,22 +178,16 @@ def describe(hint: Any, *, plural: bool = False) -> str:
         return ("one of " if len(args) > 1 else "") + ", ".join(map(str, args))
     if hint is Any:
         return "values" if plural else "a value"
-    if origin in (list, set, frozenset) or (origin is tuple and args[-1] is Ellipsis):
+    if origin is list:
         return ("lists of " if plural else "a list of ") + describe(args[0], plural=True)
     if origin is tuple:
         inner = ", ".join(describe(arg) for arg in args)
         return f"lists ({inner})" if plural else f"a list of {len(args)} ({inner})"
-    if origin in (dict, Mapping):
+    if origin is dict:
         return ("tables of " if plural else "a table of ") + describe(args[1], plural=True)
-    singular, several = {
-        bool: ("true or false", "true or false"),
-        int: ("a whole number", "whole numbers"),
-        float: ("a number", "numbers"),
-        str: ("a string", "strings"),
-        list: ("a list", "lists"),
-        type(None): ("null", "null"),
-    }.get(hint, ("a table", "tables"))
-    return several if plural else singular
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", type(None): "null"}
+    name = names.get(hint, "a table")
+    return f"{name.removeprefix('a ')}s" if plural and name.startswith("a ") else name
 
 
 # -- values that may be the names of files -----------------------------------------------------------------------------
@@ -232,27 +211,14 @@ def names_file(key: str, value: Any) -> bool:
 
 
 class Wrong(ValueError):
-    """The error of a value, as the end of a sentence; `near` is the nearest valid key, if one is close."""
+    """The error of a value, as the end of a sentence, or of a list: a line for each mistake.
+
+    `near` is the nearest valid key, if one is close.
+    """
 
     def __init__(self, words: str, *, near: str = "", hint: str = "") -> None:
         super().__init__(words)
         self.near, self.hint = near, hint
-
-
-class ListMistake(NamedTuple):
-    """A mistake in a list: the number of its table, from 1, and the key there; 0 and "" where it has no such place."""
-
-    sentence: str
-    item: int = 0
-    key: str = ""
-
-
-class ListMistakes(Exception):
-    """All mistakes in a list."""
-
-    def __init__(self, mistakes: list[ListMistake]) -> None:
-        super().__init__("; ".join(mistake.sentence for mistake in mistakes))
-        self.mistakes = mistakes
 
 
 @cache
@@ -305,14 +271,10 @@ def named(key: str) -> str:
     return printable(write_key(key), 60)
 
 
-class Unparsed(str):
-    """A text that was meant as a list or a table, and cannot be read as one."""
+class Unparsed(NamedTuple):
+    """A text that begins like a list or a table, and cannot be read as one."""
 
-    def __new__(cls, text: str, reason: str) -> Unparsed:
-        self = super().__new__(cls, text)
-        self.reason = reason
-        return self
-
+    text: str
     reason: str
 
 
@@ -324,7 +286,7 @@ def structured(hint: Any) -> bool:
 def check(key: str, value: Any) -> Any:
     """`value` in the type of its knob. Raises Wrong with a sentence: `top_k = -1: must be at least 0`."""
     if isinstance(value, Unparsed):
-        raise Wrong(f"{key} = {shown(value)}: {value.reason}")
+        raise Wrong(f"{key} = {shown(value.text)}: {value.reason}")
     try:
         return fit(known()[key][1], value)
     except Misfit as misfit:

@@ -13,7 +13,6 @@ from typing import Any, Literal, TypeAlias
 
 from genctl import params
 from genctl.config.check import (
-    ListMistakes,
     Misfit,
     Wrong,
     check,
@@ -44,7 +43,6 @@ KINDS: dict[str, Kind] = {
     ROW: "row",
 }
 SPECIAL = ("about", *LISTS)
-MOST_MISTAKES = 100
 
 
 @dataclass(frozen=True)
@@ -55,8 +53,7 @@ class Layer:
     the kind of the layer; without it the first word of the origin decides (`generation_config`, `flag`, `--set`,
     `params`), and all other origins are files or the environment. `typed`: the user typed it for this job. `broken`
     holds errors of reading this place: `resolve` raises them with all other mistakes. `foreign`: it is a file outside
-    of the user's own folder; `is_user_file`: it is the user's config.toml, which may set the flags of trust. `items`:
-    the places of the tables of lists, by list, number from 1 and key ("": the table itself).
+    of the user's own folder; `is_user_file`: it is the user's config.toml, which may set the flags of trust.
     """
 
     origin: str
@@ -67,7 +64,6 @@ class Layer:
     typed: bool = False
     foreign: bool = False
     is_user_file: bool = False
-    items: Mapping[tuple[str, int, str], str] = field(default_factory=dict)
 
     @property
     def kind(self) -> Kind:
@@ -82,11 +78,6 @@ class Layer:
             negated = "no-" if self.values.get(key) is False else ""
             return printable(f"flag --{negated}{params.spelled(key)}")
         return printable(self.origin)
-
-    def place_in(self, key: str, item: int, name: str) -> str:
-        """Where `name` of table `item` of the list `key` is set; the nearest place that is known."""
-        near = ((key, item, name), (key, item, ""))
-        return next((printable(self.items[place]) for place in near if place in self.items), self.place(key))
 
 
 def model_layer(values: Mapping[str, Any], checkpoint: str = "", file: str = f"{MODEL}.json") -> Layer:
@@ -170,18 +161,12 @@ class _Reading:
                 if layer.kind == "row":
                     self._check_row(key, checked)
                 self.settings[key] = Setting(checked, level, place, layer.kind, typed=typed, foreign=layer.foreign)
-            except ListMistakes as wrong:
-                self.mistaken.add(key)
-                self.mistakes += [
-                    f"{layer.place_in(key, mistake.item, mistake.key)}: {mistake.sentence}"
-                    for mistake in wrong.mistakes
-                ]
             except Wrong as wrong:
                 if layer.kind == "model":
                     self.notes.append(f"{place}: {wrong}; not used")
                     continue
                 self.mistaken |= {key, wrong.near}
-                self.mistakes.append(f"{place}: {wrong}")
+                self.mistakes += [f"{place}: {line}" for line in str(wrong).split("\n")]
                 self.hints.append(wrong.hint)
 
     def _check_row(self, key: str, value: Any) -> None:
@@ -205,8 +190,6 @@ class _Reading:
         mistakes = self.mistakes + [clash.sentence for clash in clashes]
         if not mistakes:
             return _build(settings, settled, self.notes, levels)
-        if len(mistakes) > MOST_MISTAKES:
-            mistakes = [*mistakes[:MOST_MISTAKES], f"… and {len(mistakes) - MOST_MISTAKES} more mistakes"]
         hints = dict.fromkeys(hint for hint in (*self.hints, *(clash.hint for clash in clashes)) if hint)
         raise PresetError("\n".join(mistakes), hint="; ".join(hints))
 
@@ -219,7 +202,7 @@ def _has_no_effect(key: str, value: Any) -> bool:
 
 
 def _value(layer: Layer, key: str, value: Any) -> Any:
-    """The value of a key, checked. Raises Wrong or ListMistakes."""
+    """The value of a key, checked. Raises Wrong."""
     if key not in known():
         from genctl.config import removed
 

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from genctl.config.check import (
-    ListMistake,
-    ListMistakes,
     Misfit,
     Wrong,
     check,
@@ -277,49 +275,46 @@ def code_in(key: str, tables: Iterable[Mapping[str, Any]], *, dotted: bool = Fal
 
 
 def check_list(key: str, value: Any) -> tuple[dict[str, Any], ...]:
-    """The tables of a list, with values in the types of their knobs. Raises ListMistakes."""
+    """The tables of a list, with values in the types of their knobs. Raises Wrong, with a line for each mistake."""
     if not isinstance(value, (list, tuple)):
         shown_value = "" if isinstance(value, dict) else f" = {shown(value)}:"
-        raise ListMistakes([ListMistake(f"{key}{shown_value} must be a list of tables ([[{key}]])")])
-    mistakes: list[ListMistake] = []
-    tables = [_table(key, number, item, mistakes) for number, item in enumerate(value, 1)]
+        raise Wrong(f"{key}{shown_value} must be a list of tables ([[{key}]])")
+    mistakes: list[str] = []
+    tables = [_table(key, f"{key}, item {number}", item, mistakes) for number, item in enumerate(value, 1)]
     if mistakes:
-        raise ListMistakes(mistakes)
+        raise Wrong("\n".join(mistakes))
     return tuple(tables)
 
 
-def _table(key: str, number: int, item: Any, mistakes: list[ListMistake]) -> dict[str, Any]:
+def _table(key: str, place: str, item: Any, mistakes: list[str]) -> dict[str, Any]:
     """One checked table; its mistakes are added to `mistakes`."""
-    place = f"{key}, item {number}"
     if not isinstance(item, dict):
-        mistakes.append(ListMistake(f'{place}: must be a table with use = "NAME", not {shown(item)}', number))
+        mistakes.append(f'{place}: must be a table with use = "NAME", not {shown(item)}')
         return {}
     use = item.get("use")
     if not isinstance(use, str) or not use.strip():
         near = "" if "use" in item else did_you_mean(next(iter(item), ""), ["use"])
         actual = f", not {kind_of(use)}" if use is not None and not isinstance(use, str) else ""
-        suggestion = f"; did you mean {near}?" if near else ""
-        mistakes.append(ListMistake(f'{place}: needs use = "NAME"{actual}{suggestion}', number, "use"))
+        mistakes.append(f'{place}: needs use = "NAME"{actual}' + (f"; did you mean {near}?" if near else ""))
         return {}
     if use in LISTS[key]:
-        return {"use": use, **_values(key, number, use, item, mistakes)}
+        return {"use": use, **_values(LISTS[key][use], f"{place}: {use}", item, mistakes)}
 
     if ":" not in use and use not in (others := installed(WHAT[key])):
         near = nearest(use.strip().lower(), names := [*LISTS[key], *(printable(name, 60) for name in sorted(others))])
         suggestion = f"did you mean {near}?" if near else f"there are {', '.join(names)}, and package.module:Class"
-        mistakes.append(ListMistake(f"{place}: unknown {WHAT[key]} {shown(use)}; {suggestion}", number, "use"))
+        mistakes.append(f"{place}: unknown {WHAT[key]} {shown(use)}; {suggestion}")
     try:
         check_plain(item)
     except Misfit as misfit:
-        mistakes.append(ListMistake(f"{place}: {misfit}", number))
+        mistakes.append(f"{place}: {misfit}")
     except RecursionError:
-        mistakes.append(ListMistake(f"{place}: is nested too deeply", number))
+        mistakes.append(f"{place}: is nested too deeply")
     return dict(item)
 
 
-def _values(key: str, number: int, use: str, item: dict[str, Any], mistakes: list[ListMistake]) -> dict[str, Any]:
+def _values(knobs: Sequence[str], place: str, item: dict[str, Any], mistakes: list[str]) -> dict[str, Any]:
     """The knobs of a table, in their types."""
-    knobs, place = LISTS[key][use], f"{key}, item {number}: {use}"
     values = {}
     for name, value in item.items():
         if name == "use":
@@ -327,7 +322,7 @@ def _values(key: str, number: int, use: str, item: dict[str, Any], mistakes: lis
         if name not in knobs:
             near = nearest(name, knobs)
             suggestion = f"did you mean {near}?" if near else f"it takes {' and '.join(knobs)}"
-            mistakes.append(ListMistake(f"{place} has no key {named(name)}; {suggestion}", number, name))
+            mistakes.append(f"{place} has no key {named(name)}; {suggestion}")
             continue
         try:
             if name in known():
@@ -335,8 +330,8 @@ def _values(key: str, number: int, use: str, item: dict[str, Any], mistakes: lis
             else:
                 check_plain(value)
         except Wrong as wrong:
-            mistakes.append(ListMistake(f"{place}: {wrong}", number, name))
+            mistakes.append(f"{place}: {wrong}")
         except Misfit as misfit:
-            mistakes.append(ListMistake(f"{place}: {name} = {shown(value)}: {misfit}", number, name))
+            mistakes.append(f"{place}: {name} = {shown(value)}: {misfit}")
         values[name] = value
     return values

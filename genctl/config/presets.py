@@ -8,16 +8,14 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import tomli
 
-from genctl import params
 from genctl.config.check import (
     Unparsed,
     Wrong,
     check,
-    default,
     did_you_mean,
     known,
     named,
@@ -25,14 +23,12 @@ from genctl.config.check import (
     structured,
 )
 from genctl.config.layers import SET, Layer
-from genctl.config.toml import decode, parse, places, printable, read_bytes
+from genctl.config.toml import decode, lines_of, parse, printable, read_bytes
 from genctl.documents import reader
 from genctl.documents.reader import BadJson
 from genctl.errors import PresetError, cannot_read
-from genctl.params import Generation, Runtime
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
-MAX_DEPTH = 16
 
 
 def config_home() -> Path:
@@ -41,6 +37,11 @@ def config_home() -> Path:
     # The XDG specification says to ignore a relative path.
     base = Path(home) if Path(home).is_absolute() else Path("~/.config").expanduser()
     return base / "genctl"
+
+
+def user_file() -> Path:
+    """The user's settings: `$XDG_CONFIG_HOME/genctl/config.toml`."""
+    return config_home() / "config.toml"
 
 
 def shipped_folder() -> Path:
@@ -130,14 +131,13 @@ def in_this_folder(name: str) -> str:
     return path if not is_path(name) and os.path.lexists(path) else ""
 
 
-def load(names: Sequence[str], base: Path | None = None) -> list[Layer]:
+def load(names: Sequence[str]) -> list[Layer]:
     """The layers of several presets, lowest first; the presets that a preset extends are below it.
 
-    Paths start from `base`, or from the working directory. A preset that cannot be found or read, is not valid TOML,
-    or extends itself gives a layer that is `broken`, so that `resolve` raises all mistakes together.
+    A preset that cannot be found or read, is not valid TOML, or extends itself gives a layer that is `broken`, so that
+    `resolve` raises all mistakes together.
     """
-    paths = [str(base / expanded(name)) if base is not None and is_path(name) else name for name in names]
-    return [layer for path in paths for layer in _named(path, "", (), set())]
+    return [layer for name in names for layer in _named(name, "", (), set())]
 
 
 def broken(name: str, error: PresetError, place: str = "") -> Layer:
@@ -150,14 +150,25 @@ def broken(name: str, error: PresetError, place: str = "") -> Layer:
 def _named(name: str, place: str, chain: tuple[Path, ...], seen: set[Path]) -> list[Layer]:
     """The layers of the preset called `name`, which `place` names."""
     try:
-        return _load(find(name), chain, seen)
+        return file_layers(find(name), chain, seen)
     except PresetError as error:
         return [broken(name, error, place)]
 
 
-def _load(path: Path, chain: tuple[Path, ...], seen: set[Path]) -> list[Layer]:
-    """The layers of the presets that `path` extends, then its own; a file that several extend appears once."""
+def file_layers(
+    path: Path,
+    chain: tuple[Path, ...] = (),
+    seen: set[Path] | None = None,
+    *,
+    key: Literal["extends", "preset"] = "extends",
+) -> list[Layer]:
+    """The layers of the presets that the file `path` names under `key`, then its own.
+
+    `chain` are the files that extend this one, and `seen` those that were read: each appears once. A preset extends
+    files beside it alone; a settings file (whose key is "preset") names any.
+    """
     name = path.stem if is_below(path, shipped_folder()) else short(path)
+    seen = set() if seen is None else seen
     try:
         real = _real(path, name, chain)
         if real in seen:
@@ -169,18 +180,29 @@ def _load(path: Path, chain: tuple[Path, ...], seen: set[Path]) -> list[Layer]:
     layers: list[Layer] = []
     mistakes: list[PresetError] = []
     try:
-        parents = take_names("extends", table.values, table.where)
+        parents = take_names(key, table.values, table.where)
     except PresetError as error:
         parents, mistakes = [], [error]
     for parent in parents:
-        place = table.where["extends"]
+        place = table.where[key]
         if not is_path(parent):
-            layers += _named(parent, f"{place}: extends", (*chain, real), seen)
+            layers += _named(parent, f"{place}: {key}", (*chain, real), seen)
+        elif key == "preset":
+            from_here = parent if parent.startswith("~") else str(path.parent / parent)
+            layers += _named(from_here, f"{place}: preset", (*chain, real), seen)
         elif _beside(parent, path.parent):
-            layers += _load(path.parent / parent, (*chain, real), seen)
+            layers += file_layers(path.parent / parent, (*chain, real), seen)
         else:
             mistakes.append(PresetError(f"{place}: extends = {shown(parent)}: leads out of the folder of the file"))
-    own = Layer(name, table.values, table.where, "user", tuple(mistakes), foreign=is_foreign(path), items=table.items)
+    own = Layer(
+        name,
+        table.values,
+        table.where,
+        "user",
+        tuple(mistakes),
+        foreign=is_foreign(path),
+        is_user_file=path == user_file(),
+    )
     return [*layers, own]
 
 
@@ -193,25 +215,22 @@ def _real(path: Path, name: str, chain: tuple[Path, ...]) -> Path:
     if real in chain:
         circle = [*chain[chain.index(real) :], real]
         raise PresetError(f"{name}: extends itself: {' -> '.join(printable(item.name) for item in circle)}")
-    if len(chain) >= MAX_DEPTH:
-        raise PresetError(f"{name}: more than {MAX_DEPTH} presets extend one another")
     return real
 
 
 class SettingsTable(NamedTuple):
-    """The settings of a file, and where each is: `where` by key, `items` by list, number from 1 and key."""
+    """The settings of a file, and the place of each."""
 
     values: dict[str, Any]
     where: dict[str, str]
-    items: dict[tuple[str, int, str], str]
 
 
 def read_table(path: Path, name: str) -> SettingsTable:
     """The table that a TOML file holds; messages call the file `name`. Raises PresetError."""
     text = decode(read_bytes(path), name)
     values = parse(text, name)
-    found = {place: f"{name}:{line}" for place, line in places(text).items()}
-    return SettingsTable(values, {key: found.get((key, 0, ""), name) for key in values}, found)
+    lines = lines_of(text)
+    return SettingsTable(values, {key: f"{name}:{lines[key]}" if key in lines else name for key in values})
 
 
 def take_names(key: str, values: dict[str, Any], where: Mapping[str, str]) -> list[str]:
@@ -322,55 +341,3 @@ def parse_sets(texts: Sequence[str]) -> list[Layer]:
     if not values and not mistakes:
         return []
     return [Layer(SET, values, {key: f"{SET} {named(key)}" for key in values}, "command", tuple(mistakes))]
-
-
-# -- for editors that complete and check TOML --------------------------------------------------------------------------
-
-
-def schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of a preset file: every knob with type, bound, meaning and default."""
-    from pydantic import TypeAdapter
-
-    names = {"type": "string", "minLength": 1}
-    properties: dict[str, Any] = {
-        "about": {"type": "string", "description": "one line on what the preset is for"},
-        "extends": {
-            "description": "presets to start from, left to right: names, or files beside this one",
-            "anyOf": [names, {"type": "array", "items": names}],
-        },
-    }
-    definitions: dict[str, Any] = {}
-    for kind in (Generation, Runtime):
-        for key, item in params.knobs(kind).items():
-            knob_schema = TypeAdapter(known()[key][1]).json_schema(ref_template="#/$defs/{model}")
-            definitions |= knob_schema.pop("$defs", {})
-            properties[key] = {"description": item.metadata["about"], **_without_null(knob_schema)}
-            if default(key) is not None:
-                properties[key]["default"] = default(key)
-    for key, plural in (("processors", "logits processors"), ("stopping", "stopping criteria")):
-        properties[key] = {
-            "type": "array",
-            "description": f"{plural}, in the order in which they are applied",
-            "items": {
-                "type": "object",
-                "properties": {"use": {"type": "string", "minLength": 1, "description": "which one"}},
-                "required": ["use"],
-            },
-        }
-    document: dict[str, Any] = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "genctl preset",
-        "type": "object",
-        "additionalProperties": False,
-        "properties": properties,
-    }
-    return document | ({"$defs": definitions} if definitions else {})
-
-
-def _without_null(knob_schema: dict[str, Any]) -> dict[str, Any]:
-    """A knob's schema without null, which TOML does not have, and without pydantic's titles."""
-    knob_schema = {key: value for key, value in knob_schema.items() if key not in ("title", "default")}
-    branches = [branch for branch in knob_schema.pop("anyOf", []) if branch != {"type": "null"}]
-    if len(branches) == 1:
-        return {**branches[0], **knob_schema}
-    return {**knob_schema, "anyOf": branches} if branches else knob_schema

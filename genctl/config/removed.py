@@ -21,6 +21,7 @@ class Removed(NamedTuple):
 
 REMOVED = (
     Removed("command", "batch", "genctl run -i FILE reads the rows of OpenAI's batch files"),
+    Removed("command", "presets schema", 'genctl run --dry -v "A PROMPT" lists the settings with their values'),
     Removed("command", "replay", "genctl report EVENTS makes a page of a recording"),
     Removed("flag", "--svg", "use --report FILE, a page that a browser opens"),
     Removed("flag", "inspect-cache --heatmap", "--inputs shows what each pass reads, --format json all figures"),

@@ -13,19 +13,7 @@ from typing import Any
 from genctl.config.check import did_you_mean, known
 from genctl.config.layers import Layer
 from genctl.config.names import UNSAFE
-from genctl.config.presets import (
-    broken,
-    config_home,
-    expanded,
-    folders,
-    in_this_folder,
-    is_foreign,
-    load,
-    parse_value,
-    read_table,
-    short,
-    take_names,
-)
+from genctl.config.presets import broken, expanded, file_layers, folders, in_this_folder, load, parse_value, user_file
 from genctl.config.toml import printable
 from genctl.errors import PresetError
 
@@ -36,20 +24,15 @@ TEST_PREFIX = "GENCTL_TEST"
 UNREAD = "genctl.toml"  # earlier versions read it unnamed
 
 
-def user_file() -> Path:
-    """The user's settings: `$XDG_CONFIG_HOME/genctl/config.toml`."""
-    return config_home() / "config.toml"
-
-
 def config_layers(config: str | None = None) -> list[Layer]:
     """The user's file, and the one that `config` or else GENCTL_CONFIG names, lowest first, each above its presets.
 
     A file that cannot be read gives a `broken` layer, so that `resolve` reports all mistakes at once.
     """
-    layers = file_layers(user_file()) if os.path.lexists(user_file()) else []
+    layers = file_layers(user_file(), key="preset") if os.path.lexists(user_file()) else []
     config = config or os.environ.get(CONFIG)
     try:
-        return [*layers, *file_layers(expanded(config))] if config else layers
+        return [*layers, *file_layers(expanded(config), key="preset")] if config else layers
     except PresetError as error:
         return [*layers, broken(str(config), error)]
 
@@ -60,24 +43,6 @@ def standing_layers(files: Sequence[Layer], presets: Sequence[str] = ()) -> list
     The caller adds the model's generation_config beneath, and flags and a row's params on top.
     """
     return [*files, *load(presets), environment_layer()]
-
-
-def file_layers(path: Path) -> list[Layer]:
-    """A settings file above the presets that it names. The path of a preset starts from the folder of the file."""
-    name = short(path)
-    try:
-        table = read_table(path, name)
-    except PresetError as error:
-        return [broken(name, error)]
-    try:
-        presets = load(take_names("preset", table.values, table.where), path.parent)
-    except PresetError as error:
-        presets = [broken(name, error)]
-    own = path == user_file()
-    layer = Layer(
-        name, table.values, table.where, "user", foreign=is_foreign(path), is_user_file=own, items=table.items
-    )
-    return [*presets, layer]
 
 
 def environment_layer(environment: Mapping[str, str] | None = None) -> Layer:

@@ -44,7 +44,8 @@ _NAME = re.compile(r"\w[\w.+-]{0,59}")
 _COLON = re.compile(r"([^:]*):(\s*(?:[A-Za-z_][\w-]*\s*(?:[=,].*)?)?)", re.DOTALL)  # NAME:setting=value,…
 _COLON_NAME = re.compile(r"[\w@][\w .@+-]{0,59}")
 _SCHEMES = ("builtin", "openai")
-_OPEN, _CLOSE = "[{(", "]})"
+_QUOTED = re.compile(r"""\"(?:[^"\\]|\\.)*"|([=\[,:{]\s*)'[^']*'""")  # an apostrophe inside a word is no quote
+_QUOTE = re.compile(r"\"|[=\[,:{]\s*'")  # one that is not closed
 
 
 @dataclass(frozen=True)
@@ -257,36 +258,24 @@ def read_settings(text: str, place: str, special: tuple[str, ...] = ()) -> dict[
             key = folded
         if key in values:
             raise UsageError(f"{place}: {key} is given twice")
-        values[key] = parse_value(key, value.strip())
+        values[key] = None if value.strip() == "null" else presets.parse_value(key, value.strip())
     return values
 
 
 def split_pairs(text: str, place: str) -> list[str]:
     """The parts between commas outside quotes and brackets. Raises UsageError if one is not closed."""
-    parts, begin, depth, quote, skip = [], 0, 0, "", False
-    for at, letter in enumerate(text):
-        if skip:
-            skip = False
-        elif quote:
-            skip = letter == "\\" and quote == '"'
-            quote = "" if letter == quote else quote
-        elif letter == '"' or (letter == "'" and text[:at].rstrip()[-1:] in ("=", "[", ",", ":", "{")):
-            quote = letter  # an apostrophe inside a word is no quote
-        elif letter in _OPEN:
-            depth += 1
-        elif letter in _CLOSE:
-            depth -= 1
-        elif letter == "," and depth <= 0:
-            parts.append(text[begin:at])
-            begin = at + 1
-    if quote or depth > 0:
-        raise UsageError(f"{place}: a {'quote' if quote else 'bracket'} is not closed in {text!r}")
-    parts.append(text[begin:])
-    if not "".join(parts).strip():
-        return []
-    return parts
-
-
-def parse_value(key: str, text: str) -> Any:
-    """A value as on the command line; `null` is one, too."""
-    return None if text == "null" else presets.parse_value(key, text)
+    parts: list[str] = []
+    pieces: list[str] = []
+    kind = ""
+    for piece in text.split(","):
+        pieces.append(piece)
+        part = ",".join(pieces)
+        bare = _QUOTED.sub(r"\1", part)
+        is_open = sum(map(bare.count, "[{(")) > sum(map(bare.count, "]})"))
+        kind = "quote" if _QUOTE.search(bare) else "bracket" if is_open else ""
+        if not kind:
+            parts.append(part)
+            pieces = []
+    if kind:
+        raise UsageError(f"{place}: a {kind} is not closed in {text!r}")
+    return parts if "".join(parts).strip() else []

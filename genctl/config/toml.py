@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +18,7 @@ from genctl.errors import PresetError, cannot_read
 MAX_BYTES = 1 << 20
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
-# The tokens that delimit statements: strings and comments (which may contain anything), brackets, line ends.
-LEXEME = re.compile(
-    r'"""(?:[^\\]|\\.)*?"{3,5}(?!")'
-    r"|'''.*?'{3,5}(?!')"
-    r'|"(?:[^"\\\n]|\\.)*"'
-    r"|'[^'\n]*'"
-    r"|\#[^\n]*"
-    r"|[\[\]{}\n=.]"
-    r"|[A-Za-z0-9_-]+",
-    re.DOTALL,
-)
+MOST_LINES = 100  # of one statement: no lines are known behind a longer one
 
 
 def printable(text: str, limit: int = 200) -> str:
@@ -75,64 +64,24 @@ def parse(text: str, name: str) -> dict[str, Any]:
         raise PresetError(f"{name}: not valid TOML: a number with too many digits") from error
 
 
-def _statements(text: str) -> Iterator[tuple[int, bool, list[str]]]:
-    """(line, whether it is a [table] header, the parts of its key) of each statement in a valid document."""
-    line, depth, header = 1, 0, False
-    key: list[str] | None = []  # None once the key of the statement is complete
-    start = 1
-    for match in LEXEME.finditer(text):
-        lexeme = match[0]
-        if lexeme == "\n":
-            if depth == 0:
-                key, header = [], False
-        elif lexeme in "[{" and key == []:
-            header = True
-        elif lexeme in "[{":
-            depth += 1
-        elif lexeme in "]}" and header:
-            if key:
-                yield start, True, key
-            key = None
-            header = False
-            continue
-        elif lexeme in "]}":
-            depth = max(depth - 1, 0)
-        elif lexeme == "=" and key and depth == 0:
-            yield start, False, key
-            key = None
-        elif lexeme not in ".=" and not lexeme.startswith("#") and key is not None:
-            start = start if key else line
-            key.append(_unquote(lexeme))
-        line += lexeme.count("\n")
-
-
-def _unquote(lexeme: str) -> str:
-    if lexeme.startswith('"'):
+def lines_of(text: str) -> dict[str, int]:
+    """The line on which each top-level key of a valid document, or its table, is first set."""
+    found: dict[str, int] = {}
+    in_table = False
+    statement: list[str] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        statement.append(line)
         try:
-            return str(tomli.loads(f"key = {lexeme}")["key"])
-        except ValueError:
-            return lexeme
-    return lexeme.strip("'")
-
-
-def places(text: str) -> dict[tuple[str, int, str], int]:
-    """The line on which each key is first set: (key, 0, "") for a top-level one.
-
-    In an array of tables it is (array, number of the table from 1, key), where the key "" is the header of a table.
-    """
-    found: dict[tuple[str, int, str], int] = {}
-    counts: dict[str, int] = {}
-    table: list[str] = []
-    for line, header, key in _statements(text):
-        if header:
-            table = key
-        top, *rest = key if header else table + key
-        found.setdefault((top, 0, ""), line)
-        if header and not rest:
-            counts[top] = counts.get(top, 0) + 1
-            found[top, counts[top], ""] = line
-        elif table:
-            found.setdefault((top, counts.get(top, 0), rest[0]), line)
+            keys = tomli.loads("\n".join(statement))
+        except ValueError:  # the statement continues on the next line
+            if len(statement) > MOST_LINES:
+                break
+            continue
+        is_header = statement[0].lstrip().startswith("[")
+        in_table = in_table or is_header
+        if is_header or not in_table:
+            found |= {key: number + 1 - len(statement) for key in keys if key not in found}
+        statement = []
     return found
 
 
@@ -143,18 +92,15 @@ def write_key(key: str) -> str:
 
 def write_string(text: str) -> str:
     """A basic string on one line, with unprintable characters as escapes."""
-    out = []
-    for mark in text:
-        code = ord(mark)
-        if mark in '"\\':
-            out.append("\\" + mark)
-        elif mark.isprintable():
-            out.append(mark)
-        elif mark in "\b\t\n\f\r":
-            out.append({"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}[mark])
-        else:
-            out.append(f"\\u{code:04X}" if code < 0x10000 else f"\\U{code:08X}")
-    return '"' + "".join(out) + '"'
+    return '"' + "".join(mark if mark.isprintable() and mark not in '"\\' else _escape(mark) for mark in text) + '"'
+
+
+def _escape(mark: str) -> str:
+    code = ord(mark)
+    return _ESCAPES.get(mark) or (f"\\u{code:04X}" if code < 0x10000 else f"\\U{code:08X}")
+
+
+_ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 
 
 def write_value(value: Any) -> str:
@@ -164,11 +110,7 @@ def write_value(value: Any) -> str:
     """
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, float):
-        if math.isinf(value) or math.isnan(value):
-            return str(value)
+    if isinstance(value, (int, float)):
         return repr(value)
     if isinstance(value, str):
         return write_string(value)

@@ -1,8 +1,8 @@
 """The one reader of documents: files that a user names, or that lie where one looks for them.
 
-A document is a regular file, a pipe (`<(…)` is one), a terminal or the null device. Its size is bounded, and a pipe
-under a name has to bring something in time: a pipe that nobody writes to ends as an error. Other devices are refused,
-because they never end. Prompts are no document: they are a stream, and may come as slowly as a person types.
+A document is a regular file, a pipe (`<(…)` is one), a terminal or the null device. Its size is bounded, and a named
+pipe that brings nothing in time is an error. Other devices are refused, because they never end. Prompts are no
+document: they are a stream, and may come as slowly as a person types.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import math
 import os
 import select
 import stat
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -128,9 +127,7 @@ def kind_of(value: Any) -> str:
 
 MOST = 64 << 20  # bytes of a document that is read whole, and of one line of JSON lines
 MOST_LINES = 1 << 30  # bytes of all JSON lines together
-NOBODY_S = 5.0  # until somebody writes to a named pipe
-SILENCE_S = 20.0  # between two pieces of a named pipe
-WHOLE_S = 600.0  # from the first to the last byte of a named pipe
+SILENCE_S = 20.0  # until something comes from a named pipe
 
 Source: TypeAlias = str | Path | IO[bytes]
 
@@ -188,7 +185,7 @@ def opened(source: Source, *, regular: bool = False) -> Iterator[IO[bytes]]:
             return
         descriptor = _open(source, regular=regular)
         kind = os.fstat(descriptor).st_mode
-        raw: io.RawIOBase = _Patient(descriptor) if stat.S_ISFIFO(kind) else io.FileIO(descriptor, "rb")
+        raw: io.RawIOBase = _Pipe(descriptor) if stat.S_ISFIFO(kind) else io.FileIO(descriptor, "rb")
         with io.BufferedReader(raw) as file:
             yield file
     except FileNotFoundError:
@@ -229,33 +226,21 @@ def check_ends(descriptor: int) -> None:
         raise Unreadable("a device, not a file")
 
 
-class _Patient(io.RawIOBase):
-    """A named pipe: it is waited for as long as the bounds say. Raises Unreadable."""
+class _Pipe(io.RawIOBase):
+    """A named pipe. Raises Unreadable where nothing comes for SILENCE_S."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._begun = 0.0  # when the first byte came; 0: none came yet
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLIN)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        if self._begun and time.monotonic() > self._begun + WHOLE_S:
-            raise Unreadable(f"a pipe that has not ended after {WHOLE_S:g} s")
-        poll = select.poll()
-        poll.register(self._descriptor, select.POLLIN)
-        data = None
-        came = bool(poll.poll(1000 * (SILENCE_S if self._begun else NOBODY_S)))
-        if not came and not self._begun:
-            with suppress(BlockingIOError):  # somebody has it open for writing
-                data = os.read(self._descriptor, len(buffer))
-                if not data:
-                    raise Unreadable(f"a pipe that nobody writes to for {NOBODY_S:g} s")
-            came = data is not None or bool(poll.poll(1000 * SILENCE_S))
-        if not came:
+        if not self._poll.poll(1000 * SILENCE_S):
             raise Unreadable(f"a pipe that brings nothing for {SILENCE_S:g} s")
-        data = os.read(self._descriptor, len(buffer)) if data is None else data
-        self._begun = self._begun or time.monotonic()
+        data = os.read(self._descriptor, len(buffer))
         buffer[: len(data)] = data
         return len(data)
 

@@ -41,16 +41,8 @@ if TYPE_CHECKING:
     from pydantic_core import CoreSchema, ErrorDetails, SchemaValidator
 
 
-class _Known:
-    """Of a float: null will not do."""
-
-
-class _Written:
-    """Of a float: any will do, but not null."""
-
-
-Known: TypeAlias = Annotated[float, _Known()]
-Written: TypeAlias = Annotated[float, _Written()]
+Known: TypeAlias = Annotated[float, "not null"]
+Written: TypeAlias = Annotated[float, "not null, but any number"]
 Natural: TypeAlias = Annotated[int, Ge(0), Le(2**63 - 1)]  # 0, 1, 2, …
 
 
@@ -116,10 +108,10 @@ def _schema(hint: Any, marks: tuple[Any, ...] = ()) -> CoreSchema:
         return make.int_schema(strict=True, **bounds)
     if hint is not float:
         return {bool: make.bool_schema(strict=True), Any: make.any_schema()}[hint]
-    if any(isinstance(mark, _Written) for mark in marks):
+    if "not null, but any number" in marks:
         return make.float_schema(strict=True)
     number = make.float_schema(strict=True, allow_inf_nan=False, **bounds)
-    if any(isinstance(mark, _Known) for mark in marks):
+    if "not null" in marks:
         return number
     unknown = make.no_info_after_validator_function(lambda none: math.nan, make.none_schema())
     return make.union_schema([(number, _EITHER), (unknown, _EITHER)], mode="left_to_right")

@@ -434,9 +434,7 @@ def load_session(kind: type[SomeSession], setup: EngineSetup) -> SomeSession:
 
 def check_settings(generation: Generation) -> None:
     """Check knobs without a checkpoint: raises UsageError for conflicts and broken grammars."""
-    clashes = [*modes.structures(generation), *modes.reranking(generation)]
-    clashes += [*modes.bans(generation), *modes.steering(generation)]
-    if clashes:
+    if clashes := modes.conflicts(generation):
         raise UsageError("\n".join(clashes))
     if any(getattr(generation, knob) is not None for knob in GRAMMARS):
         from genctl.decode.processors import grammar_source

@@ -36,11 +36,11 @@ class StrategyChoice:
         return self._latest[1]
 
     def _build_strategy(self, generation: Generation) -> tuple[Strategy, RerankPlan | None]:
-        from genctl.config.modes import bans, mode_of
+        from genctl.config.modes import conflicts, mode_of
         from genctl.strategies import factory
         from genctl.strategies.sample import Sample
 
-        if clashes := bans(generation):  # of a command that sets the number of rows itself
+        if clashes := conflicts(generation):  # of a command that sets the number of rows itself
             raise UsageError("\n".join(clashes))
         ranking: RerankPlan | None = None
         if generation.best_of is not None or generation.mbr_samples is not None:

@@ -302,30 +302,24 @@ def advance(
     before: Sequence[S],
     event: Stepped,
     grow: Callable[[S, Row | Ended], S],
-    fork: Callable[[S], S] | None = None,
 ) -> tuple[list[S], list[S]]:
     """The states of `event.rows` and those of `event.ended`. `before` has the states of the rows before the step.
 
     The state of a row is `grow(state of its parent, row)`: first for the rows that live on, then for those that ended.
-    If `grow` changes a state in place, `fork` has to copy one: a parent with several children is copied for all but the
-    last of them. Raises InputError if a row continues one that does not exist.
+    Raises InputError if a row continues one that does not exist.
     """
     rows, ended = event.rows, event.ended
     if len(rows) == 1 == len(before) and not ended and rows[0].parent == 0:  # greedy search: nothing moves
         return [grow(before[0], rows[0])], []
     children, count = event.children, len(before)
-    parents = [child.parent for child in children]
-    for parent in parents:
-        if not 0 <= parent < count:
+    for child in children:
+        if not 0 <= child.parent < count:
             raise InputError(
-                f"lane {event.lane!r}: a row continues row {parent}, but there are {count} before step {event.step}",
+                f"lane {event.lane!r}: a row continues row {child.parent}, "
+                f"but there are {count} before step {event.step}",
                 hint="the recording is damaged or incomplete",
             )
-    states = [before[parent] for parent in parents]
-    if fork is not None and len(set(parents)) < len(parents):
-        last = {parent: place for place, parent in enumerate(parents)}
-        states = [state if last[parents[place]] == place else fork(state) for place, state in enumerate(states)]
-    grown = [grow(state, child) for state, child in zip(states, children, strict=True)]
+    grown = [grow(before[child.parent], child) for child in children]
     return grown[: len(rows)], grown[len(rows) :]
 
 

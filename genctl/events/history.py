@@ -128,9 +128,6 @@ class Path:
         assert isinstance(self.row, Ended)
         return self.row.hypothesis
 
-    def __repr__(self) -> str:
-        return f"Path({self.length} tokens, {self.text(max(0, self.chars - 20))!r})"
-
 
 ROOT = Path()
 
@@ -254,10 +251,6 @@ class LaneHistory:
     def latest_ended(self, count: int) -> list[Path]:
         """The last `count` rows that ended, in that order."""
         return [*islice(self.endings or (), count)][::-1]
-
-    def path_of(self, hypothesis: Hypothesis) -> Path | None:
-        """The path of a finished hypothesis, or None if no event contained it."""
-        return self.paths_of([hypothesis])[0]
 
     def paths_of(self, hypotheses: Sequence[Hypothesis]) -> list[Path | None]:
         """The path of each finished hypothesis, or None if no event contained it.

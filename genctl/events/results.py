@@ -107,11 +107,11 @@ class Result:
             warnings.append(f"{what}{returned}: the search found no others (num_return_sequences)")
         for number, sequence in enumerate(self.sequences, 1):
             which = f"sequence {number}: " if len(self.sequences) > 1 else ""
-            if sequence.hypothesis.incomplete:
-                cut = f"cut by {sequence.finish_reason} after {count(sequence.hypothesis.length, 'token')}"
-                warnings.append(f"{what}{which}{sequence.hypothesis.incomplete}: the text is incomplete, {cut}")
-            elif sequence.hypothesis.thought_text and sequence.hypothesis.thought_cut:
-                cut = f"cut by {sequence.finish_reason} after {count(sequence.hypothesis.length, 'token')}"
+            hypothesis = sequence.hypothesis
+            cut = f"cut by {hypothesis.reason} after {count(hypothesis.length, 'token')}"
+            if hypothesis.incomplete:
+                warnings.append(f"{what}{which}{hypothesis.incomplete}: the text is incomplete, {cut}")
+            elif hypothesis.thought_text and hypothesis.thought_cut:
                 warnings.append(f"{what}{which}the thought has not ended, so there is no answer: {cut}")
             if sequence.unmet:
                 warnings.append(f"{what}{which}the text {sequence.lack} (force_words)")

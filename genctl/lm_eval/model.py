@@ -58,12 +58,13 @@ class Arguments:
 def read(pretrained: str, given: Mapping[str, Any]) -> tuple[str, Arguments]:
     """The checkpoint and its arguments. Raises UsageError for a name that is none, with the nearest one."""
     own = {item.name for item in fields(Arguments)} - {"settings"}
-    loading, generating = knobs(Runtime), knobs(Generation)
+    loading = knobs(Runtime).keys() - _ELSEWHERE.keys()
+    elsewhere = {name: f"give --gen_kwargs {name}={given.get(name)} to lm_eval" for name in knobs(Generation)}
     named: dict[str, Any] = {}
     rest: dict[str, Any] = {}
     place = str(pretrained)
     for name, value in given.items():
-        if value is None:
+        if value is None or name == "max_batch_size":
             continue
         if name == "batch_size":
             named[name] = _batch_size(value, given.get("max_batch_size"))
@@ -71,19 +72,14 @@ def read(pretrained: str, given: Mapping[str, Any]) -> tuple[str, Arguments]:
             place = str(Path(place) / str(value))
         elif name in own:
             named[name] = value
-        elif name in _ELSEWHERE:
-            raise UsageError(f"model_args: {name} = {value!r:.60}: {_ELSEWHERE[name]}")
         elif name in loading:
             rest[name] = value
-        elif name in generating:
-            raise UsageError(f"model_args: {name} = {value!r:.60}: give --gen_kwargs {name}={value} to lm_eval")
-        elif name != "max_batch_size":
-            near = nearest(name, [*own, *loading.keys() - _ELSEWHERE.keys(), "pretrained", "gguf_file"])
-            hint = (
-                f"did you mean {near}?"
-                if near
-                else "they are those of `genctl run --help` for models, such as dtype, quantize and runtime"
-            )
+        elif instead := (elsewhere | _ELSEWHERE).get(name):
+            raise UsageError(f"model_args: {name} = {value!r:.60}: {instead}")
+        else:
+            near = nearest(name, [*own, *loading, "pretrained", "gguf_file"])
+            others = "they are those of `genctl run --help` for models, such as dtype, quantize and runtime"
+            hint = f"did you mean {near}?" if near else others
             raise UsageError(f"model_args: genctl has no argument {name!r}", hint=hint)
     for name in ("max_length", "max_gen_toks"):
         if name in named and (type(named[name]) is not int or named[name] < 1):
@@ -108,7 +104,7 @@ Encoded = tuple[Any, list[int], list[int]]  # the request's own texts, context, 
 
 
 class GenctlLM(TemplateLM):  # type: ignore[misc]
-    """A checkpoint as a model of lm_eval. `pretrained` and the rest are `--model_args`: see `arguments`.
+    """A checkpoint as a model of lm_eval. `pretrained` and the rest are `--model_args`: see `Arguments`.
 
     Raises GenctlError where the arguments are wrong or the checkpoint cannot be loaded.
     """
@@ -144,9 +140,8 @@ class GenctlLM(TemplateLM):  # type: ignore[misc]
     @property
     def eot_token_id(self) -> int:
         """EOS, as the tokenizer names it."""
-        found = self.tokenizer.eos_token_id
-        if found is None:
-            found = next(iter(self.planner.eos), None)
+        known = (self.tokenizer.eos_token_id, *self.planner.eos)
+        found = next((id for id in known if id is not None), None)
         if found is None:
             raise ModelError(f"{self.generator.name} names no EOS", hint="give prefix_token_id=N in model_args")
         return int(found)

@@ -85,17 +85,19 @@ class PageData:
         strategies = list(dict.fromkeys(began.strategy for began in begun))
         return " · ".join([begun[0].model or "genctl", *strategies[:4]])
 
-    def document(self, detail: TreeDetail, *, with_tokens: int | None = None, short: bool = False) -> dict[str, Any]:
+    def document(
+        self, detail: TreeDetail = "all", *, with_tokens: int | None = None, short: bool = False
+    ) -> dict[str, Any]:
         """The page as plain JSON values.
 
         Only the first `with_tokens` lanes have their tokens (None: all); with `short` prompts and texts are cut.
         """
-        vocabulary = Vocabulary()
+        vocabulary: Vocabulary = {}
         lanes = []
         for place, lane in enumerate(self.lanes.values()):
             whole = lane.has_tokens and (with_tokens is None or place < with_tokens)
             lanes.append(self._entry(lane, vocabulary if whole else None, detail, LONG if short else None))
-        document: dict[str, Any] = {"lanes": lanes, "vocabulary": vocabulary.listed()}
+        document: dict[str, Any] = {"lanes": lanes, "vocabulary": [[id, text] for id, text in vocabulary]}
         if self.unlisted:
             document["unlisted"] = self.unlisted
         if self.comparison is not None:
@@ -191,26 +193,6 @@ def facts_of(page: PageData) -> list[tuple[str, str]]:
 LARGEST = 2_000_000  # bytes of a page, unless its texts alone are longer
 WITHOUT_SCRIPT = 500  # prompts that are shown where scripts are off
 
-# From the whole run to what always fits: how much of the trees, whether prompts and texts are cut, and the note on the
-# page.
-_STAGES: tuple[tuple[TreeDetail, bool, str], ...] = (
-    (TreeDetail(), False, ""),
-    (TreeDetail("returned"), False, "alternatives are kept for returned sequences only"),
-    (TreeDetail("none"), False, "alternatives are left out"),
-    (
-        TreeDetail("none", "returned"),
-        False,
-        "alternatives are left out; ranks and entropies are those of returned sequences",
-    ),
-    (TreeDetail("none", "none"), False, "alternatives, ranks and entropies are left out"),
-    (TreeDetail("none", "none", dead=False), False, "alternatives, ranks, entropies and dead branches are left out"),
-    (
-        TreeDetail("none", "none", dead=False),
-        True,
-        f"texts are cut after {LONG} characters; alternatives, ranks, entropies and dead branches are left out",
-    ),
-)
-
 
 def page(data: PageData) -> bytes:
     """The page in UTF-8. Until it has at most LARGEST bytes, details are left out, alternatives first."""
@@ -224,14 +206,21 @@ def page(data: PageData) -> bytes:
 
 
 def _documents(data: PageData) -> Iterator[tuple[dict[str, Any], str]]:
-    """The data with less and less detail, and what is left out."""
-    for detail, short, left_out in _STAGES:
-        yield data.document(detail, short=short), left_out
-    detail, short, left_out = _STAGES[-1]
+    """The data with less and less detail, down to what always fits, and what is left out."""
+    yield data.document(), ""
+    numbers = "alternatives, ranks and entropies are kept for returned sequences only"
+    yield data.document("returned"), numbers
+    left_out = "alternatives, ranks, entropies and dead branches are left out"
+    yield data.document("none"), left_out
+    left_out = f"texts are cut after {LONG} characters; {left_out}"
+    yield data.document("none", short=True), left_out
     kept = len(data.lanes)
     while kept:
         kept //= 2
-        yield data.document(detail, with_tokens=kept, short=short), f"tokens are those of {kept:,} prompts; {left_out}"
+        yield (
+            data.document("none", with_tokens=kept, short=True),
+            f"tokens are those of {kept:,} prompts; {left_out}",
+        )
 
 
 def script_json(value: Any) -> str:

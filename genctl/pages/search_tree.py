@@ -24,6 +24,7 @@ class Node:
 
     number: int
     parent: Node | None
+    depth: int = 0  # tokens from the root to here
     token: Token | None = None
     step: int = -1
     total: float | None = None  # of the row up to here, where a step ended here
@@ -78,7 +79,7 @@ class SearchTree:
         return node
 
     def _add(self, parent: Node, token: Token | None, step: int) -> Node:
-        node = Node(len(self.nodes), parent, token, step)
+        node = Node(len(self.nodes), parent, parent.depth + 1, token, step)
         parent.children.append(node)
         self.nodes.append(node)
         return node
@@ -97,13 +98,6 @@ class SearchTree:
             node.hypothesis = hypothesis
             if place <= len(finished.hypotheses):
                 node.state, node.place = "returned", place
-
-    def depths(self) -> dict[Node, int]:
-        """For each node how many tokens it is from the root."""
-        depths: dict[Node, int] = {}
-        for node in self.nodes:  # parents come first
-            depths[node] = 0 if node.parent is None else depths[node.parent] + 1
-        return depths
 
     def weights(self) -> tuple[dict[Node, int], dict[Node, int]]:
         """For each node how many nodes it leads to, itself included, and the best place among their sequences."""
@@ -184,30 +178,16 @@ SUMS = SCALE // 10_000  # of sums in float32
 LETTERS = {"inner": "i", "returned": "r", "finished": "f", "died": "d", "left": "l", "live": "v"}
 
 
-@dataclass(frozen=True)
-class TreeDetail:
-    """How much of a tree is on the page. `alternatives`, `numbers` (rank and entropy): of all tokens, of those of
-    returned sequences, or of none. Without `dead` only what leads to a sequence is left.
-    """
-
-    alternatives: str = "all"  # all | returned | none
-    numbers: str = "all"
-    dead: bool = True
+# Of which tokens the alternatives, ranks and entropies are on a page. With "none" it has no dead branches either.
+TreeDetail: TypeAlias = Literal["all", "returned", "none"]
 
 
-class Vocabulary:
-    """Numbers for the (id, text) pairs of a page, so that each text is on it once."""
+Vocabulary: TypeAlias = dict[tuple[int, str], int]  # (id, text) -> number: each text is on a page once
 
-    def __init__(self) -> None:
-        self.entries: dict[tuple[int, str], int] = {}
 
-    def number(self, id: int, text: str) -> int:
-        """The number of a token; a new one gets the next number."""
-        return self.entries.setdefault((id, text), len(self.entries))
-
-    def listed(self) -> list[list[Any]]:
-        """`[id, text]` of each number."""
-        return [[id, text] for id, text in self.entries]
+def _number(vocabulary: Vocabulary, id: int, text: str) -> int:
+    """The number of a token; a new one gets the next number."""
+    return vocabulary.setdefault((id, text), len(vocabulary))
 
 
 def columns(tree: SearchTree, vocabulary: Vocabulary, detail: TreeDetail) -> dict[str, Any]:
@@ -221,36 +201,33 @@ def columns(tree: SearchTree, vocabulary: Vocabulary, detail: TreeDetail) -> dic
     """
     on_path = _paths(node for node in tree.nodes if node.place is not None)
     kept = tree.nodes[1:]
-    if not detail.dead:
+    if detail == "none":
         wanted = _paths(node for node in tree.nodes if node.hypothesis is not None) or on_path
         kept = [node for node in kept if node in wanted]
     numbers = {tree.root: 0} | {node: place for place, node in enumerate(kept, 1)}
     written: list[Token] = [node.token or Token(-1, 0.0) for node in kept]
 
-    def chosen(which: str, node: Node) -> bool:
-        return which == "all" or (which == "returned" and node in on_path)
+    def chosen(node: Node) -> bool:
+        return detail == "all" or (detail == "returned" and node in on_path)
 
     columns: dict[str, Any] = {
         "up": [numbers[node] - numbers[_parent(node)] for node in kept],
-        "token": [-1 if node.token is None else vocabulary.number(node.token.id, node.token.text) for node in kept],
+        "token": [-1 if node.token is None else _number(vocabulary, node.token.id, node.token.text) for node in kept],
         "logprob": [scaled(token.logprob) for token in written],
         "extra": _extra(kept),
         "state": "".join(LETTERS[node.state] for node in kept),
     }
-    depths = tree.depths()
-    if any(node.step != depths[node] - 1 for node in kept):
+    if any(node.step != node.depth - 1 for node in kept):
         columns["step"] = [node.step for node in kept]
     for name, value in _NUMBERS.items():
-        column = [
-            value(token) if chosen(detail.numbers, node) else 0 for node, token in zip(kept, written, strict=True)
-        ]
+        column = [value(token) if chosen(node) else 0 for node, token in zip(kept, written, strict=True)]
         if any(column):
             columns[name] = column
     for name, entry in _PARTS.items():
         of_node = {
             numbers[node]: entry(token, vocabulary)
             for node, token in zip(kept, written, strict=True)
-            if chosen(detail.alternatives, node) and getattr(token, name)
+            if chosen(node) and getattr(token, name)
         }
         if of_node:
             columns[name] = of_node
@@ -304,7 +281,7 @@ def _extra(nodes: Sequence[Node]) -> list[int]:
 
 
 def _top(token: Token, vocabulary: Vocabulary) -> list[Any]:
-    return [number for id, text, value in token.top for number in (vocabulary.number(id, text), scaled(value))]
+    return [number for id, text, value in token.top for number in (_number(vocabulary, id, text), scaled(value))]
 
 
 def _trace(token: Token, vocabulary: Vocabulary) -> list[Any]:
@@ -316,7 +293,7 @@ def _trace(token: Token, vocabulary: Vocabulary) -> list[Any]:
 
 def _watched(token: Token, vocabulary: Vocabulary) -> list[Any]:
     return [
-        cell for id, text, value, rank in token.watched for cell in (vocabulary.number(id, text), scaled(value), rank)
+        cell for id, text, value, rank in token.watched for cell in (_number(vocabulary, id, text), scaled(value), rank)
     ]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from genctl.config.modes import check_beams, check_contrastive, check_distinct, check_forced_words, mode_of
+from genctl.config.modes import check_search, mode_of
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Strategy
 from genctl.errors import ModelError, UsageError
@@ -137,11 +137,10 @@ def choose(generation: Generation, tokenizer: Any = None, pad_token_id: int | No
     """
     words = _words(generation, tokenizer)
     beams, returned = generation.num_beams, generation.num_return_sequences
-    check_beams(generation)
+    check_search(generation)
     if words:
         from genctl.strategies.constrained import ConstrainedBeam
 
-        check_forced_words(generation)
         reserved = int(generation.forced_eos_token_id is not None)
         return ConstrainedBeam(beams, words, generation.length_penalty, generation.early_stopping, returned, reserved)
     if beams > 1:
@@ -160,9 +159,7 @@ def choose(generation: Generation, tokenizer: Any = None, pad_token_id: int | No
     if generation.penalty_alpha:
         from genctl.strategies.contrastive import Contrastive
 
-        check_contrastive(generation)
         return Contrastive(generation.top_k, generation.penalty_alpha)
-    check_distinct(generation)
     if generation.ban:
         from genctl.strategies.banned import Banned
 

@@ -25,11 +25,20 @@ def code() -> str:
     return (ROOT / "genctl" / "events" / "results.py").read_text(encoding="utf-8")
 
 
-def structured() -> str:
-    """JSON: the schema of presets."""
-    from genctl.config.presets import schema
+def _settings() -> dict[str, dict[str, Any]]:
+    """What is known of each setting."""
+    from genctl.config.check import default, describe, known
+    from genctl.params import knobs
 
-    return json.dumps(schema()["properties"], indent=1)
+    return {
+        name: {"description": knobs(kind)[name].metadata["about"], "type": describe(hint), "default": default(name)}
+        for name, (kind, hint) in known().items()
+    }
+
+
+def structured() -> str:
+    """JSON: all settings."""
+    return json.dumps(_settings(), indent=1)
 
 
 def summary() -> str:
@@ -49,12 +58,10 @@ TEXTS = {
 
 def rows() -> list[tuple[str, str]]:
     """Rows of one file, question and answer: what is said of a setting, and that as JSON."""
-    from genctl.config.presets import schema
-
     found = []
-    for name, said in schema()["properties"].items():
-        help_text, kind = said.get("description", ""), said.get("type", "string")
-        if 20 < len(help_text) < 160 and isinstance(kind, str):
+    for name, setting in _settings().items():
+        help_text, kind = setting["description"], setting["type"]
+        if 20 < len(help_text) < 160:
             answer = json.dumps({"setting": name, "type": kind, "help": help_text, "source": "presets"})
             found.append((f"As JSON: {name} ({kind}): {help_text}\n", answer + "\n\n"))
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -11,8 +10,7 @@ import pytest
 from genctl import params
 from genctl.commands.app import COMMANDS
 from genctl.commands.help import ALIASES, ELSEWHERE, OTHER_COMMANDS
-from genctl.config.check import known
-from genctl.config.presets import schema
+from genctl.config.check import describe, known
 from genctl.config.removed import REMOVED, Removed
 from tests.cli.tool import genctl
 
@@ -274,12 +272,11 @@ VALUES = {
 @pytest.mark.parametrize("name", [name for kind in (params.Generation, params.Runtime) for name in params.knobs(kind)])
 def test_every_key_of_a_preset_is_an_option(name: str) -> None:
     """A row for each setting: `--smoothing-curve 1.2` is `--set smoothing_curve=1.2`, or the same mistake."""
-    about = schema()["properties"][name]
-    value = VALUES.get(name)
-    if value is None:
-        choices = about.get("enum") or about.get("anyOf", [about])[0].get("enum")
-        value = str(choices[-1] if choices else "0.5" if "number" in json.dumps(about) else "7")
-    is_switch = about.get("type") == "boolean"
+    kind = describe(known()[name][1])
+    value = VALUES.get(name, "0.5" if "a number" in kind else "7")
+    if kind.startswith("one of "):
+        value = kind.split(" or ")[0].split(" ")[-1]
+    is_switch = kind == "true or false"
     words = [f"--{name.replace('_', '-')}"] + ([] if is_switch else [value])
     if name == "dry_sequence_breakers":
         words = ["--dry-sequence-breakers", "a"]

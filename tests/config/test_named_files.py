@@ -10,8 +10,8 @@ import pytest
 from genctl import params
 from genctl.commands.chat.saved_settings import SAVED
 from genctl.config.names import UNSAFE
+from genctl.config.presets import user_file
 from genctl.config.saved_files import objection
-from genctl.config.settings import user_file
 from tests.cli.tool import genctl
 from tests.engines.server.stand_in import StandIn, running
 
@@ -69,18 +69,19 @@ def test_config_names_a_file_above_the_users_own(project: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "words", "how"),
     [
-        (None, "cannot read job.toml: no such file"),
-        ("top_k = ", "job.toml:1:9: not valid TOML"),
-        ("tpo_k = 3", "job.toml:1: unknown key tpo_k; did you mean top_k?"),
+        (None, "cannot read job.toml: no such file", "flag"),
+        (None, "cannot read job.toml: no such file", "variable"),
+        ("top_k = ", "job.toml:1:9: not valid TOML", "flag"),
+        ("tpo_k = 3", "job.toml:1: unknown key tpo_k; did you mean top_k?", "variable"),
         (
             "[tool.genctl]\ntop_k = 3",
             "job.toml:1: unknown key tool: write the settings of [tool.genctl] as top-level keys",
+            "flag",
         ),
     ],
 )
-@pytest.mark.parametrize("how", ["flag", "variable"])
 def test_a_config_file_that_cannot_be_used_is_an_error(
     project: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, words: str, how: str
 ) -> None:

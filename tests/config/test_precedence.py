@@ -23,7 +23,6 @@ from genctl.config.presets import parse_sets
 from genctl.config.settings import environment_layer
 from genctl.errors import PresetError
 
-ORDER = ["generation_config", "user.toml", "config.toml", "preset.toml", "environment", "flag", "params"]
 SAMPLED = {"do_sample": True}
 
 
@@ -42,20 +41,6 @@ def test_nothing_said_gives_the_built_in_defaults() -> None:
     assert job.generation == params.Generation()
     assert job.runtime == params.Runtime()
     assert set(job.origins.values()) == {"default"}
-
-
-@pytest.mark.parametrize("height", range(1, len(ORDER) + 1))
-def test_each_layer_beats_all_below_it(height: int) -> None:
-    stack = [Layer(origin, {"repetition_penalty": 1.0 + n}) for n, origin in enumerate(ORDER[:height], 1)]
-    job = resolve(stack)
-    assert job.generation.repetition_penalty == 1.0 + height
-    assert job.origins["repetition_penalty"].startswith(ORDER[height - 1])
-
-
-def test_a_layer_leaves_alone_what_it_does_not_name() -> None:
-    job = resolve(layers({"seed": 1, "model": "a"}, {"model": "b"}, {"max_new_tokens": 4}))
-    assert (job.runtime.seed, job.runtime.model, job.generation.max_new_tokens) == (1, "b", 4)
-    assert job.origins["seed"] == "layer0.toml"
 
 
 def test_a_flag_is_named_as_it_is_typed() -> None:

@@ -102,8 +102,10 @@ def test_check_tells_every_mistake_of_every_file_and_ends_with_2(run: Run, capsy
     assert capsys.readouterr().out == "ok: greedy\n"
 
 
-def test_schema_is_json(run: Run) -> None:
-    assert json.loads(run("schema"))["properties"]["temperature"]["minimum"] == 0
+def test_the_schema_was_removed(project: Path) -> None:
+    done = genctl("presets", "schema")
+    assert (done.status, done.out) == (2, "")
+    assert done.err.startswith("error: genctl presets schema was removed: genctl run --dry -v")
 
 
 def test_path_says_where_presets_are_looked_for_and_which_file_one_is(run: Run) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from genctl.config.layers import flags_layer, model_layer, resolve, row_layer
-from genctl.config.settings import config_layers, environment_layer, file_layers, standing_layers, user_file
+from genctl.config.presets import file_layers, user_file
+from genctl.config.settings import config_layers, environment_layer, standing_layers
 from genctl.errors import PresetError
 
 
@@ -78,22 +79,7 @@ def test_nothing_stands_in_an_empty_project(project: Path) -> None:
 def test_a_settings_file_extends_none(project: Path) -> None:
     path = write(project / "genctl.toml", 'extends = "greedy"')
     with pytest.raises(PresetError, match=r"genctl.toml:1: unknown key extends: only a preset file extends another"):
-        resolve(file_layers(path))
-
-
-def test_the_mistakes_of_all_files_are_told_at_once(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(user_file(), "seed = ")
-    write(project / "genctl.toml", "= 5")
-    monkeypatch.setenv("GENCTL_TPO_K", "5")
-    with pytest.raises(PresetError) as caught:
-        resolve(standing_layers(config_layers("genctl.toml"), ["nuclues", "none.toml"]))
-    lines = caught.value.message.splitlines()
-    assert len(lines) == 5
-    assert lines[0].endswith("config.toml:1:8: not valid TOML: invalid value at the end of the file")
-    assert lines[1].startswith("genctl.toml:1:1: not valid TOML")
-    assert lines[2].startswith("preset nuclues: no such preset; did you mean nucleus?")
-    assert lines[3] == "cannot read none.toml: no such file"
-    assert lines[4] == "environment: GENCTL_TPO_K names no setting; did you mean GENCTL_TOP_K?"
+        resolve(file_layers(path, key="preset"))
 
 
 # -- the environment -----------------------------------------------------------------------------------------------

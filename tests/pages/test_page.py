@@ -151,13 +151,7 @@ def test_memory_is_bounded_by_letting_go_of_trees(monkeypatch: pytest.MonkeyPatc
         for event in sentence(str(lane), ["a", "b", "c"]):
             data.feed(event)
     assert [lane.has_tokens for lane in data.lanes.values()] == [True, True, False, False]
-    assert data.document(detail=_detail())["lanes"][3]["sequences"][0]["text"] == "abc"
-
-
-def _detail():  # type: ignore[no-untyped-def]
-    from genctl.pages.search_tree import TreeDetail
-
-    return TreeDetail()
+    assert data.document()["lanes"][3]["sequences"][0]["text"] == "abc"
 
 
 def test_without_scripts_texts_and_numbers_are_in_the_page() -> None:

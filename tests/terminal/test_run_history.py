@@ -99,7 +99,7 @@ def test_live_rows_hold_exactly_what_was_written_along_their_path(
                 assert row.tokens(last) == row.tokens()[max(0, row.length - last) :]
         for leaf in lane_history.ended:
             assert leaf.ids == leaf.hypothesis.tokens
-            assert lane_history.path_of(leaf.hypothesis) is not None
+            assert lane_history.paths_of([leaf.hypothesis]) != [None]
     assert history.tokens == sum(one.written for one in history.lanes.values())
     assert history.totals.drafted == sum(one.drafted for one in history.lanes.values())
     steps = [event for event in events if isinstance(event, Stepped)]
@@ -136,7 +136,6 @@ def test_a_very_long_path_is_read_without_recursion() -> None:
     assert path.ids == tuple(range(20_000))
     assert len(path.text()) == 20_000
     assert path.parents == (0,) * 20_000
-    assert "20000 tokens" in repr(path)
 
 
 def test_folding_a_late_step_costs_no_more_than_an_early_one() -> None:
@@ -218,6 +217,6 @@ def test_the_lane_keeps_what_it_was_told() -> None:
 
 def test_hypotheses_cut_by_an_interruption_are_found_among_the_live_rows() -> None:
     history = tell([Stepped("0", 0, (Row("0", 0, (Token(5, -1.0, "a"),), -1.0, -1.0),))])
-    found = history.lanes["0"].path_of(Hypothesis((5,), -1.0, -1.0, "interrupted"))
+    found = history.lanes["0"].paths_of([Hypothesis((5,), -1.0, -1.0, "interrupted")])[0]
     assert found is history.lanes["0"].rows[0]
-    assert history.lanes["0"].path_of(Hypothesis((6,), -1.0, -1.0, "interrupted")) is None
+    assert history.lanes["0"].paths_of([Hypothesis((6,), -1.0, -1.0, "interrupted")]) == [None]

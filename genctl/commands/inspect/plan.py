@@ -24,7 +24,7 @@ from genctl.commands.inspect.options import InspectOptions
 from genctl.commands.inspect.report import plan_lines
 from genctl.commands.options import memory_bytes
 from genctl.config.layers import Resolved
-from genctl.config.modes import check_distinct, check_returned
+from genctl.config.modes import check_search
 from genctl.errors import Exit, UsageError
 from genctl.io.records import SCHEMA
 from genctl.io.writers import report_text
@@ -210,14 +210,13 @@ def plan(
 
 def rows_of(generation: Generation) -> int:
     """Rows that the strategy keeps for each prompt. Raises UsageError for conflicting knobs."""
+    check_search(generation)
     if generation.num_beams > 1:
-        check_returned(generation)
         return generation.num_beams
     if samples := generation.best_of or generation.mbr_samples:
         return samples
     if generation.penalty_alpha:
         return generation.top_k  # contrastive search reads each candidate in a row of its own
-    check_distinct(generation)
     return generation.num_return_sequences
 
 

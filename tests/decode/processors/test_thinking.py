@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import genctl
-from genctl.config.modes import structures
+from genctl.config.modes import conflicts
 from genctl.decode.processors.build import ProcessorContext
 from genctl.decode.processors.thinking import Thinking, thinking
 from genctl.decode.stopping.thoughts import FAMILIES, Tags
@@ -260,9 +260,9 @@ def test_a_grammar_begins_after_the_thought_or_the_two_are_refused() -> None:
         model.generate([PROMPT], **after, thinking_end="</think>!")
     values: dict[str, Any] = {"regex": "a", "prefix": "a", "token_healing": True}
     for name, value in values.items():
-        (said,) = structures(Generation(thinking_budget=3, **{name: value}))
+        (said,) = conflicts(Generation(thinking_budget=3, **{name: value}))
         assert said.startswith(f"thinking_budget = 3 cannot be combined with {name}: both say how the text begins")
-    (said,) = structures(Generation(thinking_budget=3, thinking_tags=("a", "a")))
+    (said,) = conflicts(Generation(thinking_budget=3, thinking_tags=("a", "a")))
     assert said == "thinking_tags = ['a', 'a']: two different texts are needed, neither of them empty"
 
 

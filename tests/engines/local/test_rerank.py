@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genctl import events
-from genctl.config.modes import reranking as conflicts
+from genctl.config.modes import conflicts
 from genctl.decode.stopping.row_text import RowText
 from genctl.engines.lane_results import LaneResults, RerankPlan, chrf, expected_chrf, rerank, rerank_plan
 from genctl.models.text import Detokenizer

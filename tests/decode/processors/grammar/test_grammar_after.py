@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import genctl
-from genctl.config.modes import structures as conflicts
+from genctl.config.modes import conflicts
 from genctl.decode.processors.build import ProcessorContext
 from genctl.decode.processors.grammar import constraint
 from genctl.errors import UsageError

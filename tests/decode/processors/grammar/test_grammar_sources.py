@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import genctl
-from genctl.config.modes import structures as conflicts
+from genctl.config.modes import conflicts
 from genctl.decode.processors import grammar_source
 from genctl.decode.processors.grammar_source import read
 from genctl.errors import UsageError
