@@ -7,7 +7,7 @@ Prompts that were read in one pass lie together until one of them is needed alon
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -22,21 +22,17 @@ if TYPE_CHECKING:
 Self = TypeVar("Self", bound="Cache")
 
 
-class Every:
-    """A trait of a cache that all of its layers must have."""
+class Trait:
+    """Whether all layers of a cache, or any of them, have the attribute of this name."""
+
+    def __init__(self, of: Callable[[Iterator[object]], bool], name: str = "") -> None:
+        self.of, self.name = of, name
 
     def __set_name__(self, owner: type[Cache], name: str) -> None:
-        self.trait = name
+        self.name = self.name or name
 
     def __get__(self, cache: Cache, owner: type[Cache]) -> bool:
-        return all(getattr(layer, self.trait) for layer in cache.sample)
-
-
-class Some(Every):
-    """A trait of a cache that any of its layers may have."""
-
-    def __get__(self, cache: Cache, owner: type[Cache]) -> bool:
-        return any(getattr(layer, self.trait) for layer in cache.sample)
+        return self.of(getattr(layer, self.name, False) for layer in cache.sample)
 
 
 class Cache:
@@ -57,13 +53,16 @@ class Cache:
 
     # -- what it is ----------------------------------------------------------------------------------------------------
 
-    is_plain = Every()  # a query sees exactly the columns that are stored
-    is_mergeable = Every()  # rows of several lanes may share a cache of this kind
-    is_croppable = Every()  # tokens can be removed
-    is_slotted = Every()  # ready for steps of one shape
-    is_recurrent = Some()  # a state of constant size
-    is_fixed = Some()  # allocated once, for an exact `room`
-    is_shareable = Some()  # a prompt that is long enough to share
+    is_plain = Trait(all)  # a query sees exactly the columns that are stored
+    only_columns = Trait(all)  # keys and values and nothing else, so that padding on the left can be removed
+    is_mergeable = Trait(all)  # rows of several lanes may share a cache of this kind
+    is_croppable = Trait(all)  # tokens can be removed
+    is_slotted = Trait(all)  # ready for steps of one shape
+    is_recurrent = Trait(any)  # a state of constant size
+    is_fixed = Trait(any)  # allocated once, for an exact `room`
+    is_shareable = Trait(any)  # a prompt that is long enough to share
+    is_shared = Trait(any, "prompt")  # its first columns are stored once for all rows
+    records_past = Trait(any, "record_past")  # keeps columns that it would otherwise drop, until the next `crop`
 
     @property
     def sample(self) -> list[CacheLayer]:
@@ -74,21 +73,6 @@ class Cache:
     def length(self) -> int:
         """Columns (tokens) of self-attention, dropped ones included; 0 if there are only recurrent states."""
         return next((layer.get_seq_length() for layer in self.layers if layer.has_columns), 0)
-
-    @property
-    def only_columns(self) -> bool:
-        """Whether all layers keep keys and values and nothing else, so that padding on the left can be removed."""
-        return bool(self.layers) and all(layer.only_columns for layer in self.layers)
-
-    @property
-    def records_past(self) -> bool:
-        """Whether any layer keeps columns that it would otherwise drop, until the next `crop`."""
-        return any(layer.record_past for layer in self.layers)
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether any layer stores its first columns once for all rows."""
-        return any(layer.prompt is not None for layer in self.layers)
 
     @property
     def takes_places(self) -> bool:
@@ -146,9 +130,15 @@ class Cache:
 
     def share(self: Self, rows: int, room: int) -> Self:
         """A cache for `rows` continuations of the prompt in this one; its growing layers are shared, not copied."""
-        from genctl.decode.cache.shared import share
+        from genctl.decode.cache.shared import SharedLayer
 
-        return self.with_layers(share(layer, rows, room) for layer in self.layers)
+        index = torch.zeros(rows, dtype=torch.long)
+        return self.with_layers(
+            SharedLayer(layer, rows, room)
+            if isinstance(layer, GrowingLayer) and layer.is_shareable
+            else layer.select(index, room=room)
+            for layer in self.layers
+        )
 
     def unshared(self: Self) -> Self:
         """The cache with all columns in every row."""
@@ -205,18 +195,18 @@ class Cache:
         cross-attention do not grow and stay as they are. Offloading needs an accelerator, and has no effect without
         one.
         """
-        if form == "offloaded":
-            first = next((layer for layer in self.layers if isinstance(layer, GrowingLayer)), None)
-            if first is not None and first.is_initialized and first.device.type == "cuda":
-                self.offload()
-        elif form == "static":
+        if form == "static":
             from genctl.decode.cache.static import StaticLayer
 
             self.layers = [layer.converted(StaticLayer, room) for layer in self.layers]
         elif form == "quantized":
             from genctl.decode.cache.quantized import QuantizedLayer
 
-            self.layers = [layer.converted(QuantizedLayer, room) for layer in self.layers]
+            self.layers = [layer.converted(QuantizedLayer) for layer in self.layers]
+        elif form == "offloaded":
+            growing = [layer for layer in self.layers if isinstance(layer, GrowingLayer)]
+            if growing and growing[0].is_initialized and growing[0].device.type == "cuda":
+                self.offload()
 
     def offload(self) -> None:
         """Move the growing layers to the CPU; each pass copies them to the GPU, one at a time."""

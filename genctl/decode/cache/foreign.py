@@ -41,8 +41,6 @@ _KINDS = (
     LinearAttentionAndSlidingWindowAttentionLayer,
     *compat.layers_that_keep_nothing(cache_utils),
 )
-_STATES = ("conv", "recurrent")
-
 Self = TypeVar("Self", bound="TransformersCache")
 
 
@@ -108,16 +106,12 @@ class ForeignLayer(CacheLayer):
         self.has_columns = isinstance(layer, DynamicLayer)
         self.is_recurrent = isinstance(layer, LinearAttentionCacheLayerMixin)
         self.kind = RECURRENT if self.is_recurrent else ""
+        self.record_past = bool(getattr(layer, "record_past", False))
 
     @property
     def for_model(self) -> Any:
         """The library's layer."""
         return self.layer
-
-    @property
-    def is_initialized(self) -> bool:
-        """Whether keys and values have been stored."""
-        return self.has_columns and bool(self.layer.is_initialized)
 
     @property
     def is_croppable(self) -> bool:
@@ -126,15 +120,11 @@ class ForeignLayer(CacheLayer):
             return False
         return self.is_known or "crop" in vars(type(self.layer))
 
-    @property
-    def record_past(self) -> bool:
-        """Whether it keeps columns that it would otherwise drop, until the next `crop`."""
-        return bool(getattr(self.layer, "record_past", False))
-
     def activate_past_recording(self) -> None:
         """Keep what would be dropped until the next `crop`, so that tokens can be removed."""
         if hasattr(self.layer, "activate_past_recording"):
             self.layer.activate_past_recording()
+            self.record_past = True
 
     def get_seq_length(self) -> int:
         """Columns ever appended."""
@@ -156,14 +146,16 @@ class ForeignLayer(CacheLayer):
             new = copy.deepcopy(self.layer)
             new.reorder_cache(rows)
             return ForeignLayer(new)
-        old, new = self.layer, copy.copy(self.layer)
-        if self.is_recurrent:
-            _select_states(new, rows)
-        if self.is_initialized:
-            if hasattr(old, "cumulative_length"):  # a window that may have dropped columns
-                new.cumulative_length = old.cumulative_length - drop
-                drop = max(old.keys.shape[-2] - new.cumulative_length, 0)
-            new.keys, new.values = (part[:, :, drop:].index_select(0, rows) for part in self.content())
+        new = copy.copy(self.layer)
+        for name, value in vars(new).items():
+            if isinstance(value, dict):  # the states, and what is known of each
+                setattr(new, name, dict(value))
+        if drop and self._stores_columns:
+            if hasattr(new, "cumulative_length"):  # a window that may have dropped columns
+                new.cumulative_length -= drop
+                drop = max(new.keys.shape[-2] - new.cumulative_length, 0)
+            new.keys, new.values = new.keys[:, :, drop:], new.values[:, :, drop:]
+        new.reorder_cache(rows)
         return ForeignLayer(new)
 
     def merge(self, others: Sequence[ForeignLayer], room: int = 0) -> CacheLayer:
@@ -171,20 +163,21 @@ class ForeignLayer(CacheLayer):
         layers = [self.layer, *(other.layer for other in others)]
         new = copy.copy(self.layer)
         if self.is_recurrent:
-            for name in _STATES:
-                states = [getattr(layer, f"{name}_states") for layer in layers]
+            for name in ("conv_states", "recurrent_states"):
+                states = [getattr(layer, name) for layer in layers]
                 merged = {i: None if old is None else torch.cat([s[i] for s in states]) for i, old in states[0].items()}
-                setattr(new, f"{name}_states", merged)
-        if self.is_initialized:
+                setattr(new, name, merged)
+        if self._stores_columns:
             if hasattr(new, "cumulative_length"):
                 new.cumulative_length = max(layer.cumulative_length for layer in layers)
             length = max(layer.keys.shape[-2] for layer in layers)
-
-            def aligned(parts: Iterable[Tensor]) -> Tensor:
+            for name in ("keys", "values"):
                 # zeros: a masked column still meets the values, and 0 x NaN is NaN
-                return torch.cat([functional.pad(part, (0, 0, length - part.shape[-2], 0)) for part in parts])
-
-            new.keys, new.values = aligned(layer.keys for layer in layers), aligned(layer.values for layer in layers)
+                parts = [
+                    functional.pad(part, (0, 0, length - part.shape[-2], 0))
+                    for part in (getattr(layer, name) for layer in layers)
+                ]
+                setattr(new, name, torch.cat(parts))
         return ForeignLayer(new)
 
     # -- contents ------------------------------------------------------------------------------------------------------
@@ -197,7 +190,7 @@ class ForeignLayer(CacheLayer):
             main = states.get("recurrent", next(iter(states.values())))
             part = entry(number, RECURRENT, main, [*states.values()])
             parts.append({**part, "states": {name: shape_in_memory(state) for name, state in states.items()}})
-        if self.is_initialized:
+        if self._stores_columns:
             window = getattr(self.layer, "sliding_window", None)
             part = attention_entry(number, FULL if window is None else SLIDING, self.content())
             parts.append(part if window is None else {**part, "window": window})
@@ -205,21 +198,17 @@ class ForeignLayer(CacheLayer):
 
     def state_dict(self) -> dict[str, Tensor]:
         """Its states, keys and values."""
-        columns = zip(("keys", "values"), self.content(), strict=True) if self.is_initialized else ()
+        columns = zip(("keys", "values"), self.content(), strict=True) if self._stores_columns else ()
         return {**self._states(), **dict(columns)}
 
     def load_state_dict(self, states: Mapping[str, Tensor], length: int) -> None:
         """Take states, and the newest columns of `length`. Raises KeyError."""
         layer = self.layer
         for index in range(layer.number_of_states if self.is_recurrent else 0):
-            conv, recurrent = (states.get(f"{name}.{index}") for name in _STATES)
-            if conv is not None:
-                layer.lazy_initialization(conv_states=conv, state_idx=index)
-                layer.conv_states[index] = conv
-                layer.conv_kernel_size[index] = conv.shape[-1]
-            if recurrent is not None:
-                layer.lazy_initialization(recurrent_states=recurrent, state_idx=index)
-                layer.recurrent_states[index] = recurrent
+            for name in ("conv", "recurrent"):
+                if (state := states.get(f"{name}.{index}")) is not None:
+                    layer.lazy_initialization(**{f"{name}_states": state}, state_idx=index)
+                    getattr(layer, f"{name}_states")[index] = state
             layer.has_previous_state[index] = True
         if self.has_columns and "keys" in states:
             DynamicLayer.lazy_initialization(layer, states["keys"], states["values"])
@@ -227,30 +216,19 @@ class ForeignLayer(CacheLayer):
             if hasattr(layer, "cumulative_length"):
                 layer.cumulative_length = length
 
+    @property
+    def _stores_columns(self) -> bool:
+        return self.has_columns and bool(self.layer.is_initialized)
+
     def _states(self) -> dict[str, Tensor]:
         """The states that it has: `conv.J`, `recurrent.J`."""
         return {
             f"{name}.{index}": state
-            for name in _STATES
+            for name in ("conv", "recurrent")
             if self.is_recurrent
             for index, state in getattr(self.layer, f"{name}_states").items()
             if state is not None
         }
-
-
-def _select_states(layer: Any, rows: Tensor) -> None:
-    """Select rows of a copied layer's states, in tensors of its own."""
-    for name in _STATES:
-        states = getattr(layer, f"{name}_states").items()
-        chosen = {i: None if state is None else state.index_select(0, rows.to(state.device)) for i, state in states}
-        setattr(layer, f"{name}_states", chosen)
-    for name in (
-        "is_conv_states_initialized",
-        "is_recurrent_states_initialized",
-        "has_previous_state",
-        "conv_kernel_size",
-    ):
-        setattr(layer, name, dict(getattr(layer, name)))
 
 
 class CompiledLayer(Slots, CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped here

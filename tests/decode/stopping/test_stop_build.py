@@ -86,7 +86,7 @@ def test_a_list_comes_first_in_its_order_and_no_knob_is_lost() -> None:
     tables = [{"use": "stop_regex"}, {"use": "max_time", "max_time": 1}, {"use": "stop_regex", "stop_regex": "y"}]
     made = build(material(tables, stop_strings="END", stop_regex="z"))
     assert [criterion.name for criterion in made] == ["stop_regex", "max_time", "stop_regex", "stop_strings"]
-    assert [criterion.pattern.source for criterion in made if criterion.pattern] == ["z", "y"]
+    assert [pattern.source for criterion in made for pattern in criterion.stops.patterns] == ["z", "y"]
 
 
 def test_the_first_of_several_says_why() -> None:

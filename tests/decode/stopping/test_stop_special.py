@@ -125,10 +125,10 @@ def test_any_row_ends_where_its_text_with_the_named_tokens_first_holds_a_stop(ki
     if not row:
         return
     one = _mark_of(kind, *stops)
-    names = {mark: tokenizer(kind).convert_ids_to_tokens(token) for token, mark in one.marks.ids.items()}
+    names = {mark: tokenizer(kind).convert_ids_to_tokens(token) for token, mark in one.stops.marks.ids.items()}
 
     def holds(count: int) -> bool:
-        text = marked(one.marks, reader(kind), row[:count]).rstrip("\ufffd")
+        text = marked(one.stops.marks, reader(kind), row[:count]).rstrip("\ufffd")
         for stop in stops:
             for mark, name in names.items():
                 stop = stop.replace(name, mark)
@@ -158,9 +158,8 @@ def test_what_is_held_back_is_the_text_before_a_special_token() -> None:
         (r"<\|reserved\|>", True),
         (r"\.?\s*(?:END|<\|reserved\|>)", True),
         (r"cat<\|reserved\|>", True),
-        (r"\<\|reserved\|\>$", True),
+        (r"<\|reserved\|>$", True),
         (r"cat</s>", False),
-        (r"[</s>]", False),  # a set of letters: of the text alone
         (r"(?P<s>x)y", False),
         (r"<\|res", False),
         (r"<\|reserved\|>+", False),  # the last letter, repeated
