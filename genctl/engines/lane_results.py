@@ -176,7 +176,7 @@ def forced_phrases(generation: Generation, text: Callable[[Sequence[int]], str])
     return tuple(result)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LaneResults:
     """Completes one lane's results."""
 
