@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from genctl import events
-from genctl.config import chat_settings
-from genctl.engines.protocol import trained_length_note
+from genctl.config.listed_knobs import check_finite, criteria_of, processors_of
+from genctl.engines.prompts import Prompt, PromptReader, conversation
+from genctl.engines.runtime import undrafted
 from genctl.engines.strategy_choice import StrategyChoice
-from genctl.errors import ModelError, UsageError
+from genctl.errors import InputError, ModelError, UsageError, count
 from genctl.models.sizes import context_of, trained_length
-from genctl.params import GRAMMARS, Generation, Runtime
+from genctl.params import DEFAULT_NEW_TOKENS, GRAMMARS, Generation, Runtime
 
 if TYPE_CHECKING:
-    from genctl.config.layers import Resolved
+    from genctl.decode.processors import Processor
+    from genctl.decode.processors.build import Unconditional
     from genctl.decode.runtime import ModelRuntime
+    from genctl.decode.stopping.build import NamedCriterion
     from genctl.decode.stopping.thoughts import Tags
     from genctl.decode.types import Lane
     from genctl.engines.lane_results import ForcedPhrases, LaneResults, RerankPlan
     from genctl.engines.protocol import Report, Request
     from genctl.models.hub import LoadedModel
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt as token ids."""
-
-    ids: tuple[int, ...]
-    text: str  # recorded
-    shown: str = ""  # of a conversation: its messages
-    note: str = ""  # what its writer should know
-    spelled: tuple[int, ...] | None = None  # the ids of `text`, where that is all that was given
 
 
 @dataclass(frozen=True)
@@ -98,104 +90,306 @@ class Planner:
         self.loaded, self.forward, self.runtime = loaded, forward, runtime
         self.allow_plugins, self.flags = allow_plugins, flags
         self.strategies = StrategyChoice(loaded, forward, runtime, self.flags)
-        self.translating: tuple[Resolved, Generation] | None = None  # the last settings with a language
         self.drafts = True  # whether what was written before is drafted, where that changes no byte
         self.known_tags: Tags | Literal[False] | None = None  # around thoughts; False: none are known
         self.context = context_of(loaded.config)  # the maximum number of positions; None: no limit
         # the length of the texts of the training, if scaled positions let the model read longer ones
         length = trained_length(loaded.config)
         self.trained = None if length == self.context else length
+        self.prompts = PromptReader(loaded, runtime, self.trained)
         defaults = loaded.model.generation_config
         self.eos = ids_of(defaults.eos_token_id)
         self.bos = defaults.bos_token_id
         self.decoder_start = defaults.decoder_start_token_id  # without one the decoder begins with BOS
 
-    def plan(self, request: Request, report: Report) -> PlannedLane:
-        """The lane of a request. Raises GenctlError with one line."""
-        from genctl.engines.lane_plan import LanePlan
-
-        return LanePlan(self, request).planned(report)
-
     def read(self, request: Request) -> Prompt:
         """The request's prompt in token ids. Raises InputError or ModelError."""
-        from genctl.models import text
-        from genctl.models.languages import reading
+        return self.prompts.read(request)
 
-        tokenizer, runtime = self.loaded.tokenizer, request.resolved.runtime
-        if request.prompt is not None:
-            chat_settings.check_is_chat(runtime)
-        if request.prompt_ids is not None:
-            text.check_ids(request.prompt_ids, self.loaded.vocab_size)
-            words = "" if tokenizer is None else text.decode(tokenizer, request.prompt_ids)
-            return Prompt(request.prompt_ids, words, note=self._note(request.prompt_ids))
+    def plan(self, request: Request, report: Report) -> PlannedLane:
+        """The lane of a request. Raises GenctlError with one line."""
+        return LanePlan(self, request).planned(report)
+
+
+# settings that read whether a prompt ends within a thought
+READ_THOUGHTS = ("thinking_budget", "stop_strings", "stop_regex")
+
+
+class LanePlan:
+    """Plans one request. Raises GenctlError with one line."""
+
+    def __init__(self, planner: Planner, request: Request) -> None:
+        from genctl.models.text import detokenizer
+
+        self.planner, self.request, self.began = planner, request, time.monotonic()
+        self.loaded, self.forward = planner.loaded, planner.forward
+        self.is_chat = request.messages is not None or (request.prompt is not None and request.resolved.runtime.is_chat)
+        self.generation: Generation = planner.prompts.in_language(request.resolved)
+        self._check_special()
+        read = planner.read(request)
+        if not read.ids:
+            raise InputError("the prompt tokenises to nothing, and there is nothing to continue")
+        self.prompt = self._truncated(read)
+        self.truncated = len(read.ids) - len(self.prompt.ids)
+        self.tokens, self.healed = self._healed()  # to read; the text that the continuation begins with
+        self.source: tuple[int, ...] | None = None  # of an encoder
+        self.words = detokenizer(self.loaded.tokenizer)
+        if self.forward.is_encoder_decoder:  # its text begins from nothing
+            g = self.generation
+            starts = (g.decoder_start_token_id, planner.decoder_start, g.bos_token_id, planner.bos)
+            if (start := next((id for id in starts if id is not None), None)) is None:
+                raise ModelError(f"{self.loaded.name} names no decoder_start_token_id, so its decoder cannot begin")
+            self.source, self.tokens = self.prompt.ids, (int(start),)
+        else:
+            self.words = self.words.after(self.tokens, self.prompt.ids[len(self.tokens) :])
+        self.eos = planner.eos if self.generation.eos_token_id is None else ids_of(self.generation.eos_token_id)
+        self.most, self.limit = self._most_new_tokens()
+
+    def planned(self, report: Report) -> PlannedLane:
+        """The lane."""
+        from genctl.decode.stopping.row_text import RowText
+        from genctl.decode.types import Lane
+
+        planner, request, generation, resolved = self.planner, self.request, self.generation, self.request.resolved
+        strategy, ranking = planner.strategies.choose(generation)
+        if planner.drafts and ranking is None and not undrafted(self.forward, resolved):
+            strategy = planner.strategies.drafting(strategy, resolved.runtime.draft_corpus)
+        opening = self._opening()
+        processors, criteria = self._processors(opening), self._criteria(opening)
+        text = RowText(self.words)
+        if criteria:
+            from genctl.decode.stopping.build import stops_of
+
+            text.stops = stops_of(criteria, keep=generation.keep_stop)
+        lane = Lane(
+            request.id,
+            self.tokens,
+            strategy,
+            self.most,
+            self.eos,
+            self.source,
+            processors,
+            criteria,
+            request.seed,
+            use_cache=generation.use_cache and generation.cache_implementation != "off",
+            cache=generation.cache_implementation,
+            top=report.top,
+            scores=report.scores,
+            trace=report.trace,
+            processed=resolved.runtime.processed_logprobs,
+            watch=report.watch,
+            returned=generation.num_return_sequences if ranking is None else ranking.samples,
+            limit=self.limit,
+            text=text,
+        )
+        optional = {
+            "src_lang": resolved.runtime.src_lang,
+            "tgt_lang": resolved.runtime.tgt_lang,
+            "truncated": self.truncated or None,
+            "note": self.prompt.note or None,
+            "trained": planner.trained if len(self.tokens) + self.most > (planner.trained or 0) else None,
+            "structure": generation.structure or None,
+        }
+        settings = {"length_penalty": strategy.length_penalty, "runtime": self.forward.kind, **generation.several}
+        settings |= {name: value for name, value in optional.items() if value is not None}
+        phrases = planner.strategies.forced_phrases(generation, strategy, self.words)
+        kind, draws = (ranking or strategy).kind, generation.draws or bool(resolved.processors)
+        return PlannedLane(lane, self.prompt, kind, settings, ranking, phrases, draws)
+
+    # -- the prompt ----------------------------------------------------------------------------------------------------
+
+    def _check_special(self) -> None:
+        """Raises UsageError for a special id that the model does not have: it could never be written or read."""
+        size = self.loaded.vocab_size
+        for name in ("eos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_id", "stop_token_ids"):
+            for token in ids_of(getattr(self.generation, name)):
+                if not 0 <= token < size and (name, token) != ("pad_token_id", -1):  # -1: none
+                    raise UsageError(f"{name}: {token} is not one of the {size} ids of the model")
+
+    def _truncated(self, prompt: Prompt) -> Prompt:
+        """The prompt after `truncate`; its text is unchanged.
+
+        Keeps room for max_new_tokens, but for no more than half of the context (or max_length); an encoder-decoder's
+        new tokens have a separate context. Special tokens that the tokenizer puts around a prompt stay: its BOS, and an
+        encoder's EOS.
+        """
+        generation, encoder = self.generation, self.forward.is_encoder_decoder
+        limited = not encoder and generation.max_new_tokens is None
+        bounds = [
+            size for size in (self.planner.context, generation.max_length if limited else None) if size is not None
+        ]
+        side, ids = self.request.resolved.runtime.truncate, prompt.ids
+        if side is None or not bounds:
+            return prompt
+        bound = min(bounds)
+        keep = bound if encoder else bound - min(generation.max_new_tokens or DEFAULT_NEW_TOKENS, bound // 2)
+        if len(ids) <= keep:
+            return prompt
+        head = int(ids[0] == self.planner.bos)
+        tail = int(encoder and ids[-1] in self.planner.eos)
+        left = keep - head - tail
+        if left < 1:
+            has = count(len(ids), "token")
+            raise InputError(f"the prompt has {has}, and truncate would leave none of it in {bound}")
+        first = head + {"left": 0, "right": left, "middle": (left + 1) // 2}[side]
+        return replace(prompt, ids=ids[:first] + ids[len(ids) - (keep - first) :])
+
+    def _healed(self) -> tuple[tuple[int, ...], str]:
+        """The prompt without its last tokens, and their text, with which the continuation must begin."""
+        generation, tokenizer = self.generation, self.loaded.tokenizer
+        if not generation.token_healing:
+            return self.prompt.ids, ""
+        if self.forward.is_encoder_decoder:
+            raise ModelError("token_healing repairs the end of the prompt, which an encoder-decoder does not continue")
         if tokenizer is None:
-            raise ModelError(f"{self.loaded.name} has no tokenizer: give prompt_ids instead of text")
-        if request.prompt is not None and not runtime.is_chat:
-            with reading(tokenizer, runtime.src_lang):
-                ids = tuple(text.encode_prompt(self.loaded, request.prompt))
-            note = self._note(ids, "the tokenizer writes it before each prompt")
-            return Prompt(ids, request.prompt, note=note, spelled=ids)
+            raise ModelError(f"token_healing needs a tokenizer, and {self.loaded.name} has none")
+        from genctl.decode.token_healing import heal
+
+        given = generation.stop_strings or ()
+        stops = (given,) if isinstance(given, str) else given
+        healed = heal(tokenizer, self.prompt.ids, self.forward.vocab_size, stops=stops)
+        return (self.prompt.ids, "") if healed is None else (healed.ids, healed.text)
+
+    def _most_new_tokens(self) -> tuple[int, str]:
+        """The maximum number of new tokens, and its reason if that is the context. A full context has room for one."""
+        context, generation, length = self.planner.context, self.generation, len(self.tokens)
+        if context is not None and len(self.prompt.ids) > context:
+            raise InputError(
+                f"the prompt has {count(len(self.prompt.ids), 'token')}, but the model's context is {context}",
+                hint="--truncate left keeps its end (right its beginning, middle both)",
+            )
+        most = generation.max_new_tokens
+        if most is None and generation.max_length is not None:
+            most = generation.max_length - length
+            if most < 1:
+                raise InputError(f"the prompt has {count(length, 'token')}, but max_length is {generation.max_length}")
+        if most is None:
+            most = DEFAULT_NEW_TOKENS
+        room = most if context is None else max(context - length, 1)
+        return (most, "") if most <= room else (room, f"context of {context} tokens")
+
+    # -- processors ----------------------------------------------------------------------------------------------------
+
+    def _processors(self, opening: str) -> tuple[Processor, ...]:
+        generation, tokens = self.generation, self.tokens
+        check_finite(generation)
+        listed = self.request.resolved.processors
+        if listed is None and not processors_of(generation, healed=bool(self.healed)):
+            return ()
+        import torch
+
+        from genctl.decode.processors.build import ProcessorContext, build
+
+        device = self.forward.device
+        written = () if self.healed else tokens[len(tokens) - self.request.written :]
+        context = ProcessorContext(
+            generation=generation,
+            prompt_len=len(tokens),
+            max_length=len(tokens) + self.most,
+            eos=self.eos,
+            vocab_size=self.forward.vocab_size,
+            device=device,
+            encoder_ids=torch.tensor([list(self.source or tokens)], dtype=torch.long, device=device),
+            tokenizer=self.loaded.tokenizer,
+            is_encoder_decoder=self.forward.is_encoder_decoder,
+            seed=self.request.seed,
+            explicit=listed,
+            allow_plugins=self.planner.allow_plugins,
+            unconditional=self._unconditional(),
+            written=written,
+            begun=self.source is None and any(map(self.words.writes, tokens[: len(tokens) - len(written)])),
+            healed=self.healed,
+            opening=opening,
+            half=getattr(self.loaded.model, "dtype", None) in (torch.float16, torch.bfloat16),
+        )
+        processors = build(context)
+        if not generation.ban and any(processor.name == "ban" for processor in processors):
+            words = "ban is set in the list of processors alone, which cannot take back a text"
+            raise UsageError(words, hint="set it beside the list")
+        return processors
+
+    def _unconditional(self) -> Unconditional | None:
+        """The unconditional prompt of guidance_scale: the negative prompt, or the prompt's last token."""
+        generation = self.generation
+        if generation.guidance_scale is None or generation.guidance_scale == 1.0:
+            return None
+        if self.forward.is_encoder_decoder:
+            raise ModelError(
+                "guidance_scale needs a decoder-only checkpoint: an encoder-decoder has no negative prompt"
+            )
+        from genctl.decode.read_along import ReadAlong, unconditional
+        from genctl.models.text import encode_prompt
+
+        negative = generation.negative_prompt
+        ids = self.tokens[-1:] if negative is None else encode_prompt(self.loaded, negative)
+        use_cache = generation.use_cache and self.forward.abilities.together
+        return unconditional(ReadAlong(self.forward, use_cache=use_cache), ids, len(self.tokens))
+
+    # -- stopping criteria, and thoughts -------------------------------------------------------------------------------
+
+    def _opening(self) -> str:
+        """The end of a prompt in which a thought may have been opened: of a chat, what its template adds after all
+        messages. "" where no setting needs it.
+        """
+        resolved, tokenizer = self.request.resolved, self.loaded.tokenizer
+        listed = [table["use"] for table in (*(resolved.processors or ()), *(resolved.stopping or ()))]
+        if not any(name in listed or getattr(resolved.generation, name) is not None for name in READ_THOUGHTS):
+            return ""
+        if tokenizer is None or self.forward.is_encoder_decoder or self._tags() is None:
+            return ""
+        if not self.is_chat:
+            backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+            return str(backend.decode(list(self.tokens), skip_special_tokens=False)) + self.healed
         from genctl.models import chat
 
-        if runtime.src_lang is not None:
-            raise UsageError("src_lang would change nothing: the prompt is a chat, whose template writes all of it")
-        messages, how = conversation(request)
-        if request.prefill:
-            rendered = chat.render_prefilled(tokenizer, messages, request.prefill, name=self.loaded.name, **how)
-        else:
-            rendered = chat.render_chat_text(tokenizer, messages, name=self.loaded.name, **how)
-        # the template contains the special tokens
-        ids = tuple(text.encode(tokenizer, rendered, add_special_tokens=False))
-        note = self._note(ids, "the chat template writes it before a message that begins with it")
-        if how["variables"] and how["variables"] != chat_settings.variables_of(self.runtime):  # of a row
-            unused = self.unused_variables(runtime)
-            note = note or (f"the chat template does not use {' or '.join(unused)}" if unused else "")
-        return Prompt(ids, rendered, events.conversation(messages, runtime.system), note)
+        if self.truncated and resolved.runtime.truncate == "right":
+            return ""
+        messages, how = conversation(self.request)
+        return chat.after_messages(tokenizer, messages, self.prompt.text, name=self.loaded.name, **how)
 
-    def unused_variables(self, runtime: Runtime) -> list[str]:
-        """The variables that the chat template does not use. Raises ModelError if there is no such template."""
-        from genctl.models.chat import check_template
+    def _tags(self) -> Tags | None:
+        """The tags around the thoughts of a checkpoint: those that are set, or known ones."""
+        from genctl.decode.stopping.thoughts import Tags, tags_of
 
-        tokenizer: Any = self.loaded.tokenizer
-        tools = "tools" in chat_settings.variables_of(runtime)
-        return chat_settings.unused(
-            check_template(tokenizer, self.loaded.name, runtime.chat_template, tools=tools), runtime
+        resolved = self.request.resolved
+        tables = ({"thinking_tags": resolved.generation.thinking_tags}, *(resolved.processors or ()))
+        given = next((tags for table in tables if (tags := table.get("thinking_tags")) is not None), None)
+        if given is not None:
+            return Tags(*given)
+        if self.planner.known_tags is None:
+            self.planner.known_tags = tags_of(self.loaded.tokenizer) or False
+        return self.planner.known_tags or None
+
+    def _criteria(self, opening: str) -> tuple[NamedCriterion, ...]:
+        request, generation = self.request, self.generation
+        seconds, listed = request.resolved.runtime.row_timeout, request.resolved.stopping
+        if listed is None and seconds is None and not criteria_of(generation):
+            return ()
+        from genctl.decode.stopping.build import NamedCriterion, StoppingContext, build
+
+        tags = None if generation.stop_in_thought else self._tags()
+        # a text that is no chat may speak of known tags, and opens a thought at its end alone
+        is_text = request.prompt is not None and not self.is_chat
+        begins = not is_text or generation.thinking_tags is not None or generation.thinking_budget is not None
+        context = StoppingContext(
+            generation=generation,
+            tokenizer=self.loaded.tokenizer,
+            decode=None if self.loaded.tokenizer is None else self.words.decode,
+            explicit=listed,
+            allow_plugins=self.planner.allow_plugins,
+            tags=tags,
+            in_thought=tags is not None
+            and (tags.is_open_in(opening) if begins else opening.rstrip().endswith(tags.opening)),
         )
+        criteria = build(context)
+        if seconds is None:
+            return criteria
 
-    def _note(self, ids: Sequence[int], why: str = "") -> str:
-        """A note if a prompt begins with BOS twice, because of `why`, or is longer than the texts of the training."""
-        from genctl.models.text import doubled_bos
+        # an option of the run, like the batch size, so not part of a preset's list
+        def late(written: object) -> tuple[str, str] | None:
+            return ("time", f"row_timeout {seconds:g} s") if time.monotonic() - self.began > seconds else None
 
-        tokenizer: Any = self.loaded.tokenizer
-        doubled = doubled_bos(tokenizer, ids, (self.bos, tokenizer.bos_token_id), why) if why else ""
-        is_longer = self.trained is not None and len(ids) > self.trained and not self.forward.is_encoder_decoder
-        return doubled or (trained_length_note(self.trained) if is_longer else "")
-
-    def in_language(self, resolved: Resolved) -> Generation:
-        """The settings, whose text begins with the token of `tgt_lang`. Raises UsageError for a language it lacks."""
-        named = {name: getattr(resolved.runtime, name) for name in ("src_lang", "tgt_lang")}
-        if not any(named.values()):
-            return resolved.generation
-        if self.translating is not None and self.translating[0] is resolved:
-            return self.translating[1]
-        from genctl.models.languages import language_id
-
-        generation = resolved.generation
-        for name, language in named.items():
-            if language is not None:
-                setting = f"{name} = {language} ({resolved.origins.get(name, 'default')})"
-                id = language_id(self.loaded.tokenizer, setting, language, self.loaded.name)
-                generation = replace(generation, forced_bos_token_id=id) if name == "tgt_lang" else generation
-        self.translating = resolved, generation
-        return generation
-
-
-def conversation(request: Request) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The messages of a chat, and how they are rendered."""
-    runtime = request.resolved.runtime
-    messages = request.messages or ({"role": "user", "content": request.prompt or ""},)
-    variables = chat_settings.variables_of(runtime)
-    return list(messages), {"system": runtime.system, "variables": variables, "template": runtime.chat_template}
+        return (*criteria, NamedCriterion("row_timeout", late))
 
 
 def ids_of(value: int | list[int] | tuple[int, ...] | None) -> tuple[int, ...]:

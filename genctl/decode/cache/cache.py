@@ -176,13 +176,9 @@ class Cache:
         `like` is an empty cache of the same model, with its windows.
         """
         for number, (layer, window) in enumerate(zip(self.layers, like.layers, strict=True)):
-            if (
-                isinstance(layer, GrowingLayer)
-                and (type(layer) is GrowingLayer or (layer.is_slotted and not layer.is_sliding))
-                and isinstance(window, GrowingLayer)
-                and layer.is_initialized
-                and window.is_sliding
-            ):
+            if not isinstance(layer, GrowingLayer) or not isinstance(window, GrowingLayer):
+                continue
+            if layer.is_initialized and window.is_sliding and not layer.is_sliding:
                 window.hold(*layer.content())
                 self.layers[number] = window
 

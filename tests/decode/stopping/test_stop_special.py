@@ -52,14 +52,6 @@ def cut(kind: str, one: NamedCriterion, tokens: Sequence[int], keep: bool = Fals
     return text.finish("stop")[1]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_stop_string_that_is_a_special_token_stops_at_it(kind: str) -> None:
-    row = ids(kind, "the cat", RESERVED, " sat")
-    found = first_stop(criterion(kind, [RESERVED]), row, kind)
-    assert found == (row.index(ids(kind, RESERVED)[0]) + 1, ("stop", RESERVED, "string"))
-    assert shown(kind, row, [RESERVED]) == reader(kind)(row[: found[0]])
-
-
 @pytest.mark.parametrize("kind", ["bytelevel", "bytefallback", "metaspace"])
 def test_text_around_a_special_token_belongs_to_the_stop_string(kind: str) -> None:
     stops = [f"cat.{RESERVED}"]
@@ -94,7 +86,6 @@ def test_special_tokens_that_no_stop_names_are_skipped_as_ever() -> None:
 
 
 def test_the_same_spelling_in_ordinary_tokens_is_found_too() -> None:
-    row = [token for letter in f"a{RESERVED}b" for token in ids("bytelevel", f"{letter}")]
     row = [tokenizer("bytelevel").convert_tokens_to_ids(letter) for letter in f"a{RESERVED}b"]
     found = first_stop(criterion("bytelevel", [f"a{RESERVED}"]), row)
     assert found is not None
