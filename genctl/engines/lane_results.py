@@ -37,12 +37,10 @@ class RerankPlan:
 
 def rerank_plan(generation: Generation) -> RerankPlan | None:
     """The plan for the knobs; None if samples are returned as they are."""
-    g = generation
-    if g.best_of is not None:
-        return RerankPlan("best_of", g.best_of, g.num_return_sequences, g.length_penalty)
-    if g.mbr_samples is not None:
-        return RerankPlan("mbr", g.mbr_samples, g.num_return_sequences)
-    return None
+    returned = generation.num_return_sequences
+    if generation.best_of is not None:
+        return RerankPlan("best_of", generation.best_of, returned, generation.length_penalty)
+    return None if generation.mbr_samples is None else RerankPlan("mbr", generation.mbr_samples, returned)
 
 
 def rerank(
@@ -56,9 +54,7 @@ def rerank(
     the order in which they were sampled.
     """
     if plan.kind == "best_of":
-        scores = [
-            hypothesis.logprob / max(len(hypothesis.tokens), 1) ** plan.length_penalty for hypothesis in hypotheses
-        ]
+        scores = [one.logprob / max(len(one.tokens), 1) ** plan.length_penalty for one in hypotheses]
     else:
         scores = expected_chrf(texts)
     ranked = sorted(zip(scores, hypotheses, strict=True), key=lambda pair: (-pair[0], -pair[1].logprob))
@@ -162,17 +158,14 @@ def forced_phrases(generation: Generation, text: Callable[[Sequence[int]], str])
     """
     result = []
     for constraint in generation.force_words_ids or []:
-        phrases = [[token for token in constraint if isinstance(token, int)]]
-        if any(isinstance(item, list) for item in constraint):
-            phrases = [item for item in constraint if isinstance(item, list)]
+        lists = [item for item in constraint if isinstance(item, list)]
+        phrases = lists or [[id for id in constraint if isinstance(id, int)]]
         texts = [text(ids).strip() for ids in phrases]
         name = " | ".join(word or str(ids) for word, ids in zip(texts, phrases, strict=True))
         result.append(ForcedPhrase(name, tuple(texts) if all(texts) else (), False))
     for word in generation.force_words or []:
         words = [word] if isinstance(word, str) else word
-        result.append(
-            ForcedPhrase(" | ".join(words), tuple(alternative.strip() or alternative for alternative in words), True)
-        )
+        result.append(ForcedPhrase(" | ".join(words), tuple(one.strip() or one for one in words), True))
     return tuple(result)
 
 
@@ -189,34 +182,28 @@ class LaneResults:
     def completed(self, event: Event) -> Event:
         """The event with completed results."""
         if isinstance(event, Stepped) and event.ended and self.phrases is not None:
-            ended = (dataclasses.replace(row, hypothesis=self._named(row.hypothesis)) for row in event.ended)
+            ended = (dataclasses.replace(row, hypothesis=self.phrases.unmet(row.hypothesis)) for row in event.ended)
             return dataclasses.replace(event, ended=tuple(ended))
-        return self._finished(event) if isinstance(event, Finished) else event
-
-    def _finished(self, event: Finished) -> Finished:
-        hypotheses: Sequence[Hypothesis] = [self._checked(self._named(hypothesis)) for hypothesis in event.hypotheses]
+        if not isinstance(event, Finished):
+            return event
+        hypotheses = tuple(map(self._completed, event.hypotheses))
         if self.ranking is None:
-            return dataclasses.replace(event, hypotheses=tuple(hypotheses))
-
+            return dataclasses.replace(event, hypotheses=hypotheses)
         every = dataclasses.replace(self.ranking, returned=len(hypotheses))
         ranked = rerank(hypotheses, [hypothesis.text for hypothesis in hypotheses], every)
-        best, rest = ranked[: self.ranking.returned], ranked[self.ranking.returned :]
-        return dataclasses.replace(event, hypotheses=best, others=rest)
+        returned = self.ranking.returned
+        return dataclasses.replace(event, hypotheses=ranked[:returned], others=ranked[returned:])
 
-    def _named(self, hypothesis: Hypothesis) -> Hypothesis:
-        """The hypothesis with the phrases that it lacks."""
-        return hypothesis if self.phrases is None else self.phrases.unmet(hypothesis)
-
-    def _checked(self, hypothesis: Hypothesis) -> Hypothesis:
-        """The hypothesis with its thought, marked if the budget or the time cut off a text that is incomplete in the
-        grammar.
+    def _completed(self, hypothesis: Hypothesis) -> Hypothesis:
+        """The hypothesis with the phrases that it lacks and its thought, marked if the budget or the time cut off a
+        text that is incomplete in the grammar.
         """
+        if self.phrases is not None:
+            hypothesis = self.phrases.unmet(hypothesis)
         if self.thinking is not None:
             thought = self.thinking.of(hypothesis.tokens)
             hypothesis = dataclasses.replace(hypothesis, thought=thought.tokens, thought_cut=thought.cut)
         grammar = self.grammar
-        if grammar is None or hypothesis.reason not in CUT:
-            return hypothesis
-        if not grammar.cut(hypothesis.tokens, self.prompt_length):
-            return hypothesis
-        return dataclasses.replace(hypothesis, incomplete=grammar.source.knob)
+        if grammar is not None and hypothesis.reason in CUT and grammar.cut(hypothesis.tokens, self.prompt_length):
+            return dataclasses.replace(hypothesis, incomplete=grammar.source.knob)
+        return hypothesis

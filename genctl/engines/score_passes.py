@@ -7,9 +7,9 @@ copy of their full size is made; a row whose own logits would be too large is re
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -164,23 +164,19 @@ class Passes:
 
         Lengths differ within a batch only if the model reads padded rows exactly.
         """
-        batch, able = list[int](), self.forward.abilities
-        longest = columns = 0
+        batch, first, able = list[int](), 0, self.forward.abilities
         lengths = [(len(piece.ids), len(piece.source or ())) for piece in pieces]
         for place in sorted(range(len(pieces)), key=lambda place: lengths[place], reverse=True):
-            piece = pieces[place]
-            longer, shorter = lengths[batch[0] if batch else place], lengths[place]
-            shares = longer[0] == shorter[0] or (able.pads_behind and longer[0] <= self.forward.bound)
-            if batch and not (shares and (longer[1] == shorter[1] or able.pads_sources)):
-                yield batch
-                batch, longest, columns = [], 0, 0
-            longest = max(longest, len(piece.ids))
+            (longest, source), (length, own) = lengths[batch[0] if batch else place], lengths[place]
+            fits = longest == length or (able.pads_behind and longest <= self.forward.bound)
+            fits = fits and (source == own or able.pads_sources) and len(batch) < self.batch_size
             # the logits of all rows begin at the earliest scored token of any row
-            columns = max(columns, longest - piece.first)
-            crowded = (len(batch) + 1) * columns * self.forward.vocab_size > LARGEST
-            if batch and (len(batch) == self.batch_size or crowded):
+            first = min(first, pieces[place].first)
+            if batch and not (fits and (len(batch) + 1) * (longest - first) * self.forward.vocab_size <= LARGEST):
                 yield batch
-                batch, longest, columns = [], len(piece.ids), len(piece.ids) - piece.first
+                batch = []
+            if not batch:
+                first = pieces[place].first
             batch.append(place)
         if batch:
             yield batch
@@ -207,9 +203,7 @@ class Passes:
             mask = torch.cat([mask.new_ones(len(pieces), past), mask], 1)
         start = min(piece.first for piece in pieces) - 1  # the first position whose logits are needed
         positions = torch.arange(past, past + feed.shape[1], device=feed.device).expand(feed.shape[0], -1)
-        given = Pass(
-            feed, None, mask=mask, positions=positions, sources=sources, first=True, keep=feed.shape[1] - start
-        )
+        given = Pass(feed, None, mask, positions, sources=sources, first=True, keep=feed.shape[1] - start)
         if cache is not None:
             nothing = torch.zeros(len(pieces), dtype=torch.long, device=feed.device)
             given = replace(given, cache=cache.select(nothing, room=feed.shape[1]), first=False, keep=0)
@@ -293,21 +287,19 @@ class Passes:
             for id, value in zip(ids, logprobs, strict=True):
                 if value != value:
                     raise damaged(f"where the text has the token with id {id}")
-            ranks: list[int | None] = [None] * len(ids)
-            entropies: list[float | None] = [None] * len(ids)
+            ranks: Iterable[int | None] = repeat(None)
+            entropies: Iterable[float | None] = repeat(None)
+            tops: Iterable[tuple[tuple[int, str, float], ...]] = repeat(())
             if self.detail.ranks:
                 ranks = (1 + (selected > selected.gather(1, column)).sum(-1)).tolist()
                 entropies = entropy(normalised).tolist()
-            tops: list[tuple[tuple[int, str, float], ...]] = [()] * len(ids)
             if self.detail.top:
-                best = selected.topk(min(self.detail.top, vocabulary))
-                values = normalised.gather(1, best.indices).tolist()
-                tops = [
-                    tuple((id, "", value) for id, value in zip(*pair, strict=True))
-                    for pair in zip(best.indices.tolist(), values, strict=True)
-                ]
+                best = selected.topk(min(self.detail.top, vocabulary)).indices
+                pairs = zip(best.tolist(), normalised.gather(1, best).tolist(), strict=True)
+                tops = [tuple((id, "", value) for id, value in zip(*pair, strict=True)) for pair in pairs]
             tokens += [
                 Token(id, logprob, "", rank, entropy, top)
-                for id, logprob, rank, entropy, top in zip(ids, logprobs, ranks, entropies, tops, strict=True)
+                # not `strict`: some are endless
+                for id, logprob, rank, entropy, top in zip(ids, logprobs, ranks, entropies, tops, strict=False)
             ]
         return tokens

@@ -47,16 +47,6 @@ class SharedLayer(GrowingLayer):
         """Columns of a row, the shared ones included."""
         return self.columns + self.length
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Columns that a query attends to, and the offset of the first one."""
-        return self.columns + self.length + query_length, 0
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Drop the newest columns. Raises ValueError if they are the prompt's."""
-        if abs(tokens_to_remove) > self.length:
-            raise ValueError("a shared prompt cannot be cropped")
-        super().crop(tokens_to_remove)
-
     def reorder(self, rows: Tensor, since: int) -> GrowingLayer:
         """Row i becomes row `rows[i]`, in place; the shared columns are not moved."""
         return super().reorder(rows, max(since - self.columns, 0))
