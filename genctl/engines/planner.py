@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from genctl import events
 from genctl.config.listed_knobs import check_finite, criteria_of, processors_of
@@ -91,7 +92,6 @@ class Planner:
         self.allow_plugins, self.flags = allow_plugins, flags
         self.strategies = StrategyChoice(loaded, forward, runtime, self.flags)
         self.drafts = True  # whether what was written before is drafted, where that changes no byte
-        self.known_tags: Tags | Literal[False] | None = None  # around thoughts; False: none are known
         self.context = context_of(loaded.config)  # the maximum number of positions; None: no limit
         # the length of the texts of the training, if scaled positions let the model read longer ones
         length = trained_length(loaded.config)
@@ -101,6 +101,13 @@ class Planner:
         self.eos = ids_of(defaults.eos_token_id)
         self.bos = defaults.bos_token_id
         self.decoder_start = defaults.decoder_start_token_id  # without one the decoder begins with BOS
+
+    @cached_property
+    def known_tags(self) -> Tags | None:
+        """The tags around the checkpoint's thoughts, if they are known ones."""
+        from genctl.decode.stopping.thoughts import tags_of
+
+        return tags_of(self.loaded.tokenizer)
 
     def read(self, request: Request) -> Prompt:
         """The request's prompt in token ids. Raises InputError or ModelError."""
@@ -214,14 +221,11 @@ class LanePlan:
         encoder's EOS.
         """
         generation, encoder = self.generation, self.forward.is_encoder_decoder
-        limited = not encoder and generation.max_new_tokens is None
-        bounds = [
-            size for size in (self.planner.context, generation.max_length if limited else None) if size is not None
-        ]
+        limit = None if encoder or generation.max_new_tokens is not None else generation.max_length
+        bound = min((size for size in (self.planner.context, limit) if size is not None), default=None)
         side, ids = self.request.resolved.runtime.truncate, prompt.ids
-        if side is None or not bounds:
+        if side is None or bound is None:
             return prompt
-        bound = min(bounds)
         keep = bound if encoder else bound - min(generation.max_new_tokens or DEFAULT_NEW_TOKENS, bound // 2)
         if len(ids) <= keep:
             return prompt
@@ -259,12 +263,10 @@ class LanePlan:
                 hint="--truncate left keeps its end (right its beginning, middle both)",
             )
         most = generation.max_new_tokens
-        if most is None and generation.max_length is not None:
-            most = generation.max_length - length
+        if most is None:
+            most = DEFAULT_NEW_TOKENS if generation.max_length is None else generation.max_length - length
             if most < 1:
                 raise InputError(f"the prompt has {count(length, 'token')}, but max_length is {generation.max_length}")
-        if most is None:
-            most = DEFAULT_NEW_TOKENS
         room = most if context is None else max(context - length, 1)
         return (most, "") if most <= room else (room, f"context of {context} tokens")
 
@@ -311,7 +313,7 @@ class LanePlan:
     def _unconditional(self) -> Unconditional | None:
         """The unconditional prompt of guidance_scale: the negative prompt, or the prompt's last token."""
         generation = self.generation
-        if generation.guidance_scale is None or generation.guidance_scale == 1.0:
+        if generation.guidance_scale in (None, 1.0):
             return None
         if self.forward.is_encoder_decoder:
             raise ModelError(
@@ -349,16 +351,11 @@ class LanePlan:
 
     def _tags(self) -> Tags | None:
         """The tags around the thoughts of a checkpoint: those that are set, or known ones."""
-        from genctl.decode.stopping.thoughts import Tags, tags_of
+        from genctl.decode.stopping.thoughts import Tags
 
-        resolved = self.request.resolved
-        tables = ({"thinking_tags": resolved.generation.thinking_tags}, *(resolved.processors or ()))
-        given = next((tags for table in tables if (tags := table.get("thinking_tags")) is not None), None)
-        if given is not None:
-            return Tags(*given)
-        if self.planner.known_tags is None:
-            self.planner.known_tags = tags_of(self.loaded.tokenizer) or False
-        return self.planner.known_tags or None
+        tables = (vars(self.generation), *(self.request.resolved.processors or ()))
+        given = [table["thinking_tags"] for table in tables if table.get("thinking_tags") is not None]
+        return Tags(*given[0]) if given else self.planner.known_tags
 
     def _criteria(self, opening: str) -> tuple[NamedCriterion, ...]:
         request, generation = self.request, self.generation

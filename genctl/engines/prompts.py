@@ -87,13 +87,12 @@ class PromptReader:
         from genctl.models.text import doubled_bos
 
         tokenizer: Any = self.loaded.tokenizer
-        doubled = (
-            doubled_bos(tokenizer, ids, (self.loaded.model.generation_config.bos_token_id, tokenizer.bos_token_id), why)
-            if why
-            else ""
-        )
+        if why:
+            bos = self.loaded.model.generation_config.bos_token_id, tokenizer.bos_token_id
+            if doubled := doubled_bos(tokenizer, ids, bos, why):
+                return doubled
         is_longer = self.trained is not None and len(ids) > self.trained and not self.loaded.is_encoder_decoder
-        return doubled or (trained_length_note(self.trained) if is_longer else "")
+        return trained_length_note(self.trained) if is_longer else ""
 
     def in_language(self, resolved: Resolved) -> Generation:
         """The settings, whose text begins with the token of `tgt_lang`. Raises UsageError for a language it lacks."""
@@ -109,7 +108,8 @@ class PromptReader:
             if language is not None:
                 setting = f"{name} = {language} ({resolved.origins.get(name, 'default')})"
                 id = language_id(self.loaded.tokenizer, setting, language, self.loaded.name)
-                generation = replace(generation, forced_bos_token_id=id) if name == "tgt_lang" else generation
+                if name == "tgt_lang":
+                    generation = replace(generation, forced_bos_token_id=id)
         self.translating = resolved, generation
         return generation
 

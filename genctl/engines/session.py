@@ -65,7 +65,15 @@ class Session:
         self.planner = Planner(loaded, self.forward, runtime, allow_plugins=allow_plugins, flags=flags or {})
         self.on_plan: Callable[[int], object] = lambda tokens: None  # receives the length of each planned prompt
         self.clock: Callable[[], float] = time.perf_counter
-        saved = self._saved(runtime.prompt_cache)
+        saved: Prefix | None = None
+        if (path := runtime.prompt_cache) is not None:
+            from genctl.decode import saved_prompt
+
+            if not self.forward.abilities.supports_cache or not self.forward.abilities.savable:
+                raise ModelError(
+                    f"{loaded.name} keeps no cache that can be saved, so --prompt-cache {path} cannot be used"
+                )
+            saved = saved_prompt.load(Path(path).expanduser(), self.identity, self.forward)
         self.prefixes: dict[Prompt, Prefix] = {}  # prompts read by others, which are not read again
         self.texts = None if saved is None else KeptTexts(saved=saved)  # that requests may continue
         self.tried: tuple[Resolved, PlannedLane] | None = None  # the trial prompt of the last checked job
@@ -109,11 +117,8 @@ class Session:
             path = getattr(runtime, name)
             if path is not None and not Path(path).expanduser().is_file():
                 raise InputError(cannot_read(path, "no such file", f"--{name.replace('_', '-')}"))
-        flags: dict[str, Any] = {
-            "allow_pickle": allow_pickle,
-            "trust_remote_code": trust_remote_code,
-            "on_event": on_event,
-        }
+        flags: dict[str, Any] = {"allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code}
+        flags["on_event"] = on_event  # also of further checkpoints
 
         def before_weights(settings: GenerationSettings) -> None:
             check_settings(resolve([model_layer(settings.values, runtime.model, settings.file), *layers]).generation)
@@ -135,11 +140,9 @@ class Session:
         from genctl.decode.saved_prompt import PromptIdentity
         from genctl.native.runtime import NativeModel
 
-        model = self.loaded.model
+        model, quantize = self.loaded.model, self.loaded.quantize
         layout = model.cache_layout if isinstance(model, NativeModel) else ""
-        dtype = str(model.dtype).removeprefix("torch.")
-        if self.loaded.quantize is not None:
-            dtype += f" with {self.loaded.quantize} weights"
+        dtype = str(model.dtype).removeprefix("torch.") + ("" if quantize is None else f" with {quantize} weights")
         return PromptIdentity(self.loaded.fingerprint(), self.loaded.name, dtype, version("transformers"), layout)
 
     def notes(self) -> list[str]:
@@ -155,17 +158,6 @@ class Session:
         """The fingerprints of the checkpoint and of all auxiliary models, by name."""
         loaded = [self.loaded, *(checkpoint for checkpoint, _ in self.planner.strategies.auxiliary_models.values())]
         return {checkpoint.name: checkpoint.fingerprint() for checkpoint in loaded}
-
-    def _saved(self, path: str | None) -> Prefix | None:
-        if path is None:
-            return None
-        if not self.forward.abilities.supports_cache or not self.forward.abilities.savable:
-            raise ModelError(
-                f"{self.loaded.name} keeps no cache that can be saved, so --prompt-cache {path} cannot be used"
-            )
-        from genctl.decode import saved_prompt
-
-        return saved_prompt.load(Path(path).expanduser(), self.identity, self.forward)
 
     def saved_prompt(self, request: Request) -> tuple[bytes, int]:
         """A request's prompt, prefilled, as the content of a prompt-cache file; and its number of tokens."""
@@ -219,24 +211,18 @@ class Session:
                 self.forward.findings.append(f"nothing is drafted: {why}")
             if runtime.draft_corpus is not None:
                 remarks.append(f"draft_corpus = {runtime.draft_corpus}: nothing is drafted, since {why}")
-        # rows that go through other products too
-        depends = (
-            self.about.is_encoder_decoder
-            or generation.cache_implementation != "dynamic"
-            or bool(generation.assistant_model or generation.amateur_model)
-        )
+        own = generation.cache_implementation == "dynamic" and not self.about.is_encoder_decoder
+        own = own and not generation.assistant_model and not generation.amateur_model
         return JobPlan(
             trial.kind,
             rows=max(int(strategy.max_rows), 1),
             remarks=tuple(remarks),
             reads_hidden=strategy.traits.needs_hidden,
-            batch_invariant_by="" if depends else self.products,
+            batch_invariant_by=self.products if own else "",  # no row goes through other products
         )
 
     def watched(self, tokens: Sequence[str]) -> tuple[int, ...]:
         """The ids of the tokens that --watch names. Raises UsageError."""
-        if not tokens:
-            return ()
         from genctl.models.text import watched_ids
 
         return watched_ids(self.loaded, tokens)
@@ -259,9 +245,7 @@ class Session:
             return default if batch_size is None else int(batch_size)
         from genctl.decode.memory import fitting
 
-        lane = self._trial(resolved).lane
-        context = self.planner.context
-        return fitting(self.forward, lane, min(context or TYPICAL, TYPICAL))
+        return fitting(self.forward, self._trial(resolved).lane, min(self.planner.context or TYPICAL, TYPICAL))
 
     @property
     def products(self) -> str:
@@ -407,9 +391,8 @@ def load_session(kind: type[SomeSession], setup: EngineSetup) -> SomeSession:
 
 def check_settings(generation: Generation) -> None:
     """Check knobs without a checkpoint: raises UsageError for conflicts and broken grammars."""
-    clashes = [*modes.structures(generation), *modes.reranking(generation)]
-    clashes += [*modes.bans(generation), *modes.steering(generation)]
-    if clashes:
+    checks = (modes.structures, modes.reranking, modes.bans, modes.steering)
+    if clashes := [clash for check in checks for clash in check(generation)]:
         raise UsageError("\n".join(clashes))
     if any(getattr(generation, knob) is not None for knob in GRAMMARS):
         from genctl.decode.processors import grammar_source

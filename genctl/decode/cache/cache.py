@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -18,8 +18,6 @@ from genctl.decode.cache.layer import CROSS, CacheLayer
 
 if TYPE_CHECKING:
     from genctl.decode.cache.static import SlotPlace, SlottedLayer, SlottedWindow
-
-Self = TypeVar("Self", bound="Cache")
 
 
 class Trait:
@@ -54,7 +52,8 @@ class Cache:
     # -- what it is ----------------------------------------------------------------------------------------------------
 
     is_plain = Trait(all)  # a query sees exactly the columns that are stored
-    only_columns = Trait(all)  # keys and values and nothing else, so that padding on the left can be removed
+    # keys and values and nothing else, so that padding on the left can be removed; False without layers
+    only_columns = Trait(lambda found: set(found) == {True})
     is_mergeable = Trait(all)  # rows of several lanes may share a cache of this kind
     is_croppable = Trait(all)  # tokens can be removed
     is_slotted = Trait(all)  # ready for steps of one shape
@@ -81,19 +80,19 @@ class Cache:
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
-    def with_layers(self: Self, layers: Iterable[CacheLayer]) -> Self:
+    def with_layers(self, layers: Iterable[CacheLayer]) -> Self:
         """A cache of the same class with other layers of self-attention, and none of cross-attention."""
         new = copy.copy(self)
         new.layers, new.cross = list(layers), None
         return new
 
-    def with_cross(self: Self, cross: Sequence[GrowingLayer]) -> Self:
+    def with_cross(self, cross: Sequence[GrowingLayer]) -> Self:
         """The same self-attention with other layers of cross-attention."""
         new = copy.copy(self)
         new.cross = cross
         return new
 
-    def select(self: Self, rows: Tensor, *, room: int = 0, drop: int = 0) -> Self:
+    def select(self, rows: Tensor, *, room: int = 0, drop: int = 0) -> Self:
         """A new cache with `rows` (int64 [N], repeats allowed) of this one, without its first `drop` columns.
 
         This cache is unchanged, so a prefix can be forked any number of times. Cross-attention is left out: see
@@ -101,24 +100,24 @@ class Cache:
         """
         return self.with_layers(layer.select(rows, room=room, drop=drop) for layer in self.layers)
 
-    def continued(self: Self, rows: Tensor, room: int) -> Self:
+    def continued(self, rows: Tensor, room: int) -> Self:
         """Like `select` of all rows. Static layers that were allocated with this room continue in their own buffers."""
         return self.with_layers(layer.continued(rows, room) for layer in self.layers)
 
-    def reorder(self: Self, rows: Tensor, since: int) -> Self:
+    def reorder(self, rows: Tensor, since: int) -> Self:
         """Row i becomes row `rows[i]` (int64 [N], as many as there are), if rows are equal before column `since`.
 
         Layers with their own buffers move the columns after it in place: do not use this cache afterwards.
         """
         return self.with_layers(layer.reorder(rows, since) for layer in self.layers)
 
-    def keep(self: Self, rows: Sequence[int], index: Tensor, *, room: int = 0, drop: int = 0) -> Self:
+    def keep(self, rows: Sequence[int], index: Tensor, *, room: int = 0, drop: int = 0) -> Self:
         """Like `select` of `rows` (`index` is the same as a tensor), in place if possible; this cache is used up."""
         if any(row < place for place, row in enumerate(rows)):
             return self.select(index, room=room, drop=drop)
         return self.with_layers(layer.keep(rows, index, room=room, drop=drop) for layer in self.layers)
 
-    def merge(self: Self, others: Sequence[Cache], *, room: int = 0) -> Self:
+    def merge(self, others: Sequence[Cache], *, room: int = 0) -> Self:
         """One cache with the rows of all, aligned to the right; shorter ones are padded with zeros on the left.
 
         Do not use this cache afterwards: the others take the places of rows that left it (see `keep`).
@@ -128,7 +127,7 @@ class Cache:
         together = zip(self.layers, *(other.layers for other in others), strict=True)
         return self.with_layers(first.merge(rest, room) for first, *rest in together)
 
-    def share(self: Self, rows: int, room: int) -> Self:
+    def share(self, rows: int, room: int) -> Self:
         """A cache for `rows` continuations of the prompt in this one; its growing layers are shared, not copied."""
         from genctl.decode.cache.shared import SharedLayer
 
@@ -140,7 +139,7 @@ class Cache:
             for layer in self.layers
         )
 
-    def unshared(self: Self) -> Self:
+    def unshared(self) -> Self:
         """The cache with all columns in every row."""
         return self.with_layers(layer.unshared() for layer in self.layers) if self.is_shared else self
 

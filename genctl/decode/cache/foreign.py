@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -41,7 +41,6 @@ _KINDS = (
     LinearAttentionAndSlidingWindowAttentionLayer,
     *compat.layers_that_keep_nothing(cache_utils),
 )
-Self = TypeVar("Self", bound="TransformersCache")
 
 
 class TransformersCache(Cache):
@@ -59,7 +58,7 @@ class TransformersCache(Cache):
             return self.library
         return EncoderDecoderCache(self.library, cache_utils.Cache(layers=[layer.for_model for layer in self.cross]))
 
-    def with_layers(self: Self, layers: Iterable[CacheLayer]) -> Self:
+    def with_layers(self, layers: Iterable[CacheLayer]) -> Self:
         """A cache of the same class with other layers of self-attention, and none of cross-attention."""
         new = super().with_layers(layers)
         new.library = copy.copy(self.library)
