@@ -69,21 +69,11 @@ def expected_chrf(texts: Sequence[str]) -> list[float]:
     totals = [float(counts[text]) for text in distinct]  # chrF with itself is 1, for each draw
     for i in range(len(distinct)):
         for j in range(i + 1, len(distinct)):
-            matches = _matches(grams[i], grams[j])
-            totals[i] += counts[distinct[j]] * _f_score(matches, grams[i], grams[j])
-            totals[j] += counts[distinct[i]] * _f_score(matches, grams[j], grams[i])
+            of_i, of_j = _chrf(grams[i], grams[j])
+            totals[i] += counts[distinct[j]] * of_i
+            totals[j] += counts[distinct[i]] * of_j
     means = {text: total / len(texts) for text, total in zip(distinct, totals, strict=True)}
     return [means[text] for text in texts]
-
-
-def chrf(text: str, reference: str) -> float:
-    """Character n-gram F-score in [0, 1] (Popović 2015, W15-3049): n = 1 to 6, beta = 2, white space not counted.
-
-    Precision and recall are averaged over the n for which both texts are long enough, as in sacrebleu; two texts
-    without characters are equal.
-    """
-    of_text, of_reference = _ngrams(text), _ngrams(reference)
-    return _f_score(_matches(of_text, of_reference), of_text, of_reference)
 
 
 def _ngrams(text: str) -> list[Counter[str]]:
@@ -94,25 +84,28 @@ def _ngrams(text: str) -> list[Counter[str]]:
     ]
 
 
-def _matches(left: list[Counter[str]], right: list[Counter[str]]) -> list[int]:
-    return [
+def _chrf(left: list[Counter[str]], right: list[Counter[str]]) -> tuple[float, float]:
+    """The chrF of two texts, each with the other as reference, from their n-grams.
+
+    Character n-gram F-score in [0, 1] (Popović 2015, W15-3049): n = 1 to 6, beta = 2, white space not counted.
+    Precision and recall are averaged over the n for which both texts are long enough, as in sacrebleu.
+    """
+    lengths = left[0].total(), right[0].total()  # characters: n - 1 fewer n-grams
+    orders = min(ORDER, *lengths)
+    matches = [
         sum(min(count, large[gram]) for gram, count in small.items() if gram in large)
         for small, large in (sorted(pair, key=len) for pair in zip(left, right, strict=True))
     ]
-
-
-def _f_score(matches: list[int], of_text: list[Counter[str]], of_reference: list[Counter[str]]) -> float:
-    length, reference = of_text[0].total(), of_reference[0].total()  # characters: n - 1 fewer n-grams
-    if not length and not reference:
-        return 1.0
-    orders = min(ORDER, length, reference)
-    if not orders:
-        return 0.0
-    precision = sum(matches[n] / (length - n) for n in range(orders)) / orders
-    recall = sum(matches[n] / (reference - n) for n in range(orders)) / orders
-    if precision + recall == 0.0:
-        return 0.0
-    return (1 + BETA**2) * precision * recall / (BETA**2 * precision + recall)
+    if not orders or not matches[0]:
+        equal = float(lengths == (0, 0))  # two texts without characters
+        return equal, equal
+    # the precision of one is the recall of the other
+    shares = [sum(matches[n] / (length - n) for n in range(orders)) / orders for length in lengths]
+    scores = [
+        (1 + BETA**2) * precision * recall / (BETA**2 * precision + recall)
+        for precision, recall in (shares, reversed(shares))
+    ]
+    return scores[0], scores[1]
 
 
 @dataclass(frozen=True)

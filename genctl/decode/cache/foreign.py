@@ -78,21 +78,19 @@ def new_cache(config: Any, *, encoder_decoder: bool = False, room: int = 0, whol
     `whole` also keeps every column of windows, so that any number of tokens can be removed (see `Cache.narrow`).
     """
     library = DynamicCache(config=config.get_text_config(decoder=True))
-    layers: list[CacheLayer] = [_adapted(layer, room, whole) for layer in library.layers]
+    layers: list[CacheLayer] = []
+    for layer in library.layers:
+        is_window = type(layer) is DynamicSlidingWindowLayer
+        if type(layer) is DynamicLayer or (whole and is_window):
+            layers.append(GrowingLayer(room))
+        else:
+            layers.append(SlidingLayer(layer.sliding_window, room) if is_window else ForeignLayer(layer))
     # T5 and its variants: the config's number of layers is the encoder's
     count = getattr(config, "num_decoder_layers", None)
     if type(count) is int and count > 0 and {type(layer) for layer in layers} == {GrowingLayer}:
         layers = [GrowingLayer(room) for _ in range(count)]
     # every decoder layer sees the whole source, even with a window on its own text
     return TransformersCache(library, layers, [GrowingLayer() for _ in layers] if encoder_decoder else None)
-
-
-def _adapted(layer: Any, room: int, whole: bool) -> CacheLayer:
-    if type(layer) is DynamicLayer or (whole and type(layer) is DynamicSlidingWindowLayer):
-        return GrowingLayer(room)
-    if type(layer) is DynamicSlidingWindowLayer:
-        return SlidingLayer(layer.sliding_window, room)
-    return ForeignLayer(layer)
 
 
 class ForeignLayer(CacheLayer):

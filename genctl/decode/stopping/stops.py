@@ -42,9 +42,7 @@ class Marks:
 
     def name(self, searched: str) -> str:
         """The stop string that is searched as `searched`."""
-        for text, mark in self.spelled.items():
-            searched = searched.replace(mark, text)
-        return searched
+        return searched.translate({ord(mark): text for text, mark in self.spelled.items()})
 
     def pattern(self, source: str) -> str:
         """A regular expression that also finds the tokens it names, with metacharacters escaped and not repeated."""

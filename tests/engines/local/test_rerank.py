@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from genctl import events
 from genctl.config.modes import reranking as conflicts
 from genctl.decode.stopping.row_text import RowText
-from genctl.engines.lane_results import LaneResults, RerankPlan, chrf, expected_chrf, rerank, rerank_plan
+from genctl.engines.lane_results import LaneResults, RerankPlan, expected_chrf, rerank, rerank_plan
 from genctl.models.text import Detokenizer
 from genctl.params import Generation
 from genctl.strategies.sample import Sample
@@ -23,6 +23,10 @@ from tests.tiny import tokenizer
 
 def hypothesis(logprob: float, length: int, slot: int, text: str = "") -> events.Hypothesis:
     return events.Hypothesis(tuple(range(length)), logprob, logprob, "eos", 0.0, slot, text=text)
+
+
+def chrf(text: str, reference: str) -> float:
+    return 2 * expected_chrf([text, reference])[0] - 1  # the mean with the text itself
 
 
 # Made once with sacrebleu 2.6.0: sentence_chrf(text, [reference]).score / 100
