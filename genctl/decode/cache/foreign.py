@@ -1,4 +1,4 @@
-"""transformers' caches, and the layers that genctl does not replace: recurrent states, empty layers.
+"""transformers' caches, and what genctl does not replace in them: recurrent states, empty layers, a model's own states.
 
 genctl's layers are registered as transformers' here, so that its caches accept them.
 """
@@ -31,6 +31,7 @@ from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.cache.layer import FULL, RECURRENT, SLIDING, CacheLayer, attention_entry, entry, shape_in_memory
 from genctl.decode.cache.sliding import SlidingLayer
 from genctl.decode.cache.static import Slots
+from genctl.errors import ModelError
 
 DynamicLayer.register(GrowingLayer)
 _KINDS = (
@@ -226,6 +227,84 @@ class ForeignLayer(CacheLayer):
             for index, state in getattr(self.layer, f"{name}_states").items()
             if state is not None
         }
+
+
+# -- states that a model does not keep in a standard cache, so that rows can be forked and reordered ------------------
+# Two forms occur in transformers: what each pass returns (hidden states of XLNet, or Reformer's own class of cache),
+# and tensors in the model's modules (RecurrentGemma).
+
+
+class ReturnedStates(CacheLayer):
+    """The states that a pass returned, as the only layer of a cache. Rows can be selected; no token can be removed."""
+
+    def __init__(self, states: Any = None) -> None:
+        self.states = states
+
+    @property
+    def for_model(self) -> Any:
+        """The states."""
+        return self.states
+
+    def select(self, rows: Tensor, *, room: int = 0, drop: int = 0) -> ReturnedStates:
+        """A new layer with `rows` (int64 [N]) of this one. Nothing is dropped."""
+        if isinstance(self.states, (list, tuple)):  # each [T, N, H]
+            return ReturnedStates(tuple(state.index_select(1, rows) for state in self.states))
+        states = copy.copy(self.states)
+        if states is not None:
+            for name, value in vars(states).items():  # a cache class whose lists the model writes to
+                setattr(states, name, copy.copy(value))
+            states.reorder_cache(rows)
+        return ReturnedStates(states)
+
+    def get_seq_length(self) -> int:
+        """0: columns are not counted."""
+        return 0
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Raises ModelError: the form of the states depends on the model."""
+        raise ModelError("the model has its own form of cached states, which cannot be saved")
+
+
+class ReturnedStatesCache(Cache):
+    """A cache of `ReturnedStates`."""
+
+    def __init__(self) -> None:
+        super().__init__([ReturnedStates()])
+
+    @property
+    def for_model(self) -> Any:
+        """The states of the last pass."""
+        return self.layers[0].for_model
+
+    def store(self, states: Any) -> None:
+        """Take the states that a pass returned."""
+        self.layers = [ReturnedStates(states)]
+
+
+class ModuleStates:
+    """The recurrent states in RecurrentGemma's modules, moved into the cache after every pass."""
+
+    def __init__(self, model: Any) -> None:
+        blocks = enumerate(layer.temporal_block for layer in model.model.layers)
+        self.blocks = [(number, block) for number, block in blocks if hasattr(block, "rg_lru")]
+
+    def put(self, cache: Cache | None) -> None:
+        """Copy the cache's states into the modules; None clears them."""
+        for number, block in self.blocks:
+            layer = None if cache is None else cache.layers[number].for_model
+            block.conv1d_state = None if layer is None else layer.conv_states[0]
+            block.rg_lru.recurrent_states = None if layer is None else layer.recurrent_states[0]
+
+    def take(self, cache: Cache | None) -> None:
+        """Move the modules' states into the cache."""
+        for number, block in self.blocks:
+            if cache is not None and block.conv1d_state is not None:
+                layer = cache.layers[number].for_model
+                layer.conv_states[0], layer.recurrent_states[0] = block.conv1d_state, block.rg_lru.recurrent_states
+                layer.is_conv_states_initialized[0] = layer.is_recurrent_states_initialized[0] = True
+                layer.has_previous_state[0] = True
+                layer.device, layer.dtype = block.conv1d_state.device, block.conv1d_state.dtype
+            block.conv1d_state = block.rg_lru.recurrent_states = None
 
 
 class CompiledLayer(Slots, CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped here
