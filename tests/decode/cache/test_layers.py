@@ -108,10 +108,10 @@ def test_a_recording_window_takes_tokens_back_as_if_they_had_never_come(
         assert torch.equal(layer.content()[1], values[:, :, -(WINDOW - 1) :])
 
 
-def test_a_window_says_when_it_has_let_go_of_what_is_asked_back() -> None:
+def test_a_window_refuses_to_restore_what_it_has_dropped() -> None:
     layer, numbers = SlidingLayer(WINDOW), Numbers()
     layer.update(*numbers(1, 9))
-    with pytest.raises(ValueError, match="let go"):
+    with pytest.raises(ValueError, match="has dropped"):
         layer.crop(-1)
 
 
