@@ -37,12 +37,10 @@ class RerankPlan:
 
 def rerank_plan(generation: Generation) -> RerankPlan | None:
     """The plan for the knobs; None if samples are returned as they are."""
-    g = generation
-    if g.best_of is not None:
-        return RerankPlan("best_of", g.best_of, g.num_return_sequences, g.length_penalty)
-    if g.mbr_samples is not None:
-        return RerankPlan("mbr", g.mbr_samples, g.num_return_sequences)
-    return None
+    returned = generation.num_return_sequences
+    if generation.best_of is not None:
+        return RerankPlan("best_of", generation.best_of, returned, generation.length_penalty)
+    return None if generation.mbr_samples is None else RerankPlan("mbr", generation.mbr_samples, returned)
 
 
 def rerank(
@@ -56,9 +54,7 @@ def rerank(
     the order in which they were sampled.
     """
     if plan.kind == "best_of":
-        scores = [
-            hypothesis.logprob / max(len(hypothesis.tokens), 1) ** plan.length_penalty for hypothesis in hypotheses
-        ]
+        scores = [one.logprob / max(len(one.tokens), 1) ** plan.length_penalty for one in hypotheses]
     else:
         scores = expected_chrf(texts)
     ranked = sorted(zip(scores, hypotheses, strict=True), key=lambda pair: (-pair[0], -pair[1].logprob))
@@ -73,21 +69,11 @@ def expected_chrf(texts: Sequence[str]) -> list[float]:
     totals = [float(counts[text]) for text in distinct]  # chrF with itself is 1, for each draw
     for i in range(len(distinct)):
         for j in range(i + 1, len(distinct)):
-            matches = _matches(grams[i], grams[j])
-            totals[i] += counts[distinct[j]] * _f_score(matches, grams[i], grams[j])
-            totals[j] += counts[distinct[i]] * _f_score(matches, grams[j], grams[i])
+            of_i, of_j = _chrf(grams[i], grams[j])
+            totals[i] += counts[distinct[j]] * of_i
+            totals[j] += counts[distinct[i]] * of_j
     means = {text: total / len(texts) for text, total in zip(distinct, totals, strict=True)}
     return [means[text] for text in texts]
-
-
-def chrf(text: str, reference: str) -> float:
-    """Character n-gram F-score in [0, 1] (Popović 2015, W15-3049): n = 1 to 6, beta = 2, white space not counted.
-
-    Precision and recall are averaged over the n for which both texts are long enough, as in sacrebleu; two texts
-    without characters are equal.
-    """
-    of_text, of_reference = _ngrams(text), _ngrams(reference)
-    return _f_score(_matches(of_text, of_reference), of_text, of_reference)
 
 
 def _ngrams(text: str) -> list[Counter[str]]:
@@ -98,25 +84,28 @@ def _ngrams(text: str) -> list[Counter[str]]:
     ]
 
 
-def _matches(left: list[Counter[str]], right: list[Counter[str]]) -> list[int]:
-    return [
+def _chrf(left: list[Counter[str]], right: list[Counter[str]]) -> tuple[float, float]:
+    """The chrF of two texts, each with the other as reference, from their n-grams.
+
+    Character n-gram F-score in [0, 1] (Popović 2015, W15-3049): n = 1 to 6, beta = 2, white space not counted.
+    Precision and recall are averaged over the n for which both texts are long enough, as in sacrebleu.
+    """
+    lengths = left[0].total(), right[0].total()  # characters: n - 1 fewer n-grams
+    orders = min(ORDER, *lengths)
+    matches = [
         sum(min(count, large[gram]) for gram, count in small.items() if gram in large)
         for small, large in (sorted(pair, key=len) for pair in zip(left, right, strict=True))
     ]
-
-
-def _f_score(matches: list[int], of_text: list[Counter[str]], of_reference: list[Counter[str]]) -> float:
-    length, reference = of_text[0].total(), of_reference[0].total()  # characters: n - 1 fewer n-grams
-    if not length and not reference:
-        return 1.0
-    orders = min(ORDER, length, reference)
-    if not orders:
-        return 0.0
-    precision = sum(matches[n] / (length - n) for n in range(orders)) / orders
-    recall = sum(matches[n] / (reference - n) for n in range(orders)) / orders
-    if precision + recall == 0.0:
-        return 0.0
-    return (1 + BETA**2) * precision * recall / (BETA**2 * precision + recall)
+    if not orders or not matches[0]:
+        equal = float(lengths == (0, 0))  # two texts without characters
+        return equal, equal
+    # the precision of one is the recall of the other
+    shares = [sum(matches[n] / (length - n) for n in range(orders)) / orders for length in lengths]
+    scores = [
+        (1 + BETA**2) * precision * recall / (BETA**2 * precision + recall)
+        for precision, recall in (shares, reversed(shares))
+    ]
+    return scores[0], scores[1]
 
 
 @dataclass(frozen=True)
@@ -162,21 +151,18 @@ def forced_phrases(generation: Generation, text: Callable[[Sequence[int]], str])
     """
     result = []
     for constraint in generation.force_words_ids or []:
-        phrases = [[token for token in constraint if isinstance(token, int)]]
-        if any(isinstance(item, list) for item in constraint):
-            phrases = [item for item in constraint if isinstance(item, list)]
+        lists = [item for item in constraint if isinstance(item, list)]
+        phrases = lists or [[id for id in constraint if isinstance(id, int)]]
         texts = [text(ids).strip() for ids in phrases]
         name = " | ".join(word or str(ids) for word, ids in zip(texts, phrases, strict=True))
         result.append(ForcedPhrase(name, tuple(texts) if all(texts) else (), False))
     for word in generation.force_words or []:
         words = [word] if isinstance(word, str) else word
-        result.append(
-            ForcedPhrase(" | ".join(words), tuple(alternative.strip() or alternative for alternative in words), True)
-        )
+        result.append(ForcedPhrase(" | ".join(words), tuple(one.strip() or one for one in words), True))
     return tuple(result)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LaneResults:
     """Completes one lane's results."""
 
@@ -189,34 +175,28 @@ class LaneResults:
     def completed(self, event: Event) -> Event:
         """The event with completed results."""
         if isinstance(event, Stepped) and event.ended and self.phrases is not None:
-            ended = (dataclasses.replace(row, hypothesis=self._named(row.hypothesis)) for row in event.ended)
+            ended = (dataclasses.replace(row, hypothesis=self.phrases.unmet(row.hypothesis)) for row in event.ended)
             return dataclasses.replace(event, ended=tuple(ended))
-        return self._finished(event) if isinstance(event, Finished) else event
-
-    def _finished(self, event: Finished) -> Finished:
-        hypotheses: Sequence[Hypothesis] = [self._checked(self._named(hypothesis)) for hypothesis in event.hypotheses]
+        if not isinstance(event, Finished):
+            return event
+        hypotheses = tuple(map(self._completed, event.hypotheses))
         if self.ranking is None:
-            return dataclasses.replace(event, hypotheses=tuple(hypotheses))
-
+            return dataclasses.replace(event, hypotheses=hypotheses)
         every = dataclasses.replace(self.ranking, returned=len(hypotheses))
         ranked = rerank(hypotheses, [hypothesis.text for hypothesis in hypotheses], every)
-        best, rest = ranked[: self.ranking.returned], ranked[self.ranking.returned :]
-        return dataclasses.replace(event, hypotheses=best, others=rest)
+        returned = self.ranking.returned
+        return dataclasses.replace(event, hypotheses=ranked[:returned], others=ranked[returned:])
 
-    def _named(self, hypothesis: Hypothesis) -> Hypothesis:
-        """The hypothesis with the phrases that it lacks."""
-        return hypothesis if self.phrases is None else self.phrases.unmet(hypothesis)
-
-    def _checked(self, hypothesis: Hypothesis) -> Hypothesis:
-        """The hypothesis with its thought, marked if the budget or the time cut off a text that is incomplete in the
-        grammar.
+    def _completed(self, hypothesis: Hypothesis) -> Hypothesis:
+        """The hypothesis with the phrases that it lacks and its thought, marked if the budget or the time cut off a
+        text that is incomplete in the grammar.
         """
+        if self.phrases is not None:
+            hypothesis = self.phrases.unmet(hypothesis)
         if self.thinking is not None:
             thought = self.thinking.of(hypothesis.tokens)
             hypothesis = dataclasses.replace(hypothesis, thought=thought.tokens, thought_cut=thought.cut)
         grammar = self.grammar
-        if grammar is None or hypothesis.reason not in CUT:
-            return hypothesis
-        if not grammar.cut(hypothesis.tokens, self.prompt_length):
-            return hypothesis
-        return dataclasses.replace(hypothesis, incomplete=grammar.source.knob)
+        if grammar is not None and hypothesis.reason in CUT and grammar.cut(hypothesis.tokens, self.prompt_length):
+            return dataclasses.replace(hypothesis, incomplete=grammar.source.knob)
+        return hypothesis

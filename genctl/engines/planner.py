@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from genctl import events
-from genctl.config import chat_settings
 from genctl.config.listed_knobs import check_finite, criteria_of, processors_of
 from genctl.decode.processors import function_of
-from genctl.engines.protocol import trained_length_note
+from genctl.engines.prompts import Prompt, PromptReader, conversation
 from genctl.engines.runtime import undrafted
 from genctl.engines.strategy_choice import StrategyChoice
 from genctl.errors import InputError, ModelError, UsageError, count
@@ -19,28 +18,15 @@ from genctl.models.sizes import context_of, trained_length
 from genctl.params import DEFAULT_NEW_TOKENS, GRAMMARS, Generation, Runtime
 
 if TYPE_CHECKING:
-    from genctl.config.layers import Resolved
     from genctl.decode.processors import Processor
     from genctl.decode.processors.build import Unconditional
     from genctl.decode.runtime import ModelRuntime
     from genctl.decode.stopping.build import NamedCriterion
-    from genctl.decode.stopping.row_text import RowText
     from genctl.decode.stopping.thoughts import Tags
     from genctl.decode.types import Lane
     from genctl.engines.lane_results import ForcedPhrases, LaneResults, RerankPlan
     from genctl.engines.protocol import Report, Request
     from genctl.models.hub import LoadedModel
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt as token ids."""
-
-    ids: tuple[int, ...]
-    text: str  # recorded
-    shown: str = ""  # of a conversation: its messages
-    note: str = ""  # what its writer should know
-    spelled: tuple[int, ...] | None = None  # the ids of `text`, where that is all that was given
 
 
 @dataclass(frozen=True)
@@ -75,20 +61,20 @@ class PlannedLane:
     def results(self) -> LaneResults | None:
         """Completes the lane's results; None if the core has completed them."""
         names = {getattr(processor, "name", None) for processor in self.lane.processors}
-        known: dict[str, Any] = {"phrases": self.phrases, "ranking": self.ranking}
+        grammar = thinking = None
         if not names.isdisjoint(GRAMMARS):
             from genctl.decode.processors.grammar import Grammar
 
-            known["grammar"] = function_of(self.lane.processors, Grammar)
+            grammar = function_of(self.lane.processors, Grammar)
         if "thinking_budget" in names:
             from genctl.decode.processors.thinking import Thinking
 
-            known["thinking"] = function_of(self.lane.processors, Thinking)
-        if all(one is None for one in known.values()):
+            thinking = function_of(self.lane.processors, Thinking)
+        if not any((self.phrases, self.ranking, grammar, thinking)):
             return None
         from genctl.engines.lane_results import LaneResults
 
-        return LaneResults(prompt_length=len(self.lane.tokens), **known)
+        return LaneResults(self.phrases, grammar, len(self.lane.tokens), self.ranking, thinking)
 
 
 class Planner:
@@ -103,113 +89,34 @@ class Planner:
         allow_plugins: bool,
         flags: dict[str, Any],
     ) -> None:
-        self.loaded = loaded
-        self.forward = forward
-        self.runtime = runtime
-        self.allow_plugins = allow_plugins
-        self.flags = flags
+        self.loaded, self.forward, self.runtime = loaded, forward, runtime
+        self.allow_plugins, self.flags = allow_plugins, flags
         self.strategies = StrategyChoice(loaded, forward, runtime, self.flags)
-        self.translating: tuple[Resolved, Generation] | None = None  # the last settings with a language
         self.drafts = True  # whether what was written before is drafted, where that changes no byte
-        self.known_tags: Tags | Literal[False] | None = None  # around thoughts; False: none are known
+        self.context = context_of(loaded.config)  # the maximum number of positions; None: no limit
+        # the length of the texts of the training, if scaled positions let the model read longer ones
+        length = trained_length(loaded.config)
+        self.trained = None if length == self.context else length
+        self.prompts = PromptReader(loaded, runtime, self.trained)
         defaults = loaded.model.generation_config
         self.eos = ids_of(defaults.eos_token_id)
         self.bos = defaults.bos_token_id
         self.decoder_start = defaults.decoder_start_token_id  # without one the decoder begins with BOS
 
-    @property
-    def context(self) -> int | None:
-        """The maximum number of positions; None if the model has no limit."""
-        return context_of(self.loaded.config)
+    @cached_property
+    def known_tags(self) -> Tags | None:
+        """The tags around the checkpoint's thoughts, if they are known ones."""
+        from genctl.decode.stopping.thoughts import tags_of
 
-    @property
-    def trained(self) -> int | None:
-        """The length of the texts of the training, if scaled positions let the model read longer ones; else None."""
-        length = trained_length(self.loaded.config)
-        return None if length == self.context else length
-
-    # -- requests ------------------------------------------------------------------------------------------------------
+        return tags_of(self.loaded.tokenizer)
 
     def read(self, request: Request) -> Prompt:
         """The request's prompt in token ids. Raises InputError or ModelError."""
-        from genctl.models import text
-        from genctl.models.languages import reading
-
-        tokenizer = self.loaded.tokenizer
-        runtime = request.resolved.runtime
-        if request.prompt is not None:
-            chat_settings.check_is_chat(runtime)
-        if request.prompt_ids is not None:
-            text.check_ids(request.prompt_ids, self.loaded.vocab_size)
-            words = "" if tokenizer is None else text.decode(tokenizer, request.prompt_ids)
-            return Prompt(request.prompt_ids, words, note=self._note(request.prompt_ids))
-        if tokenizer is None:
-            raise ModelError(f"{self.loaded.name} has no tokenizer: give prompt_ids instead of text")
-        if request.messages is not None or runtime.is_chat:
-            from genctl.models import chat
-
-            if runtime.src_lang is not None:
-                raise UsageError("src_lang would change nothing: the prompt is a chat, whose template writes all of it")
-            messages, how = self.conversation(request)
-            if request.prefill:
-                rendered = chat.render_prefilled(tokenizer, messages, request.prefill, name=self.loaded.name, **how)
-            else:
-                rendered = chat.render_chat_text(tokenizer, messages, name=self.loaded.name, **how)
-            # the template contains the special tokens
-            ids = tuple(text.encode(tokenizer, rendered, add_special_tokens=False))
-            note = self._note(ids, "the chat template writes it before a message that begins with it")
-            variables = chat_settings.variables_of(runtime)
-            if variables and variables != chat_settings.variables_of(self.runtime):  # of a row
-                source = chat.check_template(
-                    tokenizer, self.loaded.name, runtime.chat_template, tools="tools" in variables
-                )
-                unused = chat_settings.unused(source, runtime)
-                note = note or (f"the chat template does not use {' or '.join(unused)}" if unused else "")
-            return Prompt(ids, rendered, events.conversation(messages, runtime.system), note)
-        assert request.prompt is not None
-        with reading(tokenizer, runtime.src_lang):
-            ids = tuple(text.encode_prompt(self.loaded, request.prompt))
-        note = self._note(ids, "the tokenizer writes it before each prompt")
-        return Prompt(ids, request.prompt, note=note, spelled=ids)
-
-    def conversation(self, request: Request) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """The messages of a chat, and how they are rendered."""
-        runtime = request.resolved.runtime
-        messages = request.messages or ({"role": "user", "content": request.prompt or ""},)
-        variables = chat_settings.variables_of(runtime)
-        how = {"system": runtime.system, "variables": variables, "template": runtime.chat_template}
-        return list(messages), how
-
-    def _note(self, ids: Sequence[int], why: str = "") -> str:
-        """A note if a prompt begins with BOS twice, because of `why`, or is longer than the texts of the training."""
-        from genctl.models.text import doubled_bos
-
-        tokenizer: Any = self.loaded.tokenizer
-        doubled = doubled_bos(tokenizer, ids, (self.bos, tokenizer.bos_token_id), why) if why else ""
-        is_longer = self.trained is not None and len(ids) > self.trained and not self.forward.is_encoder_decoder
-        return doubled or (trained_length_note(self.trained) if is_longer else "")
+        return self.prompts.read(request)
 
     def plan(self, request: Request, report: Report) -> PlannedLane:
         """The lane of a request. Raises GenctlError with one line."""
         return LanePlan(self, request).planned(report)
-
-    def in_language(self, resolved: Resolved) -> Generation:
-        """The settings, whose text begins with the token of `tgt_lang`. Raises UsageError for a language it lacks."""
-        named = {name: getattr(resolved.runtime, name) for name in ("src_lang", "tgt_lang")}
-        if not any(named.values()):
-            return resolved.generation
-        if self.translating is not None and self.translating[0] is resolved:
-            return self.translating[1]
-        from genctl.models.languages import language_id
-
-        generation = resolved.generation
-        for name, language in named.items():
-            if language is not None:
-                setting = f"{name} = {language} ({resolved.origins.get(name, 'default')})"
-                id = language_id(self.loaded.tokenizer, setting, language, self.loaded.name)
-                generation = replace(generation, forced_bos_token_id=id) if name == "tgt_lang" else generation
-        self.translating = resolved, generation
-        return generation
 
 
 # settings that read whether a prompt ends within a thought
@@ -224,7 +131,8 @@ class LanePlan:
 
         self.planner, self.request, self.began = planner, request, time.monotonic()
         self.loaded, self.forward = planner.loaded, planner.forward
-        self.generation: Generation = planner.in_language(request.resolved)
+        self.is_chat = request.messages is not None or (request.prompt is not None and request.resolved.runtime.is_chat)
+        self.generation: Generation = planner.prompts.in_language(request.resolved)
         self._check_special()
         read = planner.read(request)
         if not read.ids:
@@ -235,7 +143,11 @@ class LanePlan:
         self.source: tuple[int, ...] | None = None  # of an encoder
         self.words = detokenizer(self.loaded.tokenizer)
         if self.forward.is_encoder_decoder:  # its text begins from nothing
-            self.source, self.tokens = self.prompt.ids, (self._decoder_start(),)
+            g = self.generation
+            starts = (g.decoder_start_token_id, planner.decoder_start, g.bos_token_id, planner.bos)
+            if (start := next((id for id in starts if id is not None), None)) is None:
+                raise ModelError(f"{self.loaded.name} names no decoder_start_token_id, so its decoder cannot begin")
+            self.source, self.tokens = self.prompt.ids, (int(start),)
         else:
             self.words = self.words.after(self.tokens, self.prompt.ids[len(self.tokens) :])
         self.eos = planner.eos if self.generation.eos_token_id is None else ids_of(self.generation.eos_token_id)
@@ -243,6 +155,7 @@ class LanePlan:
 
     def planned(self, report: Report) -> PlannedLane:
         """The lane."""
+        from genctl.decode.stopping.row_text import RowText
         from genctl.decode.types import Lane
 
         planner, request, generation, resolved = self.planner, self.request, self.generation, self.request.resolved
@@ -251,6 +164,11 @@ class LanePlan:
             strategy = planner.strategies.drafting(strategy, resolved.runtime.draft_corpus)
         opening = self._opening()
         processors, criteria = self._processors(opening), self._criteria(opening)
+        text = RowText(self.words)
+        if criteria:
+            from genctl.decode.stopping.build import stops_of
+
+            text.stops = stops_of(criteria, keep=generation.keep_stop)
         lane = Lane(
             request.id,
             self.tokens,
@@ -270,11 +188,9 @@ class LanePlan:
             watch=report.watch,
             returned=generation.num_return_sequences if ranking is None else ranking.samples,
             limit=self.limit,
-            text=self._row_text(criteria),
+            text=text,
         )
-        settings: dict[str, Any] = {"length_penalty": strategy.length_penalty, "runtime": self.forward.kind}
-        settings |= generation.several
-        known = {
+        optional = {
             "src_lang": resolved.runtime.src_lang,
             "tgt_lang": resolved.runtime.tgt_lang,
             "truncated": self.truncated or None,
@@ -282,7 +198,8 @@ class LanePlan:
             "trained": planner.trained if len(self.tokens) + self.most > (planner.trained or 0) else None,
             "structure": generation.structure or None,
         }
-        settings |= {name: value for name, value in known.items() if value is not None}
+        settings = {"length_penalty": strategy.length_penalty, "runtime": self.forward.kind, **generation.several}
+        settings |= {name: value for name, value in optional.items() if value is not None}
         phrases = planner.strategies.forced_phrases(generation, strategy, self.words)
         kind, draws = (ranking or strategy).kind, generation.draws or bool(resolved.processors)
         return PlannedLane(lane, self.prompt, kind, settings, ranking, phrases, draws)
@@ -300,30 +217,27 @@ class LanePlan:
     def _truncated(self, prompt: Prompt) -> Prompt:
         """The prompt after `truncate`; its text is unchanged.
 
-        Keeps room for max_new_tokens, but for no more than half of the context (or max_length). Special tokens that the
-        tokenizer puts around a prompt stay: its BOS, and an encoder's EOS.
+        Keeps room for max_new_tokens, but for no more than half of the context (or max_length); an encoder-decoder's
+        new tokens have a separate context. Special tokens that the tokenizer puts around a prompt stay: its BOS, and an
+        encoder's EOS.
         """
         generation, encoder = self.generation, self.forward.is_encoder_decoder
-        side = self.request.resolved.runtime.truncate
-        bounds = [self.planner.context]
-        if not encoder:  # an encoder-decoder's new tokens have a separate context
-            bounds.append(generation.max_length if generation.max_new_tokens is None else None)
-        bound = min((size for size in bounds if size is not None), default=None)
+        limit = None if encoder or generation.max_new_tokens is not None else generation.max_length
+        bound = min((size for size in (self.planner.context, limit) if size is not None), default=None)
+        side, ids = self.request.resolved.runtime.truncate, prompt.ids
         if side is None or bound is None:
             return prompt
-        room = 0 if encoder else min(generation.max_new_tokens or DEFAULT_NEW_TOKENS, bound // 2)
-        ids, keep = prompt.ids, bound - room
+        keep = bound if encoder else bound - min(generation.max_new_tokens or DEFAULT_NEW_TOKENS, bound // 2)
         if len(ids) <= keep:
             return prompt
         head = int(ids[0] == self.planner.bos)
         tail = int(encoder and ids[-1] in self.planner.eos)
-        inner, left = ids[head : len(ids) - tail], keep - head - tail
+        left = keep - head - tail
         if left < 1:
             has = count(len(ids), "token")
             raise InputError(f"the prompt has {has}, and truncate would leave none of it in {bound}")
-        first = {"left": 0, "right": left, "middle": (left + 1) // 2}[side]
-        cut = (*ids[:head], *inner[:first], *inner[len(inner) - (left - first) :], *ids[len(ids) - tail :])
-        return replace(prompt, ids=cut)
+        first = head + {"left": 0, "right": left, "middle": (left + 1) // 2}[side]
+        return replace(prompt, ids=ids[:first] + ids[len(ids) - (keep - first) :])
 
     def _healed(self) -> tuple[tuple[int, ...], str]:
         """The prompt without its last tokens, and their text, with which the continuation must begin."""
@@ -341,13 +255,6 @@ class LanePlan:
         healed = heal(tokenizer, self.prompt.ids, self.forward.vocab_size, stops=stops)
         return (self.prompt.ids, "") if healed is None else (healed.ids, healed.text)
 
-    def _decoder_start(self) -> int:
-        generation, planner = self.generation, self.planner
-        named = (generation.decoder_start_token_id, planner.decoder_start, generation.bos_token_id, planner.bos)
-        if (start := next((one for one in named if one is not None), None)) is None:
-            raise ModelError(f"{self.loaded.name} names no decoder_start_token_id, so its decoder cannot begin")
-        return int(start)
-
     def _most_new_tokens(self) -> tuple[int, str]:
         """The maximum number of new tokens, and its reason if that is the context. A full context has room for one."""
         context, generation, length = self.planner.context, self.generation, len(self.tokens)
@@ -357,12 +264,10 @@ class LanePlan:
                 hint="--truncate left keeps its end (right its beginning, middle both)",
             )
         most = generation.max_new_tokens
-        if most is None and generation.max_length is not None:
-            most = generation.max_length - length
+        if most is None:
+            most = DEFAULT_NEW_TOKENS if generation.max_length is None else generation.max_length - length
             if most < 1:
                 raise InputError(f"the prompt has {count(length, 'token')}, but max_length is {generation.max_length}")
-        if most is None:
-            most = DEFAULT_NEW_TOKENS
         room = most if context is None else max(context - length, 1)
         return (most, "") if most <= room else (room, f"context of {context} tokens")
 
@@ -409,11 +314,12 @@ class LanePlan:
     def _unconditional(self) -> Unconditional | None:
         """The unconditional prompt of guidance_scale: the negative prompt, or the prompt's last token."""
         generation = self.generation
-        if generation.guidance_scale is None or generation.guidance_scale == 1.0:
+        if generation.guidance_scale in (None, 1.0):
             return None
         if self.forward.is_encoder_decoder:
-            words = "guidance_scale needs a decoder-only checkpoint: an encoder-decoder has no negative prompt"
-            raise ModelError(words)
+            raise ModelError(
+                "guidance_scale needs a decoder-only checkpoint: an encoder-decoder has no negative prompt"
+            )
         from genctl.decode.read_along import ReadAlong, unconditional
         from genctl.models.text import encode_prompt
 
@@ -434,28 +340,23 @@ class LanePlan:
             return ""
         if tokenizer is None or self.forward.is_encoder_decoder or self._tags() is None:
             return ""
-        if not is_chat(self.request):
+        if not self.is_chat:
             backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
             return str(backend.decode(list(self.tokens), skip_special_tokens=False)) + self.healed
         from genctl.models import chat
 
         if self.truncated and resolved.runtime.truncate == "right":
             return ""
-        messages, how = self.planner.conversation(self.request)
+        messages, how = conversation(self.request)
         return chat.after_messages(tokenizer, messages, self.prompt.text, name=self.loaded.name, **how)
 
     def _tags(self) -> Tags | None:
         """The tags around the thoughts of a checkpoint: those that are set, or known ones."""
-        from genctl.decode.stopping.thoughts import Tags, tags_of
+        from genctl.decode.stopping.thoughts import Tags
 
-        resolved = self.request.resolved
-        tables = ({"thinking_tags": resolved.generation.thinking_tags}, *(resolved.processors or ()))
-        given = next((tags for table in tables if (tags := table.get("thinking_tags")) is not None), None)
-        if given is not None:
-            return Tags(*given)
-        if self.planner.known_tags is None:
-            self.planner.known_tags = tags_of(self.loaded.tokenizer) or False
-        return self.planner.known_tags or None
+        tables = (vars(self.generation), *(self.request.resolved.processors or ()))
+        given = [table["thinking_tags"] for table in tables if table.get("thinking_tags") is not None]
+        return Tags(*given[0]) if given else self.planner.known_tags
 
     def _criteria(self, opening: str) -> tuple[NamedCriterion, ...]:
         request, generation = self.request, self.generation
@@ -466,7 +367,7 @@ class LanePlan:
 
         tags = None if generation.stop_in_thought else self._tags()
         # a text that is no chat may speak of known tags, and opens a thought at its end alone
-        is_text = request.prompt is not None and not is_chat(request)
+        is_text = request.prompt is not None and not self.is_chat
         begins = not is_text or generation.thinking_tags is not None or generation.thinking_budget is not None
         context = StoppingContext(
             generation=generation,
@@ -481,35 +382,12 @@ class LanePlan:
         criteria = build(context)
         if seconds is None:
             return criteria
+
         # an option of the run, like the batch size, so not part of a preset's list
-        return (*criteria, NamedCriterion("row_timeout", Deadline(self.began + seconds, f"row_timeout {seconds:g} s")))
+        def late(written: object) -> tuple[str, str] | None:
+            return ("time", f"row_timeout {seconds:g} s") if time.monotonic() - self.began > seconds else None
 
-    def _row_text(self, criteria: tuple[NamedCriterion, ...]) -> RowText:
-        """The text of a row without new tokens, which the stops among the criteria cut."""
-        from genctl.decode.stopping.row_text import RowText
-
-        if not criteria:
-            return RowText(self.words)
-        from genctl.decode.stopping.build import stops_of
-
-        return RowText(self.words, stops_of(criteria, keep=self.generation.keep_stop))
-
-
-@dataclass(frozen=True)
-class Deadline:
-    """End a row at the first token after a moment of the monotonic clock."""
-
-    at: float
-    words: str
-    clock: Callable[[], float] = time.monotonic
-
-    def __call__(self, written: object) -> tuple[str, str] | None:
-        return ("time", self.words) if self.clock() > self.at else None
-
-
-def is_chat(request: Request) -> bool:
-    """Whether a request is a chat, which the template writes."""
-    return request.messages is not None or (request.prompt is not None and request.resolved.runtime.is_chat)
+        return (*criteria, NamedCriterion("row_timeout", late))
 
 
 def ids_of(value: int | list[int] | tuple[int, ...] | None) -> tuple[int, ...]:

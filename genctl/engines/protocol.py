@@ -186,7 +186,7 @@ def never() -> str:
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """What an engine loads, and whom it tells about it."""
+    """What an engine loads, and the callbacks that report on it."""
 
     runtime: Runtime
     layers: tuple[Layer, ...] = ()  # checked before the weights are read
@@ -198,7 +198,7 @@ class EngineSetup:
     live: bool = False  # somebody watches: texts of servers come piece by piece
     waits: bool = False  # rows come from a pipe or a person, so the next one may take long
     on_event: Callable[[events.Loading], None] | None = None
-    on_plan: Callable[[int], object] = lambda tokens: None  # hears how many tokens a prompt has, before it is read
+    on_plan: Callable[[int], object] = lambda tokens: None  # receives the length of a prompt before it is read
     note: Callable[[str], object] = lambda line: None  # unless --quiet
     remark: Callable[[str], object] = lambda line: None
     interrupted: Callable[[], object] = never
@@ -220,7 +220,7 @@ class StreamProgress:
 
 @dataclass(frozen=True)
 class Flow:
-    """How a stream of requests is decoded, and who is told meanwhile. An engine uses what matters to it."""
+    """How a stream of requests is decoded, and callbacks that report on it. An engine uses what applies to it."""
 
     width: int = 1  # requests decoded at once
     span: int | None = None  # rows of a group, which is decoded to its end before the next begins; None: one group
@@ -231,7 +231,7 @@ class Flow:
     watch: bool = False  # CacheRead events are wanted
     interrupted: Callable[[], str] = never  # why every live row has to end
     enough: Callable[[int], bool] = lambda last: False  # whether to end after the group with this last row
-    on_shortage: Callable[[int, int], object] = lambda width, fewer: None  # too much for the memory; goes on with
+    on_shortage: Callable[[int, int], object] = lambda width, fewer: None  # memory is short: old, new width
     on_progress: Callable[[StreamProgress], object] = lambda progress: None  # while events come late
 
 
@@ -245,7 +245,7 @@ class About:
     name: str  # the checkpoint, as the user named it, or the model of the servers
     has_texts: bool = True  # there is a tokenizer, so that results have texts
     is_encoder_decoder: bool = False  # texts answer their prompts; else they continue them
-    remote: bool = False  # servers compute, and tell nothing of prefills and forward passes
+    remote: bool = False  # servers compute, and report no prefills and forward passes
     trained: int | None = None  # tokens in the texts of the training, if longer ones are read with scaled positions
     prompt_cache: str | None = None  # the file of a saved prompt that it uses
     reuse_limit: str = ""  # why a saved prompt may be useless for another prompt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from genctl.decode.cache.layer import FULL
 from genctl.decode.runtime import ModelRuntime
 from genctl.native.runtime import NativeModel, NativeRuntime
 from genctl.params import DRAFTING
@@ -24,26 +25,34 @@ def runtime_of(model: Any, *, compile: bool = False) -> ModelRuntime:
 
 def cache_notes(forward: ModelRuntime, name: str, resolved: Resolved) -> list[str]:
     """One sentence for each surprising effect of the cache, and of `cache_implementation`. `name`: the checkpoint's."""
-    window = forward.cut_window
-    effects = [*_differing(forward, resolved), *_effects(forward, name, resolved)]
-    if window is None or not window.note or not resolved.generation.use_cache or not forward.abilities.supports_cache:
-        return effects
-    return [window.note, *effects]
-
-
-def _differing(forward: ModelRuntime, resolved: Resolved) -> list[str]:
-    generation = resolved.generation
-    notes = []
+    generation, window, form = resolved.generation, forward.cut_window, resolved.generation.cache_implementation
+    uses, keeps, notes = generation.use_cache, forward.abilities.supports_cache, list[str]()
+    if window is not None and window.note and uses and keeps:
+        notes.append(window.note)
     if forward.abilities.cache_differs:
-        used = "its cache is used, as in generate()" if generation.use_cache else "everything is read again"
+        used = "its cache is used, as in generate()" if uses else "everything is read again"
         notes.append(f"{forward.name} computes other numbers with a cache than without: {used}")
-    window = forward.cut_window
-    drafting = [name for name in DRAFTING if getattr(generation, name) is not None]
-    if window is not None and window.indexed and drafting and generation.use_cache:
+    drafting = [knob for knob in DRAFTING if getattr(generation, knob) is not None]
+    if window is not None and window.indexed and drafting and uses:
         notes.append(
             f"{drafting[0]}: beyond {window.size} tokens ({window.name}) nothing is drafted: which tokens "
             f"{forward.name} sees there depends on how many are read at once"
         )
+    if not uses or form == "off":
+        return notes
+    if not keeps:
+        return [*notes, f"{name} keeps no cache: everything is read again at every step"]
+    if form == "dynamic":
+        return notes
+    setting = f"cache_implementation = {form} ({resolved.origins['cache_implementation']})"
+    kinds = {layer.kind for layer in forward.new_cache().layers if layer.kind}
+    if FULL not in kinds:  # no layer keeps all tokens, so that its form could be chosen
+        kept = " and ".join(f"{kind}s" for kind in sorted(kinds, reverse=True)) or "layers of its own"
+        notes.append(f"{setting} changes nothing: {name} keeps only {kept}")
+    elif form == "quantized":
+        notes.append(f"{setting} is lossy: keys and values have 8 bits, so the text may differ")
+    elif form == "offloaded" and (where := forward.device.type) != "cuda":
+        notes.append(f"{setting} has nowhere to offload to: the model is on the {where}, so it acts as dynamic")
     return notes
 
 
@@ -59,34 +68,6 @@ def undrafted(forward: ModelRuntime, resolved: Resolved) -> str:
     if not forward.drafts_unasked:
         return "only native models on a CPU compute several tokens of a row as one at a time"
     return ""
-
-
-def _effects(forward: ModelRuntime, name: str, resolved: Resolved) -> list[str]:
-    generation = resolved.generation
-    form = generation.cache_implementation
-    if not generation.use_cache or form == "off":
-        return []
-    if not forward.abilities.supports_cache:
-        return [f"{name} keeps no cache: everything is read again at every step"]
-    if form == "dynamic":
-        return []
-    setting = f"cache_implementation = {form} ({resolved.origins['cache_implementation']})"
-    if "full" not in _kinds(forward):  # no layer keeps all tokens, so that its form could be chosen
-        return [f"{setting} changes nothing: {name} keeps only {_kept(forward)}"]
-    if form == "quantized":
-        return [f"{setting} is lossy: keys and values have 8 bits, so the text may differ"]
-    if form == "offloaded" and forward.device.type != "cuda":
-        where = forward.device.type
-        return [f"{setting} has nowhere to offload to: the model is on the {where}, so it acts as dynamic"]
-    return []
-
-
-def _kinds(forward: ModelRuntime) -> set[str]:
-    return {layer.kind for layer in forward.new_cache().layers if layer.kind}
-
-
-def _kept(forward: ModelRuntime) -> str:
-    return " and ".join(f"{kind}s" for kind in sorted(_kinds(forward), reverse=True)) or "layers of its own"
 
 
 def reuse_limit(forward: ModelRuntime, saved: Prefix | None) -> str:

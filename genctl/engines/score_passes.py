@@ -7,9 +7,9 @@ copy of their full size is made; a row whose own logits would be too large is re
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +19,7 @@ from genctl.decode.cache.cache import Cache
 from genctl.decode.encoder_inputs import join_sources
 from genctl.decode.runtime import ModelRuntime, Pass
 from genctl.decode.score import damaged
-from genctl.decode.types import Sources
+from genctl.decode.types import Source
 from genctl.engines.protocol import Detail
 from genctl.errors import InputError, ModelError
 from genctl.events import Token
@@ -51,7 +51,7 @@ class TextReader:
 
     def __init__(self, loaded: LoadedModel, *, eos: int | None, start: int | None, add_eos: bool) -> None:
         if loaded.tokenizer is None:
-            raise ModelError(f"{loaded.name} has no tokenizer, so there is no text to score")
+            raise ModelError(f"{loaded.name} has no tokenizer, so no text can be scored")
         self.tokenizer: Any = loaded.tokenizer
         self.is_encoder_decoder = loaded.is_encoder_decoder
         self.vocab_size = loaded.vocab_size
@@ -62,97 +62,70 @@ class TextReader:
         if self.is_encoder_decoder and start is None:
             raise ModelError(f"{loaded.name} names no decoder_start_token_id, so its decoder cannot begin")
         self.start = start
-        self.before, self.after = self._frame()
+        # the special tokens that the tokenizer puts before and after every text
+        self.before, self.after = list[int](), list[int]()
+        bare, framed = texts.encode(self.tokenizer, "a", add_special_tokens=False), self._encode("a")
+        for at in range(len(framed) - len(bare) + 1):
+            if framed[at : at + len(bare)] == bare:
+                self.before, self.after = framed[:at], framed[at + len(bare) :]
+                break
 
     def plain(self, text: str) -> EncodedText:
         """A text by itself, for a causal model. Raises InputError if none of its tokens has a score."""
         ids = self._encode(text)
-        if self.before:
-            begin, first, size = 0, len(self.before), _size(text)
-        else:
-            begin, first, size = 0, 1, self._size_after_first(text, ids[0])
-        ids = self._ended(ids)
-        if len(ids) <= first:
+        first, size = len(self.before) or 1, len(text.encode())
+        if not self.before and getattr(self.tokenizer, "is_fast", False):
+            offsets = self.tokenizer(text, return_offsets_mapping=True, verbose=False)["offset_mapping"]
+            # a character that the first token shares with the second one is counted
+            size = len(text[min([offsets[0][1], *(begin for begin, _ in offsets[1:2])]) :].encode())
+        elif not self.before:
+            size = max(size - len(texts.decode(self.tokenizer, ids[:1]).encode()), 0)
+        encoded = self._encoded(text, ids, 0, first, size)
+        if len(encoded.ids) <= first:
             raise InputError(
                 "the text is a single token, and a causal model has no score for the first one; "
                 "give what comes before it with --context"
             )
-        return self._encoded(text, ids, begin, first, size)
+        return encoded
 
     def after_context(self, context: str, text: str) -> EncodedText:
         """A text that continues `context` directly: all of its tokens are scored.
 
         The context has the same tokens as alone. The text has the tokens that follow them when both are tokenised
-        together; if a token crosses the boundary, the text is tokenised alone.
+        together; if a token crosses the boundary, the text is tokenised alone. Raises InputError without a context and
+        a BOS.
         """
-        head = self.context(context)
+        if not context and not self.before:
+            raise InputError("there is no context, and this tokenizer puts no BOS in front to begin with")
+        head = self._encode(context) if context else [*self.before, *self.after]
+        head = head[: len(head) - len(self.after)]
         joint = self._encode(context + text)
         rest = joint[len(head) :]
         if joint[: len(head)] != head or len(rest) <= len(self.after):
             rest = [*texts.continuation(self.tokenizer, text), *self.after]
-        ids = self._ended([*head, *rest])
-        return self._encoded(text, ids, len(head), len(head), _size(text))
-
-    def context(self, context: str) -> list[int]:
-        """The ids of a context. Raises InputError if it is empty and there is no BOS."""
-        if not context:
-            if not self.before:
-                raise InputError("there is no context, and this tokenizer puts no BOS in front to begin with")
-            return list(self.before)
-        ids = self._encode(context)
-        return ids[: len(ids) - len(self.after)]
+        return self._encoded(text, [*head, *rest], len(head), len(head), len(text.encode()))
 
     def target(self, source: str, target: str) -> EncodedText:
-        """A target for an encoder-decoder, after the decoder start token, which has no score."""
+        """A target for an encoder-decoder, after the decoder start token, which has no score. Raises InputError."""
         assert self.start is not None
-        head = self.source(source)
-        ids = self._ended(self._encode_target(target))
-        return self._encoded(target, [self.start, *ids], 1, 1, _size(target), head)
-
-    def source(self, source: str) -> tuple[int, ...]:
-        """The encoder's input. Raises InputError."""
-        ids = self._encode(source)
-        texts.check_ids(ids, self.vocab_size)
-        return tuple(ids)
+        read = self._encode(source)
+        texts.check_ids(read, self.vocab_size)
+        self._encode(target)  # raises InputError for an invalid text
+        ids = list(self.tokenizer(text_target=target, verbose=False)["input_ids"])
+        if not ids:
+            raise InputError("the target tokenises to nothing")
+        return self._encoded(target, [self.start, *ids], 1, 1, len(target.encode()), tuple(read))
 
     def _encoded(
-        self, text: str, ids: Sequence[int], begin: int, first: int, size: int, source: tuple[int, ...] | None = None
+        self, text: str, ids: list[int], begin: int, first: int, size: int, source: tuple[int, ...] | None = None
     ) -> EncodedText:
+        if self.end is not None and ids[-1] != self.end:
+            ids = [*ids, self.end]
         texts.check_ids(ids, self.vocab_size)
         return EncodedText(text, tuple(ids), begin, first, size, source)
 
     def _encode(self, text: str) -> list[int]:
         return texts.encode(self.tokenizer, text, add_special_tokens=True)
-
-    def _encode_target(self, text: str) -> list[int]:
-        texts.encode(self.tokenizer, text, add_special_tokens=True)  # raises InputError for an invalid text
-        ids = list(self.tokenizer(text_target=text, verbose=False)["input_ids"])
-        if not ids:
-            raise InputError("the target tokenises to nothing")
-        return ids
-
-    def _ended(self, ids: list[int]) -> list[int]:
-        return ids if self.end is None or ids[-1:] == [self.end] else [*ids, self.end]
-
-    def _frame(self) -> tuple[list[int], list[int]]:
-        """The special tokens that the tokenizer puts before and after every text."""
-        bare, framed = texts.encode(self.tokenizer, "a", add_special_tokens=False), self._encode("a")
-        for at in range(len(framed) - len(bare) + 1):
-            if framed[at : at + len(bare)] == bare:
-                return framed[:at], framed[at + len(bare) :]
-        return [], []
-
-    def _size_after_first(self, text: str, first: int) -> int:
-        """Bytes of UTF-8 after the first token; a character shared with the second one is counted."""
-        if getattr(self.tokenizer, "is_fast", False):
-            offsets = self.tokenizer(text, return_offsets_mapping=True, verbose=False)["offset_mapping"]
-            at = min(offsets[0][1], offsets[1][0]) if len(offsets) > 1 else offsets[0][1]
-            return _size(text[at:])
-        return max(_size(text) - _size(texts.decode(self.tokenizer, [first])), 0)
-
-
-def _size(text: str) -> int:
-    return len(text.encode("utf-8"))
 
 
 LARGEST = 2**28  # most logits in one pass, 1 GiB
@@ -177,48 +150,52 @@ class Passes:
         self.detail = detail or Detail()
         able = forward.abilities
         # whether several tokens in one pass may continue from a cache
-        self.continues = able.supports_cache and able.savable and not forward.new_cache().is_recurrent
-        self.continues = self.continues and able.together and not forward.wants_history(0)
-        self.continues = self.continues and forward.draft_room(sys.maxsize) > 0
+        self.continues = (
+            able.supports_cache
+            and able.savable
+            and not forward.new_cache().is_recurrent
+            and able.together
+            and not forward.wants_history(0)
+            and forward.draft_room(sys.maxsize) > 0
+        )
 
     def batches(self, pieces: Sequence[Piece]) -> Iterator[list[int]]:
         """Places of pieces to be read together: the longest first, and never more logits than `LARGEST`.
 
         Lengths differ within a batch only if the model reads padded rows exactly.
         """
-        batch, able = list[int](), self.forward.abilities
-        longest = columns = 0
+        batch, first, able = list[int](), 0, self.forward.abilities
         lengths = [(len(piece.ids), len(piece.source or ())) for piece in pieces]
         for place in sorted(range(len(pieces)), key=lambda place: lengths[place], reverse=True):
-            piece = pieces[place]
-            longer, shorter = lengths[batch[0] if batch else place], lengths[place]
-            shares = longer[0] == shorter[0] or (able.pads_behind and longer[0] <= self.forward.bound)
-            if batch and not (shares and (longer[1] == shorter[1] or able.pads_sources)):
-                yield batch
-                batch, longest, columns = [], 0, 0
-            longest = max(longest, len(piece.ids))
+            (longest, source), (length, own) = lengths[batch[0] if batch else place], lengths[place]
+            fits = longest == length or (able.pads_behind and longest <= self.forward.bound)
+            fits = fits and (source == own or able.pads_sources) and len(batch) < self.batch_size
             # the logits of all rows begin at the earliest scored token of any row
-            columns = max(columns, longest - piece.first)
-            crowded = (len(batch) + 1) * columns * self.forward.vocab_size > LARGEST
-            if batch and (len(batch) == self.batch_size or crowded):
+            first = min(first, pieces[place].first)
+            if batch and not (fits and (len(batch) + 1) * (longest - first) * self.forward.vocab_size <= LARGEST):
                 yield batch
-                batch, longest, columns = [], len(piece.ids), len(piece.ids) - piece.first
+                batch = []
+            if not batch:
+                first = pieces[place].first
             batch.append(place)
         if batch:
             yield batch
 
     def read(
-        self, pieces: Sequence[Piece], sources: Sources | None = None, cache: Cache | None = None, past: int = 0
+        self, pieces: Sequence[Piece], source: Source | None = None, cache: Cache | None = None, past: int = 0
     ) -> list[list[Token]]:
-        """Read pieces together, on top of a cache of one row with `past` tokens, if there is one; it does not change.
+        """Read pieces together; returns the scored tokens of each. Raises ModelError if the model's scores are NaN.
 
-        For each, its scored tokens. Raises ModelError if the model's scores are NaN.
+        They may share an encoded `source`, or a cache of one row with `past` tokens, which does not change.
         """
         lengths = [len(piece.ids) - piece.first for piece in pieces]
         huge = len(pieces) == 1 and lengths[0] * self.forward.vocab_size > LARGEST and cache is None
         if huge and self.continues and not self.forward.is_encoder_decoder:
             return [self._read_long(pieces[0])]
-        if self.forward.is_encoder_decoder and sources is None:
+        sources = None
+        if source is not None:
+            sources = join_sources([source], [None], [len(pieces)])
+        elif self.forward.is_encoder_decoder:
             encoded = [self.forward.encode(piece.source or ()) for piece in pieces]
             sources = join_sources(encoded, [None] * len(encoded), [1] * len(encoded))
         feed, mask = self._padded([piece.ids[:-1] for piece in pieces])
@@ -226,9 +203,7 @@ class Passes:
             mask = torch.cat([mask.new_ones(len(pieces), past), mask], 1)
         start = min(piece.first for piece in pieces) - 1  # the first position whose logits are needed
         positions = torch.arange(past, past + feed.shape[1], device=feed.device).expand(feed.shape[0], -1)
-        given = Pass(
-            feed, None, mask=mask, positions=positions, sources=sources, first=True, keep=feed.shape[1] - start
-        )
+        given = Pass(feed, None, mask, positions, sources=sources, first=True, keep=feed.shape[1] - start)
         if cache is not None:
             nothing = torch.zeros(len(pieces), dtype=torch.long, device=feed.device)
             given = replace(given, cache=cache.select(nothing, room=feed.shape[1]), first=False, keep=0)
@@ -240,6 +215,14 @@ class Passes:
         tokens = iter(self._measure(self.forward(given).logits, rows, columns, targets))
         return [list(islice(tokens, length)) for length in lengths]
 
+    def read_all(self, pieces: Sequence[Piece], **shared: Any) -> list[list[Token]]:
+        """The scored tokens of each piece, read in batches. `shared`: see `read`."""
+        results: list[list[Token]] = [[] for _ in pieces]
+        for batch in self.batches(pieces):
+            for place, tokens in zip(batch, self.read([pieces[place] for place in batch], **shared), strict=True):
+                results[place] = tokens
+        return results
+
     def continuations(
         self, context: Sequence[int], endings: Sequence[tuple[int, ...]], source: Sequence[int] | None = None
     ) -> list[list[Token]]:
@@ -250,30 +233,17 @@ class Passes:
         """
         pieces = [Piece((*context, *ending), len(context)) for ending in endings]
         if source is not None:
-            encoded = self.forward.encode(source)
-            return self._spread(pieces, lambda batch: self.read(batch, join_sources([encoded], [None], [len(batch)])))
+            return self.read_all(pieces, source=self.forward.encode(source))
         if not self.continues:
-            return self._spread(pieces, self.read)
+            return self.read_all(pieces)
         prefix = self.forward.prefill(context, None)
-        cache = prefix.cache
-        assert cache is not None  # since `continues`
         nothing = [0] * len(endings)
         begun = self._measure(prefix.logits[:, None], nothing, nothing, [ending[0] for ending in endings])
         rest = [Piece(ending, 1) for ending in endings if len(ending) > 1]
-        scored = iter(self._spread(rest, lambda batch: self.read(batch, cache=cache, past=len(context))))
+        scored = iter(self.read_all(rest, cache=prefix.cache, past=len(context)))
         return [
             [token, *(next(scored) if len(ending) > 1 else ())] for token, ending in zip(begun, endings, strict=True)
         ]
-
-    def _spread(
-        self, pieces: Sequence[Piece], read: Callable[[Sequence[Piece]], list[list[Token]]]
-    ) -> list[list[Token]]:
-        """The results of `read` for pieces in batches, in the order of the pieces."""
-        results: list[list[Token]] = [[] for _ in pieces]
-        for batch in self.batches(pieces):
-            for place, tokens in zip(batch, read([pieces[place] for place in batch]), strict=True):
-                results[place] = tokens
-        return results
 
     def _read_long(self, piece: Piece) -> list[Token]:
         """One row, a few positions at a time, with a growing cache."""
@@ -292,11 +262,11 @@ class Passes:
     def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
         """int64 [N, F] and its mask, None if all rows have equal length."""
         longest = max(map(len, rows))
-        feed = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=self.forward.device)
-        if all(len(row) == longest for row in rows):
+        device, lengths = self.forward.device, torch.tensor([len(row) for row in rows])
+        feed = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
+        if int(lengths.min()) == longest:
             return feed, None
-        lengths = torch.tensor([len(row) for row in rows], device=self.forward.device)
-        return feed, (torch.arange(longest, device=self.forward.device)[None] < lengths[:, None]).long()
+        return feed, (torch.arange(longest) < lengths[:, None]).long().to(device)
 
     def _measure(
         self, logits: Tensor, rows: Sequence[int], columns: Sequence[int], targets: Sequence[int]
@@ -317,21 +287,19 @@ class Passes:
             for id, value in zip(ids, logprobs, strict=True):
                 if value != value:
                     raise damaged(f"where the text has the token with id {id}")
-            ranks: list[int | None] = [None] * len(ids)
-            entropies: list[float | None] = [None] * len(ids)
+            ranks: Iterable[int | None] = repeat(None)
+            entropies: Iterable[float | None] = repeat(None)
+            tops: Iterable[tuple[tuple[int, str, float], ...]] = repeat(())
             if self.detail.ranks:
                 ranks = (1 + (selected > selected.gather(1, column)).sum(-1)).tolist()
                 entropies = entropy(normalised).tolist()
-            tops: list[tuple[tuple[int, str, float], ...]] = [()] * len(ids)
             if self.detail.top:
-                best = selected.topk(min(self.detail.top, vocabulary))
-                values = normalised.gather(1, best.indices).tolist()
-                tops = [
-                    tuple((id, "", value) for id, value in zip(*pair, strict=True))
-                    for pair in zip(best.indices.tolist(), values, strict=True)
-                ]
+                best = selected.topk(min(self.detail.top, vocabulary)).indices
+                pairs = zip(best.tolist(), normalised.gather(1, best).tolist(), strict=True)
+                tops = [tuple((id, "", value) for id, value in zip(*pair, strict=True)) for pair in pairs]
             tokens += [
                 Token(id, logprob, "", rank, entropy, top)
-                for id, logprob, rank, entropy, top in zip(ids, logprobs, ranks, entropies, tops, strict=True)
+                # not `strict`: some are endless
+                for id, logprob, rank, entropy, top in zip(ids, logprobs, ranks, entropies, tops, strict=False)
             ]
         return tokens

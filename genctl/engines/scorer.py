@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from genctl.engines.protocol import Key, Scored, ScoringOptions, TextToScore, ranked
 from genctl.engines.score_passes import EncodedText, Passes, Piece, TextReader
@@ -18,6 +17,9 @@ from genctl.models.sizes import source_context_of
 if TYPE_CHECKING:
     from genctl.engines.planner import Planner
     from genctl.engines.protocol import Outcome
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 
 # -- overlapping windows over a text longer than the model's context, in which each token is scored once ---------------
@@ -38,19 +40,6 @@ def windows(total: int, window: int, stride: int, first: int = 1) -> Iterator[tu
             done = end
         if end == total:
             return
-
-
-@dataclass
-class _Work(Generic[Key]):
-    """A text of a chunk, with its tokens so far."""
-
-    key: Key
-    item: TextToScore
-    encoded: EncodedText | None = None
-    error: GenctlError | None = None
-    windows: list[tuple[int, list[Token]]] = dataclasses.field(
-        default_factory=list
-    )  # the tokens of each window, with its beginning
 
 
 class Scorer:
@@ -109,29 +98,62 @@ class Scorer:
         """
         incoming = iter(items)
         while chunk := list(islice(incoming, self.options.chunk)):
-            works = [_Work(key, text) for key, text in chunk]
-            for work in works:
-                if not work.item.candidates:
-                    try:
-                        work.encoded = self._encoded(work.item)
-                    except GenctlError as error:
-                        work.error = error
-            if not self._read(works, interrupted):
-                return
-            for work in works:
-                outcome = self._outcome(work)
+            texts = [_caught(self._encoded, item) for _, item in chunk]
+            pieces = [
+                (place, piece)
+                for place, (encoded, (_, item)) in enumerate(zip(texts, chunk, strict=True))
+                if not isinstance(encoded, GenctlError) and not item.candidates
+                for piece in self._pieces(encoded[0])
+            ]
+            read: list[list[Token] | GenctlError] = [[] for _ in pieces]
+            for batch in self.passes.batches([piece for _, piece in pieces]):
                 if interrupted():
                     return
-                yield work.key, outcome
+                for place, tokens in zip(batch, self._read([pieces[place][1] for place in batch]), strict=True):
+                    read[place] = tokens
+            for place, ((key, item), encoded) in enumerate(zip(chunk, texts, strict=True)):
+                parts = [part for (owner, _), part in zip(pieces, read, strict=True) if owner == place]
+                outcome: Outcome = (
+                    encoded if isinstance(encoded, GenctlError) else _caught(self._scores, item, encoded, parts)
+                )
+                if interrupted():
+                    return
+                yield key, outcome
 
-    def _encoded(self, item: TextToScore) -> EncodedText:
+    def _encoded(self, item: TextToScore) -> list[EncodedText]:
+        """The text, or the candidates, as token ids. Raises InputError."""
+        if not item.candidates:
+            return [self._text(item)]
+        if self.options.stride is not None:
+            raise InputError("--stride slides over one text; candidates share a context and must fit with it")
+        encoded = []
+        for place, candidate in enumerate(item.candidates, 1):
+            try:
+                if not self.is_encoder_decoder:
+                    encoded.append(self._text(TextToScore(candidate, item.context or "")))
+                elif item.context:
+                    encoded.append(self._text(TextToScore(item.context, target=candidate)))
+                else:
+                    raise InputError("an encoder-decoder ranks targets given their source: there is no context")
+            except InputError as error:
+                raise InputError(f"candidate {place}: {error.message}") from error
+        return encoded
+
+    def _text(self, item: TextToScore) -> EncodedText:
+        """A text, with what it continues or answers, if that fits into the context."""
         if self.is_encoder_decoder:
             if item.target is None:
                 raise InputError("an encoder-decoder scores a target given its source: there is no target (--target)")
             if item.context is not None:
                 raise InputError("an encoder-decoder scores a target given its source, and has no place for a context")
             encoded = self.reader.target(item.text, item.target)
-            self._fits(encoded)
+            read, length = len(encoded.source or ()), len(encoded.ids) - 1  # the last one is only predicted
+            if self.source_context is not None and read > self.source_context:
+                has = count(read, "token")
+                raise InputError(f"the source has {has}, but the model's context is {self.source_context}")
+            if self.context is not None and length > self.context:
+                has = count(length, "token")
+                raise InputError(f"the target has {has}, but the model's context is {self.context}")
             return encoded
         if item.target is not None:
             raise InputError("a target is for encoder-decoders; what a causal model's text continues is its context")
@@ -139,105 +161,42 @@ class Scorer:
             encoded = self.reader.plain(item.text)
         else:
             encoded = self.reader.after_context(item.context, item.text)
-        if self.window is None:
-            self._fits(encoded)
+        if self.window is None and self.context is not None and len(encoded.ids) > self.context:
+            subject = "text and context together have" if encoded.begin else "the text has"
+            raise InputError(
+                f"{subject} {len(encoded.ids)} tokens, but the model's context is {self.context}; "
+                f"--stride {max(self.context // 2, 1)} scores it in overlapping windows"
+            )
         return encoded
 
-    def _fits(self, encoded: EncodedText) -> None:
-        """Raises InputError for a text longer than the context."""
-        length = len(encoded.ids) - int(self.is_encoder_decoder)  # the last target is not read, only predicted
-        if self.source_context is not None and len(encoded.source or ()) > self.source_context:
-            read = len(encoded.source or ())
-            raise InputError(f"the source has {count(read, 'token')}, but the model's context is {self.source_context}")
-        if self.context is None or length <= self.context:
-            return
-        if self.is_encoder_decoder:
-            raise InputError(f"the target has {count(length, 'token')}, but the model's context is {self.context}")
-        subject = "text and context together have" if encoded.begin else "the text has"
-        raise InputError(
-            f"{subject} {length} tokens, but the model's context is {self.context}; "
-            f"--stride {max(self.context // 2, 1)} scores it in overlapping windows"
-        )
-
-    def _read(self, works: Sequence[_Work[Key]], interrupted: Callable[[], object]) -> bool:
-        """Fill in `windows`. False if the run was interrupted."""
-        pieces: list[Piece] = []
-        owners: list[tuple[_Work[Key], int]] = []
-        for work in works:
-            for begin, piece in self._pieces(work.encoded):
-                pieces.append(piece)
-                owners.append((work, begin))
-        for batch in self.passes.batches(pieces):
-            if interrupted():
-                return False
-            for place, tokens in self._read_batch([pieces[place] for place in batch], batch):
-                work, begin = owners[place]
-                if isinstance(tokens, GenctlError):
-                    work.error = tokens
-                else:
-                    work.windows.append((begin, tokens))
-        return True
-
-    def _read_batch(
-        self, pieces: Sequence[Piece], places: Sequence[int]
-    ) -> Iterator[tuple[int, list[Token] | GenctlError]]:
-        """Read a batch; if it fails, each piece alone, so that no text fails because of another."""
-        try:
-            yield from zip(places, self.passes.read(pieces), strict=True)
-        except ContractError:
-            raise
-        except GenctlError as error:
-            if len(pieces) == 1:
-                yield places[0], error
-                return
-            for place, piece in zip(places, pieces, strict=True):
-                yield from self._read_batch([piece], [place])
-
-    def _pieces(self, encoded: EncodedText | None) -> Iterator[tuple[int, Piece]]:
-        if encoded is None:
-            return
+    def _pieces(self, encoded: EncodedText) -> Iterator[Piece]:
+        """What is read of a text: all of it, or windows."""
         if self.window is None:
-            yield 0, Piece(encoded.ids, encoded.first, encoded.source)
+            yield Piece(encoded.ids, encoded.first, encoded.source)
             return
         for begin, end, scored in windows(len(encoded.ids), self.window, self.options.stride or 1, encoded.first):
-            yield begin, Piece(encoded.ids[begin:end], scored - begin)
+            yield Piece(encoded.ids[begin:end], scored - begin)
 
-    def _outcome(self, work: _Work[Key]) -> Outcome:
-        if work.error is not None:
-            return work.error
-        try:
-            if work.item.candidates:
-                return self._ranked(work.item)
-            assert work.encoded is not None
-            work.windows.sort(key=lambda pair: pair[0])
-            tokens = [token for _, part in work.windows for token in part]
-            return [self._scored(work.encoded, tokens, len(work.windows))]
-        except ContractError:
-            raise
-        except GenctlError as error:
-            return error
+    def _read(self, pieces: Sequence[Piece]) -> Sequence[list[Token] | GenctlError]:
+        """The tokens of each piece; if the batch fails, each is read alone, so that none fails because of another."""
+        read = _caught(self.passes.read, pieces)
+        if not isinstance(read, GenctlError):
+            return read
+        return [read] if len(pieces) == 1 else [self._read([piece])[0] for piece in pieces]
 
-    def _ranked(self, item: TextToScore) -> list[Scored]:
-        """All candidates, the best first; equal ones in their order."""
-        if self.options.stride is not None:
-            raise InputError("--stride slides over one text; candidates share a context and must fit with it")
-        reader = self.reader
-        encoded = []
-        for place, candidate in enumerate(item.candidates, 1):
-            try:
-                if self.is_encoder_decoder:
-                    if not item.context:
-                        raise InputError("an encoder-decoder ranks targets given their source: there is no context")
-                    encoded.append(reader.target(item.context, candidate))
-                else:
-                    encoded.append(reader.after_context(item.context or "", candidate))
-                self._fits(encoded[-1])
-            except InputError as error:
-                raise InputError(f"candidate {place}: {error.message}") from error
-        begin = encoded[0].begin
-        scores = self.passes.continuations(
-            encoded[0].ids[:begin], [one.ids[begin:] for one in encoded], encoded[0].source
-        )
+    def _scores(
+        self, item: TextToScore, encoded: list[EncodedText], parts: Sequence[list[Token] | GenctlError]
+    ) -> list[Scored]:
+        """The score of a text from its parts, or of all candidates, the best first; equal ones in their order."""
+        first, tokens = encoded[0], list[Token]()
+        for part in parts:
+            if isinstance(part, GenctlError):
+                raise part
+            tokens += part
+        if not item.candidates:
+            return [self._scored(first, tokens, len(parts))]
+        endings = [one.ids[one.begin :] for one in encoded]
+        scores = self.passes.continuations(first.ids[: first.begin], endings, first.source)
         return ranked([self._scored(*pair) for pair in zip(encoded, scores, strict=True)], self.options.by)
 
     def _scored(self, encoded: EncodedText, tokens: Sequence[Token], count: int = 1) -> Scored:
@@ -270,3 +229,13 @@ class Scorer:
         if with_text and not shows_pieces:
             with_text[-1] = dataclasses.replace(with_text[-1], text=with_text[-1].text + words.flush())
         return lead, tuple(with_text)
+
+
+def _caught(function: Callable[P, Result], *arguments: P.args, **named: P.kwargs) -> Result | GenctlError:
+    """The result of a function, or its error, unless that is one of the model's code."""
+    try:
+        return function(*arguments, **named)
+    except ContractError:
+        raise
+    except GenctlError as error:
+        return error

@@ -65,10 +65,17 @@ class Session:
         self.planner = Planner(loaded, self.forward, runtime, allow_plugins=allow_plugins, flags=flags or {})
         self.on_plan: Callable[[int], object] = lambda tokens: None  # receives the length of each planned prompt
         self.clock: Callable[[], float] = time.perf_counter
-        saved = self._saved(runtime.prompt_cache)
+        saved: Prefix | None = None
+        if (path := runtime.prompt_cache) is not None:
+            from genctl.decode import saved_prompt
+
+            if not self.forward.abilities.supports_cache or not self.forward.abilities.savable:
+                raise ModelError(
+                    f"{loaded.name} keeps no cache that can be saved, so --prompt-cache {path} cannot be used"
+                )
+            saved = saved_prompt.load(Path(path).expanduser(), self.identity, self.forward)
         self.prefixes: dict[Prompt, Prefix] = {}  # prompts read by others, which are not read again
         self.texts = None if saved is None else KeptTexts(saved=saved)  # that requests may continue
-        self.settled: tuple[list[Layer], Resolved] | None = None  # layers resolved before the weights were read
         self.tried: tuple[Resolved, PlannedLane] | None = None  # the trial prompt of the last checked job
         self.about = About(
             loaded.name,
@@ -106,32 +113,22 @@ class Session:
             raise UsageError(f"backend = {shown(runtime.backend)}: this needs a checkpoint on this machine")
         if runtime.tokenizer is not None:
             raise UsageError(f"tokenizer = {shown(runtime.tokenizer)}: a checkpoint here has its own")
-        if runtime.prompt_cache is not None and not Path(runtime.prompt_cache).is_file():
-            raise InputError(cannot_read(runtime.prompt_cache, "no such file", "--prompt-cache"))
-        if runtime.draft_corpus is not None and not Path(runtime.draft_corpus).expanduser().is_file():
-            raise InputError(cannot_read(runtime.draft_corpus, "no such file", "--draft-corpus"))
-        flags = {"allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code}
-
-        settled: list[tuple[list[Layer], Resolved]] = []
+        for name in ("prompt_cache", "draft_corpus"):
+            path = getattr(runtime, name)
+            if path is not None and not Path(path).expanduser().is_file():
+                raise InputError(cannot_read(path, "no such file", f"--{name.replace('_', '-')}"))
+        flags: dict[str, Any] = {"allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code}
+        flags["on_event"] = on_event  # also of further checkpoints
 
         def before_weights(settings: GenerationSettings) -> None:
-            merged = [model_layer(settings.values, runtime.model, settings.file), *layers]
-            settled.append((merged, resolve(merged)))
-            check_settings(settled[0][1].generation)
+            check_settings(resolve([model_layer(settings.values, runtime.model, settings.file), *layers]).generation)
 
         if threads is None and runtime.threads is not None:
             threads = Threads(runtime.threads)
         loaded = hub.load(
-            runtime,
-            allow_pickle=allow_pickle,
-            trust_remote_code=trust_remote_code,
-            need_tokenizer=need_tokenizer,
-            on_event=on_event,
-            before_weights=before_weights,
-            threads=threads,
+            runtime, need_tokenizer=need_tokenizer, before_weights=before_weights, threads=threads, **flags
         )
-        session = cls(loaded, runtime, allow_plugins=allow_plugins, flags={**flags, "on_event": on_event})
-        session.settled = settled[0] if settled else None
+        session = cls(loaded, runtime, allow_plugins=allow_plugins, flags=flags)
         session.threads = threads
         return session
 
@@ -143,11 +140,9 @@ class Session:
         from genctl.decode.saved_prompt import PromptIdentity
         from genctl.native.runtime import NativeModel
 
-        model = self.loaded.model
+        model, quantize = self.loaded.model, self.loaded.quantize
         layout = model.cache_layout if isinstance(model, NativeModel) else ""
-        dtype = str(model.dtype).removeprefix("torch.")
-        if self.loaded.quantize is not None:
-            dtype += f" with {self.loaded.quantize} weights"
+        dtype = str(model.dtype).removeprefix("torch.") + ("" if quantize is None else f" with {quantize} weights")
         return PromptIdentity(self.loaded.fingerprint(), self.loaded.name, dtype, version("transformers"), layout)
 
     def notes(self) -> list[str]:
@@ -163,17 +158,6 @@ class Session:
         """The fingerprints of the checkpoint and of all auxiliary models, by name."""
         loaded = [self.loaded, *(checkpoint for checkpoint, _ in self.planner.strategies.auxiliary_models.values())]
         return {checkpoint.name: checkpoint.fingerprint() for checkpoint in loaded}
-
-    def _saved(self, path: str | None) -> Prefix | None:
-        if path is None:
-            return None
-        from genctl.decode import saved_prompt
-
-        if not self.forward.abilities.supports_cache or not self.forward.abilities.savable:
-            raise ModelError(
-                f"{self.loaded.name} keeps no cache that can be saved, so --prompt-cache {path} cannot be used"
-            )
-        return saved_prompt.load(Path(path), self.identity, self.forward)
 
     def saved_prompt(self, request: Request) -> tuple[bytes, int]:
         """A request's prompt, prefilled, as the content of a prompt-cache file; and its number of tokens."""
@@ -193,10 +177,7 @@ class Session:
     def resolve(self, layers: Sequence[Layer]) -> Resolved:
         """The layers, with the checkpoint's generation_config beneath them."""
         settings = self.loaded.generation
-        merged = [model_layer(settings.values, self.loaded.name, settings.file), *layers]
-        if self.settled is not None and self.settled[0] == merged:
-            return self.settled[1]
-        return resolve(merged)
+        return resolve([model_layer(settings.values, self.loaded.name, settings.file), *layers])
 
     def plan(self, resolved: Resolved) -> JobPlan:
         """Check once that this checkpoint can run a job (`Engine.plan`).
@@ -205,57 +186,43 @@ class Session:
         """
         from genctl.engines.runtime import cache_notes, undrafted
 
-        if resolved.runtime.is_chat:
+        runtime, generation, name = resolved.runtime, resolved.generation, self.loaded.name
+        if runtime.is_chat:
             from genctl.models import chat
 
             if self.loaded.tokenizer is None:
-                raise ModelError(f"{self.loaded.name} has no tokenizer, so there is nothing to render a chat with")
-            chat.check_template(self.loaded.tokenizer, self.loaded.name)
+                raise ModelError(f"{name} has no tokenizer, so there is nothing to render a chat with")
+            chat.check_template(self.loaded.tokenizer, name)
         trial = self._trial(resolved)
         strategy = trial.lane.strategy
-        remarks = (
-            *cache_notes(self.forward, self.loaded.name, resolved),
-            *grammar_notes(resolved.generation),
-            *self._template_notes(resolved.runtime),
-            *self.loaded.remarks,
-            *filter(None, [self.forward.remark]),
-            *self._draft_notes(resolved, undrafted(self.forward, resolved)),
-        )
+        remarks = cache_notes(self.forward, name, resolved)
+        if generation.json_schema is not None:
+            from genctl.decode.processors import grammar_source
+
+            source = grammar_source.read(generation)
+            remarks += [] if source is None else source.notes
+        if runtime.is_chat and (runtime.chat_template is not None or chat_settings.variables_of(runtime)):
+            unused = self.planner.prompts.unused_variables(runtime)
+            remarks += [f"the chat template of {name} does not use {variable}" for variable in unused]
+        remarks += [*self.loaded.remarks, *filter(None, [self.forward.remark])]
+        why = undrafted(self.forward, resolved)
+        if why and all(getattr(generation, knob) is None for knob in DRAFTING):
+            if runtime.draft and f"nothing is drafted: {why}" not in self.forward.findings:
+                self.forward.findings.append(f"nothing is drafted: {why}")
+            if runtime.draft_corpus is not None:
+                remarks.append(f"draft_corpus = {runtime.draft_corpus}: nothing is drafted, since {why}")
+        own = generation.cache_implementation == "dynamic" and not self.about.is_encoder_decoder
+        own = own and not generation.assistant_model and not generation.amateur_model
         return JobPlan(
             trial.kind,
             rows=max(int(strategy.max_rows), 1),
-            remarks=remarks,
+            remarks=tuple(remarks),
             reads_hidden=strategy.traits.needs_hidden,
-            batch_invariant_by=self._batch_invariant_by(resolved.generation),
+            batch_invariant_by=self.products if own else "",  # no row goes through other products
         )
-
-    def _draft_notes(self, resolved: Resolved, why: str) -> list[str]:
-        """That a given corpus is of no use; with --verbose also why nothing is drafted."""
-        if not why or any(getattr(resolved.generation, name) is not None for name in DRAFTING):
-            return []
-        if resolved.runtime.draft and f"nothing is drafted: {why}" not in self.forward.findings:
-            self.forward.findings.append(f"nothing is drafted: {why}")
-        corpus = resolved.runtime.draft_corpus
-        return [] if corpus is None else [f"draft_corpus = {corpus}: nothing is drafted, since {why}"]
-
-    def _template_notes(self, runtime: Runtime) -> list[str]:
-        """Variables that the chat template does not use. Raises ModelError if it does not exist."""
-        tokenizer: Any = self.loaded.tokenizer
-        checkpoint = self.about.name
-        if tokenizer is None or not runtime.is_chat:
-            return []
-        if runtime.chat_template is None and not chat_settings.variables_of(runtime):
-            return []
-        from genctl.models.chat import check_template
-
-        source = check_template(tokenizer, checkpoint, runtime.chat_template, tools=bool(runtime.tools))
-        unused = chat_settings.unused(source, runtime)
-        return [f"the chat template of {checkpoint} does not use {name}" for name in unused]
 
     def watched(self, tokens: Sequence[str]) -> tuple[int, ...]:
         """The ids of the tokens that --watch names. Raises UsageError."""
-        if not tokens:
-            return ()
         from genctl.models.text import watched_ids
 
         return watched_ids(self.loaded, tokens)
@@ -278,9 +245,7 @@ class Session:
             return default if batch_size is None else int(batch_size)
         from genctl.decode.memory import fitting
 
-        lane = self._trial(resolved).lane
-        context = self.planner.context
-        return fitting(self.forward, lane, min(context or TYPICAL, TYPICAL))
+        return fitting(self.forward, self._trial(resolved).lane, min(self.planner.context or TYPICAL, TYPICAL))
 
     @property
     def products(self) -> str:
@@ -296,27 +261,19 @@ class Session:
         forms = sorted({product.form for product in model.products()})
         return "float32" if all(form.startswith("float32 by ") for form in forms) else ", ".join(forms)
 
-    def _batch_invariant_by(self, generation: Generation) -> str:
-        """`products`, for the jobs whose rows all go through them."""
-        others = (generation.assistant_model, generation.amateur_model)
-        if self.about.is_encoder_decoder or generation.cache_implementation != "dynamic" or any(others):
-            return ""
-        return self.products
-
     def use_threads(self, rows: int, recorded: int | None = None) -> int | None:
         """Choose the number of threads for steps of so many rows (`Engine.use_threads`)."""
         from genctl.native.runtime import NativeModel
 
         if self.threads is None:
             return None
-        model, device = self.loaded.model, self.forward.device.type
-        if isinstance(model, NativeModel):
-            weights = model.bytes()
+        if isinstance(self.loaded.model, NativeModel):
+            weights = self.loaded.model.bytes()
         else:
             from genctl.models.packed_layers import weights_bytes
 
-            weights = weights_bytes(model)
-        self.threads.apply(weights, rows, device=device, recorded=recorded)
+            weights = weights_bytes(self.loaded.model)
+        self.threads.apply(weights, rows, device=self.forward.device.type, recorded=recorded)
         return self.threads.number
 
     def stream(
@@ -440,16 +397,6 @@ def check_settings(generation: Generation) -> None:
         from genctl.decode.processors import grammar_source
 
         grammar_source.read(generation)
-
-
-def grammar_notes(generation: Generation) -> tuple[str, ...]:
-    """What of the grammar is not enforced."""
-    if generation.json_schema is None:
-        return ()
-    from genctl.decode.processors import grammar_source
-
-    source = grammar_source.read(generation)
-    return () if source is None else source.notes
 
 
 def checkpoint_layer(runtime: Runtime, *, allow_pickle: bool = False, trust_remote_code: bool = False) -> Layer:

@@ -31,39 +31,40 @@ class StrategyChoice:
 
     def choose(self, generation: Generation) -> tuple[Strategy, RerankPlan | None]:
         """The strategy for these knobs. It has no state, so requests with equal knobs share one."""
-        if self._latest is None or self._latest[0] is not generation:
-            self._latest = generation, self._build_strategy(generation)
-        return self._latest[1]
-
-    def _build_strategy(self, generation: Generation) -> tuple[Strategy, RerankPlan | None]:
+        if self._latest is not None and self._latest[0] is generation:
+            return self._latest[1]
         from genctl.config.modes import conflicts, mode_of
+        from genctl.engines import lane_results
         from genctl.strategies import factory
+        from genctl.strategies.factory import AuxiliaryModel
         from genctl.strategies.sample import Sample
+
+        def companion(name: str) -> AuxiliaryModel:
+            loaded, forward = self.companion(name)
+            return AuxiliaryModel(forward, loaded.tokenizer)
 
         if clashes := conflicts(generation):  # of a command that sets the number of rows itself
             raise UsageError("\n".join(clashes))
-        ranking: RerankPlan | None = None
-        if generation.best_of is not None or generation.mbr_samples is not None:
-            from genctl.engines import lane_results
-
-            ranking = lane_results.rerank_plan(generation)
         tokenizer = self.loaded.tokenizer
         if generation.mbr_samples and tokenizer is None:
             raise UsageError("mbr_samples: compares texts, and this checkpoint has no tokenizer to write any")
-        pad = (
-            self.loaded.model.generation_config.pad_token_id
-            if generation.pad_token_id is None
-            else generation.pad_token_id
-        )
+        ranking = lane_results.rerank_plan(generation)
         alone = generation if ranking is None else replace(generation, num_return_sequences=1)
-        auxiliary = None if mode_of(alone) is None else self._auxiliary(alone)
-        strategy = auxiliary or factory.choose(alone, tokenizer, pad)
-        if ranking is None:
-            return strategy, None
-        if not isinstance(strategy, Sample):
-            name = "best_of" if generation.best_of else "mbr_samples"
-            raise UsageError(f"{name} cannot be combined with {strategy.kind}: it chooses among plain samples")
-        return Sample(True, ranking.samples, sampler=generation.sampler), ranking
+        strategy = None
+        if mode_of(alone) is not None:  # a second checkpoint, hidden layers or the text
+            strategy = factory.auxiliary_strategy(alone, self.forward, tokenizer, companion)
+        if strategy is None:
+            pad = generation.pad_token_id
+            strategy = factory.choose(
+                alone, tokenizer, self.loaded.model.generation_config.pad_token_id if pad is None else pad
+            )
+        if ranking is not None:
+            if not isinstance(strategy, Sample):
+                name = "best_of" if generation.best_of else "mbr_samples"
+                raise UsageError(f"{name} cannot be combined with {strategy.kind}: it chooses among plain samples")
+            strategy = Sample(True, ranking.samples, sampler=generation.sampler)
+        self._latest = generation, (strategy, ranking)
+        return self._latest[1]
 
     def drafting(self, strategy: Strategy, corpus: str | None) -> Strategy:
         """The same, with drafts of what was written before and of a corpus, if it decodes one row plainly."""
@@ -104,16 +105,6 @@ class StrategyChoice:
             parts = [row.get(key) for key in ("prompt", "text")] if isinstance(row, dict) else []
             text = "".join(part for part in parts if isinstance(part, str))
             drafter.keep(encode(tokenizer, text, add_special_tokens=False) if text else [])
-
-    def _auxiliary(self, generation: Generation) -> Strategy | None:
-        """The strategy of a knob that needs a second checkpoint, hidden layers or the text."""
-        from genctl.strategies.factory import AuxiliaryModel, auxiliary_strategy
-
-        def companion(name: str) -> AuxiliaryModel:
-            loaded, forward = self.companion(name)
-            return AuxiliaryModel(forward, loaded.tokenizer)
-
-        return auxiliary_strategy(generation, self.forward, self.loaded.tokenizer, companion)
 
     def forced_phrases(self, generation: Generation, strategy: Strategy, words: Words) -> ForcedPhrases | None:
         """The phrases that a finished text must contain."""

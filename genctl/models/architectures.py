@@ -58,7 +58,7 @@ class Architecture:
     reads_again: bool = False
     returns: str = ""  # the field of the output whose states are the `past_key_values` of the next pass
     reads_history: bool = False  # its preparation of inputs reads the full text, not only the new tokens
-    states_in_modules: bool = False  # recurrent states are kept in the modules (see `model_states`)
+    states_in_modules: bool = False  # recurrent states are kept in the modules (see `foreign.ModuleStates`)
 
     # -- config.json ---------------------------------------------------------------------------------------------------
     unbounded: bool = False  # the length in its config is not a limit: positions are relative or recurrent

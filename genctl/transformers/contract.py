@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from genctl import compat
 from genctl.decode.cache.cache import Cache
-from genctl.decode.cache.model_states import ReturnedStatesCache
+from genctl.decode.cache.foreign import ReturnedStatesCache
 from genctl.decode.memory import is_shortage
 from genctl.decode.runtime import ModelRuntime
 from genctl.errors import ContractError

@@ -20,9 +20,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from genctl import compat
 from genctl.decode import cut_windows, transfer
-from genctl.decode.cache import model_states
 from genctl.decode.cache.cache import Cache
-from genctl.decode.cache.foreign import new_cache
+from genctl.decode.cache.foreign import ModuleStates, ReturnedStatesCache, new_cache
 from genctl.decode.memory import is_shortage
 from genctl.decode.runtime import Abilities, ModelRuntime, Output, Pass, Passed
 from genctl.decode.types import Source, Sources
@@ -124,7 +123,7 @@ class TransformersRuntime(ModelRuntime):
         self.rope = LengthRope(model.modules(), reads_again=self.facts.reads_again)
         self.bound, self.dynamic, self.reads_again = self.rope.bound, bool(self.rope.dynamic), self.rope.reads_again
         self.limit_cuts(cut_windows.of_model(model))
-        self.module_states = model_states.ModuleStates(model) if self.facts.states_in_modules else None
+        self.module_states = ModuleStates(model) if self.facts.states_in_modules else None
         self.findings: list[str] = []
         self.forwards = 0
         self._probing = abilities is not None
@@ -169,7 +168,7 @@ class TransformersRuntime(ModelRuntime):
     def new_cache(self, *, room: int = 0, whole: bool = False) -> Cache:
         """An empty cache for this model (see `foreign.new_cache`)."""
         if self.returns:
-            return model_states.ReturnedStatesCache()
+            return ReturnedStatesCache()
         return new_cache(self.config, encoder_decoder=self.is_encoder_decoder, room=room, whole=whole)
 
     def encode(self, ids: Sequence[int]) -> Source:
@@ -240,7 +239,7 @@ class TransformersRuntime(ModelRuntime):
                 logits = output.logits
                 if self.module_states is not None:
                     self.module_states.take(cache)
-                if isinstance(cache, model_states.ReturnedStatesCache):
+                if isinstance(cache, ReturnedStatesCache):
                     cache.store(getattr(output, self.returns))
                 if cache is not None and before is not None:
                     contract.check_pass(self.model, cache, model_cache, output, before, feed.shape[1])

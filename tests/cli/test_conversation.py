@@ -49,7 +49,8 @@ def test_beams_and_comparisons_show_the_messages(chat: str) -> None:
     for command in (("beam",), ("compare", "-p", "greedy", "-p", "beam5")):
         shown = genctl(*command, *words, terminal=True, color="never").out
         assert "im_start" not in shown, command
-    assert genctl("beam", *words, terminal=True, color="never").out.startswith("system: Be kind\nuser: Hello\n")
+    shown = genctl("beam", *words, terminal=True, color="never").out.removeprefix("\x1b[?25l")
+    assert shown.startswith("system: Be kind\nuser: Hello")
 
 
 def test_a_page_shows_the_messages(chat: str, tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ def test_a_structure_begins_on_a_line_of_its_own(command: str) -> None:
     schema = '{"type": "object", "properties": {"age": {"enum": [1, 2]}}, "required": ["age"]}'
     words = (command, "The age", "--json-schema", schema, "-n", "20")
     lines = genctl(*words, terminal=True, color="never").out.splitlines()
-    assert lines[0] == "The age"
+    assert lines[0].removeprefix("\x1b[?25l").rstrip() == "The age"
     assert lines[1].removeprefix("\x1b[?25l").startswith("{")
     assert genctl("run", "The age", "--regex", "[0-9]", "-n", "4", terminal=True, color="never").out.startswith(
         "The age"

@@ -7,8 +7,8 @@ Prompts that were read in one pass lie together until one of them is needed alon
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -19,24 +19,18 @@ from genctl.decode.cache.layer import CROSS, CacheLayer
 if TYPE_CHECKING:
     from genctl.decode.cache.static import SlotPlace, SlottedLayer, SlottedWindow
 
-Self = TypeVar("Self", bound="Cache")
 
+class Trait:
+    """Whether all layers of a cache, or any of them, have the attribute of this name."""
 
-class Every:
-    """A trait of a cache that all of its layers must have."""
+    def __init__(self, of: Callable[[Iterator[object]], bool], name: str = "") -> None:
+        self.of, self.name = of, name
 
     def __set_name__(self, owner: type[Cache], name: str) -> None:
-        self.trait = name
+        self.name = self.name or name
 
     def __get__(self, cache: Cache, owner: type[Cache]) -> bool:
-        return all(getattr(layer, self.trait) for layer in cache.sample)
-
-
-class Some(Every):
-    """A trait of a cache that any of its layers may have."""
-
-    def __get__(self, cache: Cache, owner: type[Cache]) -> bool:
-        return any(getattr(layer, self.trait) for layer in cache.sample)
+        return self.of(getattr(layer, self.name, False) for layer in cache.sample)
 
 
 class Cache:
@@ -57,13 +51,17 @@ class Cache:
 
     # -- what it is ----------------------------------------------------------------------------------------------------
 
-    is_plain = Every()  # a query sees exactly the columns that are stored
-    is_mergeable = Every()  # rows of several lanes may share a cache of this kind
-    is_croppable = Every()  # tokens can be removed
-    is_slotted = Every()  # ready for steps of one shape
-    is_recurrent = Some()  # a state of constant size
-    is_fixed = Some()  # allocated once, for an exact `room`
-    is_shareable = Some()  # a prompt that is long enough to share
+    is_plain = Trait(all)  # a query sees exactly the columns that are stored
+    # keys and values and nothing else, so that padding on the left can be removed; False without layers
+    only_columns = Trait(lambda found: set(found) == {True})
+    is_mergeable = Trait(all)  # rows of several lanes may share a cache of this kind
+    is_croppable = Trait(all)  # tokens can be removed
+    is_slotted = Trait(all)  # ready for steps of one shape
+    is_recurrent = Trait(any)  # a state of constant size
+    is_fixed = Trait(any)  # allocated once, for an exact `room`
+    is_shareable = Trait(any)  # a prompt that is long enough to share
+    is_shared = Trait(any, "prompt")  # its first columns are stored once for all rows
+    records_past = Trait(any, "record_past")  # keeps columns that it would otherwise drop, until the next `crop`
 
     @property
     def sample(self) -> list[CacheLayer]:
@@ -76,40 +74,25 @@ class Cache:
         return next((layer.get_seq_length() for layer in self.layers if layer.has_columns), 0)
 
     @property
-    def only_columns(self) -> bool:
-        """Whether all layers keep keys and values and nothing else, so that padding on the left can be removed."""
-        return bool(self.layers) and all(layer.only_columns for layer in self.layers)
-
-    @property
-    def records_past(self) -> bool:
-        """Whether any layer keeps columns that it would otherwise drop, until the next `crop`."""
-        return any(layer.record_past for layer in self.layers)
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether any layer stores its first columns once for all rows."""
-        return any(layer.prompt is not None for layer in self.layers)
-
-    @property
     def takes_places(self) -> bool:
         """Whether the tokens of a pass may go to places of their own (`runtime.TokenPlaces`)."""
         return all(type(layer) is GrowingLayer and layer.prompt is None for layer in self.layers)
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
-    def with_layers(self: Self, layers: Iterable[CacheLayer]) -> Self:
+    def with_layers(self, layers: Iterable[CacheLayer]) -> Self:
         """A cache of the same class with other layers of self-attention, and none of cross-attention."""
         new = copy.copy(self)
         new.layers, new.cross = list(layers), None
         return new
 
-    def with_cross(self: Self, cross: Sequence[GrowingLayer]) -> Self:
+    def with_cross(self, cross: Sequence[GrowingLayer]) -> Self:
         """The same self-attention with other layers of cross-attention."""
         new = copy.copy(self)
         new.cross = cross
         return new
 
-    def select(self: Self, rows: Tensor, *, room: int = 0, drop: int = 0) -> Self:
+    def select(self, rows: Tensor, *, room: int = 0, drop: int = 0) -> Self:
         """A new cache with `rows` (int64 [N], repeats allowed) of this one, without its first `drop` columns.
 
         This cache is unchanged, so a prefix can be forked any number of times. Cross-attention is left out: see
@@ -117,24 +100,24 @@ class Cache:
         """
         return self.with_layers(layer.select(rows, room=room, drop=drop) for layer in self.layers)
 
-    def continued(self: Self, rows: Tensor, room: int) -> Self:
+    def continued(self, rows: Tensor, room: int) -> Self:
         """Like `select` of all rows. Static layers that were allocated with this room continue in their own buffers."""
         return self.with_layers(layer.continued(rows, room) for layer in self.layers)
 
-    def reorder(self: Self, rows: Tensor, since: int) -> Self:
+    def reorder(self, rows: Tensor, since: int) -> Self:
         """Row i becomes row `rows[i]` (int64 [N], as many as there are), if rows are equal before column `since`.
 
         Layers with their own buffers move the columns after it in place: do not use this cache afterwards.
         """
         return self.with_layers(layer.reorder(rows, since) for layer in self.layers)
 
-    def keep(self: Self, rows: Sequence[int], index: Tensor, *, room: int = 0, drop: int = 0) -> Self:
+    def keep(self, rows: Sequence[int], index: Tensor, *, room: int = 0, drop: int = 0) -> Self:
         """Like `select` of `rows` (`index` is the same as a tensor), in place if possible; this cache is used up."""
         if any(row < place for place, row in enumerate(rows)):
             return self.select(index, room=room, drop=drop)
         return self.with_layers(layer.keep(rows, index, room=room, drop=drop) for layer in self.layers)
 
-    def merge(self: Self, others: Sequence[Cache], *, room: int = 0) -> Self:
+    def merge(self, others: Sequence[Cache], *, room: int = 0) -> Self:
         """One cache with the rows of all, aligned to the right; shorter ones are padded with zeros on the left.
 
         Do not use this cache afterwards: the others take the places of rows that left it (see `keep`).
@@ -144,13 +127,19 @@ class Cache:
         together = zip(self.layers, *(other.layers for other in others), strict=True)
         return self.with_layers(first.merge(rest, room) for first, *rest in together)
 
-    def share(self: Self, rows: int, room: int) -> Self:
+    def share(self, rows: int, room: int) -> Self:
         """A cache for `rows` continuations of the prompt in this one; its growing layers are shared, not copied."""
-        from genctl.decode.cache.shared import share
+        from genctl.decode.cache.shared import SharedLayer
 
-        return self.with_layers(share(layer, rows, room) for layer in self.layers)
+        index = torch.zeros(rows, dtype=torch.long)
+        return self.with_layers(
+            SharedLayer(layer, rows, room)
+            if isinstance(layer, GrowingLayer) and layer.is_shareable
+            else layer.select(index, room=room)
+            for layer in self.layers
+        )
 
-    def unshared(self: Self) -> Self:
+    def unshared(self) -> Self:
         """The cache with all columns in every row."""
         return self.with_layers(layer.unshared() for layer in self.layers) if self.is_shared else self
 
@@ -186,13 +175,9 @@ class Cache:
         `like` is an empty cache of the same model, with its windows.
         """
         for number, (layer, window) in enumerate(zip(self.layers, like.layers, strict=True)):
-            if (
-                isinstance(layer, GrowingLayer)
-                and (type(layer) is GrowingLayer or (layer.is_slotted and not layer.is_sliding))
-                and isinstance(window, GrowingLayer)
-                and layer.is_initialized
-                and window.is_sliding
-            ):
+            if not isinstance(layer, GrowingLayer) or not isinstance(window, GrowingLayer):
+                continue
+            if layer.is_initialized and window.is_sliding and not layer.is_sliding:
                 window.hold(*layer.content())
                 self.layers[number] = window
 
@@ -205,18 +190,18 @@ class Cache:
         cross-attention do not grow and stay as they are. Offloading needs an accelerator, and has no effect without
         one.
         """
-        if form == "offloaded":
-            first = next((layer for layer in self.layers if isinstance(layer, GrowingLayer)), None)
-            if first is not None and first.is_initialized and first.device.type == "cuda":
-                self.offload()
-        elif form == "static":
+        if form == "static":
             from genctl.decode.cache.static import StaticLayer
 
             self.layers = [layer.converted(StaticLayer, room) for layer in self.layers]
         elif form == "quantized":
             from genctl.decode.cache.quantized import QuantizedLayer
 
-            self.layers = [layer.converted(QuantizedLayer, room) for layer in self.layers]
+            self.layers = [layer.converted(QuantizedLayer) for layer in self.layers]
+        elif form == "offloaded":
+            growing = [layer for layer in self.layers if isinstance(layer, GrowingLayer)]
+            if growing and growing[0].is_initialized and growing[0].device.type == "cuda":
+                self.offload()
 
     def offload(self) -> None:
         """Move the growing layers to the CPU; each pass copies them to the GPU, one at a time."""

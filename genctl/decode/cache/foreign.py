@@ -1,4 +1,4 @@
-"""transformers' caches, and the layers that genctl does not replace: recurrent states, empty layers.
+"""transformers' caches, and what genctl does not replace in them: recurrent states, empty layers, a model's own states.
 
 genctl's layers are registered as transformers' here, so that its caches accept them.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.cache.layer import FULL, RECURRENT, SLIDING, CacheLayer, attention_entry, entry, shape_in_memory
 from genctl.decode.cache.sliding import SlidingLayer
 from genctl.decode.cache.static import Slots
+from genctl.errors import ModelError
 
 DynamicLayer.register(GrowingLayer)
 _KINDS = (
@@ -41,9 +42,6 @@ _KINDS = (
     LinearAttentionAndSlidingWindowAttentionLayer,
     *compat.layers_that_keep_nothing(cache_utils),
 )
-_STATES = ("conv", "recurrent")
-
-Self = TypeVar("Self", bound="TransformersCache")
 
 
 class TransformersCache(Cache):
@@ -61,7 +59,7 @@ class TransformersCache(Cache):
             return self.library
         return EncoderDecoderCache(self.library, cache_utils.Cache(layers=[layer.for_model for layer in self.cross]))
 
-    def with_layers(self: Self, layers: Iterable[CacheLayer]) -> Self:
+    def with_layers(self, layers: Iterable[CacheLayer]) -> Self:
         """A cache of the same class with other layers of self-attention, and none of cross-attention."""
         new = super().with_layers(layers)
         new.library = copy.copy(self.library)
@@ -81,21 +79,19 @@ def new_cache(config: Any, *, encoder_decoder: bool = False, room: int = 0, whol
     `whole` also keeps every column of windows, so that any number of tokens can be removed (see `Cache.narrow`).
     """
     library = DynamicCache(config=config.get_text_config(decoder=True))
-    layers: list[CacheLayer] = [_adapted(layer, room, whole) for layer in library.layers]
+    layers: list[CacheLayer] = []
+    for layer in library.layers:
+        is_window = type(layer) is DynamicSlidingWindowLayer
+        if type(layer) is DynamicLayer or (whole and is_window):
+            layers.append(GrowingLayer(room))
+        else:
+            layers.append(SlidingLayer(layer.sliding_window, room) if is_window else ForeignLayer(layer))
     # T5 and its variants: the config's number of layers is the encoder's
     count = getattr(config, "num_decoder_layers", None)
     if type(count) is int and count > 0 and {type(layer) for layer in layers} == {GrowingLayer}:
         layers = [GrowingLayer(room) for _ in range(count)]
     # every decoder layer sees the whole source, even with a window on its own text
     return TransformersCache(library, layers, [GrowingLayer() for _ in layers] if encoder_decoder else None)
-
-
-def _adapted(layer: Any, room: int, whole: bool) -> CacheLayer:
-    if type(layer) is DynamicLayer or (whole and type(layer) is DynamicSlidingWindowLayer):
-        return GrowingLayer(room)
-    if type(layer) is DynamicSlidingWindowLayer:
-        return SlidingLayer(layer.sliding_window, room)
-    return ForeignLayer(layer)
 
 
 class ForeignLayer(CacheLayer):
@@ -108,16 +104,12 @@ class ForeignLayer(CacheLayer):
         self.has_columns = isinstance(layer, DynamicLayer)
         self.is_recurrent = isinstance(layer, LinearAttentionCacheLayerMixin)
         self.kind = RECURRENT if self.is_recurrent else ""
+        self.record_past = bool(getattr(layer, "record_past", False))
 
     @property
     def for_model(self) -> Any:
         """The library's layer."""
         return self.layer
-
-    @property
-    def is_initialized(self) -> bool:
-        """Whether keys and values have been stored."""
-        return self.has_columns and bool(self.layer.is_initialized)
 
     @property
     def is_croppable(self) -> bool:
@@ -126,15 +118,11 @@ class ForeignLayer(CacheLayer):
             return False
         return self.is_known or "crop" in vars(type(self.layer))
 
-    @property
-    def record_past(self) -> bool:
-        """Whether it keeps columns that it would otherwise drop, until the next `crop`."""
-        return bool(getattr(self.layer, "record_past", False))
-
     def activate_past_recording(self) -> None:
         """Keep what would be dropped until the next `crop`, so that tokens can be removed."""
         if hasattr(self.layer, "activate_past_recording"):
             self.layer.activate_past_recording()
+            self.record_past = True
 
     def get_seq_length(self) -> int:
         """Columns ever appended."""
@@ -156,14 +144,16 @@ class ForeignLayer(CacheLayer):
             new = copy.deepcopy(self.layer)
             new.reorder_cache(rows)
             return ForeignLayer(new)
-        old, new = self.layer, copy.copy(self.layer)
-        if self.is_recurrent:
-            _select_states(new, rows)
-        if self.is_initialized:
-            if hasattr(old, "cumulative_length"):  # a window that may have dropped columns
-                new.cumulative_length = old.cumulative_length - drop
-                drop = max(old.keys.shape[-2] - new.cumulative_length, 0)
-            new.keys, new.values = (part[:, :, drop:].index_select(0, rows) for part in self.content())
+        new = copy.copy(self.layer)
+        for name, value in vars(new).items():
+            if isinstance(value, dict):  # the states, and what is known of each
+                setattr(new, name, dict(value))
+        if drop and self._stores_columns:
+            if hasattr(new, "cumulative_length"):  # a window that may have dropped columns
+                new.cumulative_length -= drop
+                drop = max(new.keys.shape[-2] - new.cumulative_length, 0)
+            new.keys, new.values = new.keys[:, :, drop:], new.values[:, :, drop:]
+        new.reorder_cache(rows)
         return ForeignLayer(new)
 
     def merge(self, others: Sequence[ForeignLayer], room: int = 0) -> CacheLayer:
@@ -171,20 +161,21 @@ class ForeignLayer(CacheLayer):
         layers = [self.layer, *(other.layer for other in others)]
         new = copy.copy(self.layer)
         if self.is_recurrent:
-            for name in _STATES:
-                states = [getattr(layer, f"{name}_states") for layer in layers]
+            for name in ("conv_states", "recurrent_states"):
+                states = [getattr(layer, name) for layer in layers]
                 merged = {i: None if old is None else torch.cat([s[i] for s in states]) for i, old in states[0].items()}
-                setattr(new, f"{name}_states", merged)
-        if self.is_initialized:
+                setattr(new, name, merged)
+        if self._stores_columns:
             if hasattr(new, "cumulative_length"):
                 new.cumulative_length = max(layer.cumulative_length for layer in layers)
             length = max(layer.keys.shape[-2] for layer in layers)
-
-            def aligned(parts: Iterable[Tensor]) -> Tensor:
+            for name in ("keys", "values"):
                 # zeros: a masked column still meets the values, and 0 x NaN is NaN
-                return torch.cat([functional.pad(part, (0, 0, length - part.shape[-2], 0)) for part in parts])
-
-            new.keys, new.values = aligned(layer.keys for layer in layers), aligned(layer.values for layer in layers)
+                parts = [
+                    functional.pad(part, (0, 0, length - part.shape[-2], 0))
+                    for part in (getattr(layer, name) for layer in layers)
+                ]
+                setattr(new, name, torch.cat(parts))
         return ForeignLayer(new)
 
     # -- contents ------------------------------------------------------------------------------------------------------
@@ -197,7 +188,7 @@ class ForeignLayer(CacheLayer):
             main = states.get("recurrent", next(iter(states.values())))
             part = entry(number, RECURRENT, main, [*states.values()])
             parts.append({**part, "states": {name: shape_in_memory(state) for name, state in states.items()}})
-        if self.is_initialized:
+        if self._stores_columns:
             window = getattr(self.layer, "sliding_window", None)
             part = attention_entry(number, FULL if window is None else SLIDING, self.content())
             parts.append(part if window is None else {**part, "window": window})
@@ -205,21 +196,17 @@ class ForeignLayer(CacheLayer):
 
     def state_dict(self) -> dict[str, Tensor]:
         """Its states, keys and values."""
-        columns = zip(("keys", "values"), self.content(), strict=True) if self.is_initialized else ()
+        columns = zip(("keys", "values"), self.content(), strict=True) if self._stores_columns else ()
         return {**self._states(), **dict(columns)}
 
     def load_state_dict(self, states: Mapping[str, Tensor], length: int) -> None:
         """Take states, and the newest columns of `length`. Raises KeyError."""
         layer = self.layer
         for index in range(layer.number_of_states if self.is_recurrent else 0):
-            conv, recurrent = (states.get(f"{name}.{index}") for name in _STATES)
-            if conv is not None:
-                layer.lazy_initialization(conv_states=conv, state_idx=index)
-                layer.conv_states[index] = conv
-                layer.conv_kernel_size[index] = conv.shape[-1]
-            if recurrent is not None:
-                layer.lazy_initialization(recurrent_states=recurrent, state_idx=index)
-                layer.recurrent_states[index] = recurrent
+            for name in ("conv", "recurrent"):
+                if (state := states.get(f"{name}.{index}")) is not None:
+                    layer.lazy_initialization(**{f"{name}_states": state}, state_idx=index)
+                    getattr(layer, f"{name}_states")[index] = state
             layer.has_previous_state[index] = True
         if self.has_columns and "keys" in states:
             DynamicLayer.lazy_initialization(layer, states["keys"], states["values"])
@@ -227,30 +214,97 @@ class ForeignLayer(CacheLayer):
             if hasattr(layer, "cumulative_length"):
                 layer.cumulative_length = length
 
+    @property
+    def _stores_columns(self) -> bool:
+        return self.has_columns and bool(self.layer.is_initialized)
+
     def _states(self) -> dict[str, Tensor]:
         """The states that it has: `conv.J`, `recurrent.J`."""
         return {
             f"{name}.{index}": state
-            for name in _STATES
+            for name in ("conv", "recurrent")
             if self.is_recurrent
             for index, state in getattr(self.layer, f"{name}_states").items()
             if state is not None
         }
 
 
-def _select_states(layer: Any, rows: Tensor) -> None:
-    """Select rows of a copied layer's states, in tensors of its own."""
-    for name in _STATES:
-        states = getattr(layer, f"{name}_states").items()
-        chosen = {i: None if state is None else state.index_select(0, rows.to(state.device)) for i, state in states}
-        setattr(layer, f"{name}_states", chosen)
-    for name in (
-        "is_conv_states_initialized",
-        "is_recurrent_states_initialized",
-        "has_previous_state",
-        "conv_kernel_size",
-    ):
-        setattr(layer, name, dict(getattr(layer, name)))
+# -- states that a model does not keep in a standard cache, so that rows can be forked and reordered ------------------
+# Two forms occur in transformers: what each pass returns (hidden states of XLNet, or Reformer's own class of cache),
+# and tensors in the model's modules (RecurrentGemma).
+
+
+class ReturnedStates(CacheLayer):
+    """The states that a pass returned, as the only layer of a cache. Rows can be selected; no token can be removed."""
+
+    def __init__(self, states: Any = None) -> None:
+        self.states = states
+
+    @property
+    def for_model(self) -> Any:
+        """The states."""
+        return self.states
+
+    def select(self, rows: Tensor, *, room: int = 0, drop: int = 0) -> ReturnedStates:
+        """A new layer with `rows` (int64 [N]) of this one. Nothing is dropped."""
+        if isinstance(self.states, (list, tuple)):  # each [T, N, H]
+            return ReturnedStates(tuple(state.index_select(1, rows) for state in self.states))
+        states = copy.copy(self.states)
+        if states is not None:
+            for name, value in vars(states).items():  # a cache class whose lists the model writes to
+                setattr(states, name, copy.copy(value))
+            states.reorder_cache(rows)
+        return ReturnedStates(states)
+
+    def get_seq_length(self) -> int:
+        """0: columns are not counted."""
+        return 0
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Raises ModelError: the form of the states depends on the model."""
+        raise ModelError("the model has its own form of cached states, which cannot be saved")
+
+
+class ReturnedStatesCache(Cache):
+    """A cache of `ReturnedStates`."""
+
+    def __init__(self) -> None:
+        super().__init__([ReturnedStates()])
+
+    @property
+    def for_model(self) -> Any:
+        """The states of the last pass."""
+        return self.layers[0].for_model
+
+    def store(self, states: Any) -> None:
+        """Take the states that a pass returned."""
+        self.layers = [ReturnedStates(states)]
+
+
+class ModuleStates:
+    """The recurrent states in RecurrentGemma's modules, moved into the cache after every pass."""
+
+    def __init__(self, model: Any) -> None:
+        blocks = enumerate(layer.temporal_block for layer in model.model.layers)
+        self.blocks = [(number, block) for number, block in blocks if hasattr(block, "rg_lru")]
+
+    def put(self, cache: Cache | None) -> None:
+        """Copy the cache's states into the modules; None clears them."""
+        for number, block in self.blocks:
+            layer = None if cache is None else cache.layers[number].for_model
+            block.conv1d_state = None if layer is None else layer.conv_states[0]
+            block.rg_lru.recurrent_states = None if layer is None else layer.recurrent_states[0]
+
+    def take(self, cache: Cache | None) -> None:
+        """Move the modules' states into the cache."""
+        for number, block in self.blocks:
+            if cache is not None and block.conv1d_state is not None:
+                layer = cache.layers[number].for_model
+                layer.conv_states[0], layer.recurrent_states[0] = block.conv1d_state, block.rg_lru.recurrent_states
+                layer.is_conv_states_initialized[0] = layer.is_recurrent_states_initialized[0] = True
+                layer.has_previous_state[0] = True
+                layer.device, layer.dtype = block.conv1d_state.device, block.conv1d_state.dtype
+            block.conv1d_state = block.rg_lru.recurrent_states = None
 
 
 class CompiledLayer(Slots, CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped here

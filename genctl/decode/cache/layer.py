@@ -41,27 +41,8 @@ class CacheLayer(ABC):
     is_fixed = False  # whether it is allocated once and needs an exact `room`
     is_slotted = False  # whether steps may write to its buffers at a place given by a tensor
     is_mergeable = False  # whether rows of several lanes may share it
+    record_past = False  # whether it keeps columns that it would otherwise drop, until the next `crop`
     prompt: tuple[Tensor, Tensor] | None = None  # see `KeyValues`
-
-    @property
-    def is_shareable(self) -> bool:
-        """Whether it holds a prompt that is long enough for rows to share."""
-        return False
-
-    @property
-    def is_initialized(self) -> bool:
-        """Whether keys and values have been stored."""
-        return False
-
-    @property
-    def is_croppable(self) -> bool:
-        """Whether tokens can be removed."""
-        return False
-
-    @property
-    def record_past(self) -> bool:
-        """Whether it keeps columns that it would otherwise drop, until the next `crop`."""
-        return False
 
     @property
     def for_model(self) -> Any:
@@ -82,21 +63,15 @@ class CacheLayer(ABC):
         return self.select(rows)
 
     def keep(self, rows: Sequence[int], index: Tensor, *, room: int = 0, drop: int = 0) -> CacheLayer:
-        """Row i becomes row `rows[i]`, which is i or a later one, without the first `drop` columns.
-
-        `index` is `rows` as a tensor int64 [N].
-        """
+        """Row i becomes row `rows[i]`, which is i or a later one; `index` is `rows` as a tensor int64 [N]."""
         return self.select(index, room=room, drop=drop)
 
     def continued(self, rows: Tensor, room: int) -> CacheLayer:
-        """Like `select` of all rows. A static layer that was allocated with this room continues in its own buffers."""
+        """See `Cache.continued`."""
         return self.select(rows, room=room)
 
     def merge(self, others: Sequence[Any], room: int = 0) -> CacheLayer:
-        """A layer with the rows of this one and of others of its class, aligned to the right over zeros.
-
-        Only if it `is_mergeable`.
-        """
+        """A layer with the rows of this one and of others of its class, aligned to the right. If it `is_mergeable`."""
         raise NotImplementedError
 
     def unshared(self) -> CacheLayer:
@@ -125,10 +100,7 @@ class CacheLayer(ABC):
         raise NotImplementedError
 
     def converted(self, form: type[Any], room: int = 0) -> CacheLayer:
-        """The layer in another form, with `room` additional columns; itself unless it is a full-attention layer.
-
-        In a form that is not fixed `room` has no effect.
-        """
+        """The layer in another form, with `room` additional columns if that is fixed; itself if it has no other."""
         return self
 
     # -- contents ------------------------------------------------------------------------------------------------------
@@ -149,10 +121,7 @@ class CacheLayer(ABC):
         return {}
 
     def load_state_dict(self, states: Mapping[str, Tensor], length: int) -> None:  # noqa: B027 — some store nothing
-        """Take what `state_dict` of a layer of the same class returned, after `length` tokens.
-
-        Raises KeyError or ValueError if the tensors are not those of a layer of this class.
-        """
+        """Take what `state_dict` of such a layer returned, after `length` tokens. Raises KeyError or ValueError."""
 
 
 def entry(number: int, kind: str, keys: Tensor, tensors: Sequence[Tensor]) -> dict[str, Any]:

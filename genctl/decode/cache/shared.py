@@ -20,7 +20,7 @@ from torch import Tensor
 
 from genctl.compat import attention_with_sums
 from genctl.decode.cache.growing import GrowingLayer
-from genctl.decode.cache.layer import CacheLayer, bytes_in_memory
+from genctl.decode.cache.layer import bytes_in_memory
 
 
 class SharedLayer(GrowingLayer):
@@ -47,32 +47,17 @@ class SharedLayer(GrowingLayer):
         """Columns of a row, the shared ones included."""
         return self.columns + self.length
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Columns that a query attends to, and the offset of the first one."""
-        return self.columns + self.length + query_length, 0
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Drop the newest columns. Raises ValueError if they are the prompt's."""
-        if abs(tokens_to_remove) > self.length:
-            raise ValueError("a shared prompt cannot be cropped")
-        super().crop(tokens_to_remove)
-
     def reorder(self, rows: Tensor, since: int) -> GrowingLayer:
         """Row i becomes row `rows[i]`, in place; the shared columns are not moved."""
         return super().reorder(rows, max(since - self.columns, 0))
 
     def merge(self, others: Sequence[Any], room: int = 0) -> GrowingLayer:
         """A layer with the rows of all; the prompt stays shared if it is the same and the rows have equal length."""
-        together = all(
-            isinstance(other, SharedLayer) and other._where() == self._where() and other.length == self.length
-            for other in others
-        )
-        if together:
-            return super().merge(others, room)
-        return self.unshared().merge([other.unshared() for other in others], room)
-
-    def _where(self) -> tuple[int, int]:
-        return self.prompt[0].data_ptr(), self.columns
+        own = self.prompt[0].data_ptr(), self.columns, self.length
+        for other in others:
+            if not isinstance(other, SharedLayer) or (other.prompt[0].data_ptr(), other.columns, other.length) != own:
+                return self.unshared().merge([other.unshared() for other in others], room)
+        return super().merge(others, room)
 
     def unshared(self) -> GrowingLayer:
         """A plain layer with all columns in every row."""
@@ -101,13 +86,6 @@ class SharedLayer(GrowingLayer):
     def reserved(self) -> int:
         """Bytes of the buffers and of the prompt."""
         return super().reserved() + sum(map(bytes_in_memory, self.prompt))
-
-
-def share(layer: CacheLayer, rows: int, room: int) -> CacheLayer:
-    """A layer for `rows` continuations of the only row of this one, shared if it is long enough."""
-    if isinstance(layer, GrowingLayer) and layer.is_shareable:
-        return SharedLayer(layer, rows, room)
-    return layer.select(torch.zeros(rows, dtype=torch.long), room=room)
 
 
 def attend(

@@ -51,7 +51,7 @@ class SlidingLayer(GrowingLayer):
             visible = min(self.most + new, keys.shape[-2])
             keys, values = keys[:, :, -visible:], values[:, :, -visible:]
         else:
-            self._let_go()
+            self._drop_unseen()
         return keys, values
 
     def extend(self, count: int) -> tuple[int, int]:
@@ -61,7 +61,7 @@ class SlidingLayer(GrowingLayer):
         if self.record_past:
             visible = min(self.most + count, columns)
             return first + columns - visible, visible
-        self._let_go()
+        self._drop_unseen()
         return first, columns
 
     def get_seq_length(self) -> int:
@@ -85,10 +85,10 @@ class SlidingLayer(GrowingLayer):
         removed = abs(tokens_to_remove)
         if self.is_initialized:
             if self.length - removed < min(self.seen - removed, self.most):
-                raise ValueError(f"a window of {self.sliding_window} has let go of what is behind {removed} tokens")
+                raise ValueError(f"a window of {self.sliding_window} has dropped what precedes {removed} tokens")
             self.length -= removed
             self.seen -= removed
-            self._let_go()
+            self._drop_unseen()
 
     def reset(self) -> None:
         """Remove everything."""
@@ -146,7 +146,7 @@ class SlidingLayer(GrowingLayer):
     def _roomy(self, columns: int) -> int:
         return max(columns, min(super()._roomy(columns), self.most + STEP))
 
-    def _let_go(self) -> None:
+    def _drop_unseen(self) -> None:
         surplus = self.length - self.most
         if surplus > 0:
             self.begin += surplus

@@ -21,21 +21,17 @@ class StaticLayer(GrowingLayer):
     is_convertible = False
     borrowed = False  # whether another layer writes behind the columns of this one
 
-    def borrow(self, room: int) -> StaticLayer | None:
-        """A layer that continues in these buffers, after the columns of this one; None if they do not fit exactly.
+    def continued(self, rows: Tensor, room: int) -> CacheLayer:
+        """Like `select` of all rows, but in the same buffers if they have exactly this room, and only once.
 
-        This one's columns are unchanged. Buffers can be borrowed only once: two layers would write to the same columns.
+        This one's columns are unchanged. Two layers that continue it would write to the same columns.
         """
-        if self.borrowed or self.begin or self.capacity != self.length + room:
-            return None
+        fits = self.is_initialized and not self.begin and self.capacity == self.length + room
+        if not fits or self.borrowed or self.is_slotted:
+            return self.select(rows, room=room)
         new = copy.copy(self)
         self.borrowed = new.borrowed = True
         return new
-
-    def continued(self, rows: Tensor, room: int) -> CacheLayer:
-        """Like `select` of all rows, but in the same buffers if they can be borrowed."""
-        borrowed = self.borrow(room) if self.is_initialized else None
-        return borrowed or self.select(rows, room=room)
 
     def describe(self, number: int) -> list[dict[str, Any]]:
         """See `Cache.describe`: free columns count."""
@@ -61,17 +57,11 @@ class SlottedLayer(StaticLayer):
 
     is_plain = is_chosen = is_fixed = False
     is_slotted = is_convertible = True
-
-    def borrow(self, room: int) -> None:
-        """Buffers are not borrowed: their width is a multiple of `STEP`."""
+    keep = CacheLayer.keep  # by `select`: columns begin at the front of the buffers
 
     def select(self, rows: Tensor, *, room: int = 0, drop: int = 0) -> GrowingLayer:
         """A new layer with `rows` (int64 [N]) of this one, without its first `drop` columns. This one is unchanged."""
         return super().select(rows, room=_rounded(self.length - drop, room), drop=drop)
-
-    def keep(self, rows: Sequence[int], index: Tensor, *, room: int = 0, drop: int = 0) -> CacheLayer:
-        """As `select` of `rows`: columns begin at the front of the buffers."""
-        return self.select(index, room=room, drop=drop)
 
     def merge(self, others: Sequence[GrowingLayer], room: int = 0) -> GrowingLayer:
         """A new layer with the rows of this one and of others, aligned to the right over zeros."""
@@ -107,6 +97,7 @@ class SlottedWindow(SlidingLayer):
     """
 
     is_slotted = True
+    keep = CacheLayer.keep
 
     @classmethod
     def of(cls, layer: SlidingLayer) -> SlottedWindow:
@@ -114,10 +105,6 @@ class SlottedWindow(SlidingLayer):
         new = cls(layer.sliding_window)
         vars(new).update(vars(layer))
         return new
-
-    def keep(self, rows: Sequence[int], index: Tensor, *, room: int = 0, drop: int = 0) -> CacheLayer:
-        """As `select` of `rows`."""
-        return self.select(index, room=room, drop=drop)
 
     def slots(self, count: int = 1) -> tuple[Tensor, Tensor]:
         """Keys and values, written or not, with room for `count` columns at `place`."""
@@ -138,10 +125,7 @@ class SlottedWindow(SlidingLayer):
 
     def written(self, count: int = 1) -> None:
         """Count columns that a captured step wrote."""
-        self.length += count
-        self.seen += count
-        if not self.record_past:
-            self._let_go()
+        self.extend(count)
 
     def _allocate(self, like: Tensor, rows: int, columns: int) -> Tensor:
         return like.new_zeros(rows, like.shape[1], columns, like.shape[3])

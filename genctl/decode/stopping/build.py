@@ -12,25 +12,18 @@ values of knobs.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from genctl.config.listed_knobs import criteria_of
 from genctl.decode.stopping import Criterion, Stop, Written
-from genctl.decode.stopping.criterion import (
-    MIN_TOKENS,
-    MaxTime,
-    MeanLogprob,
-    Repetition,
-    StopRegex,
-    StopStrings,
-    StopTokens,
-)
 from genctl.decode.stopping.stops import BROKEN, Marks, Pattern, Stops, marks, quoted
 from genctl.decode.stopping.thoughts import Tags, Thoughts, added_tokens
 from genctl.errors import PresetError, UsageError
 from genctl.params import Generation
+
+MIN_TOKENS = 5  # a mean over fewer tokens is too noisy
 
 
 @dataclass(frozen=True)
@@ -46,26 +39,14 @@ class StoppingContext:
     in_thought: bool = False  # whether the new text begins within one
     marks: Marks = field(default_factory=Marks)  # made by `build`
 
-    @property
-    def thoughts(self) -> Thoughts | None:
-        """Where stops do not count, in the searched text."""
-        if self.tags is None:
-            return None
-        opening, closing = (tuple(self.marks.stops([tag])) for tag in self.tags[:2])
-        return Thoughts(opening, closing, self.in_thought)
-
 
 @dataclass(frozen=True)
 class NamedCriterion:
-    """A criterion, its name in a preset, and where it cuts the text."""
+    """A criterion, its name in a preset, and what it cuts from the text."""
 
     name: str
     criterion: Criterion
-    stops: tuple[str, ...] = ()
-    ids: frozenset[int] = frozenset()
-    pattern: Pattern | None = None
-    marks: Marks = field(default_factory=Marks)  # the special tokens that `stops` and `pattern` name
-    thoughts: Thoughts | None = None  # in which `stops` and `pattern` do not count
+    stops: Stops = field(default_factory=Stops)
 
     def __call__(self, written: Written) -> Stop | tuple[str, str] | None:
         return self.criterion(written)
@@ -77,97 +58,62 @@ def build(context: StoppingContext) -> tuple[NamedCriterion, ...]:
     Raises PresetError (UsageError without a list) with one line for each error.
     """
     context = dataclasses.replace(context, marks=_marks(context))
+    listed = [(f"[[stopping]] {number}", table) for number, table in enumerate(context.explicit or (), 1)]
+    used = [table["use"] for _, table in listed]
+    knobs = [(name, {"use": name}) for name in criteria_of(context.generation) if name not in used]
     criteria: list[NamedCriterion] = []
     mistakes: list[str] = []
-    listed = False
-    listed_names = [table.get("use") for table in context.explicit or ()]
-    for number, table in enumerate(context.explicit or (), 1):
+    for place, table in [*listed, *knobs]:
         try:
             criteria.append(_from_table(table, context))
         except (UsageError, ValueError) as error:
-            mistakes.append(f"[[stopping]] {number}: {error}")
-            listed = True
-    for name in criteria_of(context.generation):
-        if name in listed_names:
-            continue
-        try:
-            criteria.append(_MAKERS[name]({}, context))
-        except (UsageError, ValueError) as error:
-            mistakes.append(f"{name}: {error}")
+            mistakes.append(f"{place}: {error}")
     if mistakes:
-        raise (PresetError if listed else UsageError)("\n".join(mistakes))
+        raise (PresetError if mistakes[0].startswith("[[") else UsageError)("\n".join(mistakes))
     return tuple(criteria)
 
 
 def stops_of(criteria: Sequence[NamedCriterion], *, keep: bool) -> Stops | None:
     """What the criteria cut from the texts of a lane, if they cut anything. With `keep` they cut behind the stop."""
+    parts = [criterion.stops for criterion in criteria]
     stops = Stops(
-        tuple(string for criterion in criteria for string in criterion.stops),
-        tuple(criterion.pattern for criterion in criteria if criterion.pattern is not None),
-        frozenset() if keep else frozenset().union(*(criterion.ids for criterion in criteria)),
-        next((criterion.marks for criterion in criteria if criterion.marks.ids), Marks()),
+        tuple(string for part in parts for string in part.strings),
+        tuple(pattern for part in parts for pattern in part.patterns),
+        frozenset() if keep else frozenset().union(*(part.ids for part in parts)),
+        next((part.marks for part in parts if part.marks.ids), Marks()),
         keep,
-        next((criterion.thoughts for criterion in criteria if criterion.thoughts is not None), None),
+        next((part.thoughts for part in parts if part.thoughts is not None), None),
     )
     return stops if stops.strings or stops.patterns or stops.ids else None
 
 
-def _from_table(table: Mapping[str, Any], context: StoppingContext) -> NamedCriterion:
-    keys = dict(table)
-    use = keys.pop("use")
-    if use in _MAKERS:
-        if use not in keys and getattr(context.generation, use) in (None, [], ()):
-            raise ValueError(f"{use} has no value: set {use} in this table or in the preset")
-        return _MAKERS[use](keys, context)
-    from genctl.decode.stopping import criterion
+def _from_table(table: dict[str, Any], context: StoppingContext) -> NamedCriterion:
+    use, keys = table["use"], {name: value for name, value in table.items() if name != "use"}
+    if use not in _MAKERS:
+        from genctl.decode.stopping import plugins
 
-    offered = {"tokenizer": context.tokenizer, "decode": context.decode}
-    return NamedCriterion(use, criterion.make(use, keys, offered, allowed=context.allow_plugins))
-
-
-def _value(keys: Mapping[str, Any], context: StoppingContext, name: str) -> Any:
-    return keys[name] if name in keys else getattr(context.generation, name)
+        offered = {"tokenizer": context.tokenizer, "decode": context.decode}
+        return NamedCriterion(use, plugins.make(use, keys, offered, allowed=context.allow_plugins))
+    values = {"min_tokens": MIN_TOKENS, **vars(context.generation), **keys}
+    if use not in keys and values[use] in (None, [], ()):
+        raise ValueError(f"{use} has no value: set {use} in this table or in the preset")
+    return _MAKERS[use](values, context)
 
 
-def _check_text(context: StoppingContext) -> None:
-    if context.decode is None:
-        raise ValueError("needs a tokenizer to read the text, and this checkpoint has none")
+# -- the criteria of knobs, with what they cut from the text -----------------------------------------------------------
 
 
-def _special(context: StoppingContext) -> set[int]:
-    """The ids that decoding skips."""
-    special = set(getattr(context.tokenizer, "all_special_ids", ()))
-    added = added_tokens(context.tokenizer).items()
-    return special | {token for token, added_token in added if getattr(added_token, "special", False)}
+def _max_time(values: dict[str, Any], context: StoppingContext) -> NamedCriterion:
+    """End a row with the first token after more than `max_time` seconds since the lane began."""
+    seconds = float(values["max_time"])
+    stop = Stop("time", f"max_time {seconds:g} s")
+    return NamedCriterion("max_time", lambda written: stop if written.elapsed > seconds else None)
 
 
-def _marks(context: StoppingContext) -> Marks:
-    """The marks of the special tokens that stop strings, patterns or the tags of thoughts name."""
-    if context.decode is None:
-        return Marks()
-    generation, tables = context.generation, context.explicit or ()
-    stops = _strings([generation.stop_strings, *(table.get("stop_strings") for table in tables)])
-    patterns = _strings([generation.stop_regex, *(table.get("stop_regex") for table in tables)])
-    if not stops and not patterns:
-        return Marks()
-    skipped = [token for token in sorted(_special(context)) if not context.decode([token])]
-    tags = () if context.tags is None else context.tags[:2]
-    return marks(context.tokenizer, skipped, [*stops, *tags], patterns)
-
-
-def _strings(values: Sequence[Any]) -> list[str]:
-    """The texts among values and lists of values."""
-    parts = [part for value in values for part in (value if isinstance(value, (list, tuple)) else [value])]
-    return [part for part in parts if isinstance(part, str)]
-
-
-def _max_time(keys: Mapping[str, Any], context: StoppingContext) -> NamedCriterion:
-    return NamedCriterion("max_time", MaxTime(float(_value(keys, context, "max_time"))))
-
-
-def _stop_strings(keys: Mapping[str, Any], context: StoppingContext) -> NamedCriterion:
-    value = _value(keys, context, "stop_strings")
-    stops = [value] if isinstance(value, str) else value
+def _stop_strings(values: dict[str, Any], context: StoppingContext) -> NamedCriterion:
+    """End a row with the first token after which its text has a stop string, wherever the tokens begin and end."""
+    stops = values["stop_strings"]
+    stops = (stops,) if isinstance(stops, str) else tuple(stops)
     if not stops:
         raise ValueError("the list is empty")
     if "" in stops:
@@ -175,45 +121,80 @@ def _stop_strings(keys: Mapping[str, Any], context: StoppingContext) -> NamedCri
     for stop in stops:
         if BROKEN in stop:
             raise ValueError(f"{quoted(stop)} has U+FFFD, the sign for an incomplete character")
-    unique = tuple(dict.fromkeys(stops))
-    searched = context.marks.stops(unique)
-    _check_text(context)
-    thoughts = context.thoughts
-    criterion = StopStrings(searched, thoughts)
-    return NamedCriterion("stop_strings", criterion, tuple(searched), marks=context.marks, thoughts=thoughts)
+    return _in_text("stop_strings", context, strings=context.marks.strings(stops))
 
 
-def _stop_token_ids(keys: Mapping[str, Any], context: StoppingContext) -> NamedCriterion:
-    ids = frozenset(_value(keys, context, "stop_token_ids"))
+def _stop_regex(values: dict[str, Any], context: StoppingContext) -> NamedCriterion:
+    """End a row with the first token after which the pattern matches in the last 4096 characters of its text.
+
+    The pattern sees only the text so far: `$` matches after every token.
+    """
+    return _in_text("stop_regex", context, patterns=(Pattern(values["stop_regex"], context.marks),))
+
+
+def _in_text(name: str, context: StoppingContext, **searched: Any) -> NamedCriterion:
+    if context.decode is None:
+        raise ValueError("needs a tokenizer to read the text, and this checkpoint has none")
+    thoughts = None
+    if context.tags is not None:
+        opening, closing = (context.marks.strings([tag]) for tag in context.tags[:2])
+        thoughts = Thoughts(opening, closing, context.in_thought)
+    stops = Stops(**searched, marks=context.marks, thoughts=thoughts)
+
+    def criterion(written: Written) -> Stop | None:
+        assert written.text is not None
+        match = stops.find(written.text.whole(), written.text.since)
+        return None if match is None else Stop("stop", match.what, match.kind)
+
+    return NamedCriterion(name, criterion, stops)
+
+
+def _stop_token_ids(values: dict[str, Any], context: StoppingContext) -> NamedCriterion:
+    """End a row with one of these ids, which stays in the row."""
+    ids = frozenset(values["stop_token_ids"])
     if not ids:
         raise ValueError("the list is empty")
     if min(ids) < 0:
         raise ValueError(f"an id is at least 0, not {min(ids)}")
-    return NamedCriterion("stop_token_ids", StopTokens(ids), ids=ids)
+
+    def criterion(written: Written) -> Stop | None:
+        return Stop("stop", str(written.token), "token") if written.token in ids else None
+
+    return NamedCriterion("stop_token_ids", criterion, Stops(ids=ids))
 
 
-def _stop_regex(keys: Mapping[str, Any], context: StoppingContext) -> NamedCriterion:
-    pattern = Pattern(_value(keys, context, "stop_regex"), context.marks)
-    _check_text(context)
-    thoughts = context.thoughts
-    criterion = StopRegex(pattern, thoughts)
-    return NamedCriterion("stop_regex", criterion, pattern=pattern, marks=context.marks, thoughts=thoughts)
-
-
-def _stop_mean_logprob(keys: Mapping[str, Any], context: StoppingContext) -> NamedCriterion:
-    least = keys.get("min_tokens", MIN_TOKENS)  # not a knob, so not checked yet
-    if type(least) is not int or least < 1:
+def _stop_mean_logprob(values: dict[str, Any], context: StoppingContext) -> NamedCriterion:
+    """End a row whose mean log-probability (the model's own, in nats) over at least `min_tokens` is below the floor."""
+    floor, least = float(values["stop_mean_logprob"]), values["min_tokens"]
+    if type(least) is not int or least < 1:  # not a knob, so not checked yet
         raise ValueError(f"min_tokens is a whole number of at least 1, not {least!r}")
-    floor = float(_value(keys, context, "stop_mean_logprob"))
-    return NamedCriterion("stop_mean_logprob", MeanLogprob(floor, least))
+
+    def criterion(written: Written) -> Stop | None:
+        mean = written.logprob / written.count
+        if written.count < least or not mean < floor:
+            return None
+        shown = f"{mean:.4g}" if float(f"{mean:.4g}") < floor else repr(mean)
+        return Stop("stop", f"mean log-probability {shown} below {floor}", "floor")
+
+    return NamedCriterion("stop_mean_logprob", criterion)
 
 
-def _stop_repeat_ngram(keys: Mapping[str, Any], context: StoppingContext) -> NamedCriterion:
-    size, times = (_value(keys, context, name) for name in ("stop_repeat_ngram", "stop_repeat_times"))
-    return NamedCriterion("stop_repeat_ngram", Repetition(size, times))
+def _stop_repeat_ngram(values: dict[str, Any], context: StoppingContext) -> NamedCriterion:
+    """End a row whose last tokens are the same n-gram `stop_repeat_times` times in a row."""
+    size, times = values["stop_repeat_ngram"], values["stop_repeat_times"]
+
+    def criterion(written: Written) -> Stop | None:
+        if written.count < size * times:
+            return None
+        tail = written.tail(size * times)
+        if tail[size:] != tail[:-size]:  # equal to itself shifted by one n-gram: all n-grams are equal
+            return None
+        return Stop("stop", f"the same {size}-gram {times} times", "repetition")
+
+    return NamedCriterion("stop_repeat_ngram", criterion)
 
 
-_MAKERS: dict[str, Callable[[Mapping[str, Any], StoppingContext], NamedCriterion]] = {
+_MAKERS: dict[str, Callable[[dict[str, Any], StoppingContext], NamedCriterion]] = {
     "max_time": _max_time,
     "stop_strings": _stop_strings,
     "stop_token_ids": _stop_token_ids,
@@ -221,3 +202,26 @@ _MAKERS: dict[str, Callable[[Mapping[str, Any], StoppingContext], NamedCriterion
     "stop_mean_logprob": _stop_mean_logprob,
     "stop_repeat_ngram": _stop_repeat_ngram,
 }
+
+
+# -- special tokens that stops name ------------------------------------------------------------------------------------
+
+
+def _marks(context: StoppingContext) -> Marks:
+    """The marks of the special tokens that stop strings, patterns or the tags of thoughts name."""
+    if context.decode is None:
+        return Marks()
+
+    def given(name: str) -> list[str]:
+        values = [getattr(context.generation, name), *(table.get(name) for table in context.explicit or ())]
+        parts = [part for value in values for part in (value if isinstance(value, (list, tuple)) else [value])]
+        return [part for part in parts if isinstance(part, str)]
+
+    stops, patterns = given("stop_strings"), given("stop_regex")
+    if not stops and not patterns:
+        return Marks()
+    added = added_tokens(context.tokenizer).items()
+    special = {token for token, added_token in added if getattr(added_token, "special", False)}
+    special |= set(getattr(context.tokenizer, "all_special_ids", ()))
+    skipped = [token for token in sorted(special) if not context.decode([token])]
+    return marks(context.tokenizer, skipped, [*stops, *(context.tags or ())[:2]], patterns)

@@ -10,20 +10,18 @@ an option shows special tokens; transformers searches the spelling of all tokens
 from __future__ import annotations
 
 import json
+import math
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from genctl.decode.stopping.thoughts import Thoughts
 from genctl.errors import UsageError
 
 _FIRST, _MOST = 0xD800, 0x800  # the halves of surrogate pairs
-_UNMARKED = re.compile(r"\(\?P?<\w+>|\\[gk]<\w+>|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)  # names of groups, and sets
-_SIGNS = ".^$*+?{}[]\\|()"
-_STEP = re.compile(r"\\?.", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -33,17 +31,23 @@ class Marks:
     spelled: Mapping[str, str] = field(default_factory=dict)  # how a token is spelled -> its mark, the longest first
     ids: Mapping[int, str] = field(default_factory=dict)  # id -> its mark
 
-    def stops(self, stops: Sequence[str]) -> dict[str, str]:
-        """Searched string -> its stop string: each stop string as it is, and with marks."""
-        searched = {stop: stop for stop in stops}
+    def strings(self, stops: Sequence[str]) -> tuple[str, ...]:
+        """The strings to search: each stop string as it is, and with marks."""
+        marked = []
         for stop in stops:
-            searched.setdefault(self._marked(stop), stop)
-        return searched
+            for text, mark in self.spelled.items():
+                stop = stop.replace(text, mark)
+            marked.append(stop)
+        return tuple(dict.fromkeys([*stops, *marked]))
+
+    def name(self, searched: str) -> str:
+        """The stop string that is searched as `searched`."""
+        return searched.translate({ord(mark): text for text, mark in self.spelled.items()})
 
     def pattern(self, source: str) -> str:
-        """A regular expression that also finds the tokens it names, outside of sets and not repeated."""
+        """A regular expression that also finds the tokens it names, with metacharacters escaped and not repeated."""
         for text, mark in self.spelled.items():
-            source = _also(source, text, mark)
+            source = _finder(text).sub(rf"(?:\g<0>|{mark})", source)
         return source
 
     def clean(self, text: str) -> str:
@@ -52,62 +56,31 @@ class Marks:
             text = text.replace(mark, "")
         return text
 
-    def _marked(self, stop: str) -> str:
-        for text, mark in self.spelled.items():
-            stop = stop.replace(text, mark)
-        return stop
-
 
 def marks(tokenizer: Any, special: Iterable[int], stops: Sequence[str], patterns: Sequence[str] = ()) -> Marks:
     """The marks for those of the ids `special` whose spelling is in a stop string or a regular expression."""
     spelled: dict[str, list[int]] = {}
     for token in special:
-        text = _spelling(tokenizer, token)
-        is_named = any(text in stop for stop in stops) or any(_also(source, text, "") != source for source in patterns)
-        if text and is_named:
+        added = getattr(tokenizer, "added_tokens_decoder", {}).get(token)
+        text = getattr(added, "content", None)
+        text = str(text if text is not None else tokenizer.convert_ids_to_tokens(token) or "")
+        if text and (any(text in stop for stop in stops) or any(map(_finder(text).search, patterns))):
             spelled.setdefault(text, []).append(token)
     longest = sorted(spelled, key=lambda text: (-len(text), text))[:_MOST]
     table = {text: chr(_FIRST + place) for place, text in enumerate(longest)}
     return Marks(table, {token: table[text] for text in longest for token in spelled[text]})
 
 
-def _spelling(tokenizer: Any, token: int) -> str:
-    added = getattr(tokenizer, "added_tokens_decoder", {}).get(token)
-    text = getattr(added, "content", None)
-    return str(text if text is not None else tokenizer.convert_ids_to_tokens(token) or "")
-
-
 def _finder(text: str) -> re.Pattern[str]:
-    r"""Finds `text` in a regular expression: `<\|im_end\|>` for `<|im_end|>`, where it is not repeated."""
-    slash = {True: r"\\", False: r"\\?"}  # needed before a metacharacter, optional before others
-    letters = ("" if letter.isalnum() else slash[letter in _SIGNS] for letter in text)
-    spelled = "".join(before + re.escape(letter) for before, letter in zip(letters, text, strict=True))
-    return re.compile(spelled + r"(?![*+?{])")
-
-
-def _also(source: str, text: str, mark: str) -> str:
-    """A regular expression that finds `mark` too where it finds `text`, outside of sets."""
-    if text not in source.replace("\\", ""):
-        return source
-    finder, result, at = _finder(text), "", 0
-    while at < len(source):
-        skipped = _UNMARKED.match(source, at)
-        match = None if skipped else finder.match(source, at)
-        if match:
-            result += f"(?:{match[0]}|{mark})"
-        else:
-            match = skipped or _STEP.match(source, at)
-            assert match is not None
-            result += match[0]
-        at = match.end()
-    return result
+    r"""Finds `text` in a regular expression: `<\|im_end\|>` for `<|im_end|>`, but not as the name of a group."""
+    return re.compile(r"(?<!\(\?)(?<!\(\?P)" + re.escape(re.escape(text)) + r"(?![*+?{])")
 
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 REGEX_WINDOW = 4096  # a match must begin within this many last characters
 REGEX_SECONDS = 2.0  # for one search
 REGEX_LENGTH = 10_000  # characters of a pattern
-REGEX_SIZE = 100_000  # items of a pattern with its counted repetitions written out
+REGEX_SIZE = 1_000_000  # characters with all counted repetitions written out, as if they were nested
 
 _CALL = re.compile(r"(?<!\\)\(\?(?:R|[0-9]+|&\w+|P>\w+)\)")  # recursion into the pattern or a group
 _COUNT = re.compile(r"\{(\d*),?(\d*)\}")
@@ -130,8 +103,9 @@ class Pattern:
             )
         if _CALL.search(source):
             raise UsageError(f"the regular expression {self} calls itself, and may never end")
-        if (size := _size(source)) > REGEX_SIZE:
-            raise UsageError(f"the regular expression {self} repeats too much: it expands to {size:,} items")
+        counts = [max(int(number[:9] or 0) for number in pair) for pair in _COUNT.findall(source)]
+        if len(source) * math.prod(max(count, 1) for count in counts) > REGEX_SIZE:
+            raise UsageError(f"the regular expression {self} repeats too much")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # FutureWarning about syntax
@@ -173,61 +147,18 @@ class Pattern:
         return None if match is None else match.span()
 
 
-def _size(source: str) -> int:
-    """How many items a pattern has with its counted repetitions written out: the cost of compiling it."""
-    groups = [0]  # items of each open group
-    last = at = 0  # items that a repetition would repeat
-    while at < len(source):
-        mark = source[at]
-        if mark == "(":
-            groups.append(0)
-        elif mark == ")" and len(groups) > 1:
-            last = groups.pop()
-            groups[-1] += last
-        elif mark == "{" and (match := _COUNT.match(source, at)):
-            times = max(int(number[:9] or 0) for number in match.groups())
-            groups[-1] += last * (max(times, 1) - 1)
-            last *= max(times, 1)
-            at = match.end() - 1
-        else:
-            at += mark == "\\"
-            last = 1
-            groups[-1] += 1
-        at += 1
-    return sum(groups)
-
-
 def quoted(text: str) -> str:
     """The text in double quotes, control characters as escapes."""
     return json.dumps(text, ensure_ascii=False)
 
 
-def first(
-    text: str, strings: Sequence[str], start: int = 0, thoughts: Thoughts | None = None
-) -> tuple[int, str] | None:
-    """The place of the earliest of `strings` in `text`, and the string; of several that begin there, the longest.
+class Match(NamedTuple):
+    """A stop in a text."""
 
-    Text before `start` is known to hold none of them: only those that end after it are searched, outside of `thoughts`.
-    """
-    places = (
-        (text.find(string, max(begin, start - len(string) + 1), end), -len(string), string)
-        for string in strings
-        for begin, end in parts_of(text, string, thoughts)
-    )
-    at, _, string = min((place for place in places if place[0] >= 0), default=(-1, 0, ""))
-    return (at, string) if string else None
-
-
-def parts_of(text: str, stop: str, thoughts: Thoughts | None) -> Iterable[tuple[int, int]]:
-    """The parts of a text in which a stop counts: outside of thoughts, or all if it names a tag."""
-    if thoughts is None or thoughts.named_in(stop):
-        return ((0, len(text)),)
-    return thoughts.outside(text)
-
-
-def _counts_from(stop: str, since: int, thoughts: Thoughts | None) -> int:
-    """Where a stop may begin in what follows a text, in which stops that name no tag count `since` there."""
-    return 0 if thoughts is None or thoughts.named_in(stop) else since
+    start: int
+    end: int
+    what: str  # the stop string as given, or the source of the pattern
+    kind: str  # string | regex
 
 
 @dataclass(frozen=True)
@@ -241,13 +172,27 @@ class Stops:
     keep: bool = False  # whether the stop itself is shown
     thoughts: Thoughts | None = None  # in which strings and patterns do not count
 
+    def find(self, text: str, since: int = 0) -> Match | None:
+        """The earliest stop in a text, and the longest of those that begin there.
+
+        Text before `since` is known to hold no stop string: only those that end after it are searched.
+        """
+        places = [
+            (text.find(string, max(begin, since - len(string) + 1), end), -len(string), string)
+            for string in self.strings
+            for begin, end in parts_of(text, string, self.thoughts)
+        ]
+        at, length, string = min((place for place in places if place[0] >= 0), default=(-1, 0, ""))
+        found = [Match(at, at - length, self.marks.name(string), "string")] if string else []
+        for pattern in self.patterns:
+            if (span := pattern.find(text, self.thoughts)) is not None:
+                found.append(Match(*span, pattern.source, "regex"))
+        return min(found, key=lambda match: (match.start, -match.end), default=None)
+
     def cut(self, text: str) -> str:
-        """The text before the earliest stop, or with it (`keep`); of several at one place the longest counts."""
-        found = first(text, self.strings, thoughts=self.thoughts)
-        spans = [] if found is None else [(found[0], found[0] + len(found[1]))]
-        spans += [span for pattern in self.patterns if (span := pattern.find(text, self.thoughts)) is not None]
-        start, end = min(spans, key=lambda span: (span[0], -span[1]), default=(len(text), len(text)))
-        return text[: end if self.keep else start]
+        """The text before the earliest stop, or with it (`keep`)."""
+        match = self.find(text)
+        return text if match is None else text[: match.end if self.keep else match.start]
 
     def safe(self, text: str, start: int) -> int:
         """The place, `start` or behind it, before which no stop can begin any more, whatever follows `text`.
@@ -255,13 +200,17 @@ class Stops:
         With a pattern that counts it is `start`: where a match begins is not known before its end.
         """
         since, end = 0 if self.thoughts is None else self.thoughts.answer_start(text), len(text)
+
+        def counts_from(stop: str) -> int:
+            return 0 if self.thoughts is None or self.thoughts.named_in(stop) else since
+
         if self.patterns and not self.keep:
-            end = max(start, min(_counts_from(pattern.plain, since, self.thoughts) for pattern in self.patterns))
+            end = max(start, min(counts_from(pattern.plain) for pattern in self.patterns))
         for place in range(start, end):
             if text[place] in self._beginnings and any(
                 string.startswith(text[place : place + len(string)])
                 for string in self.strings
-                if place >= _counts_from(string, since, self.thoughts)
+                if place >= counts_from(string)
             ):
                 return place
         return end
@@ -270,3 +219,10 @@ class Stops:
     def _beginnings(self) -> frozenset[str]:
         """The first characters of the stop strings."""
         return frozenset(string[0] for string in self.strings)
+
+
+def parts_of(text: str, stop: str, thoughts: Thoughts | None) -> Iterable[tuple[int, int]]:
+    """The parts of a text in which a stop counts: outside of thoughts, or all if it names a tag."""
+    if thoughts is None or thoughts.named_in(stop):
+        return ((0, len(text)),)
+    return thoughts.outside(text)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genctl.decode.stopping.row_text import RowText
-from genctl.decode.stopping.stops import Marks, Pattern, Stops, first
+from genctl.decode.stopping.stops import Marks, Pattern, Stops
 
 letters = st.text("ab🙂", max_size=30)
 stop_lists = st.lists(st.text("ab🙂", min_size=1, max_size=5), max_size=4).map(tuple)
@@ -72,9 +72,9 @@ def test_a_text_is_cut_at_the_earliest_and_longest(text: str, stops: list[str], 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(text=letters, strings=stop_lists, start=st.integers(0, 30))
 def test_the_end_of_a_text_is_searched_as_the_whole(text: str, strings: tuple[str, ...], start: int) -> None:
-    before = first(text[:start], strings)
-    if before is None:
-        assert first(text, strings, start) == first(text, strings)
+    stops = Stops(strings)
+    if stops.find(text[:start]) is None:
+        assert stops.find(text, start) == stops.find(text)
 
 
 @settings(max_examples=400, deadline=None, derandomize=True)
@@ -87,7 +87,7 @@ def test_what_is_shown_is_the_text_that_is_cut_at_the_first_stop(
     for count, letter in enumerate(text, 1):
         row.push(ord(letter))
         assert row.whole() == text[:count]
-        if first(text[:count], strings):
+        if stops.find(text[:count]):
             last, whole = row.finish("stop")
             assert shown + last == whole == stops.cut(text[:count])
             return

@@ -86,30 +86,6 @@ def test_a_row_ends_with_the_first_token_whose_text_holds_a_stop_string(kind: st
     assert (found and found[0]) == plain_search(kind, tokens, stops)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_stop_string_is_found_late_in_a_long_row_at_every_distance(kind: str) -> None:
-    encode = tokenizer(kind).backend_tokenizer.encode
-    for filler in ("the cat sat on the mat ", "日本語の🙂", "don't do not . ", "ǅ𝄞"):
-        for shift in range(6):
-            tokens = (encode(filler, add_special_tokens=False).ids * 60)[: 150 + shift]
-            tokens += encode(" HERE stop here ", add_special_tokens=False).ids + encode("mat").ids
-            text = reader(kind)(tokens)
-            long = text[-100:-4].rpartition(BROKEN)[2]  # more than is decoded for a short one
-            for stop in (text[-14:-4], long):
-                expected = plain_search(kind, tokens, [stop])
-                found = first_stop(criterion(kind, [stop]), tokens, kind)
-                assert (found and found[0]) == expected
-
-
-@pytest.mark.parametrize("kind", ["bytelevel", "bytefallback", "metaspace"])
-def test_a_character_in_bytes_counts_only_when_it_is_complete(kind: str) -> None:
-    tokens = tokenizer(kind).backend_tokenizer.encode("ok ǅ𝄞!", add_special_tokens=False).ids
-    count, stop = first_stop(criterion(kind, ["𝄞"]), tokens, kind)  # type: ignore[misc]
-    assert stop == ("stop", "𝄞", "string")
-    assert "𝄞" in reader(kind)(tokens[:count])
-    assert "𝄞" not in reader(kind)(tokens[: count - 1])
-
-
 def test_text_that_only_the_end_decoded_alone_holds_is_no_stop() -> None:
     # an invalid byte long ago makes the whole run of byte tokens unreadable: the whole text has no "a", its end has
     made = tokenizer("bytefallback")
@@ -156,19 +132,6 @@ def test_the_cost_of_a_token_does_not_grow_with_the_row(
         assert stop(written([token], text=text)) is None
         text.show()
     assert max(lengths) < 40
-
-
-def test_looking_twice_or_at_another_row_in_between_changes_nothing() -> None:
-    stop = criterion("bytelevel", ["stop"])
-    encode = tokenizer("bytelevel").backend_tokenizer.encode
-    ends, goes_on = encode("please stop").ids, encode("please go").ids
-    texts = {}
-    for row in (ends, goes_on):
-        texts[tuple(row)] = row_text("bytelevel", [stop])
-        for token in row:
-            texts[tuple(row)].push(token)
-    answers = [stop(written(row, text=texts[tuple(row)])) for row in (ends, goes_on, ends, goes_on, ends)]
-    assert answers == [("stop", "stop", "string"), None] * 2 + [("stop", "stop", "string")]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,122 @@
+"""Read the prompts of requests as token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from genctl import events
+from genctl.config import chat_settings
+from genctl.engines.protocol import trained_length_note
+from genctl.errors import ModelError, UsageError
+from genctl.params import Generation, Runtime
+
+if TYPE_CHECKING:
+    from genctl.config.layers import Resolved
+    from genctl.engines.protocol import Request
+    from genctl.models.hub import LoadedModel
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as token ids."""
+
+    ids: tuple[int, ...]
+    text: str  # recorded
+    shown: str = ""  # of a conversation: its messages
+    note: str = ""  # what its writer should know
+    spelled: tuple[int, ...] | None = None  # the ids of `text`, where that is all that was given
+
+
+class PromptReader:
+    """Reads prompts with one checkpoint's tokenizer and chat template."""
+
+    def __init__(self, loaded: LoadedModel, runtime: Runtime, trained: int | None) -> None:
+        self.loaded, self.runtime, self.trained = loaded, runtime, trained
+        self.translating: tuple[Resolved, Generation] | None = None  # the last settings with a language
+
+    def read(self, request: Request) -> Prompt:
+        """The request's prompt in token ids. Raises InputError or ModelError."""
+        from genctl.models import text
+        from genctl.models.languages import reading
+
+        tokenizer, runtime = self.loaded.tokenizer, request.resolved.runtime
+        if request.prompt is not None:
+            chat_settings.check_is_chat(runtime)
+        if request.prompt_ids is not None:
+            text.check_ids(request.prompt_ids, self.loaded.vocab_size)
+            words = "" if tokenizer is None else text.decode(tokenizer, request.prompt_ids)
+            return Prompt(request.prompt_ids, words, note=self._note(request.prompt_ids))
+        if tokenizer is None:
+            raise ModelError(f"{self.loaded.name} has no tokenizer: give prompt_ids instead of text")
+        if request.prompt is not None and not runtime.is_chat:
+            with reading(tokenizer, runtime.src_lang):
+                ids = tuple(text.encode_prompt(self.loaded, request.prompt))
+            note = self._note(ids, "the tokenizer writes it before each prompt")
+            return Prompt(ids, request.prompt, note=note, spelled=ids)
+        from genctl.models import chat
+
+        if runtime.src_lang is not None:
+            raise UsageError("src_lang would change nothing: the prompt is a chat, whose template writes all of it")
+        messages, how = conversation(request)
+        if request.prefill:
+            rendered = chat.render_prefilled(tokenizer, messages, request.prefill, name=self.loaded.name, **how)
+        else:
+            rendered = chat.render_chat_text(tokenizer, messages, name=self.loaded.name, **how)
+        # the template contains the special tokens
+        ids = tuple(text.encode(tokenizer, rendered, add_special_tokens=False))
+        note = self._note(ids, "the chat template writes it before a message that begins with it")
+        if how["variables"] and how["variables"] != chat_settings.variables_of(self.runtime):  # of a row
+            unused = self.unused_variables(runtime)
+            note = note or (f"the chat template does not use {' or '.join(unused)}" if unused else "")
+        return Prompt(ids, rendered, events.conversation(messages, runtime.system), note)
+
+    def unused_variables(self, runtime: Runtime) -> list[str]:
+        """The variables that the chat template does not use. Raises ModelError if there is no such template."""
+        from genctl.models.chat import check_template
+
+        tokenizer: Any = self.loaded.tokenizer
+        tools = "tools" in chat_settings.variables_of(runtime)
+        return chat_settings.unused(
+            check_template(tokenizer, self.loaded.name, runtime.chat_template, tools=tools), runtime
+        )
+
+    def _note(self, ids: Sequence[int], why: str = "") -> str:
+        """A note if a prompt begins with BOS twice, because of `why`, or is longer than the texts of the training."""
+        from genctl.models.text import doubled_bos
+
+        tokenizer: Any = self.loaded.tokenizer
+        if why:
+            bos = self.loaded.model.generation_config.bos_token_id, tokenizer.bos_token_id
+            if doubled := doubled_bos(tokenizer, ids, bos, why):
+                return doubled
+        is_longer = self.trained is not None and len(ids) > self.trained and not self.loaded.is_encoder_decoder
+        return trained_length_note(self.trained) if is_longer else ""
+
+    def in_language(self, resolved: Resolved) -> Generation:
+        """The settings, whose text begins with the token of `tgt_lang`. Raises UsageError for a language it lacks."""
+        named = {name: getattr(resolved.runtime, name) for name in ("src_lang", "tgt_lang")}
+        if not any(named.values()):
+            return resolved.generation
+        if self.translating is not None and self.translating[0] is resolved:
+            return self.translating[1]
+        from genctl.models.languages import language_id
+
+        generation = resolved.generation
+        for name, language in named.items():
+            if language is not None:
+                setting = f"{name} = {language} ({resolved.origins.get(name, 'default')})"
+                id = language_id(self.loaded.tokenizer, setting, language, self.loaded.name)
+                if name == "tgt_lang":
+                    generation = replace(generation, forced_bos_token_id=id)
+        self.translating = resolved, generation
+        return generation
+
+
+def conversation(request: Request) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The messages of a chat, and how they are rendered."""
+    runtime = request.resolved.runtime
+    messages = request.messages or ({"role": "user", "content": request.prompt or ""},)
+    variables = chat_settings.variables_of(runtime)
+    return list(messages), {"system": runtime.system, "variables": variables, "template": runtime.chat_template}
