@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MODULES = (
-    *("torch", "numpy", "safetensors.torch", "tokenizers", "pydantic", "regex"),
+    *("torch", "numpy", "safetensors.torch", "tokenizers", "pydantic_core", "regex"),
     *(
         "genctl.commands.app",
         "genctl.commands.run.options",
