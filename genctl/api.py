@@ -14,8 +14,8 @@ from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
 from genctl.engines.protocol import Flow, Report, Request
 from genctl.engines.session import Session
 from genctl.errors import GenctlError, UsageError
+from genctl.events.history import GrowingText
 from genctl.events.results import Collector, Result
-from genctl.events.stable_prefix import GrowingText
 from genctl.params import Runtime, knobs
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from genctl.decode.processors.build import Unconditional
     from genctl.decode.runtime import ModelRuntime
     from genctl.decode.stopping.build import NamedCriterion
-    from genctl.decode.stopping.thoughts import Tags
+    from genctl.decode.stopping.stops import Tags
     from genctl.decode.types import Lane
     from genctl.engines.lane_results import ForcedPhrases, LaneResults, RerankPlan
     from genctl.engines.protocol import Report, Request
@@ -106,7 +106,7 @@ class Planner:
     @cached_property
     def known_tags(self) -> Tags | None:
         """The tags around the checkpoint's thoughts, if they are known ones."""
-        from genctl.decode.stopping.thoughts import tags_of
+        from genctl.decode.stopping.stops import tags_of
 
         return tags_of(self.loaded.tokenizer)
 
@@ -352,7 +352,7 @@ class LanePlan:
 
     def _tags(self) -> Tags | None:
         """The tags around the thoughts of a checkpoint: those that are set, or known ones."""
-        from genctl.decode.stopping.thoughts import Tags
+        from genctl.decode.stopping.stops import Tags
 
         tables = (vars(self.generation), *(self.request.resolved.processors or ()))
         given = [table["thinking_tags"] for table in tables if table.get("thinking_tags") is not None]

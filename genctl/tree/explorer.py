@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from genctl.config.layers import Layer, Resolved, overlay
-from genctl.config.saved_files import saved_layers
+from genctl.config.settings import saved_layers
 from genctl.decode.processors import trace
 from genctl.decode.score import damaged, is_finite
 from genctl.engines.protocol import Report, Request, never

@@ -12,7 +12,7 @@ from genctl import events
 from genctl.config.check import shown
 from genctl.config.layers import Layer
 from genctl.config.listed_knobs import LISTS
-from genctl.config.saved_files import SavedLayer, objections
+from genctl.config.settings import SavedLayer, objections
 from genctl.errors import InputError, printable
 from genctl.io.output import open_beside
 from genctl.io.sessions import begin_session, continue_session, damaged, decoded, encoded, read_session

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from genctl.config.saved_files import SavedLayer
+from genctl.config.settings import SavedLayer
 from genctl.documents.shapes import Natural
 from genctl.errors import InputError
 from genctl.events import Amount, Id, Logprob, Rank, Seed

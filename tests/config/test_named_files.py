@@ -11,7 +11,7 @@ from genctl import params
 from genctl.commands.chat.saved_settings import SAVED
 from genctl.config.names import UNSAFE
 from genctl.config.presets import user_file
-from genctl.config.saved_files import objection
+from genctl.config.settings import objection
 from tests.cli.tool import genctl
 from tests.engines.server.stand_in import StandIn, running
 

@@ -16,9 +16,8 @@ from genctl.commands.run.beam_picture import table
 from genctl.commands.run.run_view import RunView
 from genctl.commands.run.text_stream import StableTexts
 from genctl.events import Began, Ended, Event, Finished, Hypothesis, Row, Stepped, Token, to_json
-from genctl.events.history import LaneHistory
+from genctl.events.history import LaneHistory, StablePrefix, common_ancestor
 from genctl.events.history import Path as Way
-from genctl.events.stable_prefix import StablePrefix, common_ancestor
 from genctl.pages.page import PageData
 from genctl.pages.search_tree import SearchTrees
 from tests.work import growth, lines

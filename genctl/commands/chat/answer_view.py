@@ -11,8 +11,7 @@ from rich.text import Text
 from genctl.commands.chat.thinking import ThinkSplitter
 from genctl.errors import count
 from genctl.events import Event, Finished, Loading, Stepped
-from genctl.events.history import LaneHistory
-from genctl.events.stable_prefix import StablePrefix
+from genctl.events.history import LaneHistory, StablePrefix
 from genctl.terminal import theme, widgets
 from genctl.terminal.live_region import LiveRegion
 from genctl.terminal.text_width import terminal_wrap

@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from annotated_types import Ge, Le
 
-from genctl.config.saved_files import SavedLayer
+from genctl.config.settings import SavedLayer
 from genctl.documents.shapes import Natural, value_of
 from genctl.errors import InputError, OutputError, UsageError, count, printable
 from genctl.events import Id, Seed

@@ -12,7 +12,7 @@ from genctl.config.chat_settings import KNOBS
 from genctl.config.check import shown
 from genctl.config.layers import Layer
 from genctl.config.listed_knobs import LISTS
-from genctl.config.saved_files import SavedLayer, objections, saved_layers
+from genctl.config.settings import SavedLayer, objections, saved_layers
 from genctl.params import Generation, knobs, spelled
 
 OF_PROMPTS = {"system", "seed", "truncate", "row_timeout", "src_lang", "tgt_lang", *KNOBS}

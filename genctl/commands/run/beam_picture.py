@@ -11,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from genctl.events import Hypothesis
-from genctl.events.history import LaneHistory, Path
-from genctl.events.stable_prefix import common_ancestor
+from genctl.events.history import LaneHistory, Path, common_ancestor
 from genctl.terminal import theme, widgets
 from genctl.terminal.divergences import disambiguate, word_boundary
 from genctl.terminal.live_layout import Look, Section, text_lines

@@ -14,8 +14,7 @@ from genctl.commands.messages import RepeatedErrors
 from genctl.commands.run.beam_picture import picture, table
 from genctl.commands.run.text_stream import TextStream, console_writer
 from genctl.events import Began, Event, Failed, Finished, Prefilled, Stepped
-from genctl.events.history import LaneHistory, Path
-from genctl.events.stable_prefix import StablePrefix
+from genctl.events.history import LaneHistory, Path, StablePrefix
 from genctl.terminal import theme, widgets
 from genctl.terminal.divergences import word_boundary
 from genctl.terminal.explain import explain_summary

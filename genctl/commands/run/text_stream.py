@@ -8,8 +8,7 @@ from typing import TypeAlias
 from rich.console import Console
 
 from genctl.events import Event
-from genctl.events.history import ROOT, LaneHistory, Path
-from genctl.events.stable_prefix import StablePrefix
+from genctl.events.history import ROOT, LaneHistory, Path, StablePrefix
 from genctl.terminal.run_history import RunHistory
 from genctl.terminal.text_width import dim_codes, terminal_wrap
 from genctl.terminal.widgets import visible

@@ -15,7 +15,7 @@ from genctl.decode.processors import ByHistory
 from genctl.decode.processors.build import ProcessorContext
 from genctl.decode.processors.grammar import begins
 from genctl.decode.processors.token_bytes import Spelling, special_of, spelling
-from genctl.decode.stopping.thoughts import Tags, tags_of
+from genctl.decode.stopping.stops import Tags, tags_of
 from genctl.errors import UsageError, quote
 
 

@@ -18,8 +18,7 @@ from typing import Any
 
 from genctl.config.listed_knobs import criteria_of
 from genctl.decode.stopping import Criterion, Stop, Written
-from genctl.decode.stopping.stops import BROKEN, Marks, Pattern, Stops, marks, quoted
-from genctl.decode.stopping.thoughts import Tags, Thoughts, added_tokens
+from genctl.decode.stopping.stops import BROKEN, Marks, Pattern, Stops, Tags, Thoughts, added_tokens, marks, quoted
 from genctl.errors import PresetError, UsageError
 from genctl.params import Generation
 

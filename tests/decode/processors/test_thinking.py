@@ -14,7 +14,7 @@ import genctl
 from genctl.config.modes import conflicts
 from genctl.decode.processors.build import ProcessorContext
 from genctl.decode.processors.thinking import Thinking, thinking
-from genctl.decode.stopping.thoughts import FAMILIES, Tags
+from genctl.decode.stopping.stops import FAMILIES, Tags
 from genctl.errors import GenctlError, UsageError
 from genctl.models.chat import after_messages, render_chat_text, render_prefilled
 from genctl.params import Generation

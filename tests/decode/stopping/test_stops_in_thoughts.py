@@ -11,7 +11,7 @@ from tokenizers import AddedToken
 import genctl
 from genctl.decode.stopping.build import StoppingContext, build, stops_of
 from genctl.decode.stopping.row_text import RowText
-from genctl.decode.stopping.thoughts import Tags, Thoughts, tags_of
+from genctl.decode.stopping.stops import Tags, Thoughts, tags_of
 from genctl.models.text import Detokenizer
 from genctl.params import Generation
 from tests.cli.tool import genctl as tool
