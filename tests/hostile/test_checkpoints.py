@@ -261,17 +261,17 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "a decoder that doubles 40 times": (edit(TOKENIZER, decoder=doubling("decoder")), "its decoder makes texts"),
     "a normaliser that prepends 20 MB": (
         edit(TOKENIZER, normalizer={"type": "Prepend", "prepend": "x" * 20_000_000}),
-        "normalizer.prepend has 20,000,000 characters",
+        "bytes of added tokens and settings, and at most 4,194,304",
     ),
     "a normaliser that prepends again and again": (
         edit(
             TOKENIZER, normalizer={"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "x" * 999}] * 9}
         ),
-        "its normalizer makes texts more than 1,000 times as long",
+        "its normalizer makes texts more than 100 times as long",
     ),
     "a post-processor that repeats the text": (
         edit(TOKENIZER, post_processor=template([{"Sequence": {"id": "A", "type_id": 0}}] * 30_000)),
-        "post_processor.single has 30,000 items",
+        "its post_processor makes texts more than 100 times as long",
     ),
     "post-processors that repeat each other's text": (
         edit(
@@ -281,7 +281,7 @@ REFUSED: dict[str, tuple[Damage, str]] = {
                 "processors": [template([{"Sequence": {"id": "A", "type_id": 0}}] * 9)] * 9,
             },
         ),
-        "its post_processor makes texts more than 16 times as long",
+        "its post_processor makes texts more than 100 times as long",
     ),
     "a post-processor that adds a million tokens": (
         edit(
@@ -291,11 +291,11 @@ REFUSED: dict[str, tuple[Damage, str]] = {
                 ids=[2] * 1_000_000,
             ),
         ),
-        "post_processor.ids has 1,000,000 items",
+        "its post_processor makes texts more than 100 times as long",
     ),
     "a suffix of 20 MB for each word": (
         edit(TOKENIZER, model__end_of_word_suffix="x" * 20_000_000),
-        "model.end_of_word_suffix has 20,000,000 characters",
+        "bytes of added tokens and settings, and at most 4,194,304",
     ),
     "10^9 tokens that a class makes": (edit(TOKENIZER_CONFIG, extra_ids=BIG), "says extra_ids = 1000000000, far above"),
     "a charsmap of 4 GB": (
