@@ -19,7 +19,7 @@ from genctl.errors import GenctlError, ModelError
 from genctl.models import check, weights
 from genctl.models.hub import load
 from genctl.params import Runtime
-from tests.hostile.damage import CONFIG, WEIGHTS, Damage, cut, edit, first, header, tensors, write
+from tests.hostile.damage import CONFIG, WEIGHTS, Damage, edit, tensors, write
 
 
 @pytest.fixture
@@ -71,13 +71,6 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         r"weights under another name or format \(weights.safetensors\)",
     ),
     "pickle named": (config(transformers_weights="x.bin"), "which is no safetensors file"),
-    "seven bytes": (cut(WEIGHTS, 0.0, by=-7), "its header does not fit in 7 bytes"),
-    "half a header": (cut(WEIGHTS, 0.0, by=-100), "its header does not fit in 100 bytes"),
-    "header not JSON": (write(WEIGHTS, struct.pack("<Q", 4) + b"\x80bad"), "its header is not JSON"),
-    "header a list": (write(WEIGHTS, struct.pack("<Q", 2) + b"[]"), "its header is not a JSON object"),
-    "unhashable dtype": (header(lambda parsed: first(parsed).update(dtype=[])), "has the unknown dtype"),
-    "shape too big": (header(lambda parsed: first(parsed).update(shape=[BIG, BIG])), "does not fill its"),
-    "other dtype": (header(lambda parsed: first(parsed).update(dtype="F16")), "does not fill its"),
 }
 
 
