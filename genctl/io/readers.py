@@ -291,7 +291,7 @@ def _contents(
 class InputScan:
     """A regular file: its rows as `read` will number them, its bytes, and their digest in hex."""
 
-    rows: int | None  # None: not known
+    rows: int | None  # None: not known, of a table
     bytes: int
     digest: str
 
@@ -307,7 +307,7 @@ def scan(path: str | Path, kind: str) -> InputScan | None:
     """
     blank = {"lines": b"\r\n", "jsonl": b" \t\r\n"}.get(kind, b"")  # what a line without a prompt has
     digest = hashlib.blake2b(digest_size=16)
-    rows: int | None = 0
+    rows = {"text": 1, "lines": 0, "jsonl": 0}.get(kind)
     size = lines = 0
     try:
         if not stat.S_ISREG(Path(path).stat().st_mode):  # before it is opened: opening a pipe would block
@@ -320,15 +320,6 @@ def scan(path: str | Path, kind: str) -> InputScan | None:
                 if blank and (rest := piece.rstrip(blank)):
                     rows = lines + rest.count(b"\n") + 1
                 lines += piece.count(b"\n")
-            if kind == "text":
-                rows = 1
-            elif kind in TABLES:
-                from genctl.io import tables
-
-                file.seek(0)
-                rows = tables.count_rows(file, kind, str(path), LIMIT)
-    except InputError:  # of a table
-        rows = None
     except (OSError, ValueError):
         return None
     return InputScan(rows, size, digest.hexdigest())

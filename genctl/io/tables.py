@@ -50,14 +50,6 @@ def checked(table: Iterator[Cells], name: str, shape: RowShape, template: Templa
         yield row
 
 
-def count_rows(source: IO[bytes], kind: str, name: str, limit: int) -> int:
-    """The number of rows of a table. Raises as reading it does."""
-    if kind != "parquet":
-        return sum(1 for _ in separated(source, kind, name, limit))
-    with _opened(source, name) as file:
-        return int(file.metadata.num_rows)
-
-
 def _unreadable(name: str, reason: str, hint: str = "") -> InputError:
     return InputError(f"cannot read {name}: {reason}", hint=hint)
 

@@ -171,7 +171,7 @@ def check_read(model: PreTrainedModel, unexpected: list[str], path: Path) -> lis
             f"{shown(path.name)}: transformers reads queries, keys and values of this Falcon in another order"
         )
     left = sorted(unexpected if reads is None else (name for name in header.tensors if not reads(name)))
-    if ROPE_FACTORS in left and _scale_frequencies(model, path):
+    if ROPE_FACTORS in left and _scale_frequencies(model, header):
         left.remove(ROPE_FACTORS)
     missed = [name for name in left if not _UNREAD.fullmatch(name)]
     if missed:
@@ -209,15 +209,11 @@ def reader_of(model: Any, architecture: str) -> Callable[[str], bool] | None:
     return goes_in
 
 
-def _scale_frequencies(model: PreTrainedModel, path: Path) -> bool:
+def _scale_frequencies(model: PreTrainedModel, header: Header) -> bool:
     """Divide the rotary frequencies by the factors of the file (Llama 3.1); whether the model has such frequencies."""
     import torch
-    from gguf import GGUFReader
 
-    held = next(tensor for tensor in GGUFReader(path).tensors if tensor.name == ROPE_FACTORS)
-    if held.tensor_type.name != "F32":
-        return False
-    factors = torch.from_numpy(held.data.copy()).flatten()
+    factors = torch.tensor(_factors(header, ROPE_FACTORS))
     scaled = 0
     for module in model.modules():
         for name in ("inv_freq", "original_inv_freq"):
