@@ -173,7 +173,7 @@ def prepare_for_device(
     if runtime.tensor_parallel:  # each rank checks its own part
         from genctl.models import rank_group
 
-        rank_group.agree(model)
+        rank_group.share_outputs(model)
         parts = list(rank_group.own_parts(model))
         check_part = finite_check(sum(part.nbytes for _, part in parts))
         for name, part in parts:
