@@ -11,6 +11,7 @@ import hashlib
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, get_args
@@ -69,7 +70,8 @@ class Prompts(Iterator[InputRow | BadRow]):
 
     def close(self) -> None:
         """Close the file. May be called at any time and repeatedly."""
-        self._close()
+        close, self._close = self._close, lambda: None
+        close()
 
     def __enter__(self) -> Prompts:
         return self
@@ -113,8 +115,9 @@ def open_prompts(
             raise UsageError(
                 f"--input-format {format} applies to --input and stdin, but prompts are given as arguments"
             )
-        unread = input_bytes.UnreadPipe(None if named else stdin, report)
-        return Prompts(from_arguments(arguments, template), unread.check)
+        # when all prompts are taken: at the beginning of a run the writer may not have come so far
+        note = partial(input_bytes.note_unread, None if named else stdin, report)
+        return Prompts(from_arguments(arguments, template), note)
     if input_path is None and (stdin_is_terminal or stdin is None):
         return None
     if input_path is None or str(input_path) == "-":
