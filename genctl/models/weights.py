@@ -70,9 +70,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
         value = json.loads(text, object_pairs_hook=once)
     except Unreadable as error:
         raise ModelError(f"cannot read {what}: {error}") from None
-    except UnicodeDecodeError as error:
-        raise ModelError(f"{what} is not UTF-8 text (byte {error.start})") from error
-    except json.JSONDecodeError as error:
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ModelError(f"{what} is {reason_of(error)}") from error
     except DuplicateKey as error:
         raise ModelError(f"{what} is not usable JSON: {error}") from error
