@@ -382,8 +382,6 @@ def load_session(kind: type[SomeSession], setup: EngineSetup) -> SomeSession:
         threads=threads,
     )
     session.on_plan = setup.on_plan
-    if session.loaded.bound:
-        setup.note(session.loaded.bound)
     if session.forward.compiled is not None:
         session.forward.compiled.report = setup.note
     return session

@@ -60,7 +60,7 @@ def lock(descriptor: int, path: Path) -> None:
         return
 
 
-def hold(path: Path, name: Path | None = None) -> int | None:
+def lock_existing(path: Path, name: Path | None = None) -> int | None:
     """Lock a regular file that exists. Returns a descriptor that keeps the lock; None if there is nothing to lock.
 
     Raises UsageError if another run has locked it; `name` is the path for the message.
@@ -76,7 +76,7 @@ def hold(path: Path, name: Path | None = None) -> int | None:
 def check_journal(output: Path) -> None:
     """Raises UsageError if a run with --resume is at work on this output, which it may not have opened yet."""
     with contextlib.suppress(ValueError):
-        descriptor = hold(output.with_name(output.name + JOURNAL), output)
+        descriptor = lock_existing(output.with_name(output.name + JOURNAL), output)
         if descriptor is not None:
             os.close(descriptor)
 
@@ -86,7 +86,7 @@ class Replaced:
 
     def __init__(self, path: Path, state: os.stat_result) -> None:
         self.state = state
-        self._held = hold(path)
+        self._held = lock_existing(path)
 
     def release(self) -> None:
         """Unlock it."""

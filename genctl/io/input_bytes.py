@@ -118,33 +118,22 @@ def insert(
     return [argument.replace(MARK, text) for argument in arguments], template
 
 
-class UnreadPipe:
-    """Notes once that standard input is a pipe with text that nobody reads. Nothing is consumed.
+def note_unread(stdin: IO[bytes] | IO[str] | None, report: Callable[[str], object]) -> None:
+    """Report a pipe with text on standard input that is not read. Nothing is consumed.
 
     A file is no reason for it: in `while read line; do genctl …; done < FILE` the rest belongs to the loop.
     """
+    with suppress(ImportError, OSError, ValueError, AttributeError):  # Windows lacks them, a test the descriptor
+        import fcntl
+        import termios
 
-    def __init__(self, stdin: IO[bytes] | IO[str] | None, report: Callable[[str], object]) -> None:
-        self._stdin, self._report = stdin, report
-        self.check()
-
-    def check(self) -> None:
-        """Look again: at the beginning of a run the writer may not have come so far."""
-        if self._stdin is None:
-            return
-        with suppress(ImportError, OSError, ValueError, AttributeError):  # Windows lacks them, a test the descriptor
-            import fcntl
-            import termios
-
-            if not stat.S_ISFIFO(os.fstat(self._stdin.fileno()).st_mode):
-                return
-            held = int.from_bytes(fcntl.ioctl(self._stdin.fileno(), termios.FIONREAD, bytes(4)), sys.byteorder)
-            if held > 0:
-                self._stdin = None
-                self._report(
-                    f"note: standard input is not read: write {MARK} in the prompt for its text, or - as the prompt to "
-                    "read prompts"
-                )
+        descriptor = stdin.fileno()  # type: ignore[union-attr]
+        is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+        if is_pipe and int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder) > 0:
+            report(
+                f"note: standard input is not read: write {MARK} in the prompt for its text, or - as the prompt to "
+                "read prompts"
+            )
 
 
 # -- the bytes of an input in pieces, one for each row: lines, or all of it --------------------------------------------

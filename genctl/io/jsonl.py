@@ -15,10 +15,11 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NoReturn
+from typing import Any
 
-from genctl.documents.reader import DEEPEST, DuplicateKey, is_deep, kind_of, once
-from genctl.errors import is_one_edit, nearest, quote, reason_of
+from genctl.documents import reader
+from genctl.documents.reader import BadJson, kind_of
+from genctl.errors import is_one_edit, nearest, quote
 from genctl.io.rows import SCHEMA, RefusedRow
 from genctl.io.template import Template
 
@@ -31,8 +32,7 @@ _EMPTY = ("", None)
 _COMPARED = 200  # names of columns that are compared with a missing key
 _LONG = 32  # letters of a name that is not compared with ours
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
-_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+_ESCAPED, _SURROGATE = re.compile(r"\\u[dD]"), re.compile("[\ud800-\udfff]")
 
 
 def parse(line: str) -> dict[str, Any]:
@@ -40,55 +40,26 @@ def parse(line: str) -> dict[str, Any]:
     data = _loads(line)
     if not isinstance(data, dict):
         raise RefusedRow(f'expected an object such as {{"prompt": "…"}}, got {kind_of(data)}')
-    for key, value in data.items():
-        if not (isinstance(value, str) and value.isascii() and key.isascii()):
-            _check_plain(key, value)
     return data
 
 
 def _loads(text: str) -> Any:
-    def constant(name: str) -> NoReturn:
-        raise RefusedRow(f"not JSON: {name} is not a JSON number")
-
+    """The value of a JSON text. Raises RefusedRow, also for half of a surrogate pair, which is no text."""
     try:
-        return json.loads(text, parse_constant=constant, object_pairs_hook=once)
-    except json.JSONDecodeError as error:
-        raise RefusedRow(reason_of(error)) from None
-    except RecursionError:
-        raise RefusedRow(f"nested more than {DEEPEST} levels deep") from None
-    except DuplicateKey as error:
-        raise RefusedRow(f"the key {quote(error.key)} occurs twice") from None
-    except ValueError:  # the interpreter's limit on the digits of an integer
-        raise RefusedRow("an integer has too many digits") from None
-
-
-def _check_plain(key: str, value: Any) -> None:
-    """Raises RefusedRow for an infinite number, half of a surrogate pair, or too deep nesting."""
-    text = key
-    if isinstance(value, str):
-        text += value
-    elif isinstance(value, (float, list, dict)):
-        try:
-            text += _ENCODER.encode(value)
-            is_nested = text.count("[") + text.count("{") >= DEEPEST and is_deep({key: value})
-        except RecursionError:
-            is_nested = True
-        except ValueError:
-            raise RefusedRow(f"{quote(key)}: a number is too large") from None
-        if is_nested:
-            raise RefusedRow(f"{quote(key)}: nested more than {DEEPEST} levels deep")
-    if half := _SURROGATE.search(text):
-        raise RefusedRow(f"{quote(key)}: half of a surrogate pair ({quote(half[0])}) is not text")
+        value = reader.loads(text)
+    except BadJson as error:
+        raise RefusedRow(str(error)) from None
+    if _ESCAPED.search(text) and (half := _SURROGATE.search(json.dumps(value, ensure_ascii=False))):
+        raise RefusedRow(f"half of a surrogate pair ({quote(half[0])}) is not text")
+    return value
 
 
 def _nested(key: str, text: str) -> Any:
     """The value of a text that is JSON itself. Raises RefusedRow, which names the key."""
     try:
-        value = _loads(text)
+        return _loads(text)
     except RefusedRow as error:
         raise RefusedRow(f"{key}: {error}") from None
-    _check_plain(key, value)
-    return value
 
 
 # -- ids ---------------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import hashlib
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, get_args
@@ -69,7 +70,8 @@ class Prompts(Iterator[InputRow | BadRow]):
 
     def close(self) -> None:
         """Close the file. May be called at any time and repeatedly."""
-        self._close()
+        close, self._close = self._close, lambda: None
+        close()
 
     def __enter__(self) -> Prompts:
         return self
@@ -113,8 +115,9 @@ def open_prompts(
             raise UsageError(
                 f"--input-format {format} applies to --input and stdin, but prompts are given as arguments"
             )
-        unread = input_bytes.UnreadPipe(None if named else stdin, report)
-        return Prompts(from_arguments(arguments, template), unread.check)
+        # when all prompts are taken: at the beginning of a run the writer may not have come so far
+        note = partial(input_bytes.note_unread, None if named else stdin, report)
+        return Prompts(from_arguments(arguments, template), note)
     if input_path is None and (stdin_is_terminal or stdin is None):
         return None
     if input_path is None or str(input_path) == "-":
@@ -291,7 +294,7 @@ def _contents(
 class InputScan:
     """A regular file: its rows as `read` will number them, its bytes, and their digest in hex."""
 
-    rows: int | None  # None: not known
+    rows: int | None  # None: not known, of a table
     bytes: int
     digest: str
 
@@ -307,7 +310,7 @@ def scan(path: str | Path, kind: str) -> InputScan | None:
     """
     blank = {"lines": b"\r\n", "jsonl": b" \t\r\n"}.get(kind, b"")  # what a line without a prompt has
     digest = hashlib.blake2b(digest_size=16)
-    rows: int | None = 0
+    rows = {"text": 1, "lines": 0, "jsonl": 0}.get(kind)
     size = lines = 0
     try:
         if not stat.S_ISREG(Path(path).stat().st_mode):  # before it is opened: opening a pipe would block
@@ -320,15 +323,6 @@ def scan(path: str | Path, kind: str) -> InputScan | None:
                 if blank and (rest := piece.rstrip(blank)):
                     rows = lines + rest.count(b"\n") + 1
                 lines += piece.count(b"\n")
-            if kind == "text":
-                rows = 1
-            elif kind in TABLES:
-                from genctl.io import tables
-
-                file.seek(0)
-                rows = tables.count_rows(file, kind, str(path), LIMIT)
-    except InputError:  # of a table
-        rows = None
     except (OSError, ValueError):
         return None
     return InputScan(rows, size, digest.hexdigest())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,7 +76,6 @@ class RecordOutput:
     finished = False  # nothing is left to do
     compared = False  # the input is known to be, byte by byte, what it was
     hurried = False  # to be set where closing must not take its time
-    differs = False  # rows that were decoded again came out differently
     threads: int | None = None  # with which an earlier run began the output
     in_groups = False  # whether it was begun in groups of rows, and has to go on in them
 
@@ -124,8 +122,8 @@ class RecordOutput:
 class ResumedOutput(RecordOutput):
     """Records to a file with a journal beside it. Rows that an earlier run has finished are not written again.
 
-    Rows before `done` that are decoded beside those that follow (`again`) are compared with what was written: the last
-    digits of a row's numbers depend on the rows that are computed with it.
+    Rows before `done` may be decoded again beside those that follow (`again`), whose last digits depend on the rows
+    that are computed with them. Their records stay as they were written.
     """
 
     def __init__(self, path: str, format: writers.Format, tally: RowTally, on_error: Callable[[Record], None]) -> None:
@@ -141,8 +139,6 @@ class ResumedOutput(RecordOutput):
         if isinstance(number := header.get("threads"), int) and 0 < number <= 1024:
             self.threads = number
         self.in_groups = "width" in (header.get("batch") or {})
-        self._digest = hashlib.blake2b(digest_size=16)
-        self._echo: writers.Ordered | None = None
 
     def begin(self, job: Mapping[str, Any], span: int, origins: Mapping[str, str], *, seed_given: bool) -> int:
         before = self.file.header
@@ -159,10 +155,6 @@ class ResumedOutput(RecordOutput):
                 self._format, writers.Unclosed(self.file.write), on_error=self._on_error, begun=begun
             )
             self._ordered = writers.Ordered(writer, start=self.done, written=self._note)
-            if self.again < self.done:
-                sink = writers.Unclosed(self._digest.update)
-                writer = writers.open_writer(self._format, sink, on_error=lambda record: None, begun=self.again > 0)
-                self._echo = writers.Ordered(writer, start=self.again, written=self._compare)
         return int(job["seed"])
 
     def consume(self, row: InputRow | BadRow) -> None:
@@ -174,8 +166,6 @@ class ResumedOutput(RecordOutput):
     def put(self, index: int, records: Sequence[Record]) -> None:
         if index >= self.done:
             self._ordered.put(index, records)
-        elif self._echo is not None:
-            self._echo.put(index, records)
 
     def stop(self, index: int, records: Sequence[Record]) -> None:
         """Leave the row to the next run."""
@@ -195,10 +185,3 @@ class ResumedOutput(RecordOutput):
     def _note(self, index: int, records: Sequence[Record]) -> None:
         self._tally.written(index, records)
         self.file.written(index + 1, self._tally.counts())
-
-    def _compare(self, index: int, records: Sequence[Record]) -> None:
-        """At the last row that is decoded again, compare all of them with the file."""
-        if index + 1 == self.done:
-            marks = self.file.journal.marks
-            start = next((mark.bytes for mark in reversed(marks) if mark.rows == self.again), 0)
-            self.differs = self.file.digest_of(start, marks[-1].bytes) != self._digest.hexdigest()

@@ -183,14 +183,6 @@ class Resumable:
             self._digests.clear()
         self._newest, self._marked = new, self._clock()
 
-    def digest_of(self, start: int, end: int) -> str:
-        """The digest of the output from byte `start` to byte `end`, hex."""
-        assert self._sink is not None
-        digest = hashlib.blake2b(digest_size=_SIZE)
-        for piece in self._sink.read(start, end):
-            digest.update(piece)
-        return digest.hexdigest()
-
     def close(self, *, done: bool = False) -> None:
         """Write the last mark and close; `done`: there are no more rows. Raises OutputError after closing."""
         try:

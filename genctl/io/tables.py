@@ -50,14 +50,6 @@ def checked(table: Iterator[Cells], name: str, shape: RowShape, template: Templa
         yield row
 
 
-def count_rows(source: IO[bytes], kind: str, name: str, limit: int) -> int:
-    """The number of rows of a table. Raises as reading it does."""
-    if kind != "parquet":
-        return sum(1 for _ in separated(source, kind, name, limit))
-    with _opened(source, name) as file:
-        return int(file.metadata.num_rows)
-
-
 def _unreadable(name: str, reason: str, hint: str = "") -> InputError:
     return InputError(f"cannot read {name}: {reason}", hint=hint)
 
@@ -172,47 +164,27 @@ def _opened(source: IO[bytes] | Pipe, name: str) -> Iterator[Any]:
 def _batches(file: Any, source: IO[bytes] | Pipe, limit: int) -> Iterator[Any]:
     """The rows in record batches that take a few times `limit` bytes at most, however little the file takes.
 
-    A file has a text once that many rows share (a dictionary). Texts are written out for each row only where that is
-    small: the longest of them, read beforehand, decides. Raises RefusedRow for rows that are too large by the file's
-    own account.
+    A file has a text once that many rows share (a dictionary), and so has a batch. Raises RefusedRow for rows that are
+    too large by the file's own account.
     """
     from pyarrow.parquet import ParquetFile
 
     text_types = {("BYTE_ARRAY", kind) for kind in ("STRING", "NONE", "JSON", "ENUM", "BSON")}
     leaves = [file.schema.column(place) for place in range(len(file.schema))]
     texts = [leaf.path for leaf in leaves if (leaf.physical_type, leaf.logical_type.type) in text_types]
-    shared = ParquetFile(source, read_dictionary=texts)
+    reader = ParquetFile(source, read_dictionary=texts)
     for number in range(file.num_row_groups):
         group = file.metadata.row_group(number)
         chunks = [group.column(place) for place in range(group.num_columns)]
-        rows, most = max(group.num_rows, 1), 4 * limit
+        rows = max(group.num_rows, 1)
         stated = sum(
             max(chunk.total_uncompressed_size, chunk.num_values * max(leaf.length, 8))
             for chunk, leaf in zip(chunks, leaves, strict=True)
         )
         if stated > limit * max(rows, AT_ONCE):
             raise RefusedRow(f"{errors.count(rows, 'row')} of {stated} bytes, more than the limit of {limit} for each")
-        listed = [chunk for chunk in chunks if chunk.has_dictionary_page and chunk.path_in_schema in texts]
-        longest = 0
-        if sum(chunk.total_uncompressed_size for chunk in listed) * AT_ONCE > most:
-            paths = [chunk.path_in_schema for chunk in listed]
-            first = next(shared.iter_batches(1, [number], paths, use_threads=False), None)
-            longest = max(map(_longest, first.columns)) if first is not None else 0
-        widest = longest * sum(-(-chunk.num_values // rows) for chunk in listed)  # bytes of texts in a row
-        reader = shared if widest > most else file
-        at_once = most // max(1, stated // rows, 0 if reader is shared else widest)
+        at_once = 4 * limit // max(1, stated // rows)
         yield from reader.iter_batches(max(1, min(AT_ONCE, at_once)), [number], use_threads=False)
-
-
-def _longest(array: Any) -> int:
-    """The bytes of the longest text in the dictionaries of an Arrow array."""
-    from pyarrow import compute, types
-
-    if types.is_dictionary(array.type):
-        return compute.max(compute.binary_length(array.dictionary)).as_py() or 0
-    if types.is_struct(array.type):
-        return max(map(_longest, array.flatten()), default=0)
-    return _longest(array.flatten()) if types.is_nested(array.type) else 0
 
 
 def _size(array: Any) -> int:

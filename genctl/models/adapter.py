@@ -30,13 +30,9 @@ _SIZES = (
 )  # fmt: skip
 _LEAST = 64  # sizes up to this one are always accepted
 _PLAIN = re.compile(r"[\w.]*").fullmatch
-# How peft searches for each of these in the name of a module.
-_FORMS = {
-    "rank_pattern": r"(.*\.)?({})$",
-    "alpha_pattern": r"(.*\.)?({})$",
-    "modules_to_save": r"(^|.*\.){}($|\..*)",
-    "layers_pattern": r"(?:^|.*?\.){}\.(?P<idx>\d+)\.",
-}
+_PATTERNS = (  # settings with regular expressions: texts, lists, or the keys of objects
+    "target_modules", "exclude_modules", "rank_pattern", "alpha_pattern", "modules_to_save", "layers_pattern",
+)  # fmt: skip
 PATTERNS_S = 10.0  # for all patterns and names; real ones take milliseconds
 _MATCH = """
 import json, re, sys
@@ -44,7 +40,7 @@ patterns, names = json.load(sys.stdin)
 try:
     for pattern in patterns:
         for name in names:
-            re.fullmatch(pattern, name), re.match(pattern, name)
+            re.fullmatch(pattern, name), re.match(rf"(.*\\.)?({pattern})($|\\..*)", name)
 except (re.error, RecursionError, OverflowError) as error:
     print(error)
     sys.exit(1)
@@ -131,12 +127,9 @@ def _check_patterns(what: str, config: dict[str, Any], names: list[str]) -> None
     """Match the regular expressions of an adapter's config with the names of the model's modules as peft does, in a
     process that can be killed: `re` may take years for one. Raises ModelError.
     """
-    patterns = [config[key] for key in ("target_modules", "exclude_modules") if isinstance(config.get(key), str)]
-    for key, form in _FORMS.items():
-        value = config.get(key) or ()
-        candidates = [value] if isinstance(value, str) else list(value) if isinstance(value, (list, dict)) else []
-        patterns += [form.format(pattern) for pattern in candidates if isinstance(pattern, str) and not _PLAIN(pattern)]
-    patterns = [pattern for pattern in patterns if not _PLAIN(pattern)]
+    found = [config.get(key) or () for key in _PATTERNS]
+    listed = [[value] if isinstance(value, str) else value for value in found if isinstance(value, (str, list, dict))]
+    patterns = [each for value in listed for each in value if isinstance(each, str) and not _PLAIN(each)]
     if not patterns:
         return
     try:

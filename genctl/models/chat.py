@@ -156,25 +156,12 @@ def check_template(
 
 
 def check_messages(messages: Any, system: str | None = None) -> list[dict[str, Any]]:
-    """The conversation with its system message, arguments of tools as objects. Raises InputError with the place."""
-    if not isinstance(messages, list) or not messages:
+    """The conversation with its system message, arguments of tools as objects. Raises InputError.
+
+    Rows are checked as they are read (`io.jsonl`); here only what would break the code below.
+    """
+    if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
         raise InputError('messages must be a list of objects such as {"role": "user", "content": "Hello"}')
-    for place, message in enumerate(messages):
-        where = f"messages[{place}]"
-        if not isinstance(message, dict):
-            raise InputError(f"{where} is a {type(message).__name__}, not an object with role and content")
-        if not isinstance(message.get("role"), str) or not message["role"]:
-            raise InputError(f"{where} has no role (system, user, assistant, …)")
-        content = message.get("content")
-        parts = isinstance(content, list) and all(isinstance(part, dict) for part in content)
-        if not isinstance(content, str) and not parts and not message.get("tool_calls"):
-            raise InputError(f"{where} has no content (text)")
-        try:
-            json.dumps(message, ensure_ascii=False).encode("utf-8")
-        except UnicodeEncodeError:
-            raise InputError(f"{where} is not valid Unicode: it holds a lone surrogate") from None
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InputError("a message holds a value that is not JSON; expected strings, lists and objects") from error
     conversation = [
         {**message, "tool_calls": list(map(_with_arguments, calls))}
         if isinstance(calls := message.get("tool_calls"), list)
@@ -186,6 +173,14 @@ def check_messages(messages: Any, system: str | None = None) -> list[dict[str, A
     if conversation[0]["role"] == "system":
         raise InputError("the messages begin with a system message, and --system gives another one")
     return [{"role": "system", "content": system}, *conversation]
+
+
+def _is_message(message: Any) -> bool:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        return False
+    content = message.get("content")
+    parts = isinstance(content, list) and all(isinstance(part, dict) for part in content)
+    return isinstance(content, str) or parts or bool(message.get("tool_calls"))
 
 
 def _with_arguments(call: Any) -> Any:

@@ -83,16 +83,6 @@ def _ids(value: Any) -> list[Any]:
     return [] if value is None else value if isinstance(value, list) else [value]
 
 
-def begins_with_bos(settings: GenerationSettings) -> list[str]:
-    """A note if a decoder begins with BOS because the settings name no start token."""
-    values, file = settings
-    if values.get("decoder_start_token_id") is not None or values.get("bos_token_id") is None:
-        return []
-    return [
-        f"the decoder begins with bos_token_id = {values['bos_token_id']!r:.40}: {file} has no decoder_start_token_id"
-    ]
-
-
 # -- the checks --------------------------------------------------------------------------------------------------------
 
 

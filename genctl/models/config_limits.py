@@ -99,7 +99,7 @@ def check_size(config: dict[str, Any], files: WeightFiles, source: str = "config
     if config.get("quantization_config"):
         packed = 8  # weights of at least four bits, packed in words of up to 32
     else:
-        _check_dimensions(config, built, files, source)
+        _check_dimensions(config, files, source)
     numbers = sum(tensor.numel for tensor in files.tensors.values()) * packed
     implied = sum(_implied(part) for part, _ in built)
     if implied > 4 * numbers + 1_000_000:
@@ -116,20 +116,11 @@ def most_layers(tensors: int) -> int:
     return 4 * tensors + 256
 
 
-def _check_dimensions(
-    config: dict[str, Any], built: list[tuple[dict[str, Any], str]], files: WeightFiles, source: str
-) -> None:
+def _check_dimensions(config: dict[str, Any], files: WeightFiles, source: str) -> None:
     """Compare widths with the largest dimension of all tensors, and positions with the rows of a position table."""
     widest = max(max(tensor.shape, default=1) for tensor in files.tensors.values())
-    rows = [t.shape[0] for name, t in files.tensors.items() if name.endswith(_POSITION_TABLES) and len(t.shape) == 2]
-    nested = any(where and "vocab_size" in part for part, where in built)
-    for part, where in built:
-        # if parts have a vocabulary, the outer one is not the size of a tensor (T5Gemma)
-        for name in _HIDDEN if nested and not where else (*_HIDDEN, "vocab_size"):
-            if isinstance(part.get(name), int) and part[name] > widest:
-                problem = f"no tensor has a dimension above {widest:,}"
-                raise ModelError(f"{source} says {where}{name} = {part[name]:,}, but {problem}")
     check_widths(config, widest, source)
+    rows = [t.shape[0] for name, t in files.tensors.items() if name.endswith(_POSITION_TABLES) and len(t.shape) == 2]
     for part, where in parts(config):
         for name in _POSITIONS:
             if rows and isinstance(part.get(name), int) and part[name] > 4 * max(rows) + 1000:

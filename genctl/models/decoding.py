@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from genctl.decode.processors.token_bytes import bytes_of, is_byte, is_byte_level, special_of, steps_of
 from genctl.errors import ModelError
@@ -102,17 +102,9 @@ class DecodingVocabulary:
         return both[len(before) :] if both.startswith(before) else self.raw([id])
 
 
-_SHARED: dict[tuple[int, bool], tuple[Any, DecodingVocabulary]] = {}
-
-
+@lru_cache(maxsize=8)  # tokenizers are equal only to themselves, and a process has only a few
 def vocabulary_of(tokenizer: PreTrainedTokenizerBase, skip: bool) -> DecodingVocabulary:
-    # Keyed by identity; a process has only a few tokenizers.
-    key = (id(tokenizer), skip)
-    if key not in _SHARED or _SHARED[key][0] is not tokenizer:
-        while len(_SHARED) >= 8:
-            _SHARED.pop(next(iter(_SHARED)))
-        _SHARED[key] = tokenizer, DecodingVocabulary(tokenizer, skip)
-    return _SHARED[key][1]
+    return DecodingVocabulary(tokenizer, skip)
 
 
 def _decode_mode(tokenizer: PreTrainedTokenizerBase) -> tuple[DecodeMode, bool]:

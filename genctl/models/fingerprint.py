@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from genctl import process
+from genctl.documents import reader
+from genctl.documents.reader import Unreadable
 from genctl.errors import ModelError, reason_of
 from genctl.identity import PREFIX
 
@@ -77,7 +79,7 @@ def stamps(folder: Path, weights: Iterable[Path], *, code: bool) -> Stamps:
 
 # -- a cache of digests of large files between runs: one small file in genctl's cache folder ---------------------------
 # `$XDG_CACHE_HOME/genctl/digests.json`, else `~/.cache/genctl/digests.json`. It only saves time: if it is damaged,
-# owned by another user or not writable, files are read again without a message.
+# or cannot be written, files are read again without a message.
 
 
 SMALLEST = 1 << 20  # bytes; reading smaller files is as fast as the lookup
@@ -90,15 +92,9 @@ _SETTLED_S = 30.0
 
 
 def _read(file: Path) -> dict[str, list[Any]]:
-    """The entries; {} for a file that is incomplete, of another user or too large."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
-        with os.fdopen(descriptor, "rb") as handle:
-            state = os.fstat(descriptor)
-            foreign = hasattr(os, "geteuid") and state.st_uid != os.geteuid()
-            if foreign or not stat.S_ISREG(state.st_mode) or state.st_size > _LARGEST:
-                return {}
-            content = json.loads(handle.read(_LARGEST + 1))
+    """The entries; {} for a file that is missing, incomplete or too large."""
+    with contextlib.suppress(Unreadable, ValueError, KeyError, TypeError, RecursionError):
+        content = json.loads(reader.read(file, _LARGEST, regular=True))
         entries = content["files"]
         if content["kind"] == _KIND and content["digest"] == _sum(entries):
             return dict(entries)

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 _LIST = "tokenizer.ggml.tokens"
 _LAYER = re.compile(r"((?:enc\.|dec\.)?blk)\.(\d{1,9})\.")
-_TOKENS = re.compile(
-    r"context_length|.*\.original_context_length|.*sliding_window|.*_theta|rope\.freq_base.*|.*_token_id"
-)
 # Tensors without an effect: tables computed from the config, layers that predict further tokens, other modalities.
 _UNREAD = re.compile(r".*(rot_embd|\.nextn\.|mtp).*|(v|a|mm)\..*|rope_factors_(short|long)\.weight")
 
@@ -43,7 +40,7 @@ def inspect(path: Path, *, need_tokenizer: bool) -> check.Checkpoint:
     header = tokenizer_header(path, needed=need_tokenizer)
     if not header.tensors:
         raise ModelError(f"{name} holds no tensors")
-    _check_metadata(name, header)
+    _check_layers(name, header)
     factors = {tensor: _factors(header, tensor) for tensor in gguf_config.FACTORS}
     config = gguf_config.config_of(name, header, factors)
     has_tokenizer = _LIST in header.metadata
@@ -128,26 +125,16 @@ def _check_keys(name: str, header: Header, config: dict[str, Any]) -> None:
             raise ModelError(f"{name}: transformers does not read {shown(key, 60)} = {value!r:.40}")
 
 
-def _check_metadata(name: str, header: Header) -> None:
-    """Compare the sizes in the metadata with the tensors, before a library makes lists of such lengths."""
-    begin = f"{header.architecture}."
-    widest = max(max(tensor.shape, default=1) for tensor in header.tensors.values())
-    for key, values in header.metadata.items():
-        size = key.removeprefix(begin)
-        value = max(values, default=0) if isinstance(values, list) else values  # one for each layer
-        if size == key or type(value) is not int or _TOKENS.fullmatch(size):
-            continue
-        most = widest if size in ("embedding_length", "vocab_size") else max(config_limits.MOST, widest)
-        if not 0 <= value <= most:
-            shape = f"but no tensor has a dimension above {widest:,}"
-            raise ModelError(f"{name} says {shown(key, 60)} = {value:,}, {shape}")
+def _check_layers(name: str, header: Header) -> None:
+    """Compare the number of layers with the tensors, before a library makes lists of such lengths."""
     layers: dict[str, set[int]] = {}
     for tensor in header.tensors:
         if match := _LAYER.match(tensor):
             layers.setdefault(match[1], set()).add(int(match[2]))
     for kind, numbers in layers.items():
-        key = f"{begin}decoder_block_count" if kind == "dec.blk" else f"{begin}block_count"
-        count = header.metadata.get(key, header.metadata.get(f"{begin}block_count"))
+        own = f"{header.architecture}.block_count"
+        key = f"{header.architecture}.decoder_block_count" if kind == "dec.blk" else own
+        count = header.metadata.get(key, header.metadata.get(own))
         if count != max(numbers) + 1:
             raise ModelError(f"{name} holds {kind}.0 to {kind}.{max(numbers)}, but {key} is {count!r:.40}")
     if not layers:
@@ -184,7 +171,7 @@ def check_read(model: PreTrainedModel, unexpected: list[str], path: Path) -> lis
             f"{shown(path.name)}: transformers reads queries, keys and values of this Falcon in another order"
         )
     left = sorted(unexpected if reads is None else (name for name in header.tensors if not reads(name)))
-    if ROPE_FACTORS in left and _scale_frequencies(model, path):
+    if ROPE_FACTORS in left and _scale_frequencies(model, header):
         left.remove(ROPE_FACTORS)
     missed = [name for name in left if not _UNREAD.fullmatch(name)]
     if missed:
@@ -222,15 +209,11 @@ def reader_of(model: Any, architecture: str) -> Callable[[str], bool] | None:
     return goes_in
 
 
-def _scale_frequencies(model: PreTrainedModel, path: Path) -> bool:
+def _scale_frequencies(model: PreTrainedModel, header: Header) -> bool:
     """Divide the rotary frequencies by the factors of the file (Llama 3.1); whether the model has such frequencies."""
     import torch
-    from gguf import GGUFReader
 
-    held = next(tensor for tensor in GGUFReader(path).tensors if tensor.name == ROPE_FACTORS)
-    if held.tensor_type.name != "F32":
-        return False
-    factors = torch.from_numpy(held.data.copy()).flatten()
+    factors = torch.tensor(_factors(header, ROPE_FACTORS))
     scaled = 0
     for module in model.modules():
         for name in ("inv_freq", "original_inv_freq"):

@@ -124,7 +124,7 @@ class GgufArchitecture:
 
     model_type: str
     keys: Mapping[str, str]  # key -> field of the config
-    fixed: Config = field(default_factory=dict)  # what no key says
+    fixed: Config = field(default_factory=dict)  # fields without a key
     held: Mapping[str, str] = field(default_factory=dict)  # field that is true where the first layer has this tensor
     # the field for the share of a head that turns; "": whole heads turn; None: positions are no angles
     rotary: str | None = ""
@@ -132,7 +132,7 @@ class GgufArchitecture:
     own_angles: bool = False  # the layers with a window have their own
     period: int = 0  # of the layers one in so many has no window, where no key says which
     only: Mapping[str, Any] = field(default_factory=dict)  # keys with the one value that is known
-    finish: Callable[[_File, Config], None] | None = None  # what the rest of the row cannot say
+    finish: Callable[[_File, Config], None] | None = None  # what needs code
 
 
 _PATTERN = "attention.sliding_window_pattern"
@@ -259,7 +259,7 @@ def _windows(file: _File, period: int, config: Config) -> None:
     config["layer_types"] = ["sliding_attention" if each else "full_attention" for each in sliding]
 
 
-# -- what the rows of some architectures cannot say --------------------------------------------------------------------
+# -- what needs code in the rows of some architectures -----------------------------------------------------------------
 
 
 def _llama(file: _File, config: Config) -> None:

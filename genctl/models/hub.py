@@ -18,7 +18,7 @@ from genctl import process
 from genctl.decode.threads import Threads
 from genctl.errors import UsageError
 from genctl.models import check, prepare, runtime_choice
-from genctl.models.check import GenerationSettings, begins_with_bos, known_ids
+from genctl.models.check import GenerationSettings, known_ids
 from genctl.models.libraries import OnEvent, check_quantization, guarded, quiet, without_panic_reports
 from genctl.models.resolve import CheckpointFolder, resolve
 from genctl.params import Quantized, Runtime
@@ -80,7 +80,6 @@ class LoadedModel:
     notes: tuple[str, ...] = ()  # for stderr
     runtime: str = ""  # with the reason: "native (llama)", "transformers (--compile)"
     adapter: Adapter | None = None
-    bound: str = ""  # the least time for a token, if weights are on the disk
     tokenizer_of: str = ""  # if not genctl's own: "transformers (there is no tokenizer.json)"
     quantize: Quantized | None = None  # the form of its weights; "gguf": a file's, as they lie
     unpacked: str = ""  # why blocks are unpacked that nobody asked to unpack
@@ -190,15 +189,13 @@ def load(
         checkpoint=checkpoint,
         runtime=computed_by,
         adapter=added,
-        bound="" if runtime.device_map is None else prepare.bound(model, checkpoint.weights.files),
         tokenizer_of=f"transformers ({left_to})" if left_to else "",
         quantize=runtime.quantize,
         unpacked=unpacked,
     )
     loaded.generation, unknown = known_ids(loaded.generation, loaded.vocab_size)
-    begins = begins_with_bos(loaded.generation) if loaded.is_encoder_decoder else []
     beyond = [] if tokenizer is None else check.check_vocabulary(tokenizer, loaded.vocab_size)
-    loaded.notes = (*place.notes, *notes, *unknown, *begins, *beyond)
+    loaded.notes = (*place.notes, *notes, *unknown, *beyond)
     return loaded
 
 

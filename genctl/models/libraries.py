@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias, TypeVar
+from unittest import mock
 
 from genctl import errors
 from genctl.errors import GenctlError, ModelError, is_shortage, without_secrets
@@ -211,7 +212,8 @@ def download_bar(on_event: OnEvent | None, what: str) -> Any:
 
 @contextmanager
 def weights_bar(on_event: OnEvent | None, what: str) -> Iterator[None]:
-    """Route transformers' progress bars for weights to `on_event`."""
+    """Route transformers' progress bars for weights to `on_event`; that of its reader of GGUF files has no setting."""
+    from transformers import modeling_gguf_pytorch_utils as gguf_reader
     from transformers.utils import logging as hf
 
     def hook(factory: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> _Bar:
@@ -219,26 +221,10 @@ def weights_bar(on_event: OnEvent | None, what: str) -> Iterator[None]:
 
     before = hf.set_tqdm_hook(hook)
     try:
-        with gguf_bar(lambda items, **keywords: _Bar(items, on_event, what)):
+        with mock.patch.object(gguf_reader, "tqdm", lambda items, **keywords: _Bar(items, on_event, what)):
             yield
     finally:
         hf.set_tqdm_hook(before)
-
-
-@contextmanager
-def gguf_bar(bar: Callable[..., Any]) -> Iterator[None]:
-    """Replace the progress bar of transformers' reader of GGUF files, which has no setting."""
-    try:
-        from transformers import modeling_gguf_pytorch_utils as reader
-    except ImportError:
-        yield
-        return
-    before = getattr(reader, "tqdm", None)
-    reader.tqdm = bar  # type: ignore[attr-defined, unused-ignore]
-    try:
-        yield
-    finally:
-        reader.tqdm = before  # type: ignore[attr-defined, unused-ignore]
 
 
 class _Bar:

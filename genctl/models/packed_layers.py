@@ -29,7 +29,7 @@ from genctl.native.linear import Linear, maker
 SMALLEST, SMALLEST_INT8 = 1 << 18, 1 << 14
 _READ = re.compile(r"\bself(?:\.\w+)*\.(\w+)\.weight\b")
 
-Look = Callable[[str, Tensor], None]
+Check = Callable[[str, Tensor], None]
 
 
 class WeightPacked(ModelError, AttributeError):
@@ -72,7 +72,7 @@ class PackingReport:
 
 
 def pack(
-    model: nn.Module, *, quantize: str | None = None, check_tensor: Look | None = None, smallest: int | None = None
+    model: nn.Module, *, quantize: str | None = None, check_tensor: Check | None = None, smallest: int | None = None
 ) -> PackingReport:
     """Replace every suitable linear layer of `model`, one by one; each original is freed before the next.
 

@@ -1,8 +1,4 @@
-"""Prepare a model that was read: check its numbers, repack its layers, check its device; and one larger than memory.
-
-What bounds the speed of the latter is reported before the run: bytes to read for each token over the measured speed of
-the disk.
-"""
+"""Prepare a model that was read: check its numbers, repack its layers, check its device; and one larger than memory."""
 
 from __future__ import annotations
 
@@ -12,8 +8,7 @@ import re
 import shutil
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +27,6 @@ if TYPE_CHECKING:
 
 _MEMORY = re.compile(r"(cpu|disk|mps|\d+)\s*=\s*(\d+(?:\.\d+)?\s*[KMGT]i?B)", re.IGNORECASE)
 _PROBE = 1 << 16  # bytes written to check that a folder is writable
-_SAMPLE = 64 << 20  # bytes read to measure the disk
-_PIECE = 4 << 20  # bytes read at once
 
 
 def max_memory(text: str) -> dict[int | str, str]:
@@ -87,38 +80,6 @@ def check_folder(name: str) -> None:
         raise UsageError(f"--offload-folder {shown(name)}: it is a file, not a folder") from None
     except (OSError, ValueError, RuntimeError) as error:
         raise UsageError(f"--offload-folder {shown(name)} cannot be written to: {reason_of(error)}") from error
-
-
-def bound(model: Any, files: Sequence[Path]) -> str:
-    """The least time for a token, in a sentence; "" if no weight of `model` is on the disk.
-
-    `files` are the weight files, from which offloaded weights are read.
-    """
-    places = getattr(model, "hf_device_map", None) or {}
-    away = [name for name, place in places.items() if place == "disk"]
-    size = sum(
-        weight.numel() * weight.element_size()
-        for name, weight in model.named_parameters()
-        if any(not part or name == part or name.startswith(f"{part}.") for part in away)
-    )
-    if not size:
-        return ""
-    speed = disk_speed(max(files, key=lambda path: path.stat().st_size))
-    return (
-        f"{errors.size(size)} of the weights stay on the disk and are read for each token: at {errors.size(speed)}/s "
-        f"a token takes at least {size / speed:.2g} s"
-    )
-
-
-def disk_speed(path: Path) -> float:
-    """Bytes per second read from the beginning of a file, without the system's cache if possible."""
-    with path.open("rb", buffering=0) as file:
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(file.fileno(), 0, _SAMPLE, os.POSIX_FADV_DONTNEED)
-        done, began = 0, time.perf_counter()
-        while done < _SAMPLE and (piece := file.read(_PIECE)):
-            done += len(piece)
-        return max(done, 1) / max(time.perf_counter() - began, 1e-9)
 
 
 # -- a model that was read -------------------------------------------------------------------------------------------
@@ -212,7 +173,7 @@ def prepare_for_device(
     if runtime.tensor_parallel:  # each rank checks its own part
         from genctl.models import rank_group
 
-        rank_group.agree(model)
+        rank_group.share_outputs(model)
         parts = list(rank_group.own_parts(model))
         check_part = finite_check(sum(part.nbytes for _, part in parts))
         for name, part in parts:

@@ -50,7 +50,7 @@ def start() -> None:
 def stop() -> None:
     """Leave the group."""
     if dist.is_initialized():
-        patient.cache_clear()
+        patient_group.cache_clear()
         dist.destroy_process_group()
 
 
@@ -71,7 +71,7 @@ def silence(stack: ExitStack) -> None:
 
 
 @cache
-def patient() -> Any:
+def patient_group() -> Any:
     """A group of the same processes with a long timeout, for values that rank 0 reads."""
     return dist.new_group(backend="gloo", timeout=PATIENCE)
 
@@ -83,7 +83,7 @@ def broadcast(value: Any, *, wait: bool = False) -> Any:
     """
     box = [value]
     try:
-        dist.broadcast_object_list(box, src=0, group=patient() if wait else None)
+        dist.broadcast_object_list(box, src=0, group=patient_group() if wait else None)
     except RuntimeError as error:
         raise lost(error) from error
     return box[0]
@@ -171,7 +171,7 @@ def own_parts(model: Any) -> Iterator[tuple[str, Tensor]]:
         yield name, weight.to_local() if hasattr(weight, "to_local") else weight
 
 
-def agree(model: Any) -> None:
+def share_outputs(model: Any) -> None:
     """After each pass every rank has rank 0's logits f32 [N, T, V], and its hidden states where they are returned."""
 
     def same(module: Any, inputs: Any, output: Any) -> Any:

@@ -79,7 +79,7 @@ def as_it_lies(
 ) -> tuple[Runtime, str]:
     """The options with which a GGUF file runs: its matrices as they lie, unless something is in the way.
 
-    And a note where blocks are unpacked although nobody asked for that. `native` is the native runtime's plan, or None
+    And a note where blocks are unpacked without being requested. `native` is the native runtime's plan, or None
     for the `reason`; `device` is None if accelerate chooses. Raises ModelError where --quantize gguf cannot be.
     """
     from genctl.native.blocks import KINDS

@@ -230,17 +230,11 @@ class IdDetokenizer:
         """No."""
         return False
 
-    def push(self, id: int) -> str:
-        """The id, for display; it is not part of the text."""
-        return self.piece(id)
-
     def flush(self) -> str:
         """Nothing: there is no text."""
         return ""
 
-    def rest(self) -> str:
-        """Nothing: there is no text."""
-        return ""
+    rest = flush
 
     def fork(self) -> IdDetokenizer:
         """Itself: there is no state."""
@@ -253,6 +247,8 @@ class IdDetokenizer:
     def piece(self, id: int) -> str:
         """The id, as a Detokenizer shows an id that its tokenizer lacks."""
         return f"<{id}>"
+
+    push = piece  # for display; it is not part of the text
 
 
 Words: TypeAlias = "Detokenizer | IdDetokenizer"

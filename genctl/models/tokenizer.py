@@ -234,7 +234,8 @@ def _merged(
 ) -> tuple[dict[str, Any], dict[str, Any], dict[int, Any]]:
     """The arguments of the class: its fields, special tokens under the checkpoint's own names, and added tokens by id.
 
-    tokenizer_config.json has priority; without an added_tokens_decoder in it the older files count too.
+    Without an added_tokens_decoder in it an older special_tokens_map.json overrides it. Lists in that file, and an
+    added_tokens.json, are left to transformers.
     """
     from tokenizers import AddedToken
 
@@ -246,69 +247,31 @@ def _merged(
         for key in list(settings)
         if key not in NAMED and key.endswith("_token") and isinstance(settings[key], str)
     }
-    own |= _of_object(settings)
-    added: dict[int, Any] = {}
-    by_text: dict[str, Any] = {}
-
-    def add(number: Any, token: Any) -> None:
-        if not str(number).isdecimal():
-            raise UnsupportedTokenizer(f"an added token has the id {number!r:.40}")
-        added[int(number)] = by_text[str(token)] = token
-
+    if isinstance(settings.get("extra_special_tokens"), dict):
+        own |= settings.pop("extra_special_tokens")
     decoder = settings.pop("added_tokens_decoder", None)
-    if decoder is not None:
-        if not isinstance(decoder, dict):
-            raise UnsupportedTokenizer("added_tokens_decoder is no object")
-        for number, token in decoder.items():
-            add(number, AddedToken(**_parts(token)))
-    else:
-        _special_tokens_map(folder / "special_tokens_map.json", settings)
+    if decoder is None:
+        path = folder / "special_tokens_map.json"
+        for key, value in read_json(path, path.name).items() if path.is_file() else ():
+            if not key.endswith("_token"):
+                raise UnsupportedTokenizer(f"{path.name} has the field {key!r:.60}")
+            settings[key] = AddedToken(**{**_parts(value), "special": True}) if isinstance(value, dict) else value
         if (folder / "added_tokens.json").is_file():
-            special = {str(settings[key]) for key in NAMED if settings.get(key)}
-            special |= {str(token) for token in settings.get("extra_special_tokens") or ()}
-            for text, number in read_json(folder / "added_tokens.json", "added_tokens.json").items():
-                kind = {"lstrip": False, "rstrip": False, "normalized": text not in special, "special": text in special}
-                add(number, AddedToken(text, **kind))
-        for entry in file.get("added_tokens") or ():
-            parts = dict(entry)
-            add(parts.pop("id", None), AddedToken(**_parts(parts)))
-    own |= _of_object(settings)
+            raise UnsupportedTokenizer("added_tokens.json adds tokens")
+        entries = [dict(entry) for entry in file.get("added_tokens") or ()]
+        decoder = {entry.pop("id", None): entry for entry in entries}
+    if not isinstance(decoder, dict) or not all(str(number).isdecimal() for number in decoder):
+        raise UnsupportedTokenizer("added tokens without ids")
+    added = {int(number): AddedToken(**_parts(token)) for number, token in decoder.items()}
+    by_text = {str(token): token for token in added.values()}
     settings = {key: _converted(value) for key, value in settings.items()}
     for key in NAMED:
         if settings.get(key) is not None:
             settings[key] = by_text.get(str(settings[key]), settings[key])
-    late = {
-        key: settings.pop(key)
-        for key in list(settings)
-        if key not in NAMED and key.endswith("_token") and settings[key] is not None
-    }
+    late = {key: value for key, value in settings.items() if key not in NAMED and key.endswith("_token")}
+    settings = {key: value for key, value in settings.items() if key not in late}
+    late = {key: value for key, value in late.items() if value is not None}
     return settings, late | {key: _converted(value) for key, value in own.items()}, added
-
-
-def _of_object(settings: dict[str, Any]) -> dict[str, Any]:
-    """Special tokens given as an object of names and tokens; they are removed from `settings`."""
-    extra = settings.get("extra_special_tokens")
-    return dict(settings.pop("extra_special_tokens")) if isinstance(extra, dict) else {}
-
-
-def _special_tokens_map(path: Path, settings: dict[str, Any]) -> None:
-    """An old special_tokens_map.json overrides tokenizer_config.json."""
-    from tokenizers import AddedToken
-
-    if not path.is_file():
-        return
-    for key, value in read_json(path, path.name).items():
-        if key not in _EXTRA and not key.endswith("_token"):
-            raise UnsupportedTokenizer(f"{path.name} has the field {key!r:.60}")
-        if isinstance(value, dict) and key != "extra_special_tokens":
-            value = AddedToken(**{**_parts(value), "special": True})
-        elif key == "extra_special_tokens" and isinstance(value, list):
-            listed = (
-                AddedToken(**{**_parts(token), "special": True}) if isinstance(token, dict) else token
-                for token in value
-            )
-            value = list(dict.fromkeys([*(settings.get(key) or ()), *listed]))
-        settings[key] = value
 
 
 def _add(backend: Tokenizer, added: dict[int, Any], special: dict[str, Any], extra: Sequence[Any]) -> None:

@@ -44,7 +44,7 @@ class FoundTokenizer(NamedTuple):
     tokenizer: Any
     left_to: str  # "transformers (there is no tokenizer.json)"; "" for genctl's own
     bos: tuple[int, ...]  # the ids that count as BOS
-    adds_bos: bool  # tokenizer_config.json says that BOS goes before a text
+    adds_bos: bool  # tokenizer_config.json has add_bos_token
 
 
 def find(name: str, revision: str | None = None) -> FoundTokenizer:

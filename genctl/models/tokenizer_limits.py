@@ -8,7 +8,7 @@ and ids have bounds that no published tokenizer comes near. The library refuses 
 from __future__ import annotations
 
 import base64
-import binascii
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
@@ -20,21 +20,20 @@ from genctl.models.weights import read_json, shown
 
 MOST_TOKENS = 1 << 20  # no published vocabulary of a model that writes texts has half of them
 MOST_MERGES = 1 << 21  # Gemma 3 has 514,906
-MOST_ADDED = 1 << 22  # bytes of all added tokens: 200,000 of usual length
+MOST_ADDED = 1 << 22  # bytes of all added tokens and settings: 200,000 tokens of usual length
 MOST_PIECES = 1 << 22  # bytes of a Unigram vocabulary; mT5's has half of them
 LARGEST_LIST = 1 << 23  # bytes of a file that is not JSON; Gemma's tokenizer.model has half of them
 MOST_IDS = 1 << 24
-MOST_COUNTED = 1 << 16  # special tokens in a list, tokens that a class creates, tokens of padding
-MOST_GROWTH, MOST_REPEATS = 1000, 16  # times, of a text: by all steps of a part, and by templates
-LONGEST_STRING = 1000  # characters of a string in a step of the tokenizer
-LONGEST_LIST = 256  # items of a list in a step
-_LONGER = {"Regex": 1 << 16, "precompiled_charsmap": 1 << 24}  # strings that no step inserts
-_CHARSMAP_GROWTH = 20  # NFKC makes at most 18 characters of one (unicode.org/reports/tr15)
+MOST_COUNTED = 1 << 16  # tokens that a class creates, tokens of padding
+MOST_GROWTH = 100  # times that all steps of a part may lengthen a text
 
 SPECIAL_TYPES = (2, 3, 4)  # unknown, control and user-defined tokens of a GGUF file, which become added tokens
 _FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "added_tokens.json", "special_tokens_map.json",
           "tekken.json")  # fmt: skip
-_STEPS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+_LISTED = ("added_tokens", "special_tokens", "added_tokens_decoder")  # the added tokens of each of these files
+_NO_COUNT = re.compile("max|length|vocab|index")
+_STEPS = ("model", "normalizer", "pre_tokenizer", "post_processor", "decoder")
+_INSERTED = ("prepend", "content", "end_of_word_suffix", "continuing_subword_prefix", "single", "ids")
 LISTS = ("merges.txt", "vocab.txt", "tiktoken.model")
 SENTENCEPIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "sentencepiece.model", "source.spm",
                   "target.spm")  # fmt: skip
@@ -70,26 +69,28 @@ def _check_file(name: str, data: dict[str, Any]) -> None:
     """One JSON file: a vocabulary, added tokens, and settings, as far as it has them."""
     model: dict[str, Any] = data["model"] if isinstance(data.get("model"), dict) else {}
     vocabulary: Any = model.get("vocab", data.get("vocab"))  # of tokenizer.json, of tekken.json
-    added: Any = data.get("added_tokens", data.get("special_tokens"))
-    tokens = _count(vocabulary) + _count(added)
-    ids = [token.get("id") for token in _objects(added)]
+    listed = next((data[key] for key in _LISTED if key in data), None)
+    rest: Any = {**data, "vocab": None, "chat_template": None, "model": {**model, "vocab": None, "merges": None}}
     if name in ("vocab.json", "added_tokens.json"):
-        vocabulary, tokens, added = data, len(data), list(data) if name == "added_tokens.json" else None
-    elif name in ("tokenizer_config.json", "special_tokens_map.json"):
-        vocabulary, added = data.get("added_tokens_decoder"), {**data, "chat_template": None}
-        tokens, numbers = _count(vocabulary), vocabulary if isinstance(vocabulary, dict) else ()
-        ids = [int(number[:9]) for number in numbers if number.isdecimal()]
-        _check_counts(name, added)
-        for key in ("extra_special_tokens", "additional_special_tokens"):
-            _at_most(name, "special tokens in a list", _count(data.get(key)), MOST_COUNTED)
-    else:
-        _check_counts(name, data.get("padding"))
-        _check_steps({**data, "model": {**model, "vocab": None, "merges": None}})
-    pieces = _bytes(vocabulary) if isinstance(vocabulary, list) and model else 0
-    check_vocabulary(name, tokens=tokens, merges=_count(model.get("merges")), added=_bytes(added), pieces=pieces)
-    for id in (*ids, *(vocabulary.values() if isinstance(vocabulary, dict) else ())):
-        if isinstance(id, int) and id >= MOST_IDS:
-            raise ModelError(f"{name} holds the id {id!s:.30}, far above what any model has")
+        vocabulary, listed, rest = data, None, list(data) if name == "added_tokens.json" else None
+    check_vocabulary(
+        name,
+        tokens=_count(vocabulary) + _count(listed),
+        merges=_count(model.get("merges")),
+        added=_bytes(rest),
+        pieces=_bytes(vocabulary) if isinstance(vocabulary, list) and model else 0,
+    )
+    ids: list[Any] = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
+    ids += [int(key[:9]) for key in listed if key.isdecimal()] if isinstance(listed, dict) else []
+    for key, value in (item for each in _objects(rest) for item in each.items()):
+        if key.endswith("id"):
+            ids.append(value)
+        elif type(value) in (int, float) and value > MOST_COUNTED and not _NO_COUNT.search(key):
+            raise ModelError(f"{name} says {shown(key, 40)} = {value!s:.30}, far above what any has")
+    if (largest := max((id for id in ids if isinstance(id, int)), default=0)) >= MOST_IDS:
+        raise ModelError(f"{name} holds the id {largest!s:.30}, far above what any model has")
+    if name == "tokenizer.json":
+        _check_steps(rest)
 
 
 def check_vocabulary(name: str, *, tokens: int = 0, merges: int = 0, added: int = 0, pieces: int = 0) -> None:
@@ -99,7 +100,7 @@ def check_vocabulary(name: str, *, tokens: int = 0, merges: int = 0, added: int 
     """
     _at_most(name, "tokens", tokens, MOST_TOKENS)
     _at_most(name, "merges", merges, MOST_MERGES)
-    _at_most(name, "bytes of added tokens", added, MOST_ADDED)
+    _at_most(name, "bytes of added tokens and settings", added, MOST_ADDED)
     _at_most(name, "bytes of pieces", pieces, MOST_PIECES)
 
 
@@ -118,43 +119,19 @@ def _at_most(name: str, what: str, number: int, most: int) -> None:
         raise ModelError(f"{name} has {number:,} {what}, and at most {most:,} are read")
 
 
-def _check_counts(name: str, settings: Any) -> None:
-    """Numbers that are neither ids nor lengths of texts: `extra_ids`, `offset`, the length of padding."""
-    for key, value in (item for entries in _objects(settings) for item in entries.items()):
-        counts = not (key.endswith("id") or "max" in key or "length" in key)
-        if type(value) in (int, float) and value > MOST_COUNTED and counts:
-            raise ModelError(f"{name} says {shown(key, 40)} = {value!s:.30}, far above what any has")
-
-
 def _check_steps(parts: dict[str, Any]) -> None:
-    """The steps through which a text goes, each an object: a step may insert a string at every character."""
-    for part in ("model", *_STEPS):
+    """The steps through which a text goes, each an object: a step may insert a string or a list at every character."""
+    for part in _STEPS:
         growth = 1
         for step in _objects(parts.get(part)):
-            for key, value in step.items():
-                for text in value if isinstance(value, list) else [value]:
-                    if isinstance(text, str) and len(text) > _LONGER.get(key, LONGEST_STRING):
-                        what = f"{part}.{shown(key, 40)} has {len(text):,} characters"
-                        raise ModelError(f"tokenizer.json: {what}, far more than any tokenizer's")
-                if isinstance(value, list) and len(value) > LONGEST_LIST:
-                    what = f"{part}.{shown(key, 40)} has {len(value):,} items"
-                    raise ModelError(f"tokenizer.json: {what}, far more than any tokenizer's")
-            growth *= _growth(step)
-        most = MOST_REPEATS if part == "post_processor" else MOST_GROWTH
-        if growth > most:
-            raise ModelError(f"tokenizer.json: its {part} makes texts more than {most:,} times as long")
-
-
-def _growth(step: dict[str, Any]) -> int:
-    """How many times longer a step makes a text, at most; 1 if it only shortens it."""
-    if "precompiled_charsmap" in step:
-        with suppress(TypeError, ValueError, binascii.Error):  # the library reports it
-            check_charsmap("tokenizer.json", base64.b64decode(step["precompiled_charsmap"] or "", validate=True))
-        return _CHARSMAP_GROWTH
-    if isinstance(step.get("single"), list):
-        return max(1, sum("Sequence" in piece for piece in step["single"] if isinstance(piece, dict)))
-    inserted = step.get("prepend", step.get("content"))
-    return max(1, len(inserted)) + ("prepend" in step) if isinstance(inserted, str) else 1
+            for key in _INSERTED:
+                if isinstance(step.get(key), (str, list)):
+                    growth *= max(1, len(step[key]) + (key == "prepend"))
+            if isinstance(charsmap := step.get("precompiled_charsmap"), str):
+                with suppress(ValueError):  # the library reports it
+                    check_charsmap("tokenizer.json", base64.b64decode(charsmap, validate=True))
+        if growth > MOST_GROWTH:
+            raise ModelError(f"tokenizer.json: its {part} makes texts more than {MOST_GROWTH} times as long")
 
 
 def _nested(value: Any) -> Iterator[Any]:

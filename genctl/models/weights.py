@@ -22,18 +22,8 @@ from genctl.errors import ModelError, reason_of
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
-_BITS = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
-    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
-    **dict.fromkeys(("I32", "U32", "F32"), 32),
-    **dict.fromkeys(("I64", "U64", "F64", "C64"), 64),
-    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
-    "F4": 4,
-}
 _FLOATS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
-_LONGEST_HEADER = 100_000_000  # bytes, the limit of the safetensors library
 LARGEST_JSON = 64_000_000  # bytes; the index of the largest public checkpoints has a tenth of it
-_MOST_DIMENSIONS = 64  # torch's limit
 LARGEST_NUMBER = 1 << 63  # of a shape or a byte range
 _LONGEST_NAME = 255  # bytes in the name of a file, the limit of common file systems
 
@@ -80,9 +70,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
         value = json.loads(text, object_pairs_hook=once)
     except Unreadable as error:
         raise ModelError(f"cannot read {what}: {error}") from None
-    except UnicodeDecodeError as error:
-        raise ModelError(f"{what} is not UTF-8 text (byte {error.start})") from error
-    except json.JSONDecodeError as error:
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ModelError(f"{what} is {reason_of(error)}") from error
     except DuplicateKey as error:
         raise ModelError(f"{what} is not usable JSON: {error}") from error
@@ -130,27 +118,23 @@ def find(folder: Path, config: dict[str, Any], *, allow_pickle: bool) -> WeightF
 
 
 def read_header(path: Path) -> dict[str, Tensor]:
-    """Each tensor of a safetensors file, by name. Raises ModelError if the file is truncated or inconsistent."""
+    """Each tensor of a safetensors file, by name. Raises ModelError if it is truncated or inconsistent."""
+    from safetensors import SafetensorError, safe_open
+
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            prefix = file.read(8)
-            length = int.from_bytes(prefix, "little")
-            if len(prefix) < 8 or length > min(size - 8, _LONGEST_HEADER):
-                raise ModelError(f"{path.name} is truncated or corrupt: its header does not fit in {size:,} bytes")
-            raw = file.read(length)
+        with path.open("rb") as file, safe_open(path, framework="np"):  # which checks types, shapes and byte ranges
+            data = 8 + int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(data - 8), object_pairs_hook=once)
     except OSError as error:
         raise ModelError(f"cannot read {path.name}: {reason_of(error)}") from error
-    try:
-        header = json.loads(raw.decode("utf-8"), object_pairs_hook=once)
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path.name} is corrupt: its header is not JSON") from error
-    if not isinstance(header, dict):
-        raise ModelError(f"{path.name} is corrupt: its header is not a JSON object")
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path.name} is truncated or corrupt: {shown(str(error), 200)}") from error
     header.pop("__metadata__", None)
-    tensors = {name: _tensor(path, name, entry, 8 + length) for name, entry in header.items()}
-    _check_ranges(path, tensors, 8 + length, size)
-    return tensors
+    ranges = {name: entry["data_offsets"] for name, entry in header.items()}
+    return {
+        name: Tensor(entry["dtype"], tuple(entry["shape"]), data + ranges[name][0], data + ranges[name][1])
+        for name, entry in header.items()
+    }
 
 
 def _sharded(folder: Path, index: Path) -> WeightFiles:
@@ -211,38 +195,6 @@ def _plain_name(name: Any, where: str) -> None:
         raise ModelError(f"{where} names a weight file by what is no file name ({length:,} bytes): {shown(name, 40)}")
     if not name.endswith((".safetensors", ".index.json")):
         raise ModelError(f"{where} names {name!r:.80} as weights, which is no safetensors file")
-
-
-def _tensor(path: Path, name: str, entry: Any, data: int) -> Tensor:
-    try:
-        dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-    except (TypeError, KeyError, ValueError) as error:
-        raise ModelError(f"{path.name} is corrupt: tensor {shown(name)} has no dtype, shape or byte range") from error
-    name = shown(name)
-    if not isinstance(dtype, str) or dtype not in _BITS:
-        raise ModelError(f"{path.name} is corrupt: tensor {name} has the unknown dtype {dtype!r:.40}")
-    numbers = [*shape, begin, end] if isinstance(shape, list) and len(shape) <= _MOST_DIMENSIONS else [None]
-    if not all(type(number) is int and 0 <= number < LARGEST_NUMBER for number in numbers):
-        raise ModelError(f"{path.name} is corrupt: tensor {name} has an impossible shape or byte range")
-    if math.prod(shape) * _BITS[dtype] != (end - begin) * 8:
-        size = "×".join(map(str, shape)) or "a single number"
-        raise ModelError(
-            f"{path.name} is corrupt: tensor {name} ({size} {dtype}) does not fill its {end - begin:,} bytes"
-        )
-    return Tensor(dtype, tuple(shape), data + begin, data + end)
-
-
-def _check_ranges(path: Path, tensors: dict[str, Tensor], data: int, size: int) -> None:
-    at = data
-    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
-        if tensor.begin != at:
-            how = "overlaps the one before it" if tensor.begin < at else "leaves a gap before it"
-            raise ModelError(f"{path.name} is corrupt: tensor {shown(name)} {how}")
-        at = tensor.end
-    if at > size:
-        raise ModelError(f"{path.name} is truncated: {at - size:,} of {at:,} bytes are missing")
-    if at < size:
-        raise ModelError(f"{path.name} is corrupt: {size - at:,} bytes after its last tensor belong to none")
 
 
 def shown(name: str, most: int = 120) -> str:

@@ -304,24 +304,6 @@ def test_another_version_is_told(gpt2: Path, given: Path, out: Path, monkeypatch
     assert (done.status, "→ 9.9" in done.err) == (2, True)
 
 
-def test_rows_that_come_out_differently_are_reported_and_left(gpt2: Path, given: Path, out: Path) -> None:
-    """As on another machine: the journal vouches for bytes that this one would not write."""
-    import hashlib
-
-    cut_off(gpt2, given, out, 8, "--no-pack")
-    lines = beside(out).read_bytes().splitlines()
-    mark = json.loads(lines[-1])
-    data = bytearray(out.read_bytes()[: mark["bytes"]])
-    data[data.rindex(b'"text": "') + 9] ^= 1
-    out.write_bytes(bytes(data))
-    mark["output"] = hashlib.blake2b(data, digest_size=16).hexdigest()
-    beside(out).write_bytes(b"\n".join([*lines[:-1], json.dumps(mark).encode(), b""]))
-    done = run(gpt2, given, out, "--resume", "--no-pack")
-    assert done.status == 1
-    assert "came out differently" in done.err
-    assert out.read_bytes().startswith(bytes(data))
-
-
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
@@ -502,8 +484,7 @@ def test_another_batch_size_and_other_threads_go_on_to_the_same_bytes(
             file.unlink(missing_ok=True)
         cut_off(gpt2, given, out, lines, "--top-logprobs", "2", *beams)
         more = ("--resume", "--top-logprobs", "2", "--batch-size", "5", "--threads", "2", "--no-draft")
-        done = run(gpt2, given, out, *more, *beams)
-        assert "came out differently" not in done.err
+        run(gpt2, given, out, *more, *beams)
         assert out.read_bytes() == undisturbed.read_bytes()
 
 

@@ -214,22 +214,28 @@ def test_what_else_can_name_a_class(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("name", ["GPT2Tokenizer", "LlamaTokenizer", "PreTrainedTokenizerFast"])
-def test_older_files_count_where_no_added_tokens_are_named(name: str, tmp_path: Path) -> None:
+def test_an_older_file_counts_where_no_added_tokens_are_named(name: str, tmp_path: Path) -> None:
     kind, model_type = NATIVE[name]
     fields = {"tokenizer_class": name, "pad_token": "<p>"}
-    maps: list[dict[str, Any]] = [
-        {"eos_token": {"content": "<end>", "lstrip": True}, "bos_token": "<s>"},
-        {"eos_token": "</s>", "extra_special_tokens": [TOOL, "<x>"], "image_token": "<i>"},
-        {"additional_special_tokens": ["<extra_id_0>", "<x>"]},
-    ]
-    for n, told in enumerate(maps):
-        for decoder in ({}, {"added_tokens_decoder": {"1": {"content": "<x>", **FLAGS}}}):
-            path = tmp_path / f"{n}{len(decoder)}"
-            config = folder(path, FILES[kind](), model_type, {**fields, **decoder})
-            (path / "special_tokens_map.json").write_text(json.dumps(told))
-            assert_equal(path, config)
-            (path / "added_tokens.json").write_text(json.dumps({"<new>": 900, "<x>": 901}))
-            assert_equal(path, config)
+    older = {"eos_token": {"content": "<end>", "lstrip": True}, "bos_token": "<s>", "image_token": "<i>"}
+    for decoder in ({}, {"added_tokens_decoder": {"1": {"content": "<x>", **FLAGS}}}):
+        path = tmp_path / f"{len(decoder)}"
+        config = folder(path, FILES[kind](), model_type, {**fields, **decoder})
+        (path / "special_tokens_map.json").write_text(json.dumps(older))
+        assert_equal(path, config)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("special_tokens_map.json", {"additional_special_tokens": ["<x>"]}), ("added_tokens.json", {"<new>": 900})],
+)
+def test_older_files_with_further_tokens_are_left_to_transformers(
+    name: str, content: dict[str, Any], tmp_path: Path
+) -> None:
+    config = folder(tmp_path, llama(), "llama", {"tokenizer_class": "LlamaTokenizer"})
+    (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(UnsupportedTokenizer, match=name):
+        plain(tmp_path, config)
 
 
 def test_padding_names_a_token(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ PIECES = {
 EVERY = [
     *[("MOST_TOKENS", "tokens", name, make) for name, make in TOKENS.items()],
     *[("MOST_MERGES", "merges", name, make) for name, make in MERGES.items()],
-    *[("MOST_ADDED", "bytes of added tokens", name, make) for name, make in ADDED.items()],
+    *[("MOST_ADDED", "bytes of added tokens and settings", name, make) for name, make in ADDED.items()],
     *[("MOST_PIECES", "bytes of pieces", name, make) for name, make in PIECES.items()],
 ]
 
@@ -103,8 +103,8 @@ def test_a_sentencepiece_model_beside_a_tokenizer_json_is_not_read(
 
 @pytest.mark.parametrize(
     ("bound", "what", "types", "model"),
-    [("MOST_TOKENS", "tokens", 1, "gpt2"), ("MOST_ADDED", "bytes of added tokens", 3, "gpt2"),
-     ("MOST_ADDED", "bytes of added tokens", 4, "llama"), ("MOST_PIECES", "bytes of pieces", 1, "t5")],
+    [("MOST_TOKENS", "tokens", 1, "gpt2"), ("MOST_ADDED", "bytes of added tokens and settings", 3, "gpt2"),
+     ("MOST_ADDED", "bytes of added tokens and settings", 4, "llama"), ("MOST_PIECES", "bytes of pieces", 1, "t5")],
 )  # fmt: skip
 def test_the_tokens_of_a_gguf_file_have_the_same_bounds(
     bound: str, what: str, types: int, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -157,5 +157,5 @@ def test_the_command_says_it_in_one_line(tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(data))
     done = genctl("run", "-m", str(folder), "Once", "-n", "1")
     assert done.status == 3
-    assert "bytes of added tokens, and at most 4,194,304 are read" in done.err
+    assert "bytes of added tokens and settings, and at most 4,194,304 are read" in done.err
     assert len(done.err.splitlines()) == 1

@@ -105,11 +105,6 @@ class Results:
 
     def status(self) -> int:
         """The exit status of a run that was not interrupted. Raises CheckError where a requested check failed."""
-        if self.output.differs:
-            self.job.messages.remark(
-                f"rows of {self.options.output} that were decoded again came out differently (another machine or "
-                "number of threads, or a time limit); what was written stays"
-            )
         if self.stopped is not None:
             subject, index, record = self.stopped
             before = f"the {index:,} rows before it are written"
