@@ -19,10 +19,9 @@ from genctl.engines import protocol
 from genctl.engines.protocol import ALONE, About, EngineSetup, Flow, JobPlan, Key, Report, Request, Rows, WorkDone
 from genctl.engines.server import address
 from genctl.engines.server.client import TICK_S
-from genctl.engines.server.failure import ServerError
 from genctl.engines.server.row import RemoteRow, StopSignal, Update
 from genctl.engines.server.server import Server
-from genctl.errors import BackendError, UsageError
+from genctl.errors import BackendError, GenctlError, UsageError
 
 if TYPE_CHECKING:
     from genctl.engines.protocol import Outcome, ScoringOptions, TextToScore
@@ -84,13 +83,8 @@ class RemoteSession:
             raise BackendError("\n".join(problems))
 
         def without_logprobs() -> str:
-            for server in self.servers:
-                try:
-                    if not server.client.wait(partial(server.can, "logprobs", chat=chat)):
-                        return server.name
-                except ServerError as error:
-                    raise server.error(error, plain=not chat) from None
-            return ""
+            able = ((one.name, one.client.wait(partial(one.can, "logprobs", chat=chat))) for one in self.servers)
+            return next((name for name, can in able if not can), "")
 
         return JobPlan("sample" if resolved.generation.draws else "greedy", without_logprobs=without_logprobs)
 
@@ -160,7 +154,7 @@ class RemoteSession:
                     update = updates.get(timeout=TICK_S)
                 except queue.Empty:
                     continue
-                if isinstance(update, BackendError):
+                if isinstance(update, GenctlError):
                     raise update
                 if update is None:
                     busy -= 1
