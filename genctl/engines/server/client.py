@@ -41,7 +41,6 @@ MOST_BYTES = 64 << 20  # of a body, decoded; of a stream for each of its sequenc
 MOST_REFUSAL = 1 << 20  # bytes that are read of the body of a failure
 _BUSY = (408, 409, 425, 429)
 _PROXIES = ("all_proxy", "https_proxy", "http_proxy")
-_TEMPLATE = re.compile(r"template|jinja", re.IGNORECASE)  # in the message of a server that cannot use one
 
 
 @dataclass(eq=False)
@@ -100,10 +99,10 @@ class Client:
                 verify=self._tls,
             )
         except Exception as error:  # of several kinds, and none of them documented
-            proxies = sorted(name for name in os.environ if name.lower() in _PROXIES and os.environ[name])
-            where = f"{self.address.name}: the proxy of {' or '.join(proxies) or 'the environment'}"
+            proxies = " or ".join(sorted(name for name in os.environ if name.lower() in _PROXIES and os.environ[name]))
+            words = f"the proxy of {proxies} cannot be used: {one_line(str(error))}"
             hint = "write it as http://host:port, or list the server in NO_PROXY"
-            raise BackendError(f"{where} cannot be used: {one_line(str(error))}", hint=hint) from None
+            raise BackendError(f"{self.address.name}: {words}", hint=hint) from None
         return _Connection(http)
 
     # -- for the thread that waits -------------------------------------------------------------------------------------
@@ -186,7 +185,8 @@ class Client:
                 else:
                     self._pause(error.message, seconds, stop or self._closed)
                     continue
-                message = f"{self.address.name}: {error.message}{words}"
+                name = f"{self.address.name}: "  # which the error of a probe has already
+                message = f"{name}{error.message.removeprefix(name)}{words}"
                 raise ServerError(message, fatal=error.fatal, status=error.status, hint=error.hint) from None
         raise AssertionError  # never reached: the loop has no end
 
@@ -206,33 +206,26 @@ class Client:
 
         Raises ServerError or TimedOut.
         """
-        base = self.address.root if root else self.address.base
-        with closing(self._parts(base + path, body, deadline, MOST_BYTES)) as parts:
+        with closing(self.stream(path, body, root=root, deadline=deadline)) as parts:
             return next(parts)
 
     def stream(
-        self, path: str, body: Mapping[str, Any], ended: Callable[[], bool], *, sequences: int, deadline: float
-    ) -> Generator[dict[str, Any], None, None]:
-        """The parts of the answer as they come; one part where the server does not stream.
-
-        `deadline` is on the monotonic clock. A stream that ends without `[DONE]` ends quietly: whether all is there is
-        for the caller to see. Once all texts have `ended`, the rest has `AFTER_S` and may fail. Raises ServerError and
-        TimedOut.
-        """
-        return self._parts(self.address.base + path, body, deadline, MOST_BYTES * sequences, ended)
-
-    def _parts(
         self,
-        url: str,
+        path: str,
         body: Mapping[str, Any] | None,
-        deadline: float,
-        most: int,
         ended: Callable[[], bool] | None = None,
+        *,
+        root: bool = False,
+        sequences: int = 1,
+        deadline: float = math.inf,
     ) -> Generator[dict[str, Any], None, None]:
-        """Send a request and read all of its answer, a stream if there is `ended`.
+        """The parts of an answer as they come; one part where the server does not stream, or there is no `ended`.
 
-        A byte is no answer: only a whole part restarts the time limit.
+        `deadline` is on the monotonic clock. A byte is no answer: only a whole part restarts the time limit. A stream
+        that ends without `[DONE]` ends quietly: whether all is there is for the caller to see. Once all texts have
+        `ended`, the rest has `AFTER_S` and may fail. Raises ServerError and TimedOut.
         """
+        url, most = (self.address.root if root else self.address.base) + path, MOST_BYTES * sequences
         try:
             connection = self._idle.pop()
         except IndexError:
@@ -316,25 +309,18 @@ class Client:
 
     def _refusal(self, response: Any, content: bytes) -> ServerError:
         """The error of an answer that is not 200."""
-        status, headers, url = int(response.status_code), response.headers, str(response.url)
-        message = message_of(content, headers.get("content-type", ""))
-        words = f"{status} {message}".rstrip()
+        status, headers = int(response.status_code), response.headers
+        words = f"{status} {message_of(content, headers.get('content-type', ''))}".rstrip()
         if status in (401, 403):
             key = "the key is refused" if "Authorization" in self._headers else self._key_hint
             return ServerError(f"{words} ({key})", fatal=True, status=status)
-        if status == 404 and url == f"{self.address.base}/completions":
+        if status == 404 and str(response.url) == f"{self.address.base}/completions":
             hint = "--chat sends each prompt as a chat"
             return ServerError(f"no plain prompts ({words})", fatal=True, status=status, hint=hint)
         if status == 404:
             return ServerError(words, fatal=True, status=status)
         if 300 <= status < 400:
             return ServerError(f"{words} (another address: {one_line(headers.get('location', ''))})", fatal=True)
-        if "/chat/" in url and _TEMPLATE.search(message):
-            return ServerError(
-                f"the server cannot use its chat template for these messages: {words}",
-                status=status,
-                hint="start it with another one (llama-server: --chat-template chatml, or --chat-template-file FILE)",
-            )
         if status in _BUSY or status >= 500:
             return ServerError(words, again=True, wait_s=retry_after(headers.get("retry-after")), status=status)
         return ServerError(words, status=status)

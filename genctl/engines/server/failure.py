@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import email.utils
 import json
 import random
 import re
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,15 +53,8 @@ def pause_s(attempt: int, wait_s: float | None = None) -> float:
 
 
 def retry_after(header: str | None) -> float | None:
-    """The seconds of a Retry-After header, which holds a number or a date; None if it holds neither."""
-    if header is None:
-        return None
-    if re.fullmatch(r"[0-9]+(\.[0-9]*)?", header.strip()):
-        return float(header)  # infinity where it has hundreds of digits
-    try:
-        return max(email.utils.parsedate_to_datetime(header).timestamp() - time.time(), 0.0)
-    except (TypeError, ValueError, ArithmeticError, IndexError, OSError):
-        return None
+    """The seconds of a Retry-After header; None if it holds no number. Hundreds of digits are infinity."""
+    return float(header) if header and re.fullmatch(r"[0-9]+(\.[0-9]*)?", header.strip()) else None
 
 
 def one_line(text: str, most: int = LONGEST) -> str:

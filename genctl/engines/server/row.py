@@ -30,7 +30,6 @@ PARTS = 64  # of a stream for each token, at most: servers may send single chara
 FEWEST = 1024  # parts that any stream may have
 MALFORMED = (400, 422)  # statuses with which servers refuse more sequences than they give
 Update: TypeAlias = "events.Event | GenctlError | None"  # an error ends the run; None: the row is done
-Emit: TypeAlias = Callable[[Update], object]
 
 
 @dataclass
@@ -40,7 +39,6 @@ class RemoteSequence:
     tokens: list[Token] = field(default_factory=list)  # of this attempt
     thought: str = ""
     listed: int = 0  # tokens that the server lists, instead of pieces of text alone
-    has_begun: bool = False
     end: Ending | None = None
     usage: Usage = field(default_factory=Usage)
     seed: int | None = None  # of its own request, where a row has several
@@ -112,7 +110,6 @@ class RemoteLane:
             return
         if not self.has_text:
             self._first = monotonic()
-        sequence.has_begun = True
         if piece.counted:
             room = self.most - sequence.listed
             kept, more = piece.tokens[:room], piece.tokens[room:]
@@ -136,9 +133,8 @@ class RemoteLane:
 
     def check(self) -> None:
         """End an attempt. Raises ServerError where its answer is cut off."""
-        if not self.ended or any(
-            one.has_begun and one.end is None for one in map(self.sequences.__getitem__, self._slots)
-        ):
+        open_slots = [self.sequences[slot] for slot in self._slots if slot not in self.ended]
+        if not self.ended or any(one.tokens or one.thought for one in open_slots):
             raise ServerError("the answer was cut off before its end", again=True)
 
     # -- events --------------------------------------------------------------------------------------------------------
@@ -217,24 +213,20 @@ class RemoteLane:
 
 
 @dataclass
-class StopSignal:
-    """Whether rows have to end, and why."""
-
-    event: threading.Event = field(default_factory=threading.Event)
-    reason: str = ""
-
-
-@dataclass
 class RemoteRow:
-    """A row and the server that computes it. `live`: its pieces become events as they come."""
+    """A row and the server that computes it. `live`: its pieces become events as they come.
+
+    `stop` ends it, for the reason that `interrupted` gives.
+    """
 
     request: Request
     server: Server
     report: Report
     tokenizer: LoneTokenizer | None
     live: bool
-    emit: Emit
-    stop: StopSignal
+    emit: Callable[[Update], object]
+    stop: threading.Event
+    interrupted: Callable[[], str]
 
     def __post_init__(self) -> None:
         generation, runtime = self.request.resolved.generation, self.request.resolved.runtime
@@ -255,7 +247,7 @@ class RemoteRow:
             except TimedOut:
                 last = lane.finish("time")
             except Disconnected:
-                last = lane.finish(self.stop.reason) if lane.has_text else ()
+                last = lane.finish(self.interrupted()) if lane.has_text else ()
             for event in last:
                 self.emit(event)
         except Exception as error:  # whatever a server sends may cost its row, never the others
@@ -302,7 +294,7 @@ class RemoteRow:
             own |= {"seed": seed % SEEDS} if "seed" in fields and request.resolved.generation.draws else {}
             send = partial(self._send, {**fixed, **own}, slots, seed)
             try:
-                server.client.retry(send, deadline=self.deadline, stop=self.stop.event)
+                server.client.retry(send, deadline=self.deadline, stop=self.stop)
             except ServerError as error:
                 if len(slots) == 1 or error.status not in MALFORMED:
                     raise
@@ -330,12 +322,12 @@ class RemoteRow:
         try:
             with closing(stream):
                 for part in stream:
-                    if self.stop.event.is_set():
+                    if self.stop.is_set():
                         raise Disconnected
                     for event in lane.take(part, top):
                         self.emit(event)
         except ServerError as error:
-            if self.stop.event.is_set():  # its connection was shut
+            if self.stop.is_set():  # its connection was shut
                 raise Disconnected from None
             if ended():
                 return  # whatever is wrong behind the last text

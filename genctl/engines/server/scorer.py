@@ -23,7 +23,7 @@ from genctl.engines.server.answer import pieces_of, tokens_of
 from genctl.engines.server.body import path_of
 from genctl.engines.server.client import TICK_S
 from genctl.engines.server.failure import ServerError, TimedOut, ends_run, row_error
-from genctl.engines.server.server import PROBE_S, PROMPT, REFUSED, Server
+from genctl.engines.server.server import PROBE_S, PROMPT, Server
 from genctl.errors import BackendError, GenctlError, InputError, quote
 from genctl.events import Token
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 IN_FLIGHT = 8  # requests of `answers`
-LISTED = 5  # tokens of each distribution, where a server gives no more than OpenAI's
+LISTED = 20  # tokens of each distribution, at least
 LONGER = (1000, 1 << 18)  # lists in which a token is looked for, where a server gives such: llama-server all tokens
 PLAIN = path_of(chat=False)
 TOLERANCE = 0.1  # nats, between a token that is read and the same one that is written: passes differ a little
@@ -90,21 +90,10 @@ def _answered(server: Server, send: Callable[[], T], deadline: float) -> T:
 
 
 def answer_of(server: Server, path: str, fields: Mapping[str, Any], deadline: float = math.inf) -> dict[str, Any]:
-    """A checked answer with one choice. Raises ServerError and TimedOut.
-
-    It lists as many tokens of each distribution as `fields` says, else as many as the server gives.
-    """
-    key = "top_logprobs" if "top_logprobs" in fields else "logprobs"
+    """A checked answer with one choice. Raises ServerError and TimedOut."""
 
     def send() -> dict[str, Any]:
-        top = server.most_listed
-        try:
-            answer = server.client.fetch(path, {"model": server.model, key: top, **fields}, deadline=deadline)
-        except ServerError as error:
-            if top <= LISTED or fields.get(key) or error.status not in REFUSED:
-                raise
-            server.most_listed = LISTED
-            return send()
+        answer = server.client.fetch(path, {"model": server.model, **fields}, deadline=deadline)
         if (count := len(pieces_of(answer, 0))) != 1:
             raise ServerError(f"the answer has {count} sequences, not one")
         return answer
@@ -117,8 +106,6 @@ class RemoteScorer:
 
     def __init__(self, servers: Sequence[Server], options: ScoringOptions) -> None:
         self._servers, self._options = servers, options
-        for server in servers:
-            server.most_listed = max(options.detail.top, 20)
         self._without_echo = {server for server in servers if server.client.wait(partial(_lacks_echo, server))}
 
     def score(
@@ -174,7 +161,7 @@ class RemoteScorer:
         ends = [end - begin for end in itertools.accumulate(len(piece) for _, piece in read)]
         known = max(sum(end <= length for end in ends), 1)
         scored = [Token(id, math.nan) for id in ids[:known]]
-        scored += _written_tokens(server, ids[:known], ids[known:], deadline)
+        scored += _written_tokens(server, ids[:known], ids[known:], max(self._options.detail.top, LISTED), deadline)
         tokens: Offsets = []
         for at, end, token in zip([-begin, *ends], ends, scored, strict=False):
             start, after = (len(whole[: max(place, 0)].decode(errors="ignore")) for place in (at, end))
@@ -222,44 +209,41 @@ def _lacks_echo(server: Server) -> bool:
 # -- a text that a server writes itself, token by token (llama-server) -------------------------------------------------
 
 
-def _written_tokens(server: Server, prompt: Sequence[int], ids: Sequence[int], deadline: float) -> list[Token]:
+def _written_tokens(
+    server: Server, prompt: Sequence[int], ids: Sequence[int], top: int, deadline: float
+) -> list[Token]:
     """Tokens behind a prompt with the numbers that a server lists as it writes them.
 
     It writes greedily. Where it writes another token, the given one is looked for in the list there, then in longer
     ones, and it continues behind it. NaN where no list has it.
     """
+
+    def greedy(count: int, top: int) -> list[Token]:
+        fields = {"prompt": [*prompt, *ids[: len(found)]], "max_tokens": count, "temperature": 0.0, "logprobs": top}
+        answer = answer_of(server, PLAIN, fields, deadline)
+        if not (tokens := tokens_of(answer["choices"][0].get("logprobs"), top)):
+            raise ServerError(f"{server.name}: the answer has no log-probabilities of its tokens")
+        return tokens
+
     found: list[Token] = []
     while len(found) < len(ids):
         left = ids[len(found) :]
-        tokens = _greedy(server, [*prompt, *ids[: len(found)]], len(left), None, deadline)
+        tokens = greedy(len(left), top)
         agreed = sum(itertools.takewhile(bool, (token.id == id for token, id in zip(tokens, left, strict=False))))
         found += tokens[:agreed]
         if agreed == len(left):
             break
-        id, behind = left[agreed], [*prompt, *ids[: len(found)]]
-        longer = (_greedy(server, behind, 1, top, deadline) for top in LONGER)
-        for one in itertools.chain.from_iterable(part[:1] for part in itertools.chain([tokens[agreed:]], longer)):
-            if listed := [entry for entry in one.top if entry[0] == id]:
-                found.append(Token(id, listed[0][2], rank=one.top.index(listed[0]) + 1, top=one.top))
+        id, best = left[agreed], tokens[agreed].top if agreed < len(tokens) else ()
+        for longer in LONGER:
+            if any(entry[0] == id for entry in best):
                 break
-        else:
-            found.append(Token(id, math.nan))
-    return found
-
-
-def _greedy(server: Server, prompt: Sequence[int], count: int, top: int | None, deadline: float) -> list[Token]:
-    """The tokens of a greedy answer, with lists of `top` tokens; none where the server gives no such lists."""
-    fields: dict[str, Any] = {"prompt": [*prompt], "max_tokens": count, "temperature": 0.0}
-    fields |= {} if top is None else {"logprobs": top}
-    try:
-        answer = answer_of(server, PLAIN, fields, deadline)
-    except ServerError as error:
-        if top is None or error.fatal:
-            raise
-        return []
-    found = tokens_of(answer["choices"][0].get("logprobs"), top or server.most_listed)
-    if not found:
-        raise ServerError(f"{server.name}: the answer has no log-probabilities of its tokens")
+            try:
+                best = greedy(1, longer)[0].top
+            except ServerError as error:  # it gives no such lists
+                if error.fatal:
+                    raise
+        place = next((place for place, entry in enumerate(best) if entry[0] == id), None)
+        found.append(Token(id, math.nan) if place is None else Token(id, best[place][2], rank=place + 1, top=best))
     return found
 
 

@@ -35,7 +35,6 @@ class Server:
         self.client = Client(address, note)
         self.name = address.name
         self.most_sequences = 1 << 16  # that one request may have
-        self.most_listed = 20  # tokens of each distribution that one request asks for
         self._able: dict[tuple[str, bool], bool] = {}  # by feature, and whether it is of chats
         self._lock = threading.Lock()
         try:

@@ -125,13 +125,11 @@ def test_the_probe_has_a_time_limit(path: str, monkeypatch: pytest.MonkeyPatch) 
     [
         ("301", "429 (it asks to wait 301 s)"),
         ("9" * 400, "429 (it asks to wait inf s)"),
-        ("Fri, 31 Dec 9999 23:59:59 GMT", "429 (it asks to wait 25"),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", "429 (6 attempts)"),
         ("inf", "429 (6 attempts)"),
         ("1e400", "429 (6 attempts)"),
         ("nan", "429 (6 attempts)"),
         ("-5", "429 (6 attempts)"),
-        ("Fri, 31 Dec 99999999999999999999 23:59:59 GMT", "429 (6 attempts)"),
-        ("Fri, 31 Dec 2026 23:59:59 +9999999999", "429 (6 attempts)"),
     ],
 )
 def test_a_pause_that_is_too_long_or_is_none_costs_no_time(header: str, words: str) -> None:
@@ -139,7 +137,7 @@ def test_a_pause_that_is_too_long_or_is_none_costs_no_time(header: str, words: s
         began = time.monotonic()
         done = run(server, "bad", "Hi")
         assert time.monotonic() - began < 8
-        assert done.records[0]["error"]["message"].startswith(f"{server.url}: {words}")
+        assert done.records[0]["error"]["message"] == f"{server.url}: {words}"
         assert done.records[1]["text"] == TEXT
 
 

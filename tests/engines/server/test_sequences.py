@@ -1,4 +1,4 @@
-"""More sequences than a server gives at once, ids that it lists, templates that it cannot use, and no probes."""
+"""More sequences than a server gives at once, ids that it lists, and no probes."""
 
 from __future__ import annotations
 
@@ -89,23 +89,6 @@ def test_ids_are_unknown_where_the_server_lists_fewer_tokens_than_it_counts() ->
         assert [record["usage"]["new_tokens"] for record in records] == [2, 3, 4, 3]
         stopped = run(server, "--stop-strings", "zz", "eos").records[0]
         assert (stopped["token_ids"], stopped["usage"]["new_tokens"]) == ([], 3)
-
-
-def test_a_template_that_a_server_cannot_use_says_what_to_do() -> None:
-    words = (
-        "Unable to generate parser for this template. Automatic parser generation failed: \\n---\\nError: no isspace"
-    )
-
-    def fault(server: StandIn, body: Body) -> Failure | None:
-        refusal = f'{{"error": {{"code": 400, "message": "{words}"}}}}'.encode()
-        return Failure(400, refusal) if len(body.get("messages", ())) > 1 else None
-
-    with running(fault=fault, owner="llamacpp") as server:
-        done = genctl("chat", "--backend", server.url, stdin="Hello\nMore\n")
-        assert done.status == 1
-        assert "the server cannot use its chat template for these messages: 400 Unable to generate" in done.err
-        assert "hint: start it with another one (llama-server: --chat-template chatml" in done.err
-        assert len(server.rows) == 2
 
 
 @pytest.mark.parametrize("arguments", [("Hi",), ("--chat", "Hi"), ("--do-sample", "--seed", "1", "Hi", "You")])
