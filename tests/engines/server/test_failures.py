@@ -110,18 +110,18 @@ def test_waits_double_with_jitter() -> None:
     assert failure.retry_after("2.5") == 2.5
 
 
-def test_a_key_that_is_missing_ends_the_run_with_one_line() -> None:
-    with running(key="sk-right") as server:
+@pytest.mark.parametrize(
+    ("about", "words"),
+    [
+        ({"key": "sk-right"}, "who are you?"),
+        ({"fault": lambda server, body: Failure(401, b'{"error": "expired"}')}, "expired"),
+    ],
+)
+def test_a_key_that_is_missing_or_expires_ends_the_run_with_one_line(about: Body, words: str) -> None:
+    with running(**about) as server:
         done = genctl("run", "--backend", server.url, "Hi", "You")
         assert (done.status, done.out) == (3, "")
-        assert done.err == (f"error: {server.url}: 401 who are you? (a key is needed: set GENCTL_API_KEY)\n")
-
-
-def test_a_key_that_expires_ends_the_run() -> None:
-    with running(fault=lambda server, body: Failure(401, b'{"error": "expired"}')) as server:
-        done = genctl("run", "--backend", server.url, "Hi", "You")
-        assert done.status == 3
-        assert done.err == f"error: {server.url}: 401 expired (a key is needed: set GENCTL_API_KEY)\n"
+        assert done.err == f"error: {server.url}: 401 {words} (a key is needed: set GENCTL_API_KEY)\n"
 
 
 def test_a_server_without_plain_prompts_says_so() -> None:

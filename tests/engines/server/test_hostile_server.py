@@ -16,7 +16,7 @@ from genctl.engines.server import client, failure
 from genctl.engines.server.address import key_of, read
 from genctl.engines.server.answer import object_of
 from genctl.engines.server.client import Client
-from genctl.engines.server.failure import ServerError, message_of
+from genctl.engines.server.failure import ServerError
 from tests.cli.tool import Done, genctl
 from tests.engines.server.stand_in import Body as Request
 from tests.engines.server.stand_in import Failure, StandIn, for_rows, running
@@ -382,17 +382,6 @@ def test_a_row_that_nothing_foresaw_is_an_error_and_the_others_go_on(monkeypatch
         assert done.records[1]["text"] == TEXT
 
 
-def test_resume_passes_a_row_that_cannot_be_read(tmp_path: Path) -> None:
-    output = tmp_path / "out.jsonl"
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("Hi\nbad\nYou\n")
-    wrong = Failure(200, answer(**scored(-1.7e308, -1.7e308)))
-    words = ("run", "-i", str(prompts), "-o", str(output), "--resume", "--seed", "1")
-    with running(fault=for_rows(wrong)) as server:
-        assert genctl(*words, "--backend", server.url).status == 0
-        assert [json.loads(line)["id"] for line in output.read_text().splitlines()] == ["0", "1", "2"]
-
-
 # -- more than was asked for -------------------------------------------------------------------------------------------
 
 
@@ -473,7 +462,6 @@ def test_a_giant_number_is_no_id_and_no_count(digits: int) -> None:
     ],
 )
 def test_the_message_of_a_refusal_is_found_in_any_form(body: object, words: str) -> None:
-    assert message_of(json.dumps(body).encode(), "application/json") == words
     with running(fault=for_rows(Failure(400, json.dumps(body).encode()))) as server:
         assert run(server, "bad").records[0]["error"]["message"] == f"{server.url}: 400 {words}".rstrip()
 

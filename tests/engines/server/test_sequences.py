@@ -102,9 +102,6 @@ def test_a_run_that_needs_log_probabilities_asks_for_one_token() -> None:
     with running() as server:
         assert run(server, "--scores", "Hi", "You").status == 0
         assert len(server.asked) == len(server.rows) + 1
-    with running(logprobs=False) as server:
-        assert run(server, "--scores", "Hi").status == 3
-        assert server.rows == []
 
 
 def test_a_server_that_refuses_log_probabilities_is_asked_again_without(tmp_path: Path) -> None:
