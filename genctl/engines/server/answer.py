@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple, TypedDict
 
@@ -58,7 +58,7 @@ def part_of(data: str) -> dict[str, Any]:
 
 
 class _Message(TypedDict, total=False):
-    content: Any  # a text, or a list of parts (Mistral)
+    content: str | None
 
 
 class _Listed(TypedDict):
@@ -169,13 +169,7 @@ def _piece(choice: Mapping[str, Any], top: int, could_stop: bool) -> AnswerPiece
     """The piece of one choice. Raises BadShape."""
     message = choice if "text" in choice else choice.get("delta") or choice.get("message") or {}
     text = message.get("text" if message is choice else "content") or ""
-    thought = next((message[name] for name in THOUGHTS if message.get(name)), "")
-    if isinstance(text, list):
-        thought, text = ("".join(_texts_of(text, kind)) for kind in ("thinking", "text"))
-    elif not isinstance(text, str):
-        raise BadShape("content: expected a text")
-    if not isinstance(thought, str):
-        thought = ""
+    thought = next((one for name in THOUGHTS if (one := message.get(name)) and isinstance(one, str)), "")
     tokens = tokens_of(choice.get("logprobs"), top)
     ids = next((ids for name in ("token_ids", "tokens") if isinstance(ids := choice.get(name), list)), [])
     known = [number for id in ids if (number := _number(id, MOST_ID)) is not None]
@@ -187,16 +181,6 @@ def _piece(choice: Mapping[str, Any], top: int, could_stop: bool) -> AnswerPiece
         tokens = [Token(id, math.nan) for id in known]
     ending = _ending(choice, could_stop)
     return AnswerPiece(choice.get("index", 0), _fitted(tokens, text), thought, ending, counted=bool(tokens))
-
-
-def _texts_of(parts: Iterable[Any], kind: str) -> Iterator[str]:
-    """The texts of the parts of a message that are of one kind; a part may hold parts."""
-    for part in parts:
-        inner = part.get(kind) if isinstance(part, Mapping) else None
-        if isinstance(inner, str):
-            yield inner
-        elif isinstance(inner, list):
-            yield from _texts_of(inner, "text")
 
 
 def _fitted(tokens: Sequence[Token], text: str) -> tuple[Token, ...]:
@@ -240,13 +224,14 @@ def tokens_of(logprobs: Any, top: int) -> list[Token]:
 def _token(id: Any, text: str, logprob: Any, best: Sequence[tuple[Any, str, Any]], top: int) -> Token:
     """A token of a server. Its rank is known where it is among the best ones that were requested, at least one."""
     own = _number(id, MOST_ID)
-    checked = [(_number(other, MOST_ID), name, _logprob(value)) for other, name, value in best]
+    checked = ((_number(other, MOST_ID), name, _logprob(value)) for other, name, value in best)
     listed = sorted((one for one in checked if not math.isnan(one[2])), key=lambda one: -one[2])
-    same = [other == own if None not in (other, own) else name == text for other, name, _ in listed]
     entries: list[Alternative] = []
-    for place, (other, name, value) in enumerate(listed[:top]):
-        unknown = UNKNOWN_ID if same[place] else UNKNOWN_ID - 1 - place
+    rank: int | None = None
+    for place, (other, name, value) in enumerate(listed[: max(top, 1)]):
+        is_own = other == own if None not in (other, own) else name == text
+        if is_own and rank is None:
+            rank = place + 1
+        unknown = UNKNOWN_ID if is_own else UNKNOWN_ID - 1 - place
         entries.append((unknown if other is None else other, name, value))
-    # an alternative beyond those that were requested is the token itself, wherever it ranks
-    rank = next((place for place, is_own in enumerate(same[: max(top, 1)], 1) if is_own), None)
-    return Token(UNKNOWN_ID if own is None else own, _logprob(logprob), text, rank, None, tuple(entries))
+    return Token(UNKNOWN_ID if own is None else own, _logprob(logprob), text, rank, None, tuple(entries[:top]))

@@ -179,21 +179,24 @@ def _forms(knob: str, value: Any, *, by_format: bool, kind: str) -> dict[str, An
 
     `by_format`: a schema may be a `response_format`. Raises UsageError for a broken file.
     """
-    if knob != "regex" and isinstance(value, str):
-        value = _text_of(knob, value)
-        try:
-            value = reader.loads(value) if knob == "json_schema" else value
-        except BadJson as error:
-            raise UsageError(f"json_schema: {error}") from None
-    short = "json" if knob == "json_schema" else knob
-    forms = {"structured_outputs": {short: value}, f"guided_{short}": value}  # vLLM since 0.11, and before that
-    if knob == "grammar":
-        return {**forms, "grammar": value, "ebnf": value}
-    if knob == "json_schema" and by_format:
+    try:
+        if names_file(knob, value):
+            value = reader.text(Path(value).expanduser(), MOST_BYTES, regular=True)
+        if knob == "json_schema" and isinstance(value, str):
+            value = reader.loads(value)
+    except BadJson as error:
+        raise UsageError(f"json_schema: {error}") from None
+    except (Unreadable, RuntimeError) as error:  # RuntimeError: ~ of a user who is not there
+        reason = error if isinstance(error, Unreadable) else "no such file"
+        raise UsageError(cannot_read(value, reason, knob)) from None
+    if knob != "json_schema":
+        return {"structured_outputs": {knob: value}, knob: value, **({"ebnf": value} if knob == "grammar" else {})}
+    forms: dict[str, Any] = {"structured_outputs": {"json": value}}
+    if by_format:
         schema = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": value}}
         own = {"type": "json_object", "schema": value}
         forms["response_format"] = own if kind == LLAMA_CPP_PYTHON else schema
-    return {**forms, knob: json.dumps(value) if knob == "json_schema" and kind == "sglang" else value}
+    return {**forms, knob: json.dumps(value) if kind == "sglang" else value}
 
 
 def _runtime_problems(resolved: Resolved, fields: frozenset[str]) -> Iterator[str]:
@@ -232,20 +235,6 @@ def messages_of(
             message["tool_calls"] = calls
     sent = sent or [{"role": "user", "content": prompt or ""}]
     return [{"role": "system", "content": system}, *sent] if system is not None else sent
-
-
-def _text_of(knob: str, value: str) -> str:
-    """A text, or what the file holds that it names. Raises UsageError."""
-    is_file = False
-    with suppress(OSError, ValueError):  # too long for a name
-        is_file = Path(value).is_file()
-    if not names_file(knob, value) or (any(mark in value for mark in "\n{:") and not is_file):
-        return value
-    try:
-        return reader.text(Path(value).expanduser(), MOST_BYTES, regular=True)
-    except (Unreadable, RuntimeError) as error:  # RuntimeError: ~ of a user who is not there
-        reason = error if isinstance(error, Unreadable) else "no such file"
-        raise UsageError(cannot_read(value, reason, knob)) from None
 
 
 def incomplete(generation: Generation, text: str) -> str:

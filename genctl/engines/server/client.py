@@ -1,11 +1,12 @@
 """HTTP to one server, in threads: JSON answers, and streams of server-sent events.
 
-Each request has a thread and a connection of its own. Whoever waits for it calls `tick`, which shuts connections whose
-time is over: so one deadline covers connecting, headers and body, however slowly they come.
+Each request has a thread and a connection of its own. The thread that waits for it calls `tick`, which shuts
+connections whose time is over: so one deadline covers connecting, headers and body, however slowly they come.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import queue
@@ -14,22 +15,22 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from importlib import import_module
 from typing import Any, TypeVar
 
+from genctl.engines.server import failure
 from genctl.engines.server.address import KEYS, Address, key_of
 from genctl.engines.server.answer import object_of, part_of
 from genctl.engines.server.failure import Disconnected, ServerError, TimedOut, message_of, one_line, retry_after
 from genctl.errors import BackendError, extra, size
 
 T = TypeVar("T")
-Take = Callable[[dict[str, Any]], bool]  # takes a part of an answer, and returns whether all texts have ended
 
 CONNECT_S = 10.0
 SILENCE_S = 600.0  # until an answer or the next part of it is there: a long prompt may take minutes to read
@@ -38,10 +39,8 @@ TICK_S = 0.1  # between two calls of `tick`
 NOTED_S = 1.0  # longer pauses are reported
 MOST_BYTES = 64 << 20  # of a body, decoded; of a stream for each of its sequences
 MOST_REFUSAL = 1 << 20  # bytes that are read of the body of a failure
-ENCODINGS = "gzip, deflate"
 _BUSY = (408, 409, 425, 429)
 _PROXIES = ("all_proxy", "https_proxy", "http_proxy")
-_TEMPLATE = re.compile(r"template|jinja", re.IGNORECASE)  # in the message of a server that cannot use one
 
 
 @dataclass(eq=False)
@@ -50,7 +49,6 @@ class _Connection:
 
     http: Any
     until: float = math.inf  # on the monotonic clock
-    has_ended: bool = False  # all texts are there
     is_shut: bool = False
     _stream: Any = None
 
@@ -58,10 +56,6 @@ class _Connection:
         """Remember the newest stream: plain, or within TLS."""
         if event.endswith(("connect_tcp.complete", "start_tls.complete")):
             self._stream = info["return_value"]
-
-    def restart(self, seconds: float, deadline: float) -> None:
-        """The next part has so many seconds, and never more than `deadline` leaves."""
-        self.until = min(time.monotonic() + seconds, deadline)
 
     def shut(self) -> None:
         """End what is read or written. May be called again."""
@@ -84,34 +78,31 @@ class Client:
         key, self._key_hint = key_of(address)
         if not (key.isascii() and key.isprintable()):
             raise BackendError(f"the key in {KEYS[0]} or {KEYS[1]} holds characters that no header may hold")
-        self._headers = {"Accept-Encoding": ENCODINGS, **({"Authorization": f"Bearer {key}"} if key else {})}
+        self._headers = {"Accept-Encoding": "gzip, deflate", **({"Authorization": f"Bearer {key}"} if key else {})}
         self._note, self._lines = note, queue.SimpleQueue[str]()
-        self._noted: set[str] = set()
         self._quiet_until = 0.0
         self._closed = threading.Event()
-        if key and not address.is_here and not address.base.startswith("https:"):
-            self.note("the key goes there over plain HTTP, where others can read it on its way")
-        is_plain = address.is_here and not address.base.startswith("https:")
+        is_tls = address.base.startswith("https:")
+        if key and not address.is_here and not is_tls:
+            self._lines.put(f"{address.name}: the key goes there over plain HTTP, where others can read it on its way")
+        is_plain = address.is_here and not is_tls
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if is_plain else self._library.create_ssl_context()
         self._idle, self._busy = [self._opened()], set[_Connection]()
 
     def _opened(self) -> _Connection:
-        library = self._library
         try:
-            http = library.Client(
+            http = self._library.Client(
                 headers=self._headers,
-                timeout=library.Timeout(None, connect=CONNECT_S),
+                timeout=self._library.Timeout(None, connect=CONNECT_S),
                 cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # a server may not store anything here
                 trust_env=not self.address.is_here,
                 verify=self._tls,
             )
         except Exception as error:  # of several kinds, and none of them documented
-            proxies = sorted(name for name in os.environ if name.lower() in _PROXIES and os.environ[name])
-            where = f"{self.address.name}: the proxy of {' or '.join(proxies) or 'the environment'}"
-            words, hint = f"cannot be used: {one_line(str(error))}", "write it as http://host:port"
-            if isinstance(error, ImportError):
-                words, hint = "is a SOCKS proxy, which needs the package socksio", "pip install socksio"
-            raise BackendError(f"{where} {words}", hint=f"{hint}, or list the server in NO_PROXY") from None
+            proxies = " or ".join(sorted(name for name in os.environ if name.lower() in _PROXIES and os.environ[name]))
+            words = f"the proxy of {proxies} cannot be used: {one_line(str(error))}"
+            hint = "write it as http://host:port, or list the server in NO_PROXY"
+            raise BackendError(f"{self.address.name}: {words}", hint=hint) from None
         return _Connection(http)
 
     # -- for the thread that waits -------------------------------------------------------------------------------------
@@ -164,19 +155,48 @@ class Client:
 
     # -- for the threads of requests -----------------------------------------------------------------------------------
 
-    def note(self, words: str) -> None:
-        """Note something that is wrong with answers, once for each thing."""
-        if words not in self._noted:
-            self._noted.add(words)
-            self._lines.put(f"{self.address.name}: {words}")
+    def retry(
+        self,
+        send: Callable[[], T],
+        *,
+        deadline: float = math.inf,
+        stop: threading.Event | None = None,
+        final: tuple[int | None, ...] = (),
+    ) -> T:
+        """The result of `send`, called again while it raises a ServerError that may pass.
 
-    def pause(self, reason: str, seconds: float, stop: threading.Event | None = None) -> None:
+        No pause goes beyond `deadline`, on the monotonic clock, and `stop` ends it. An error with a status in `final`
+        is final. Raises the last error, with the server's name and the number of attempts, and what else `send` raises.
+        """
+        waited = 0.0
+        for attempt in itertools.count(1):
+            try:
+                return send()
+            except ServerError as error:
+                seconds = failure.pause_s(attempt, error.wait_s)
+                waited += max(seconds, error.wait_s or 0.0)
+                is_late = time.monotonic() + seconds >= deadline or waited > failure.WAITS_S
+                if not error.again or error.status in final:
+                    words = ""
+                elif is_late and attempt < failure.ATTEMPTS and error.wait_s is not None:
+                    words = f" (it asks to wait {error.wait_s:,.0f} s)"
+                elif is_late or attempt == failure.ATTEMPTS:
+                    words = f" ({attempt} attempts)" if attempt > 1 else ""
+                else:
+                    self._pause(error.message, seconds, stop or self._closed)
+                    continue
+                name = f"{self.address.name}: "  # which the error of a probe has already
+                message = f"{name}{error.message.removeprefix(name)}{words}"
+                raise ServerError(message, fatal=error.fatal, status=error.status, hint=error.hint) from None
+        raise AssertionError  # never reached: the loop has no end
+
+    def _pause(self, reason: str, seconds: float, stop: threading.Event) -> None:
         """Wait; a long pause is noted, once for all that wait at the same time. Raises Disconnected."""
         now = time.monotonic()
         if seconds > NOTED_S and now >= self._quiet_until:
             self._quiet_until = now + seconds
             self._lines.put(f"{self.address.name}: {reason}: trying again in {seconds:.0f} s")
-        if (stop or self._closed).wait(seconds):
+        if stop.wait(seconds):
             raise Disconnected
 
     def fetch(
@@ -186,65 +206,55 @@ class Client:
 
         Raises ServerError or TimedOut.
         """
-        found: list[dict[str, Any]] = []
-
-        def take(part: dict[str, Any]) -> bool:
-            found.append(part)
-            return True
-
-        base = self.address.root if root else self.address.base
-        self._exchange(base + path, body, take, deadline, MOST_BYTES, streams=False)
-        return found[0]
+        with closing(self.stream(path, body, root=root, deadline=deadline)) as parts:
+            return next(parts)
 
     def stream(
-        self, path: str, body: Mapping[str, Any], take: Take, *, sequences: int, deadline: float = math.inf
-    ) -> None:
-        """Give the parts of the answer to `take` as they come; one part where the server does not stream.
+        self,
+        path: str,
+        body: Mapping[str, Any] | None,
+        ended: Callable[[], bool] | None = None,
+        *,
+        root: bool = False,
+        sequences: int = 1,
+        deadline: float = math.inf,
+    ) -> Generator[dict[str, Any], None, None]:
+        """The parts of an answer as they come; one part where the server does not stream, or there is no `ended`.
 
-        `deadline` is on the monotonic clock. A stream that ends without `[DONE]` ends quietly: whether all is there is
-        for the caller to see. Raises ServerError, TimedOut, and what `take` raises.
+        `deadline` is on the monotonic clock. A byte is no answer: only a whole part restarts the time limit. A stream
+        that ends without `[DONE]` ends quietly: whether all is there is for the caller to see. Once all texts have
+        `ended`, the rest has `AFTER_S` and may fail. Raises ServerError and TimedOut.
         """
-        self._exchange(self.address.base + path, body, take, deadline, MOST_BYTES * sequences, streams=True)
-
-    def _exchange(
-        self, url: str, body: Mapping[str, Any] | None, take: Take, deadline: float, most: int, *, streams: bool
-    ) -> None:
-        """Send a request and read all of its answer. A byte is no answer: only a whole part restarts the silence."""
+        url, most = (self.address.root if root else self.address.base) + path, MOST_BYTES * sequences
         try:
             connection = self._idle.pop()
         except IndexError:
             connection = self._opened()
-        connection.has_ended, connection.is_shut = False, False
-        connection.restart(SILENCE_S, deadline)
-        is_taking = False  # what `take` raises is the caller's
-
-        def took(part: dict[str, Any]) -> None:
-            nonlocal is_taking
-            is_taking = True
-            has_ended = take(part)
-            is_taking = False
-            if not connection.has_ended:
-                connection.has_ended = has_ended
-                connection.restart(AFTER_S if has_ended else SILENCE_S, deadline)
-            if time.monotonic() >= connection.until:  # parts come faster than `tick`
-                connection.shut()
-
+        connection.is_shut, connection.until = False, min(time.monotonic() + SILENCE_S, deadline)
         self._busy.add(connection)
         failed: Exception | None = None
+        has_ended = False
         try:
             if time.monotonic() < deadline:
                 method, extensions = "GET" if body is None else "POST", {"trace": connection.trace}
                 with connection.http.stream(method, url, json=body, extensions=extensions) as response:
-                    self._read(response, took, most, streams=streams)
+                    for part in self._read(response, most, streams=ended is not None):
+                        yield part
+                        if not has_ended:
+                            has_ended = ended is not None and ended()
+                            seconds = AFTER_S if has_ended else SILENCE_S
+                            connection.until = min(time.monotonic() + seconds, deadline)
+                        if time.monotonic() >= connection.until:  # parts come faster than `tick`
+                            connection.shut()
         except Exception as error:  # of any kind: an address or a proxy that cannot be
             failed = error
         finally:
             self._busy.discard(connection)
-        if connection.is_shut:
-            connection.http.close()
-        else:
-            self._idle.append(connection)
-        if connection.has_ended:
+            if connection.is_shut:
+                connection.http.close()
+            else:
+                self._idle.append(connection)
+        if has_ended:
             return  # whatever went wrong behind the last text
         if self._closed.is_set():
             raise Disconnected
@@ -253,10 +263,10 @@ class Client:
         if connection.is_shut:
             raise ServerError(f"no answer within {SILENCE_S:g} s", again=True)
         if failed is not None:
-            raise (failed if is_taking else self._broken(failed)) from None
+            raise self._broken(failed) from None
 
-    def _read(self, response: Any, took: Callable[[dict[str, Any]], None], most: int, *, streams: bool) -> None:
-        """Take the parts of an answer. Raises ServerError for one that is not 200."""
+    def _read(self, response: Any, most: int, *, streams: bool) -> Iterator[dict[str, Any]]:
+        """The parts of an answer. Raises ServerError for one that is not 200."""
         kind, encoding = (response.headers.get(name, "") for name in ("content-type", "content-encoding"))
         if response.status_code != 200:
             content = b""
@@ -268,7 +278,7 @@ class Client:
         kind = kind.partition(";")[0].strip().lower()
         if not (streams and kind == "text/event-stream"):
             instead = f" but {one_line(kind) or 'something else'}"
-            took(object_of(_content(response, most).decode("utf-8", "replace"), instead=instead))
+            yield object_of(_content(response, most).decode("utf-8", "replace"), instead=instead)
             return
         response.encoding = "utf-8-sig"  # whatever charset it names
         length = 0
@@ -278,7 +288,7 @@ class Client:
             if (length := length + len(event.data)) > most:
                 raise _too_large(most)
             if event.data:
-                took(part_of(event.data))
+                yield part_of(event.data)
 
     def _broken(self, error: Exception) -> Exception:
         """Why a request failed: what was raised on purpose, or trouble with the connection."""
@@ -291,36 +301,26 @@ class Client:
             return ServerError("the answer is not encoded as it says", again=True)
         if not isinstance(error, library.TransportError) or isinstance(error, library.UnsupportedProtocol):
             return ServerError(f"the request cannot be sent: {_cause(error)}", fatal=True)
-        if isinstance(error, library.ConnectTimeout):
-            words = f"no connection within {CONNECT_S:g} s"
-        elif isinstance(error, library.ConnectError):
-            words = f"no connection: {_cause(error)}"
-        elif isinstance(error, library.ProxyError):
-            words = f"no connection through the proxy: {words}"
-        elif isinstance(error, library.RemoteProtocolError) and not re.search("disconnect|closed", words):
-            words = f"the answer is not HTTP: {words}"
-        else:
-            words = "the connection was cut"
-        return ServerError(words, again=True)
+        if isinstance(error, (library.ConnectTimeout, library.ConnectError, library.ProxyError)):
+            return ServerError(f"no connection: {_cause(error)}", again=True)
+        if isinstance(error, library.RemoteProtocolError) and not re.search("disconnect|closed", words):
+            return ServerError(f"the answer is not HTTP: {words}", again=True)
+        return ServerError("the connection was cut", again=True)
 
     def _refusal(self, response: Any, content: bytes) -> ServerError:
         """The error of an answer that is not 200."""
         status, headers = int(response.status_code), response.headers
-        message = message_of(content, headers.get("content-type", ""))
-        words = f"{status} {message}".rstrip()
+        words = f"{status} {message_of(content, headers.get('content-type', ''))}".rstrip()
         if status in (401, 403):
             key = "the key is refused" if "Authorization" in self._headers else self._key_hint
             return ServerError(f"{words} ({key})", fatal=True, status=status)
+        if status == 404 and str(response.url) == f"{self.address.base}/completions":
+            hint = "--chat sends each prompt as a chat"
+            return ServerError(f"no plain prompts ({words})", fatal=True, status=status, hint=hint)
         if status == 404:
             return ServerError(words, fatal=True, status=status)
         if 300 <= status < 400:
             return ServerError(f"{words} (another address: {one_line(headers.get('location', ''))})", fatal=True)
-        if "/chat/" in str(response.url) and _TEMPLATE.search(message):
-            return ServerError(
-                f"the server cannot use its chat template for these messages: {words}",
-                status=status,
-                hint="start it with another one (llama-server: --chat-template chatml, or --chat-template-file FILE)",
-            )
         if status in _BUSY or status >= 500:
             return ServerError(words, again=True, wait_s=retry_after(headers.get("retry-after")), status=status)
         return ServerError(words, status=status)

@@ -1,41 +1,37 @@
-"""What can go wrong with a server, and requests that are sent again: how often, after which pauses, until when."""
+"""What can go wrong with a server: its errors, the pauses before another attempt, and its own words in messages."""
 
 from __future__ import annotations
 
-import email.utils
-import itertools
 import json
 import random
 import re
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
-from genctl.errors import GenctlError, printable, without_secrets
+from genctl.errors import BackendError, GenctlError, printable, without_secrets
 
 LONGEST = 200  # characters of a server's own words in a message
+ATTEMPTS = 6
+FIRST_S = 0.5  # before the second attempt
+LONGEST_S = 30.0
+WAITS_S = 300.0  # the most that a request waits between its attempts, all pauses together
 
 
-class RowFailure(GenctlError):
-    """A request that failed for good: the error of its row. Other rows continue."""
+class ServerError(BackendError):
+    """A request that failed: the error of its row, or of the run if it is `fatal`: no other request can succeed."""
 
-    code = "backend"
-
-
-@dataclass(eq=False)
-class ServerError(Exception):
-    """A request that failed. Callers turn it into the error of a row, or into a BackendError."""
-
-    message: str
-    again: bool = False  # the same request may succeed later
-    wait_s: float | None = None  # seconds until then, if the server names them
-    fatal: bool = False  # no other request can succeed either
-    status: int | None = None  # of HTTP; None where there was no answer
-    hint: str = ""
-
-    def __str__(self) -> str:
-        return self.message
+    def __init__(
+        self,
+        message: str,
+        *,
+        again: bool = False,  # the same request may succeed later
+        wait_s: float | None = None,  # seconds until then, if the server names them
+        fatal: bool = False,
+        status: int | None = None,  # of HTTP; None where there was no answer
+        hint: str = "",
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.again, self.wait_s, self.fatal, self.status = again, wait_s, fatal, status
 
 
 class TimedOut(Exception):
@@ -46,80 +42,19 @@ class Disconnected(Exception):
     """Nobody waits for the answer any more."""
 
 
-# -- retries -----------------------------------------------------------------------------------------------------------
-
-T = TypeVar("T")
-ATTEMPTS = 6
-FIRST_S = 0.5  # before the second attempt
-LONGEST_S = 30.0
-WAITS_S = 300.0  # the most that a request waits between its attempts, all pauses together
-
-
-def retry(
-    send: Callable[[], T],
-    pause: Callable[[str, float], object],
-    *,
-    seed: int,
-    deadline: float | None = None,
-    final: Sequence[int | None] = (),
-    attempts: int = 0,
-    counts: bool = True,
-) -> T:
-    """The result of `send`, called again while it raises a ServerError that may pass.
-
-    `pause` gets the reason and the seconds, and waits. No pause goes beyond `deadline`, on the monotonic clock. An
-    error with a status in `final` is final. Raises the last error, with the number of attempts if it `counts`.
-    """
-    waited, attempts = 0.0, attempts or ATTEMPTS
-    for attempt in itertools.count(1):
-        try:
-            return send()
-        except ServerError as error:
-            if not error.again or error.status in final:
-                raise
-            seconds, more = (
-                pause_s(attempt, seed, error.wait_s),
-                [f"{attempt} attempts"] if counts * attempt > 1 else [],
-            )
-            late = deadline is not None and time.monotonic() + seconds >= deadline
-            too_long = late or waited + max(seconds, error.wait_s or 0.0) > WAITS_S
-            if attempt == attempts or too_long:
-                if attempt < attempts and error.wait_s is not None:
-                    pause_words = f"{error.wait_s:,.0f} s" if error.wait_s < 1e9 else "for years"
-                    more.append(f"it asks to wait {pause_words}")
-                elif attempt < attempts:
-                    more.append("no time is left for another attempt")
-                message = f"{error.message} ({'; '.join(more)})" if more else error.message
-                raise replace(error, message=message, again=False) from None
-            waited += seconds
-            pause(error.message, seconds)
-    raise AssertionError  # never reached: the loop has no end
-
-
-def pause_s(attempt: int, seed: int, wait_s: float | None = None) -> float:
-    """Seconds to wait after attempt number `attempt`, from 1.
+def pause_s(attempt: int, wait_s: float | None = None) -> float:
+    """Seconds to wait after attempt number `attempt`, from 1; at least `wait_s`, which the server requests.
 
     The wait doubles with each attempt, and jitter takes up to half of it away, so that requests which failed together
-    do not come back together. `seed` decides the jitter. `wait_s`, what the server asks for, is the least.
+    do not come back together.
     """
-    jitter = random.Random(f"{seed}/{attempt}").uniform(0.5, 1.0)
-    own: float = min(FIRST_S * 2 ** (attempt - 1), LONGEST_S) * jitter
+    own: float = min(FIRST_S * 2 ** (attempt - 1), LONGEST_S) * random.uniform(0.5, 1.0)
     return own if wait_s is None else max(own, min(wait_s, WAITS_S))
 
 
 def retry_after(header: str | None) -> float | None:
-    """The seconds of a Retry-After header, which holds a number or a date; None if it holds neither."""
-    if header is None:
-        return None
-    if re.fullmatch(r"[0-9]+(\.[0-9]*)?", header.strip()):
-        return float(header)  # infinity where it has hundreds of digits
-    try:
-        return max(email.utils.parsedate_to_datetime(header).timestamp() - time.time(), 0.0)
-    except (TypeError, ValueError, ArithmeticError, IndexError, OSError):
-        return None
-
-
-# -- a server's own words ----------------------------------------------------------------------------------------------
+    """The seconds of a Retry-After header; None if it holds no number. Hundreds of digits are infinity."""
+    return float(header) if header and re.fullmatch(r"[0-9]+(\.[0-9]*)?", header.strip()) else None
 
 
 def one_line(text: str, most: int = LONGEST) -> str:
@@ -142,13 +77,22 @@ def error_in(data: Any) -> str:
     if not isinstance(data, Mapping):
         return ""
     error = next((data[name] for name in ("error", "detail", "message", "msg") if data.get(name)), None)
-    if isinstance(error, list) and error:  # of FastAPI's checks: [{"loc": ["body", "n"], "msg": "…"}]
-        error = error[0]
-        if isinstance(error, Mapping):
-            place, words = error.get("loc"), str(error.get("msg", ""))
-            parts = place if isinstance(place, list) else [place]
-            path = ".".join(str(part)[:40] for part in parts[:8])
-            return one_line(words if place is None else f"{path}: {words}")
+    if isinstance(error, list) and error and isinstance(error[0], Mapping):  # of FastAPI: [{"loc": […], "msg": "…"}]
+        place = error[0].get("loc")
+        path = ".".join(str(part)[:40] for part in place[:8]) + ": " if isinstance(place, list) else ""
+        return one_line(f"{path}{error[0].get('msg', '')}")
     if isinstance(error, Mapping):
         error = error.get("message", "")
     return one_line(error) if isinstance(error, str) else ""
+
+
+def row_error(server: str, error: Exception) -> GenctlError:
+    """The error of a row: one that is expected, else one that says what was raised."""
+    if isinstance(error, GenctlError):
+        return error
+    return ServerError(f"{server}: unexpected {type(error).__name__}: {one_line(str(error))}")
+
+
+def ends_run(error: GenctlError) -> bool:
+    """Whether no other request can succeed."""
+    return isinstance(error, BackendError) and (not isinstance(error, ServerError) or error.fatal)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
@@ -15,9 +16,9 @@ from genctl import events
 from genctl.engines.protocol import Report, Request
 from genctl.engines.server.answer import AnswerPiece, Ending, Usage, pieces_of, usage_of
 from genctl.engines.server.body import SEEDS, incomplete, logprob_fields, messages_of, path_of
-from genctl.engines.server.failure import Disconnected, RowFailure, ServerError, TimedOut, retry
+from genctl.engines.server.failure import Disconnected, ServerError, TimedOut, ends_run, row_error
 from genctl.engines.server.server import Server
-from genctl.errors import BackendError, InputError
+from genctl.errors import GenctlError, InputError
 from genctl.events import Token
 from genctl.io.rows import row_seed
 from genctl.params import DEFAULT_NEW_TOKENS
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
 PARTS = 64  # of a stream for each token, at most: servers may send single characters
 FEWEST = 1024  # parts that any stream may have
 MALFORMED = (400, 422)  # statuses with which servers refuse more sequences than they give
-Update: TypeAlias = "events.Event | BackendError | None"  # None: the row is done
-Emit: TypeAlias = Callable[[Update], object]
+Update: TypeAlias = "events.Event | GenctlError | None"  # an error ends the run; None: the row is done
 
 
 @dataclass
@@ -39,7 +39,6 @@ class RemoteSequence:
     tokens: list[Token] = field(default_factory=list)  # of this attempt
     thought: str = ""
     listed: int = 0  # tokens that the server lists, instead of pieces of text alone
-    has_begun: bool = False
     end: Ending | None = None
     usage: Usage = field(default_factory=Usage)
     seed: int | None = None  # of its own request, where a row has several
@@ -68,8 +67,6 @@ class RemoteLane:
         self._slots: Sequence[int] = ()  # the sequences of this attempt
         self.ended: list[int] = []  # those of them that are there
         self._parts = 0  # of its answer
-        self._usages: dict[int | None, Usage] = {}  # of it: by slot, as llama-server reports them, or of all together
-        self._is_cut = False  # it had more tokens than were requested
         self._rows: list[int] | None = None  # slots that live on, in the order of the newest event
         self._hypotheses: dict[int, events.Hypothesis] = {}
         self._step = -1
@@ -80,7 +77,7 @@ class RemoteLane:
 
     def attempt(self, slots: Sequence[int], seed: int) -> None:
         """Begin an attempt at some sequences."""
-        self._slots, self.ended, self._parts, self._usages, self._is_cut = slots, [], 0, {}, False
+        self._slots, self.ended, self._parts = slots, [], 0
         own = seed if len(slots) < len(self.sequences) and self.generation.draws else None
         for slot in slots:
             before = self.sequences[slot]
@@ -103,7 +100,9 @@ class RemoteLane:
         for piece in pieces:
             yield from self._take_piece(self._slots[piece.choice], piece)
         if usage is not None:
-            self._usages[self._slots[pieces[0].choice] if len(pieces) == 1 < len(self._slots) else None] = usage
+            self._prompt_tokens = usage.prompt or self._prompt_tokens
+            if len(pieces) == 1 or len(self._slots) == 1:  # llama-server counts each sequence alone
+                self.sequences[self._slots[pieces[0].choice if pieces else 0]].usage = usage
 
     def _take_piece(self, slot: int, piece: AnswerPiece) -> Iterator[events.Event]:
         sequence = self.sequences[slot]
@@ -111,14 +110,12 @@ class RemoteLane:
             return
         if not self.has_text:
             self._first = monotonic()
-        sequence.has_begun = True
         if piece.counted:
             room = self.most - sequence.listed
             kept, more = piece.tokens[:room], piece.tokens[room:]
             sequence.listed += len(kept)
             piece = replace(piece, tokens=kept)
             if any(token.text for token in more):  # else it is the end, which some servers list as a token
-                self._is_cut = True
                 piece = replace(piece, end=Ending("length"))
         sequence.tokens += piece.tokens
         sequence.thought += piece.thought
@@ -134,23 +131,11 @@ class RemoteLane:
         new = sequence.tokens[len(sequence.shown) :], sequence.thought[len(sequence.shown_thought) :]
         yield from self._grow(slot, *new)
 
-    def check(self, note: Callable[[str], object]) -> None:
-        """End an attempt; `note` reports what the answer has too much of. Raises ServerError where it is cut off."""
-        sequences = [self.sequences[slot] for slot in self._slots]
-        if not self.ended or any(one.has_begun and one.end is None for one in sequences):
+    def check(self) -> None:
+        """End an attempt. Raises ServerError where its answer is cut off."""
+        open_slots = [self.sequences[slot] for slot in self._slots if slot not in self.ended]
+        if not self.ended or any(one.tokens or one.thought for one in open_slots):
             raise ServerError("the answer was cut off before its end", again=True)
-        if self._is_cut:
-            note(f"a text has more than max_tokens = {self.most} tokens and is cut")
-        most, whole = self.most * len(sequences), self._usages.get(None)
-        if whole is not None and whole.new is not None and whole.new > most:
-            if all(one.listed for one in sequences):  # a text that was cut here has as many tokens as were kept
-                self._usages[None] = replace(whole, new=sum(one.listed for one in sequences))
-            else:
-                note(f"it counts {whole.new} tokens for a request of at most {most}")
-        for slot, usage in self._usages.items():
-            self._prompt_tokens = usage.prompt or self._prompt_tokens
-            if slot is not None or len(self._slots) == 1:
-                self.sequences[self._slots[0] if slot is None else slot].usage = usage
 
     # -- events --------------------------------------------------------------------------------------------------------
 
@@ -201,10 +186,11 @@ class RemoteLane:
         tokens, total, usage, thought = sequence.tokens, sequence.total, sequence.usage, sequence.thought
         reason, stop, kind = sequence.end or Ending(reason)
         text = "".join(token.text for token in tokens)
-        # a server may leave out EOS; without the other tokens that it counts, the ids are not those of the text
-        lacking = 0 if usage.new is None else usage.new - len(tokens)
-        is_known = bool(tokens) and all(token.id >= 0 for token in tokens) and lacking in (0, int(reason == "eos"))
         counted = len(tokens) if usage.new is None else usage.new
+        counted = min(counted, self.most) if sequence.listed else counted  # the rest of a text is cut
+        # a server may leave out EOS; without the other tokens that it counts, the ids are not those of the text
+        lacking = counted - len(tokens)
+        is_known = bool(tokens) and all(token.id >= 0 for token in tokens) and lacking in (0, int(reason == "eos"))
         bare = len([*takewhile(lambda token: not token.text, tokens)])  # those of a thought, if they are listed
         listed = not thought or bool(bare)
         return events.Hypothesis(
@@ -227,24 +213,20 @@ class RemoteLane:
 
 
 @dataclass
-class StopSignal:
-    """Whether rows have to end, and why."""
-
-    event: threading.Event = field(default_factory=threading.Event)
-    reason: str = ""
-
-
-@dataclass
 class RemoteRow:
-    """A row and the server that computes it. `live`: its pieces become events as they come."""
+    """A row and the server that computes it. `live`: its pieces become events as they come.
+
+    `stop` ends it, for the reason that `interrupted` gives.
+    """
 
     request: Request
     server: Server
     report: Report
     tokenizer: LoneTokenizer | None
     live: bool
-    emit: Emit
-    stop: StopSignal
+    emit: Callable[[Update], object]
+    stop: threading.Event
+    interrupted: Callable[[], str]
 
     def __post_init__(self) -> None:
         generation, runtime = self.request.resolved.generation, self.request.resolved.runtime
@@ -265,13 +247,13 @@ class RemoteRow:
             except TimedOut:
                 last = lane.finish("time")
             except Disconnected:
-                last = lane.finish(self.stop.reason) if lane.has_text else ()
+                last = lane.finish(self.interrupted()) if lane.has_text else ()
             for event in last:
                 self.emit(event)
         except Exception as error:  # whatever a server sends may cost its row, never the others
-            failure = self.server.failure_of(error, plain=not self.chat)
+            failure = row_error(self.server.name, error)
             failed = events.Failed(lane.name, failure.code, failure.message, failure.hint)
-            self.emit(failure if isinstance(failure, BackendError) else failed)
+            self.emit(failure if ends_run(failure) else failed)
         finally:
             self.emit(None)
 
@@ -298,7 +280,7 @@ class RemoteRow:
         fields = server.fields(chat=self.chat)
         chosen, problems = server.sampling_fields(request.resolved, chat=self.chat)
         if problems:
-            raise RowFailure(f"{server.name}: " + "; ".join(problems))
+            raise ServerError(f"{server.name}: {'; '.join(problems)}")
         if self.chat and request.prompt_ids is not None:
             raise InputError("token ids cannot be sent as a chat, because the server applies its own template")
         fixed: dict[str, Any] = {"model": server.model, **chosen, "stream": True}
@@ -310,12 +292,9 @@ class RemoteRow:
             seed = row_seed(request.seed, f"sequence {slots[0]}", slots[0])
             own = {"n": len(slots)} if len(slots) > 1 else {}
             own |= {"seed": seed % SEEDS} if "seed" in fields and request.resolved.generation.draws else {}
-            send, pause = (
-                partial(self._send, {**fixed, **own}, slots, seed),
-                partial(server.client.pause, stop=self.stop.event),
-            )
+            send = partial(self._send, {**fixed, **own}, slots, seed)
             try:
-                retry(send, pause, seed=seed, deadline=self.deadline)
+                server.client.retry(send, deadline=self.deadline, stop=self.stop)
             except ServerError as error:
                 if len(slots) == 1 or error.status not in MALFORMED:
                     raise
@@ -335,24 +314,28 @@ class RemoteRow:
         if server.may("logprobs", chat=self.chat):
             body |= logprob_fields(top, chat=self.chat)
 
-        def take(part: dict[str, Any]) -> bool:
-            if self.stop.event.is_set():
-                raise Disconnected
-            for event in lane.take(part, top):
-                self.emit(event)
+        def ended() -> bool:
             return len(lane.ended) == len(slots)
 
+        path = path_of(chat=self.chat)
+        stream = server.client.stream(path, body, ended, sequences=len(slots), deadline=self.deadline)
         try:
-            path = path_of(chat=self.chat)
-            server.client.stream(path, body, take, sequences=len(slots), deadline=self.deadline)
+            with closing(stream):
+                for part in stream:
+                    if self.stop.is_set():
+                        raise Disconnected
+                    for event in lane.take(part, top):
+                        self.emit(event)
         except ServerError as error:
-            if self.stop.event.is_set():  # its connection was shut
+            if self.stop.is_set():  # its connection was shut
                 raise Disconnected from None
-            if (len(slots) > 1 and error.status in MALFORMED) or not server.learn(body, error):
+            if ended():
+                return  # whatever is wrong behind the last text
+            if (len(slots) > 1 and error.status in MALFORMED) or not server.lacks(body, error):
                 raise
             self._send(fixed, slots, seed)
         else:
-            lane.check(server.client.note)
+            lane.check()
 
     def _messages(self) -> list[dict[str, Any]]:
         return messages_of(self.request.prompt, self.request.messages, self.request.resolved.runtime.system)

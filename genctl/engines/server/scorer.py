@@ -12,17 +12,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar
 
 from genctl.documents.shapes import BadShape, Natural, value_of
 from genctl.engines.protocol import Key, Scored, ScoringOptions, TextToScore, ranked
 from genctl.engines.server.answer import pieces_of, tokens_of
 from genctl.engines.server.body import path_of
 from genctl.engines.server.client import TICK_S
-from genctl.engines.server.failure import Disconnected, RowFailure, ServerError, TimedOut, retry
-from genctl.engines.server.server import PROBE_S, PROMPT, REFUSED, Server
+from genctl.engines.server.failure import ServerError, TimedOut, ends_run, row_error
+from genctl.engines.server.server import PROBE_S, PROMPT, Server
 from genctl.errors import BackendError, GenctlError, InputError, quote
 from genctl.events import Token
 
@@ -31,22 +32,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 IN_FLIGHT = 8  # requests of `answers`
-LISTED = 5  # tokens of each distribution, where a server gives no more than OpenAI's
+LISTED = 20  # tokens of each distribution, at least
 LONGER = (1000, 1 << 18)  # lists in which a token is looked for, where a server gives such: llama-server all tokens
 PLAIN = path_of(chat=False)
 TOLERANCE = 0.1  # nats, between a token that is read and the same one that is written: passes differ a little
-Placed: TypeAlias = list[tuple[int, Token]]  # tokens of a text, each with the character at which it begins
+Offsets: TypeAlias = list[tuple[int, Token]]  # tokens of a text, each with the character at which it begins
 NOT_THE_TEXT = "the tokens that the server reports do not add up to the text"
-
-
-class Limit(NamedTuple):
-    """When requests are given up, on the monotonic clock, and the words of their error."""
-
-    deadline: float = math.inf
-    words: str = "no answer"
-
-
-UNLIMITED = Limit()
 
 
 def in_order(
@@ -69,29 +60,15 @@ def in_order(
             outcome: T | GenctlError = future.result(TICK_S)
         except NotYet:
             continue
-        except BackendError:
-            raise
         except GenctlError as error:
+            if ends_run(error):
+                raise
             outcome = error
         finally:
             for server in servers:
                 server.client.tick()
         due.popleft()
         yield key, outcome
-
-
-def answered(server: Server, send: Callable[[], T], *, seed: int, limit: Limit = UNLIMITED) -> T:
-    """What `send` returns, once it succeeds. Raises RowFailure, BackendError for trouble that ends the run, and what
-    `send` raises on purpose.
-    """
-    try:
-        return retry(send, server.client.pause, seed=seed, deadline=limit.deadline)
-    except (TimedOut, Disconnected):
-        raise RowFailure(f"{server.name}: {limit.words}") from None
-    except GenctlError:
-        raise
-    except Exception as error:  # whatever a server sends may cost its row, never the others
-        raise server.failure_of(error) from error
 
 
 def answers(
@@ -102,68 +79,26 @@ def answers(
     return in_order(servers, rows, IN_FLIGHT, interrupted)
 
 
-def answer_of(server: Server, path: str, fields: Mapping[str, Any], limit: Limit = UNLIMITED) -> dict[str, Any]:
-    """A checked answer with one choice. Raises RowFailure and BackendError.
+def _answered(server: Server, send: Callable[[], T], deadline: float) -> T:
+    """What `send` returns, once it succeeds. Raises TimedOut, and GenctlError for whatever else goes wrong."""
+    try:
+        return server.client.retry(send, deadline=deadline)
+    except TimedOut:
+        raise
+    except Exception as error:  # whatever a server sends may cost its row, never the others
+        raise row_error(server.name, error) from error
 
-    It lists as many tokens of each distribution as `fields` says, else as many as the server gives.
-    """
-    key = "top_logprobs" if "top_logprobs" in fields else "logprobs"
+
+def answer_of(server: Server, path: str, fields: Mapping[str, Any], deadline: float = math.inf) -> dict[str, Any]:
+    """A checked answer with one choice. Raises ServerError and TimedOut."""
 
     def send() -> dict[str, Any]:
-        top = server.most_listed
-        try:
-            answer = server.client.fetch(path, {"model": server.model, key: top, **fields}, deadline=limit.deadline)
-        except ServerError as error:
-            if top <= LISTED or fields.get(key) or error.status not in REFUSED:
-                raise
-            server.most_listed = LISTED
-            return send()
+        answer = server.client.fetch(path, {"model": server.model, **fields}, deadline=deadline)
         if (count := len(pieces_of(answer, 0))) != 1:
             raise ServerError(f"the answer has {count} sequences, not one")
         return answer
 
-    return answered(server, send, seed=fields["max_tokens"], limit=limit)
-
-
-def written(server: Server, prompt: Sequence[int], ids: Sequence[int], limit: Limit) -> list[Token]:
-    """Tokens behind a prompt with the numbers that a server lists as it writes them itself (llama-server).
-
-    It writes greedily. Where it writes another token, the given one is looked for in the list there, then in longer
-    ones, and it continues behind it. NaN where no list has it.
-    """
-    found: list[Token] = []
-    while len(found) < len(ids):
-        left = ids[len(found) :]
-        tokens = _greedy(server, [*prompt, *ids[: len(found)]], len(left), None, limit)
-        agreed = sum(itertools.takewhile(bool, (token.id == id for token, id in zip(tokens, left, strict=False))))
-        found += tokens[:agreed]
-        if agreed == len(left):
-            break
-        id, behind = left[agreed], [*prompt, *ids[: len(found)]]
-        longer = (_greedy(server, behind, 1, top, limit) for top in LONGER)
-        for one in itertools.chain.from_iterable(part[:1] for part in itertools.chain([tokens[agreed:]], longer)):
-            if listed := [entry for entry in one.top if entry[0] == id]:
-                found.append(Token(id, listed[0][2], rank=one.top.index(listed[0]) + 1, top=one.top))
-                break
-        else:
-            found.append(Token(id, math.nan))
-    return found
-
-
-def _greedy(server: Server, prompt: Sequence[int], count: int, top: int | None, limit: Limit) -> list[Token]:
-    """The tokens of a greedy answer, with lists of `top` tokens; none where the server gives no such lists."""
-    fields: dict[str, Any] = {"prompt": [*prompt], "max_tokens": count, "temperature": 0.0}
-    fields |= {} if top is None else {"logprobs": top}
-    try:
-        answer = answer_of(server, path_of(chat=False), fields, limit)
-    except RowFailure:
-        if top is None or time.monotonic() >= limit.deadline:
-            raise
-        return []
-    found = tokens_of(answer["choices"][0].get("logprobs"), top or server.most_listed)
-    if not found:
-        raise RowFailure(f"{server.name}: the answer has no log-probabilities of its tokens")
-    return found
+    return _answered(server, send, deadline)
 
 
 class RemoteScorer:
@@ -171,8 +106,6 @@ class RemoteScorer:
 
     def __init__(self, servers: Sequence[Server], options: ScoringOptions) -> None:
         self._servers, self._options = servers, options
-        for server in servers:
-            server.most_listed = max(options.detail.top, 20)
         self._without_echo = {server for server in servers if server.client.wait(partial(_lacks_echo, server))}
 
     def score(
@@ -183,44 +116,42 @@ class RemoteScorer:
         return in_order(self._servers, rows, self._options.batch_size, interrupted)
 
     def _scored(self, item: TextToScore, server: Server) -> list[Scored]:
-        """A text, or its candidates, best first. Raises InputError, or BackendError for trouble that ends the run."""
-        seconds, limit = self._options.row_timeout, Limit()
-        if seconds is not None:
-            limit = Limit(time.monotonic() + seconds, f"no score within row_timeout = {seconds:g} s")
+        seconds = self._options.row_timeout
+        deadline = math.inf if seconds is None else time.monotonic() + seconds
         if item.target is not None:
             raise InputError("a target is for encoder-decoders, and a server continues texts")
-        if not item.candidates:
-            return [self._one(item.context or "", item.text, server, limit)]
-        if not item.context:
+        if item.candidates and not item.context:
             raise InputError("candidates need a context: the server has no score for the first token of a text")
-        found = []
-        for place, candidate in enumerate(item.candidates, 1):
-            try:
-                found.append(self._one(item.context, candidate, server, limit))
-            except InputError as error:
-                raise InputError(f"candidate {place}: {error.message}") from error
-        return ranked(found, self._options.by)
+        found: list[Scored] = []
+        try:
+            for text in item.candidates or (item.text,):
+                found.append(self._one(item.context or "", text, server, deadline))
+        except TimedOut:
+            raise ServerError(f"{server.name}: no score within row_timeout = {seconds:g} s") from None
+        except InputError as error:
+            if not item.candidates:
+                raise
+            raise InputError(f"candidate {len(found) + 1}: {error.message}") from error
+        return ranked(found, self._options.by) if item.candidates else found
 
-    def _one(self, context: str, text: str, server: Server, limit: Limit) -> Scored:
+    def _one(self, context: str, text: str, server: Server, deadline: float) -> Scored:
         whole, top = context + text, self._options.detail.top
-        body = {"model": server.model, "prompt": whole, "max_tokens": 1, "temperature": 0.0, "echo": True}
-        body["logprobs"] = max(top, 1)
-
-        def send() -> Placed:
-            if server in self._without_echo:
-                return self._written(context, text, server, limit)
-            return _echoed(server.client.fetch(PLAIN, body, deadline=limit.deadline), whole, top)
-
-        prompt = answered(server, send, seed=len(whole), limit=limit)
+        if server in self._without_echo:
+            prompt = self._written(context, text, server, deadline)
+        else:
+            body = {"model": server.model, "prompt": whole, "max_tokens": 1, "temperature": 0.0, "echo": True}
+            body["logprobs"] = max(top, 1)
+            fetch = partial(server.client.fetch, PLAIN, body, deadline=deadline)
+            prompt = _answered(server, lambda: _echoed(fetch(), whole, top), deadline)
         first, tokens = scored_after(prompt, len(context))
         nll = math.fsum(-token.logprob for token in tokens) + 0.0
         size = len(whole[first:].encode("utf-8"))
         lead = whole[len(context) : first]
         return Scored(text, (), nll, len(tokens), size, tuple(tokens), lead, backend=server.name)
 
-    def _written(self, context: str, text: str, server: Server, limit: Limit) -> Placed:
+    def _written(self, context: str, text: str, server: Server, deadline: float) -> Offsets:
         """A text behind its context, token by token. Raises ServerError and InputError."""
-        read = _tokenized(server, context + text, limit.deadline)
+        read = _tokenized(server, context + text, deadline)
         whole, length = (context + text).encode(), len(context.encode())
         joined = b"".join(piece for _, piece in read)
         begin = len(joined) - len(whole)  # behind BOS, or a space that the tokenizer puts before
@@ -230,8 +161,8 @@ class RemoteScorer:
         ends = [end - begin for end in itertools.accumulate(len(piece) for _, piece in read)]
         known = max(sum(end <= length for end in ends), 1)
         scored = [Token(id, math.nan) for id in ids[:known]]
-        scored += written(server, ids[:known], ids[known:], limit)
-        tokens: Placed = []
+        scored += _written_tokens(server, ids[:known], ids[known:], max(self._options.detail.top, LISTED), deadline)
+        tokens: Offsets = []
         for at, end, token in zip([-begin, *ends], ends, scored, strict=False):
             start, after = (len(whole[: max(place, 0)].decode(errors="ignore")) for place in (at, end))
             shown = (context + text)[start:after]
@@ -245,61 +176,75 @@ class RemoteScorer:
 
 
 def _lacks_echo(server: Server) -> bool:
-    """Whether texts are scored token by token. Raises BackendError where the server can do neither."""
-    generated: list[Token] = []
-    try:
-        why = _why_no_echo(server, generated)
-        by_token = bool(why and generated) and all(token.id >= 0 for token in generated) and server.can("ids")
-        if by_token:
-            try:
-                by_token = bool(_tokenized(server, PROMPT, time.monotonic() + PROBE_S))
-            except ServerError:
-                by_token = False
-    except ServerError as error:
-        raise server.error(error, plain=True) from None
-    if why and not by_token:
-        raise BackendError(
-            f"{server.name}: genctl score needs prompt log-probabilities, but the server {why}",
-            hint="a server without an echo is asked for each token if it takes and lists ids, and has /tokenize",
-        )
-    return bool(why)
-
-
-def _why_no_echo(server: Server, generated: list[Token]) -> str:
-    """Why the log-probabilities of a prompt cannot be had, in words; "" if they can. Raises ServerError.
+    """Whether texts are scored token by token. Raises BackendError where the server can do neither.
 
     A token is `generated`, and then read as the end of a prompt: it must have the same log-probability both times. Some
     servers shift the numbers by one token where a model has no BOS.
     """
     body: dict[str, Any] = {"model": server.model, "max_tokens": 1, "temperature": 0.0, "logprobs": 1}
-    prompt = f"{PROMPT}, {PROMPT}"
+    prompt, why = f"{PROMPT}, {PROMPT}", "gives no log-probabilities of a prompt"
+    generated: list[Token] = []
     try:
         answer = server.probe(PLAIN, {**body, "prompt": prompt})
-        generated += tokens_of(answer["choices"][0].get("logprobs"), 0)
-        if not generated:
-            return "gives no log-probabilities"
+        generated = tokens_of(answer["choices"][0].get("logprobs"), 0)
         whole = prompt + generated[0].text
         start, token = _echoed(server.probe(PLAIN, {**body, "prompt": whole, "echo": True}), whole, 0)[-1]
+        # a token that begins elsewhere is another one, so there is nothing to compare
+        if start != len(prompt) or abs(token.logprob - generated[0].logprob) < TOLERANCE:
+            return False
+        why = "gives log-probabilities for a prompt that contradict those for generated text"
     except (ServerError, BadShape, InputError, LookupError, TypeError, AttributeError) as error:
         if isinstance(error, ServerError) and error.fatal:
             raise
-        return "gives no log-probabilities of a prompt"
-    if start != len(prompt):
-        return ""  # it is read as another token, so there is nothing to compare
-    near = abs(token.logprob - generated[0].logprob) < TOLERANCE
-    return "" if near else "gives log-probabilities for a prompt that contradict those for generated text"
+    if generated and all(token.id >= 0 for token in generated) and server.can("ids"):
+        with suppress(ServerError, TimedOut):
+            if _tokenized(server, PROMPT, time.monotonic() + PROBE_S):
+                return True
+    raise BackendError(
+        f"{server.name}: genctl score needs prompt log-probabilities, but the server {why}",
+        hint="a server without an echo is asked for each token if it takes and lists ids, and has /tokenize",
+    )
 
 
-def _tokenized(server: Server, text: str, deadline: float) -> list[tuple[int, bytes]]:
-    """The ids and bytes of a prompt, where a server reports how it reads it (llama-server). Raises ServerError."""
-    body = {"content": text, "add_special": True, "parse_special": True, "with_pieces": True}
-    answer = server.client.fetch("/tokenize", body, root=True, deadline=deadline)
-    try:
-        tokens = value_of(_Tokenized, answer)["tokens"]
-        pieces = [(one["id"], one["piece"]) for one in tokens]
-        return [(id, piece.encode() if isinstance(piece, str) else bytes(piece)) for id, piece in pieces]
-    except (BadShape, ValueError):
-        raise ServerError("the server does not report which tokens it reads (/tokenize)") from None
+# -- a text that a server writes itself, token by token (llama-server) -------------------------------------------------
+
+
+def _written_tokens(
+    server: Server, prompt: Sequence[int], ids: Sequence[int], top: int, deadline: float
+) -> list[Token]:
+    """Tokens behind a prompt with the numbers that a server lists as it writes them.
+
+    It writes greedily. Where it writes another token, the given one is looked for in the list there, then in longer
+    ones, and it continues behind it. NaN where no list has it.
+    """
+
+    def greedy(count: int, top: int) -> list[Token]:
+        fields = {"prompt": [*prompt, *ids[: len(found)]], "max_tokens": count, "temperature": 0.0, "logprobs": top}
+        answer = answer_of(server, PLAIN, fields, deadline)
+        if not (tokens := tokens_of(answer["choices"][0].get("logprobs"), top)):
+            raise ServerError(f"{server.name}: the answer has no log-probabilities of its tokens")
+        return tokens
+
+    found: list[Token] = []
+    while len(found) < len(ids):
+        left = ids[len(found) :]
+        tokens = greedy(len(left), top)
+        agreed = sum(itertools.takewhile(bool, (token.id == id for token, id in zip(tokens, left, strict=False))))
+        found += tokens[:agreed]
+        if agreed == len(left):
+            break
+        id, best = left[agreed], tokens[agreed].top if agreed < len(tokens) else ()
+        for longer in LONGER:
+            if any(entry[0] == id for entry in best):
+                break
+            try:
+                best = greedy(1, longer)[0].top
+            except ServerError as error:  # it gives no such lists
+                if error.fatal:
+                    raise
+        place = next((place for place, entry in enumerate(best) if entry[0] == id), None)
+        found.append(Token(id, math.nan) if place is None else Token(id, best[place][2], rank=place + 1, top=best))
+    return found
 
 
 class _Piece(TypedDict):
@@ -311,10 +256,23 @@ class _Tokenized(TypedDict):
     tokens: list[_Piece]
 
 
+def _tokenized(server: Server, text: str, deadline: float) -> list[tuple[int, bytes]]:
+    """The ids and bytes of a prompt, where a server reports how it reads it (llama-server). Raises ServerError."""
+    body = {"content": text, "add_special": True, "parse_special": True, "with_pieces": True}
+    fetch = partial(server.client.fetch, "/tokenize", body, root=True, deadline=deadline)
+    answer = _answered(server, fetch, deadline)
+    try:
+        pieces = [(one["id"], one["piece"]) for one in value_of(_Tokenized, answer)["tokens"]]
+        return [(id, piece.encode() if isinstance(piece, str) else bytes(piece)) for id, piece in pieces]
+    except (BadShape, ValueError):
+        message = f"{server.name}: the server does not report which tokens it reads (/tokenize)"
+        raise ServerError(message) from None
+
+
 # -- a prompt that a server sends back, token by token, with its log-probabilities -------------------------------------
 
 
-def _echoed(answer: Mapping[str, Any], text: str, top: int) -> Placed:
+def _echoed(answer: Mapping[str, Any], text: str, top: int) -> Offsets:
     """The tokens of the prompt `text` in an answer to `echo`, without BOS and what was generated.
 
     Raises InputError where its tokens are not those of the text, ServerError without any.
@@ -339,7 +297,7 @@ def _echoed(answer: Mapping[str, Any], text: str, top: int) -> Placed:
     return inside
 
 
-def scored_after(prompt: Placed, begin: int) -> tuple[int, list[Token]]:
+def scored_after(prompt: Offsets, begin: int) -> tuple[int, list[Token]]:
     """The scored tokens of what begins at a character, and the character at which the first of them begins.
 
     The first token of a text, which most servers give no score, is left out. Raises InputError where nothing is left,

@@ -14,8 +14,8 @@ from genctl.engines.server import body as bodies
 from genctl.engines.server.address import Address
 from genctl.engines.server.answer import pieces_of
 from genctl.engines.server.client import Client
-from genctl.engines.server.failure import RowFailure, ServerError, TimedOut, one_line, retry
-from genctl.errors import BackendError, GenctlError
+from genctl.engines.server.failure import Disconnected, ServerError, TimedOut, one_line
+from genctl.errors import BackendError
 
 PROMPT = "Hello"
 UNABLE = (500, 501)  # what servers answer, besides 400, to what they cannot do
@@ -35,36 +35,18 @@ class Server:
         self.client = Client(address, note)
         self.name = address.name
         self.most_sequences = 1 << 16  # that one request may have
-        self.most_listed = 20  # tokens of each distribution that one request asks for
         self._able: dict[tuple[str, bool], bool] = {}  # by feature, and whether it is of chats
         self._lock = threading.Lock()
         try:
             self.model, owner = self._model(model)
             self._description: Any = {}
-            with suppress(ServerError):  # few describe themselves
-                self._description = self.client.wait(partial(self.probe, "/openapi.json", root=True, attempts=1))
-        except BaseException as error:
+            with suppress(ServerError, TimedOut):  # few describe themselves
+                fetch = partial(self.client.fetch, "/openapi.json", root=True, deadline=time.monotonic() + PROBE_S)
+                self._description = self.client.wait(fetch)
+        except BaseException:
             self.client.close()
-            if isinstance(error, ServerError):
-                raise self.error(error) from None
             raise
         self.kind = bodies.kind_of(self._description, owner)
-
-    def error(self, error: ServerError, *, plain: bool = False) -> BackendError:
-        """The error that ends a run. `plain`: of a request with a plain prompt."""
-        words, hint = error.message, error.hint
-        if plain and error.status == 404:
-            words, hint = f"no plain prompts ({error.message})", "--chat sends each prompt as a chat"
-        return BackendError(f"{self.name}: {words}", hint=hint)
-
-    def failure_of(self, error: Exception, *, plain: bool = False) -> GenctlError:
-        """The error of a row, or a BackendError, which ends the run. `plain`: of a request with a plain prompt."""
-        if isinstance(error, GenctlError):
-            return error
-        if isinstance(error, ServerError):
-            row = RowFailure(f"{self.name}: {error.message}", hint=error.hint)
-            return self.error(error, plain=plain) if error.fatal else row
-        return RowFailure(f"{self.name}: unexpected {type(error).__name__}: {one_line(str(error))}")
 
     def fields(self, *, chat: bool) -> frozenset[str]:
         """The fields of requests for chats or for plain prompts."""
@@ -73,6 +55,21 @@ class Server:
     def sampling_fields(self, resolved: Resolved, *, chat: bool) -> tuple[dict[str, Any], list[str]]:
         """The fields of a row's settings, and what the server cannot do."""
         return bodies.sampling_fields(resolved, self.fields(chat=chat), chat=chat, kind=self.kind)
+
+    def probe(
+        self, path: str, body: Mapping[str, Any] | None = None, *, final: tuple[int | None, ...] = UNABLE
+    ) -> dict[str, Any]:
+        """The answer to a request, sent again while the server is busy or still loads its model.
+
+        `final`: statuses that also mean that a server cannot do the request. Raises ServerError.
+        """
+        deadline = time.monotonic() + PROBE_S
+        try:
+            return self.client.retry(
+                partial(self.client.fetch, path, body, deadline=deadline), deadline=deadline, final=final
+            )
+        except TimedOut:
+            raise ServerError(f"{self.name}: the probe got no answer within {PROBE_S:g} s", fatal=True) from None
 
     # -- what it can do ------------------------------------------------------------------------------------------------
 
@@ -87,7 +84,7 @@ class Server:
         """Whether it is not known to be unable."""
         return self._able.get((feature, chat), True)
 
-    def learn(self, body: Mapping[str, Any], error: ServerError) -> bool:
+    def lacks(self, body: Mapping[str, Any], error: ServerError) -> bool:
         """Whether a refused request asks for something that the server cannot do. Raises ServerError."""
         chat = "messages" in body
         has = (("logprobs", bool(body.get("logprobs"))), ("ids", isinstance(body.get("prompt"), list)))
@@ -96,7 +93,7 @@ class Server:
     def fewer_sequences(self, count: int) -> int:
         """How many sequences to request where `count` are refused: the slots of llama-server, else half of them."""
         slots = None
-        with suppress(ServerError, TimedOut):
+        with suppress(ServerError, TimedOut, Disconnected):
             slots = self.client.fetch("/props", root=True, deadline=time.monotonic() + PROBE_S).get("total_slots")
         return slots if isinstance(slots, int) and 0 < slots < count else count // 2
 
@@ -106,7 +103,7 @@ class Server:
         body |= {"messages": [{"role": "user", "content": PROMPT}]} if chat else {"prompt": PROMPT}
         body |= {"prompt": [1, 2]} if feature == "ids" else bodies.logprob_fields(1, chat=chat)
         try:
-            answer = self.probe(bodies.path_of(chat=chat), body, final=UNABLE)
+            answer = self.probe(bodies.path_of(chat=chat), body)
         except ServerError as error:
             if error.fatal or error.status not in REFUSED:
                 raise
@@ -114,27 +111,6 @@ class Server:
         with suppress(ServerError):  # of a thought, some servers list no token
             return feature == "ids" or any(piece.counted or piece.thought for piece in pieces_of(answer, 0))
         return False
-
-    def probe(
-        self,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        *,
-        root: bool = False,
-        final: tuple[int | None, ...] = UNABLE,
-        attempts: int = 0,
-    ) -> dict[str, Any]:
-        """The answer to a request, sent again while the server is busy or still loads its model.
-
-        `final`: statuses that also mean that a server cannot do the request. Raises ServerError.
-        """
-        deadline = time.monotonic() + PROBE_S
-        send = partial(self.client.fetch, path, body, root=root, deadline=deadline)
-        pause = self.client.pause
-        try:
-            return retry(send, pause, seed=0, deadline=deadline, final=final, attempts=attempts, counts=False)
-        except TimedOut:
-            raise ServerError(f"the probe got no answer within {PROBE_S:g} s", fatal=True) from None
 
     # -- what it is ----------------------------------------------------------------------------------------------------
 
@@ -151,14 +127,14 @@ class Server:
             for entry in (listed if isinstance(listed, list) else [])
             if isinstance(entry, dict) and isinstance(entry.get("id"), str)
         }
-        names = ", ".join([*map(one_line, list(models)[:LISTED]), *(["…"] if len(models) > LISTED else [])])
         if wanted is not None and (wanted in models or not models):
             return wanted, models.get(wanted, "")
         if len(models) == 1 and wanted is None:
             return next(iter(models.items()))
+        names = ", ".join([*map(one_line, list(models)[:LISTED]), *(["…"] if len(models) > LISTED else [])])
         words = f"the server has {len(models)} models; name one with --model: {names}"
         if wanted is not None:
             words = f"there is no model {wanted}; there are: {names}"
         elif not models:
             words = "the server lists no model; name one with --model"
-        raise ServerError(words, fatal=True)
+        raise BackendError(f"{self.name}: {words}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import queue
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
@@ -19,10 +20,9 @@ from genctl.engines import protocol
 from genctl.engines.protocol import ALONE, About, EngineSetup, Flow, JobPlan, Key, Report, Request, Rows, WorkDone
 from genctl.engines.server import address
 from genctl.engines.server.client import TICK_S
-from genctl.engines.server.failure import ServerError
-from genctl.engines.server.row import RemoteRow, StopSignal, Update
+from genctl.engines.server.row import RemoteRow, Update
 from genctl.engines.server.server import Server
-from genctl.errors import BackendError, UsageError
+from genctl.errors import BackendError, GenctlError, UsageError
 
 if TYPE_CHECKING:
     from genctl.engines.protocol import Outcome, ScoringOptions, TextToScore
@@ -84,13 +84,8 @@ class RemoteSession:
             raise BackendError("\n".join(problems))
 
         def without_logprobs() -> str:
-            for server in self.servers:
-                try:
-                    if not server.client.wait(partial(server.can, "logprobs", chat=chat)):
-                        return server.name
-                except ServerError as error:
-                    raise server.error(error, plain=not chat) from None
-            return ""
+            able = ((one.name, one.client.wait(partial(one.can, "logprobs", chat=chat))) for one in self.servers)
+            return next((name for name, can in able if not can), "")
 
         return JobPlan("sample" if resolved.generation.draws else "greedy", without_logprobs=without_logprobs)
 
@@ -138,21 +133,21 @@ class RemoteSession:
 
         No row depends on those beside it, so all are one group, and memory is the server's own concern.
         """
-        updates, stop = queue.SimpleQueue[Update](), StopSignal()
+        updates, stop = queue.SimpleQueue[Update](), threading.Event()
         incoming = (request for request in requests if isinstance(request, Request))
         busy, reading, until = 0, True, math.inf
         try:
             while (busy or reading) and time.monotonic() < until:
-                if not stop.reason and (reason := flow.interrupted()):
-                    stop.reason, reading, until = reason, False, time.monotonic() + GRACE_S
+                if flow.interrupted() and not stop.is_set():
+                    reading, until = False, time.monotonic() + GRACE_S
                     self._stop(stop)
                 while reading and busy < flow.width and not flow.interrupted():
                     if (request := next(incoming, None)) is None:
                         reading = False
                         break
                     server = next(self._turn)
-                    row = RemoteRow(request, server, report or Report(), self._tokenizer, self._live, updates.put, stop)
-                    server.client.start(row.run)
+                    own = (request, server, report or Report(), self._tokenizer, self._live, updates.put)
+                    server.client.start(RemoteRow(*own, stop, flow.interrupted).run)
                     busy += 1
                 for server in self.servers:
                     server.client.tick()
@@ -160,7 +155,7 @@ class RemoteSession:
                     update = updates.get(timeout=TICK_S)
                 except queue.Empty:
                     continue
-                if isinstance(update, BackendError):
+                if isinstance(update, GenctlError):
                     raise update
                 if update is None:
                     busy -= 1
@@ -171,8 +166,8 @@ class RemoteSession:
             for server in self.servers:
                 server.client.tick()
 
-    def _stop(self, stop: StopSignal) -> None:
+    def _stop(self, stop: threading.Event) -> None:
         """End all rows."""
-        stop.event.set()
+        stop.set()
         for server in self.servers:
             server.client.shut()

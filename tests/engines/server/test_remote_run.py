@@ -208,6 +208,7 @@ def test_without_log_probabilities_their_place_is_null_and_scores_are_refused() 
         assert refused.err == (
             f"error: {server.url}: --scores needs log-probabilities, which the server does not give\n"
         )
+        assert len(server.rows) == 2  # of the run before, which was sent again without them
 
 
 def rows_file(folder: Path, *rows: object) -> str:

@@ -1,4 +1,4 @@
-"""More sequences than a server gives at once, ids that it lists, templates that it cannot use, and no probes."""
+"""More sequences than a server gives at once, ids that it lists, and no probes."""
 
 from __future__ import annotations
 
@@ -91,23 +91,6 @@ def test_ids_are_unknown_where_the_server_lists_fewer_tokens_than_it_counts() ->
         assert (stopped["token_ids"], stopped["usage"]["new_tokens"]) == ([], 3)
 
 
-def test_a_template_that_a_server_cannot_use_says_what_to_do() -> None:
-    words = (
-        "Unable to generate parser for this template. Automatic parser generation failed: \\n---\\nError: no isspace"
-    )
-
-    def fault(server: StandIn, body: Body) -> Failure | None:
-        refusal = f'{{"error": {{"code": 400, "message": "{words}"}}}}'.encode()
-        return Failure(400, refusal) if len(body.get("messages", ())) > 1 else None
-
-    with running(fault=fault, owner="llamacpp") as server:
-        done = genctl("chat", "--backend", server.url, stdin="Hello\nMore\n")
-        assert done.status == 1
-        assert "the server cannot use its chat template for these messages: 400 Unable to generate" in done.err
-        assert "hint: start it with another one (llama-server: --chat-template chatml" in done.err
-        assert len(server.rows) == 2
-
-
 @pytest.mark.parametrize("arguments", [("Hi",), ("--chat", "Hi"), ("--do-sample", "--seed", "1", "Hi", "You")])
 def test_a_run_asks_nothing_that_it_does_not_need(arguments: tuple[str, ...]) -> None:
     with running() as server:
@@ -119,9 +102,6 @@ def test_a_run_that_needs_log_probabilities_asks_for_one_token() -> None:
     with running() as server:
         assert run(server, "--scores", "Hi", "You").status == 0
         assert len(server.asked) == len(server.rows) + 1
-    with running(logprobs=False) as server:
-        assert run(server, "--scores", "Hi").status == 3
-        assert server.rows == []
 
 
 def test_a_server_that_refuses_log_probabilities_is_asked_again_without(tmp_path: Path) -> None:

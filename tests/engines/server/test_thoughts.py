@@ -93,10 +93,8 @@ def test_a_whole_answer_has_a_thought_too() -> None:
         ({"content": "a", "reasoning": None, "reasoning_content": ""}, "a", ""),
         ({"content": None, "thinking": "hm"}, "", "hm"),
         ({"content": "a", "reasoning": {"effort": "low"}}, "a", ""),
-        ({"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
-                      {"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, "ab", "hm"),
     ],
-)  # fmt: skip
+)
 def test_thoughts_come_in_many_forms(message: Body, text: str, thought: str) -> None:
     (piece,) = pieces_of({"choices": [{"message": message, "finish_reason": "stop"}]}, 0)
     assert ("".join(token.text for token in piece.tokens), piece.thought) == (text, thought)
