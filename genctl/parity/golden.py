@@ -113,7 +113,7 @@ def compare(
     remains: _Remains | None = None
     notes = list(differ.values())
     if any(each.shift for each in positions) and not interrupted():
-        on_stage("noise")
+        on_stage("measuring noise")
         try:
             remains = _measured(golden, side, positions, [*parted.values()], differ)
         except GenctlError as error:

@@ -230,7 +230,7 @@ class Hypotheses(Rereader):
 
         Of a large model each is first tried on the most telling row. Once one explains all, its family is the last.
         """
-        self._stage("hypotheses")
+        self._stage("trying causes")
         at, few = self._at(sample), self._telling(first, sample)[:1]
         part = torch.isin(at, self._at(few))
         begin = first.nothing_at(part)
@@ -300,7 +300,7 @@ class Hypotheses(Rereader):
 
     def _pairs(self, singles: Sequence[Tried], sample: Sequence[int], first: Tried) -> list[Tried]:
         """Causes together: every way of reading with every number, and the best ways that change different things."""
-        self._stage("pairs")
+        self._stage("trying pairs of causes")
         pairs, at = list[Tried](), self._at(sample)
         first_row, *rest = self._telling(first, sample)
 

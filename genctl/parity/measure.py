@@ -60,8 +60,8 @@ def measure(
 ) -> Parity:
     """Compare a side with the reference on given `texts`, and on those that the reference writes for `requests`.
 
-    `on_position` receives each position as it is compared, `on_stage` a word on what begins: "writing", "reading",
-    "noise", "layers". Raises ModelError, UsageError and InputError.
+    `on_position` receives each position as it is compared, `on_stage` what begins, in words. Raises ModelError,
+    UsageError and InputError.
     """
     options = options or ParityOptions()
     failed: dict[str, str] = {}
@@ -92,7 +92,7 @@ def measure(
         parted = [each for each in parted if each.mine.id not in failed]
         equal = not any(position.shift for position in positions)
         if positions and not (equal and not parted) and not interrupted():
-            on_stage("noise")
+            on_stage("measuring noise")
             most = min(CHECKED, max(CHECKED_LOGITS // reference.vocabulary, LEAST_CHECKED))
             readings = pick(positions, texts, parted, most)
             try:
@@ -117,7 +117,7 @@ def measure(
         one = replace(one, verdict="other weights", reason=why) if why else one
     found = FoundFault()
     if measured is not None and (one.verdict == "defect" or options.layers) and not interrupted():
-        on_stage("layers")
+        on_stage("comparing layers")
         try:
             found = find_fault(reference, other, measured)
             notes += found.notes

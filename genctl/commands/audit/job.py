@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,8 +13,7 @@ from genctl.commands.audit import view
 from genctl.commands.audit.options import UNEXPLAINED, AuditOptions, check_words
 from genctl.commands.engine_choice import SERVERS
 from genctl.commands.job import Job, settings_of, started
-from genctl.commands.parity.findings import FindingsWriter
-from genctl.commands.parity.view import LivePairs
+from genctl.commands.parity.findings import FindingsWriter, Progress
 from genctl.config.chat_settings import variables_of
 from genctl.config.layers import Layer, Resolved, resolve
 from genctl.errors import BackendError, CheckError, GenctlError, InputError, ModelError, UsageError
@@ -58,7 +56,7 @@ def audit(options: AuditOptions) -> int | None:
         with job.outputs() as stack:
             out, err = make_consoles(options.color)
             sink = job.report_sink(stack)
-            progress = job.view = LivePairs(err, time.monotonic, quiet=options.quiet, stages=view.STAGES)
+            progress = job.view = Progress(err, quiet=options.quiet)
             stack.callback(progress.hide)
 
             declared = {"dtype": early.runtime.dtype, "quantize": early.runtime.quantize, **options.declared}
@@ -173,7 +171,7 @@ def _ask(
     stack.callback(engine.close)
     assert isinstance(engine, RemoteSession)
     job.view.begin("audit")
-    job.view.stage("asking")
+    job.view.stage("querying the server")
     most = early.generation.max_new_tokens or TOKENS
     requests = [(row, drawn) for drawn in (0.0, DRAWN_TOO) for row in prompts]
     bodies = [_body(row, settings_of(row, early).runtime, drawn, most) for row, drawn in requests]

@@ -44,7 +44,7 @@ def compare(reference: str, other: str, prompts: Sequence[str], max_new_tokens: 
     """Compare two sides on greedy texts of prompts. Raises GenctlError, also for a prompt that a side cannot read."""
     sides = [_read(text, max_new_tokens) for text in (reference, other)]
     with closing(LoadedSides(_setup)) as loaded:
-        mine, theirs = (_load(loaded, side, prompts) for side in sides)
+        mine, theirs = (loaded.load(side) for side in sides)
         named = [(str(number), text) for number, text in enumerate(prompts, 1)]
         check_same(mine.session.loaded, theirs.session.loaded, named)
         one = measure(mine, theirs, _requests(mine, prompts))
@@ -65,7 +65,7 @@ def check_golden(
         if not update:
             raise InputError(f"golden {name}: there is no {path}", hint="pytest --genctl-update records it")
         with closing(LoadedSides(_setup)) as loaded:
-            here = _load(loaded, read, prompts)
+            here = loaded.load(read)
             size = _save(path, here, _requests(here, prompts), {str(at): prompt for at, prompt in enumerate(prompts)})
         return GoldenOutcome(True, f"golden {name}: recorded, {size:,} bytes")
     golden = golden_file.read(str(path))
@@ -75,7 +75,7 @@ def check_golden(
             hint="remove the file, and pytest --genctl-update records it again",
         )
     with closing(LoadedSides(_setup)) as loaded:
-        return _compared(path, golden, _load(loaded, read, prompts), update=update)
+        return _compared(path, golden, loaded.load(read), update=update)
 
 
 def _other_test(golden: Golden, prompts: Sequence[str], max_new_tokens: int) -> str:
@@ -114,10 +114,6 @@ def _read(text: str, max_new_tokens: int) -> Side:
 
 def _setup(early: Resolved, layers: Sequence[Layer]) -> EngineSetup:
     return EngineSetup(early.runtime, tuple(layers), need_tokenizer=True, named=early.names_model)
-
-
-def _load(loaded: LoadedSides, side: Side, prompts: Sequence[str]) -> LocalSide:
-    return loaded.load(side, [str(number) for number in range(len(prompts))])
 
 
 def _requests(side: LocalSide, prompts: Sequence[str]) -> list[Request]:
