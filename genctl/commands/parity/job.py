@@ -236,7 +236,7 @@ class Comparison:
         self.view.begin(side.name)
         self.view.stage("recording")
         prompts = {id: row.prompt or "" for id, row in self.rows.items()}
-        golden, failed = golden_file.recorded(side, requests, texts, prompts, self.interrupt)
+        golden, failed = against_golden.record(side, requests, texts, prompts, self.interrupt)
         self._end_if_interrupted()
         for id, message in failed.items():
             self.job.fail(self.rows[id], "model", message)
