@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -16,7 +16,8 @@ from genctl.commands.job import Job, settings_of, started
 from genctl.commands.parity.findings import FindingsWriter, Progress
 from genctl.config.chat_settings import variables_of
 from genctl.config.layers import Layer, Resolved, resolve
-from genctl.errors import BackendError, CheckError, GenctlError, InputError, ModelError, UsageError
+from genctl.errors import BackendError, CheckError, GenctlError, InputError, ModelError, UsageError, printable
+from genctl.io import readers
 from genctl.io.rows import BadRow, InputRow
 from genctl.models.resolve import needs_download
 from genctl.models.runtime_choice import stored_dtype
@@ -46,7 +47,8 @@ def audit(options: AuditOptions) -> int | None:
         if not options.is_server:
             trace = traces.read(options.trace, options.rows, traces.field_paths(options.field))
             if options.prompts_file is not None:
-                traces.with_prompts(trace, options.prompts_file)
+                given = [*prompts_of(options.prompts_file, job.messages.note)]
+                traces.with_prompts(trace, f"--prompts {printable(options.prompts_file)}", given)
         if (name := _named_by(trace, options, early)) is not None:
             layers.append(Layer(f"the records of {options.trace}", {"model": name}, declared="user"))
             early = resolve(layers, tentative=True)
@@ -111,6 +113,25 @@ def audit(options: AuditOptions) -> int | None:
                 failed_check, hint=f"{' '.join(f'--allow {key}' for key in dict.fromkeys(keys))} passes it"
             )
         return job.status()
+
+
+def prompts_of(path: str, note: Callable[[str], object]) -> Iterator[tuple[str | None, dict[str, Any]]]:
+    """The prompts of a file, which is read as `--input` is, with their ids. Raises InputError."""
+    format: readers.Format | None = "jsonl" if path.endswith(".json") else None
+    rows = readers.open_prompts((), path, None, stdin_is_terminal=True, format=format, report=note)
+    assert rows is not None
+    with rows:
+        for row in rows:
+            if isinstance(row, BadRow):
+                raise InputError(f"--prompts {printable(path)}: {row.message}")
+            yield row.id if row.own_id else None, _prompt_fields(row)
+
+
+def _prompt_fields(row: InputRow) -> dict[str, Any]:
+    """The prompt of a row, as fields of a `TraceRow`."""
+    known = TemplateSettings.__annotations__
+    settings = {key: value for key, value in {**row.params, **row.extra}.items() if key in known}
+    return {"prompt": row.prompt, "prompt_ids": row.prompt_ids, "messages": row.messages, "settings": settings}
 
 
 def _prompts(job: Job, options: AuditOptions, trace: TraceFile) -> list[InputRow]:
@@ -188,10 +209,7 @@ def _ask(
         except GenctlError as error:
             trace.fail(name, error.message)
             continue
-        own = {"prompt": row.prompt, "prompt_ids": row.prompt_ids, "messages": row.messages}
-        known = TemplateSettings.__annotations__
-        settings = {key: value for key, value in {**row.params, **row.extra}.items() if key in known}
-        trace.rows.append(replace(texts[0], id=name, own_id=True, settings=settings, **own))
+        trace.rows.append(replace(texts[0], id=name, own_id=True, **_prompt_fields(row)))
     if job.interrupt.status:
         raise SystemExit(job.interrupt.status)
     trace.total = len(trace.rows)

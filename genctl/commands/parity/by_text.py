@@ -10,7 +10,7 @@ from rich.text import Text as Line
 
 from genctl.commands.parity.view import signed
 from genctl.comparing.statistics import LEAST, Interval, bootstrap
-from genctl.engines.protocol import Engine, Flow, Report, Request, Scored, ScoringOptions, TextToScore
+from genctl.engines.protocol import Engine, Flow, Report, Request, Scored, TextToScore
 from genctl.errors import GenctlError, InputError, count
 from genctl.events.results import Collector
 from genctl.terminal.text_width import hanging, last_cells
@@ -30,18 +30,6 @@ class TextParity:
     bpb_reference: float  # bits per byte of UTF-8
     bpb_other: float
     difference: Interval  # other - reference, in bits per byte; texts are drawn again with replacement
-
-
-def score(
-    engine: Engine, texts: Sequence[tuple[str, TextToScore]], width: int, interrupted: Callable[[], str]
-) -> Outcomes:
-    """The score of each text, or why there is none."""
-    outcomes: Outcomes = {}
-    for id, outcome in engine.score(
-        iter(texts), ScoringOptions(batch_size=width, captions=False), interrupted=interrupted
-    ):
-        outcomes[id] = outcome if isinstance(outcome, GenctlError) else outcome[0]
-    return outcomes
 
 
 def written(

@@ -20,7 +20,7 @@ from genctl.commands.parity.sides import own_length, refused_settings
 from genctl.commands.parity.view import Naming
 from genctl.config.layers import Resolved
 from genctl.config.sides import Side
-from genctl.engines.protocol import Engine, Request, TextToScore
+from genctl.engines.protocol import Engine, Request, ScoringOptions, TextToScore
 from genctl.errors import CheckError, GenctlError, InputError, ModelError, count
 from genctl.io import readers, scored, writers
 from genctl.io.records import finding
@@ -93,14 +93,7 @@ def parity(options: ParityCommandOptions) -> int | None:
 def _golden_rows(golden: Golden) -> list[InputRow]:
     """The prompts of a golden file."""
     return [
-        InputRow(
-            text.id,
-            number,
-            text.prompt or None,
-            None if text.prompt else text.prompt_ids,
-            where=f"text {text.name} of the golden file",
-            own_id=text.id != str(number),
-        )
+        InputRow(text.id, number, text.prompt or None, where=text.name, own_id=text.id != str(number))
         for number, text in enumerate(golden.texts)
     ]
 
@@ -272,7 +265,9 @@ class Comparison:
                 self.view.stage("writing")
                 texts = self._texts_by(engine, resolved, width)
             self.view.stage("scoring")
-            outcomes.append(by_text.score(engine, texts, width, self.interrupt))
+            how = ScoringOptions(batch_size=width, captions=False)
+            scores = engine.score(iter(texts), how, interrupted=self.interrupt)
+            outcomes.append({id: one if isinstance(one, GenctlError) else one[0] for id, one in scores})
             self._end_if_interrupted()
             for id, error in outcomes[-1].items():
                 if isinstance(error, GenctlError):
