@@ -27,7 +27,7 @@ from genctl.io.records import finding
 from genctl.io.rows import InputRow
 from genctl.models.text import detokenizer
 from genctl.parity import golden as against_golden
-from genctl.parity.measure import ParityOptions, measure
+from genctl.parity.measure import measure
 from genctl.parity.reading import ReadOnce
 from genctl.parity.sides import LocalSide
 from genctl.parity.values import Golden, Parity, Text
@@ -175,8 +175,7 @@ class Comparison:
             other = self._load(loaded, side)
             check_same(reference.session.loaded, other.session.loaded, prompts)
             self.view.begin(other.name)
-            how = ParityOptions(layers=self.options.show_layers)
-            one = measure(reference, other, requests, texts, how, **self.listeners)
+            one = measure(reference, other, requests, texts, layers=self.options.show_layers, **self.listeners)
             self._end_if_interrupted()
             self._take(one)
         if self.saved_to is not None:
