@@ -34,7 +34,7 @@ from genctl.parity.traces import TraceFile
 from genctl.parity.ways import DTYPES
 from genctl.terminal.console import make_consoles
 
-DRAWN_TOO = 1.0  # a server is asked greedily, and at this temperature
+DRAWN_TOO = 1.0  # a server is queried greedily, and at this temperature
 TOKENS = 64  # of an answer, where nothing says it
 
 
@@ -63,7 +63,7 @@ def audit(options: AuditOptions) -> int | None:
 
             declared = {"dtype": early.runtime.dtype, "quantize": early.runtime.quantize, **options.declared}
             if options.is_server:
-                _ask(job, stack, options.trace, early, prompts, trace)
+                _query_server(job, stack, options.trace, early, prompts, trace)
             is_gguf = early.runtime.model.endswith(".gguf")
             plain = replace(early.runtime, quantize=None, dtype="float32", dequantize=is_gguf)
             session: Any = job.load_engine(replace(early, runtime=plain), need_tokenizer=False)
@@ -180,7 +180,7 @@ def _rows(job: Job, trace: TraceFile, prompts: AuditPrompts, context: int | None
             job.messages.error(error.message, f"row {row.name}: ", error.hint)
 
 
-def _ask(
+def _query_server(
     job: Job, stack: ExitStack, address: str, early: Resolved, prompts: Sequence[InputRow], trace: TraceFile
 ) -> None:
     """Add the answers of a server to the trace: to every prompt greedily, then drawn."""
@@ -243,7 +243,7 @@ def _body(row: InputRow, runtime: Runtime, temperature: float, most: int) -> tup
 
 
 def _declared(declared: dict[str, Any], own: str) -> tuple[str, str | None]:
-    """The dtype and the form that an engine is said to compute in. Raises UsageError."""
+    """The dtype and the form that an engine is declared to compute in. Raises UsageError."""
     dtype = str(declared["dtype"])
     dtype = own if dtype == "auto" else dtype
     if dtype not in DTYPES:

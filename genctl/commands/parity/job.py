@@ -171,7 +171,7 @@ class Comparison:
                 raise InputError(NOTHING)
         prompts = [(row.name, row.prompt) for row in self.rows.values() if row.prompt]
         for side in self.sides[1:]:
-            loaded.keep(self.sides[0], side)
+            loaded.retain(self.sides[0], side)
             other = self._load(loaded, side)
             check_same(reference.session.loaded, other.session.loaded, prompts)
             self.view.begin(other.name)
@@ -248,7 +248,7 @@ class Comparison:
         outcomes: list[by_text.Outcomes] = []
         answers = False
         for side in self.sides:
-            loaded.keep(side)
+            loaded.retain(side)
             engine, resolved = loaded.engine(side)
             self._describe(side, engine, resolved)
             self.view.begin(side.name)

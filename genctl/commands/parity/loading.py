@@ -85,7 +85,7 @@ class LoadedSides:
         assert isinstance(engine, Session)
         return LocalSide(side.name, engine, resolved, width=engine.width(resolved, WIDTH))
 
-    def keep(self, *sides: Side) -> None:
+    def retain(self, *sides: Side) -> None:
         """Free all checkpoints but those of these sides."""
         kept = {loaded_with(side.early.runtime, "prompt_cache") for side in sides}
         for key in [key for key in self.engines if key not in kept]:
@@ -93,7 +93,7 @@ class LoadedSides:
 
     def close(self) -> None:
         """Free all checkpoints."""
-        self.keep()
+        self.retain()
 
 
 def check_models(sides: Sequence[Side]) -> None:

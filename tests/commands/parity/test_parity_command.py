@@ -258,12 +258,6 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded(words: tuple[str, ..
     assert "Traceback" not in done.err
 
 
-def test_a_missing_checkpoint_is_status_3() -> None:
-    done = parity("builtin:stories", "./nowhere", "The sea")
-    assert done.status == 3
-    assert done.raw == b""
-
-
 def test_a_side_that_is_missing_is_found_before_any_is_compared() -> None:
     """The first pair was compared, and its table was lost."""
     done = parity("builtin:stories", "builtin:stories@batch_size=1", "./nowhere", "The sea", "--format", "jsonl")
