@@ -25,7 +25,6 @@ from genctl.params import Runtime
 Kind: TypeAlias = Literal["checkpoint", "preset", "mode", "server", "file"]
 
 SERVER = "openai:"
-RESUME = "resume"  # no setting of a run: rows from here on are decoded by a run that continues another
 FORM = "[NAME=]WHAT[@setting=value,…]"
 _OTHERS: dict[Kind, str] = {
     "preset": "a preset",
@@ -38,7 +37,7 @@ _OTHERS: dict[Kind, str] = {
 LOADING = tuple(
     name for name, item in params.knobs(Runtime).items() if item.metadata["group"] == params.MODEL and name != "offline"
 )
-_SPECIAL = ("extends", RESUME, "cache")
+_SPECIAL = ("extends", "cache")
 _SETTINGS = re.compile(r"@(?=\s*[A-Za-z_][\w-]*\s*=)")
 _NAME = re.compile(r"\w[\w.+-]{0,59}")
 _COLON = re.compile(r"([^:]*):(\s*(?:[A-Za-z_][\w-]*\s*(?:[=,].*)?)?)", re.DOTALL)  # NAME:setting=value,…
@@ -61,7 +60,6 @@ class Side:
     origin: str = ""  # of `settings`
     mode: str | None = None  # the way to decode that it names (`modes.NAMED`)
     word: str = "run"  # in messages
-    resume: int | None = None  # rows that an earlier run has decoded, where this one continues it
 
     @property
     def place(self) -> str:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from genctl.config.check import Wrong, check
-from genctl.engines.protocol import never
+from genctl.engines.protocol import Request, never
 from genctl.errors import GenctlError, UsageError
 from genctl.identity import change, changed, checkpoint_change, versions
 from genctl.parity.measure import NOTHING_COMPARED, UNMEASURED, Parted, concluded, pick
@@ -38,28 +38,42 @@ ENOUGH = 1e-6  # of the probability: where the best tokens leave less, the other
 
 
 def record(
-    side: LocalSide, texts: Sequence[Text], *, written: bool, interrupted: Callable[[], str] = never
+    side: LocalSide,
+    requests: Sequence[Request],
+    texts: Sequence[Text],
+    prompts: Mapping[str, str],
+    interrupted: Callable[[], str] = never,
 ) -> tuple[Golden, dict[str, str]]:
-    """What the side computes before each token of texts; and why texts are missing, by id."""
+    """What the side writes for requests, or reads of texts; and why texts are missing, by id.
+
+    `prompts` are as people wrote them, by id.
+    """
+    failed: dict[str, str] = {}
+    if requests:
+        texts, failed = side.write(requests, interrupted=interrupted)
     known: dict[Place, KnownTop] = {}
 
     def receive(place: int, index: int, logits: Tensor) -> None:
         text = texts[place]
         known[text.id, index] = known_top(logits.detach().float().cpu(), text.token_ids[index])
 
-    failed = side.read(texts, receive, interrupted=interrupted)
-    knobs = _knobs(side)
+    failed |= side.read(texts, receive, interrupted=interrupted)
+    knobs, new_tokens = _knobs(side), side.resolved.generation.max_new_tokens
+    own = {request.id: request.resolved.generation.max_new_tokens for request in requests}
     golden = Golden(
         reference=side.name,
         fingerprint=side.session.loaded.fingerprint(),
         dtype=knobs.pop("dtype"),
         knobs=knobs,
         vocabulary=side.vocabulary,
-        written=written,
-        new_tokens=side.resolved.generation.max_new_tokens,
+        written=bool(requests),
+        new_tokens=new_tokens,
         versions=versions("torch", "transformers"),
-        texts=tuple(text for text in texts if text.id not in failed),
+        texts=tuple(
+            replace(text, prompt=text.prompt or prompts.get(text.id, "")) for text in texts if text.id not in failed
+        ),
         known={place: one for place, one in known.items() if place[0] not in failed},
+        own_lengths={id: most for id, most in own.items() if most is not None and most != new_tokens},
     )
     return golden, failed
 
@@ -113,7 +127,7 @@ def compare(
     remains: _Remains | None = None
     notes = list(differ.values())
     if any(each.shift for each in positions) and not interrupted():
-        on_stage("noise")
+        on_stage("measuring noise")
         try:
             remains = _measured(golden, side, positions, [*parted.values()], differ)
         except GenctlError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from genctl.engines.protocol import Request, never
 from genctl.errors import GenctlError
 from genctl.events import shared_length
 from genctl.parity.fault import FoundFault, find_fault
-from genctl.parity.noise import MeasuredNoise, beyond_weights, measure_noise
+from genctl.parity.noise import MeasuredNoise, measure_noise
 from genctl.parity.oracle import Reading
 from genctl.parity.reading import ReadBoth, ReadOnce
 from genctl.parity.sides import LocalSide
@@ -32,13 +32,6 @@ UNMEASURED = Noise(
 UNKNOWN = (math.nan, math.nan)  # log-probabilities
 
 
-@dataclass(frozen=True)
-class ParityOptions:
-    """What is compared."""
-
-    layers: bool = False  # the curve by layer is wanted whatever the verdict is
-
-
 class Parted(NamedTuple):
     """Two texts after one prompt."""
 
@@ -52,18 +45,17 @@ def measure(
     other: LocalSide,
     requests: Sequence[Request] = (),
     texts: Sequence[Text] = (),
-    options: ParityOptions | None = None,
     *,
+    layers: bool = False,
     on_position: Callable[[Position], object] = lambda position: None,
     on_stage: Callable[[str], object] = lambda stage: None,
     interrupted: Callable[[], str] = never,
 ) -> Parity:
     """Compare a side with the reference on given `texts`, and on those that the reference writes for `requests`.
 
-    `on_position` receives each position as it is compared, `on_stage` a word on what begins: "writing", "reading",
-    "noise", "layers". Raises ModelError, UsageError and InputError.
+    With `layers` there is a curve by layer whatever the verdict is. `on_position` receives each position as it is
+    compared, `on_stage` what begins, in words. Raises ModelError, UsageError and InputError.
     """
-    options = options or ParityOptions()
     failed: dict[str, str] = {}
     parted: list[Parted] = []
     if requests:
@@ -92,7 +84,7 @@ def measure(
         parted = [each for each in parted if each.mine.id not in failed]
         equal = not any(position.shift for position in positions)
         if positions and not (equal and not parted) and not interrupted():
-            on_stage("noise")
+            on_stage("measuring noise")
             most = min(CHECKED, max(CHECKED_LOGITS // reference.vocabulary, LEAST_CHECKED))
             readings = pick(positions, texts, parted, most)
             try:
@@ -116,8 +108,8 @@ def measure(
             why = f"config.json differs in {differ}, and the weights are equal"
         one = replace(one, verdict="other weights", reason=why) if why else one
     found = FoundFault()
-    if measured is not None and (one.verdict == "defect" or options.layers) and not interrupted():
-        on_stage("layers")
+    if measured is not None and (one.verdict == "defect" or layers) and not interrupted():
+        on_stage("comparing layers")
         try:
             found = find_fault(reference, other, measured)
             notes += found.notes
@@ -181,13 +173,13 @@ def verdict_of(
     if measured is None:
         return "drift", "the logits differ, and rounding could not be measured"
     noise = measured.noise
-    remains = beyond_weights(noise.typical_ratio)
+    remains = f"the rest is {noise.typical_ratio:.2g} × rounding error"
     unexplained = f"{explained_by} do not explain this"
     if noise.typical_ratio > noise.typical_allowed:
         return "defect", f"{unexplained}: {remains}, and rounding reaches {noise.typical_allowed:.2g}"
     if noise.largest_ratio > noise.allowed:
         where = measured.token(int(measured.ratios.argmax()))
-        most = beyond_weights(noise.largest_ratio)
+        most = f"the rest is {noise.largest_ratio:.2g} × rounding error"
         return "defect", f"{where}: {unexplained}: {most}, and rounding reaches {noise.allowed:.2g}"
     if measured.equal:
         return "tie", f"rounding explains this: the difference is {noise.typical_ratio:.2g} × rounding error"

@@ -61,11 +61,6 @@ class MeasuredNoise:
         return by_weights + ALLOWANCE * max(here, self.moved)
 
 
-def beyond_weights(ratio: float) -> str:
-    """How large a difference is that the weights do not explain, in rounding errors."""
-    return f"the rest is {ratio:.2g} × rounding error"
-
-
 def measure_noise(
     reference: LocalSide,
     other: LocalSide,

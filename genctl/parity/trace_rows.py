@@ -158,11 +158,6 @@ def with_ids(pieces: Sequence[TracePiece], ids: Sequence[int] | None, path: str)
 PROMPT_IDS = ("prompt_ids", "prompt_token_ids", "input_ids", "context_ids")
 
 
-NO_PROMPT: dict[str, Any] = {
-    "prompt": None, "prompt_ids": None, "messages": None, "settings": {}, "prompt_tokens": None,
-}  # fmt: skip
-
-
 class TemplateSettings(TypedDict, total=False):
     """What a request, or a row of genctl, sets of the chat template."""
 

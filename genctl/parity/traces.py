@@ -12,8 +12,8 @@ from genctl.documents import reader
 from genctl.documents.reader import BadJson, Unreadable
 from genctl.documents.shapes import BadShape, value_of
 from genctl.errors import InputError, cannot_read, nearest, printable, quote
-from genctl.parity.shapes import FIELDS, FITTING, OF_PROMPTS, Llama, Ollama, OpenAI, SGLang, body_of, id_of, rows_of
-from genctl.parity.trace_rows import NO_PROMPT, TraceRow, fit, prompt_of
+from genctl.parity.shapes import FIELDS, FITTING, Llama, Ollama, OpenAI, SGLang, rows_of
+from genctl.parity.trace_rows import TraceRow
 
 MOST_SHOWN = 100  # failed rows whose reasons are kept
 _BOM = b"\xef\xbb\xbf"
@@ -302,45 +302,16 @@ def hint_of(event: Any) -> Any:
 # -- prompts of another file -------------------------------------------------------------------------------------------
 
 
-def _prompts(path: str) -> Iterator[tuple[str | None, dict[str, Any]]]:
-    """The id and the prompt of each row of a file: of JSON, if its name or its first line says so; else lines.
+def with_prompts(trace: TraceFile, name: str, found: Sequence[tuple[str | None, Mapping[str, Any]]]) -> None:
+    """Give rows the prompts of a file: by their id, else in order. Raises InputError.
 
-    Raises BadShape and Unreadable.
+    `found` has the id of each prompt, None where it has none, and the fields of a `TraceRow` that it sets.
     """
-    lines = [line.removeprefix(_BOM) for line in reader.lines(path)]
-    while lines and not lines[-1].strip():
-        lines.pop()
-    is_json = isinstance(_loaded(next((line for line in lines if line.strip()), b"")), dict)
-    if not is_json and not path.endswith((".json", ".jsonl", ".ndjson")):
-        for number, line in enumerate(lines, 1):
-            try:
-                yield None, {"prompt": line.rstrip(b"\r\n").decode()}
-            except UnicodeDecodeError as error:
-                raise BadShape(f"line {number}: byte {error.start + 1} is not UTF-8") from None
-        return
-    for where, value, wrong in _documents(lines):
-        try:
-            row = {"prompt": value} if isinstance(value, str) else fit(dict[str, Any], value, "the row")
-            found = prompt_of(body_of(row)) if not wrong else {}
-            if not found.keys() & {*OF_PROMPTS}:
-                raise BadShape(wrong or "expected a prompt, prompt_ids or messages")
-            yield id_of(row), found
-        except BadShape as error:
-            raise BadShape(f"{where}: {wrong or error}") from None
-
-
-def with_prompts(trace: TraceFile, path: str) -> None:
-    """Give rows the prompts of a file: by their id, else in order. Raises InputError."""
-    name = f"--prompts {printable(path)}"
-    try:
-        found = [*_prompts(path)]
-    except (Unreadable, BadShape) as error:
-        raise InputError(f"{name}: {error}") from None
     by_id = {id: prompt for id, prompt in found if id is not None}
     if any(row.own_id and row.id in by_id for row in trace.rows):
         chosen = [by_id.get(row.id) for row in trace.rows]
         if len(by_id) < len(found):
-            raise InputError(f"{name}: two prompts have the same id, or one has none")
+            raise InputError(f"{name}: a prompt has no id, and others have")
         if len(found) == trace.requests and (row := next((row for row in trace.rows if row.id not in by_id), None)):
             raise InputError(f"{name}: no prompt has the id {quote(row.id)}, and other rows have ids that are there")
     elif len(found) in (trace.requests, trace.total):
@@ -354,7 +325,7 @@ def with_prompts(trace: TraceFile, path: str) -> None:
         if prompt is None:
             trace.fail(row.name, f"row {row.name}: {name} has no prompt with the id {quote(row.id)}")
         else:
-            rows.append((place, replace(row, **{**NO_PROMPT, **prompt})))
+            rows.append((place, replace(row, prompt_tokens=None, **prompt)))
     trace.places, trace.rows = [place for place, _ in rows], [row for _, row in rows]
 
 

@@ -120,11 +120,6 @@ class Estimate:
     value: float
     uncertainty: float
 
-    @property
-    def interval(self) -> tuple[float, float]:
-        """About 95 percent: two standard errors to both sides."""
-        return self.value - 2 * self.uncertainty, self.value + 2 * self.uncertainty
-
     def __repr__(self) -> str:
         return f"Estimate({self.value:.6g}, uncertainty={self.uncertainty:.2g})"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from genctl.parity.measure import ParityOptions, measure
+from genctl.parity.measure import measure
 from genctl.parity.sides import LocalSide
 from genctl.parity.values import Parity
 from tests import tiny
@@ -35,11 +35,9 @@ def reference(arch: str, folder: Path, runtime: str = "auto") -> LocalSide:
     return side(checkpoint(arch, folder), runtime=runtime, generation={"max_new_tokens": 16}, name="reference")
 
 
-def compared(
-    arch: str, folder: Path, other: LocalSide, runtime: str = "auto", options: ParityOptions | None = None
-) -> Parity:
+def compared(arch: str, folder: Path, other: LocalSide, runtime: str = "auto", *, layers: bool = False) -> Parity:
     first = reference(arch, folder, runtime)
-    return measure(first, other, requests_of_ids(first, PROMPTS), options=options)
+    return measure(first, other, requests_of_ids(first, PROMPTS), layers=layers)
 
 
 def other(arch: str, folder: Path, **changes: Any) -> LocalSide:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from genctl.parity.measure import ParityOptions
 from genctl.parity.taps import tapped
 from tests.parity.checkpoints import PROMPTS, compared, other
 from tests.parity.faults import FAULTS, Altered
@@ -59,7 +58,7 @@ def test_a_stale_column_is_found_at_the_token_that_follows(folders: Path) -> Non
 
 
 def test_the_curve_of_a_side_without_a_fault_stays_below_rounding(folders: Path) -> None:
-    found = compared("qwen2", folders, other("qwen2", folders, dtype="bfloat16"), options=ParityOptions(layers=True))
+    found = compared("qwen2", folders, other("qwen2", folders, dtype="bfloat16"), layers=True)
     assert found.fault is None
     assert [point.sublayer for point in found.curve[:3]] == ["embedding", "norm", "attention"]
     assert max(point.size / point.noise for point in found.curve if point.noise) < 4
@@ -70,7 +69,7 @@ def test_models_are_as_they_were_after_a_curve(folders: Path) -> None:
     """Hooks are removed, and the parts of a native model are its own."""
     side = other("qwen2", folders, runtime="transformers")
     before = [len(module._forward_hooks) for module in side.session.loaded.model.modules()]
-    compared("qwen2", folders, side, "transformers", ParityOptions(layers=True))
+    compared("qwen2", folders, side, "transformers", layers=True)
     assert [len(module._forward_hooks) for module in side.session.loaded.model.modules()] == before
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from genctl.parity.measure import ParityOptions
 from genctl.parity.sides import LocalSide
 from tests.parity import faults
 from tests.parity.checkpoints import compared, other
@@ -57,7 +56,7 @@ def test_a_fault_is_found_in_its_layer_across_runtimes(mine: str, theirs: str, p
 @pytest.mark.parametrize("arch", ["gpt2", "llama", "qwen2", "gpt_neox", "phi", "gemma2", "falcon", "bloom", "opt"])
 @pytest.mark.parametrize(("mine", "theirs"), RUNTIMES)
 def test_no_layer_is_named_where_only_sums_differ(mine: str, theirs: str, arch: str, folders: Path) -> None:
-    found = compared(arch, folders, other(arch, folders, runtime=theirs), mine, ParityOptions(layers=True))
+    found = compared(arch, folders, other(arch, folders, runtime=theirs), mine, layers=True)
     assert found.fault is None
     assert {(point.layer, point.sublayer) for point in found.curve} >= {
         (None, "embedding"),
@@ -71,7 +70,7 @@ def test_no_layer_is_named_where_only_sums_differ(mine: str, theirs: str, arch: 
 
 @pytest.mark.parametrize("arch", ["t5", "bart"])
 def test_encoders_have_a_curve_too(arch: str, folders: Path) -> None:
-    found = compared(arch, folders, other(arch, folders, runtime="transformers"), "native", ParityOptions(layers=True))
+    found = compared(arch, folders, other(arch, folders, runtime="transformers"), "native", layers=True)
     kinds = [point.sublayer for point in found.curve]
     assert kinds[:3] == ["encoder embedding", "encoder norm", "encoder attention"]
     assert kinds.count("cross-attention") == 2
@@ -83,9 +82,7 @@ def test_what_one_side_alone_has_is_left_out_and_said(folders: Path, monkeypatch
 
     known = taps._sublayer
     monkeypatch.setattr(taps, "_sublayer", lambda name: "" if name == "mlp" else known(name))
-    found = compared(
-        "gpt2", folders, other("gpt2", folders, runtime="transformers"), "native", ParityOptions(layers=True)
-    )
+    found = compared("gpt2", folders, other("gpt2", folders, runtime="transformers"), "native", layers=True)
     assert found.notes == (
         "layers: only reference has norm (layers.0.mlp_norm, …), mlp (layers.0.mlp, …); this is left out",
     )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -14,11 +13,11 @@ from genctl.commands.audit import view
 from genctl.commands.audit.options import UNEXPLAINED, AuditOptions, check_words
 from genctl.commands.engine_choice import SERVERS
 from genctl.commands.job import Job, settings_of, started
-from genctl.commands.parity.findings import FindingsWriter
-from genctl.commands.parity.view import LivePairs
+from genctl.commands.parity.findings import FindingsWriter, Progress
 from genctl.config.chat_settings import variables_of
 from genctl.config.layers import Layer, Resolved, resolve
-from genctl.errors import BackendError, CheckError, GenctlError, InputError, ModelError, UsageError
+from genctl.errors import BackendError, CheckError, GenctlError, InputError, ModelError, UsageError, printable
+from genctl.io import readers
 from genctl.io.rows import BadRow, InputRow
 from genctl.models.resolve import needs_download
 from genctl.models.runtime_choice import stored_dtype
@@ -35,7 +34,7 @@ from genctl.parity.traces import TraceFile
 from genctl.parity.ways import DTYPES
 from genctl.terminal.console import make_consoles
 
-DRAWN_TOO = 1.0  # a server is asked greedily, and at this temperature
+DRAWN_TOO = 1.0  # a server is queried greedily, and at this temperature
 TOKENS = 64  # of an answer, where nothing says it
 
 
@@ -48,7 +47,8 @@ def audit(options: AuditOptions) -> int | None:
         if not options.is_server:
             trace = traces.read(options.trace, options.rows, traces.field_paths(options.field))
             if options.prompts_file is not None:
-                traces.with_prompts(trace, options.prompts_file)
+                given = [*prompts_of(options.prompts_file, job.messages.note)]
+                traces.with_prompts(trace, f"--prompts {printable(options.prompts_file)}", given)
         if (name := _named_by(trace, options, early)) is not None:
             layers.append(Layer(f"the records of {options.trace}", {"model": name}, declared="user"))
             early = resolve(layers, tentative=True)
@@ -58,12 +58,12 @@ def audit(options: AuditOptions) -> int | None:
         with job.outputs() as stack:
             out, err = make_consoles(options.color)
             sink = job.report_sink(stack)
-            progress = job.view = LivePairs(err, time.monotonic, quiet=options.quiet, stages=view.STAGES)
+            progress = job.view = Progress(err, quiet=options.quiet)
             stack.callback(progress.hide)
 
             declared = {"dtype": early.runtime.dtype, "quantize": early.runtime.quantize, **options.declared}
             if options.is_server:
-                _ask(job, stack, options.trace, early, prompts, trace)
+                _query_server(job, stack, options.trace, early, prompts, trace)
             is_gguf = early.runtime.model.endswith(".gguf")
             plain = replace(early.runtime, quantize=None, dtype="float32", dequantize=is_gguf)
             session: Any = job.load_engine(replace(early, runtime=plain), need_tokenizer=False)
@@ -115,6 +115,25 @@ def audit(options: AuditOptions) -> int | None:
         return job.status()
 
 
+def prompts_of(path: str, note: Callable[[str], object]) -> Iterator[tuple[str | None, dict[str, Any]]]:
+    """The prompts of a file, which is read as `--input` is, with their ids. Raises InputError."""
+    format: readers.Format | None = "jsonl" if path.endswith(".json") else None
+    rows = readers.open_prompts((), path, None, stdin_is_terminal=True, format=format, report=note)
+    assert rows is not None
+    with rows:
+        for row in rows:
+            if isinstance(row, BadRow):
+                raise InputError(f"--prompts {printable(path)}: {row.message}")
+            yield row.id if row.own_id else None, _prompt_fields(row)
+
+
+def _prompt_fields(row: InputRow) -> dict[str, Any]:
+    """The prompt of a row, as fields of a `TraceRow`."""
+    known = TemplateSettings.__annotations__
+    settings = {key: value for key, value in {**row.params, **row.extra}.items() if key in known}
+    return {"prompt": row.prompt, "prompt_ids": row.prompt_ids, "messages": row.messages, "settings": settings}
+
+
 def _prompts(job: Job, options: AuditOptions, trace: TraceFile) -> list[InputRow]:
     """The prompts that a server continues. Raises InputError where there is none."""
     rows = replace(options, arguments=()).prompts(job.messages.print)
@@ -161,7 +180,7 @@ def _rows(job: Job, trace: TraceFile, prompts: AuditPrompts, context: int | None
             job.messages.error(error.message, f"row {row.name}: ", error.hint)
 
 
-def _ask(
+def _query_server(
     job: Job, stack: ExitStack, address: str, early: Resolved, prompts: Sequence[InputRow], trace: TraceFile
 ) -> None:
     """Add the answers of a server to the trace: to every prompt greedily, then drawn."""
@@ -173,7 +192,7 @@ def _ask(
     stack.callback(engine.close)
     assert isinstance(engine, RemoteSession)
     job.view.begin("audit")
-    job.view.stage("asking")
+    job.view.stage("querying the server")
     most = early.generation.max_new_tokens or TOKENS
     requests = [(row, drawn) for drawn in (0.0, DRAWN_TOO) for row in prompts]
     bodies = [_body(row, settings_of(row, early).runtime, drawn, most) for row, drawn in requests]
@@ -190,10 +209,7 @@ def _ask(
         except GenctlError as error:
             trace.fail(name, error.message)
             continue
-        own = {"prompt": row.prompt, "prompt_ids": row.prompt_ids, "messages": row.messages}
-        known = TemplateSettings.__annotations__
-        settings = {key: value for key, value in {**row.params, **row.extra}.items() if key in known}
-        trace.rows.append(replace(texts[0], id=name, own_id=True, settings=settings, **own))
+        trace.rows.append(replace(texts[0], id=name, own_id=True, **_prompt_fields(row)))
     if job.interrupt.status:
         raise SystemExit(job.interrupt.status)
     trace.total = len(trace.rows)
@@ -227,7 +243,7 @@ def _body(row: InputRow, runtime: Runtime, temperature: float, most: int) -> tup
 
 
 def _declared(declared: dict[str, Any], own: str) -> tuple[str, str | None]:
-    """The dtype and the form that an engine is said to compute in. Raises UsageError."""
+    """The dtype and the form that an engine is declared to compute in. Raises UsageError."""
     dtype = str(declared["dtype"])
     dtype = own if dtype == "auto" else dtype
     if dtype not in DTYPES:

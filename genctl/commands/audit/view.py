@@ -14,7 +14,7 @@ from urllib.parse import quote
 from rich.text import Text
 
 from genctl.commands.page_file import PageFile
-from genctl.commands.parity.findings import verdict_lines
+from genctl.commands.parity.findings import Finding
 from genctl.errors import count, percent
 from genctl.events import Token
 from genctl.io import writers
@@ -25,44 +25,19 @@ from genctl.terminal.marked_text import Levels, marked
 from genctl.terminal.text_width import hanging
 
 SHOWN = 8  # hypotheses
+WORST = 12  # positions on a page
 BAR = 10  # cells
-_STYLES = {"same": theme.colour(1.0), "explained": theme.colour(0.5), "unexplained": theme.ERROR}
+STYLES = {"same": theme.colour(1.0), "explained": theme.colour(0.5), "unexplained": theme.ERROR}
 LEVELS = Levels(tuple(2.0**power for power in range(0, 9)))  # of differences: 1, 2, … 256 times noise
+LEGEND = "digits: the difference in noise, 0 below 1, then doubling up to 9 from 256"
 Piece = Callable[[int], str]
 
 
-def lines(one: Audit, piece: Piece, width: int | None) -> list[Text]:
-    """All that is shown. Without a `width`, lines are not broken."""
-    details = [("change ", advice) for advice in dict.fromkeys(cause.advice for cause in one.causes)]
-    if one.first is not None:
-        details.append(("from   ", f"row {one.first[0]}, token {one.first[1] + 1} on"))
-    if size := _size(one):
-        details.append(("size   ", size))
-    details += [("note: ", note) for note in one.notes]
-    details += [("failed ", reason) for reason in one.failed.values()]
-    found = verdict_lines((one.trace, one.reference), one.verdict, _STYLES[one.verdict], one.reason, details, width)
-    return found + _tried(one, width) + strip(one, piece, width)
+def _number(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.2g}"
 
 
-def _size(one: Audit) -> str:
-    """The size of the difference, in words; "" where no position has one."""
-    if not one.positions:
-        return ""
-    of = f"{count(len(one.positions), 'token')} of {count(len(one.texts), 'row')}"
-    size = f"typically {_number(one.ratio)} × rounding error ({_number(one.noise)} nats)"
-    return f"{of}, {size}; up to {_number(one.allowed)} × counts as the same"
-
-
-def _tried(one: Audit, width: int | None) -> list[Text]:
-    found = []
-    for each in best(one):
-        line = Text(no_wrap=True).append_text(widgets.bar(max(each.explained, 0.0), BAR))
-        line.append(f" {percent(max(each.explained, 0.0)):>7}  ").append(widgets.visible(each.words))
-        found.append(widgets.fit(line, width))
-    return found
-
-
-def best(one: Audit) -> list[TriedCause]:
+def _best(one: Audit) -> list[TriedCause]:
     """The hypotheses that are shown: those of the greatest likelihood, each cause once."""
     found: dict[tuple[str, ...], TriedCause] = {}
     for each in one.tried:
@@ -70,31 +45,43 @@ def best(one: Audit) -> list[TriedCause]:
     return [*found.values()][:SHOWN]
 
 
-def worst_row(one: Audit) -> list[AuditPosition]:
-    """The positions of the row that differs most."""
-    if one.verdict == "same" or not one.positions:
-        return []
-    id = max(one.positions, key=lambda each: min(each.ratio, 1e6)).id
-    return [each for each in one.positions if each.id == id]
+def _by_row(one: Audit) -> dict[str, list[AuditPosition]]:
+    """The positions of each row, the row that differs most first."""
+    rows: dict[str, list[AuditPosition]] = {text.id: [] for text in one.texts}
+    for position in one.positions:
+        rows[position.id].append(position)
+    return dict(sorted(rows.items(), key=lambda row: -max((min(each.ratio, 1e6) for each in row[1]), default=0.0)))
 
 
-def strip(one: Audit, piece: Piece, width: int | None) -> list[Text]:
-    """The worst row, each token with its difference as a digit: before, and after the explanation."""
-    own = worst_row(one)
-    if not own or width is None:
-        return []
-    text = next(each for each in one.texts if each.id == own[0].id)
-    found = [Text(f"row {widgets.visible(text.name or text.id)} differs most", style=theme.DIM)]
-    views = [("before", "ratio"), *([("after", "ratio_after")] if one.verdict == "explained" else [])]
-    for label, name in views:
+def _finding(one: Audit) -> Finding:
+    details = [("change ", advice) for advice in dict.fromkeys(cause.advice for cause in one.causes)]
+    if one.first is not None:
+        details.append(("from   ", f"row {one.first[0]}, token {one.first[1] + 1} on"))
+    if one.positions:
+        size = f"typically {_number(one.ratio)} × rounding error ({_number(one.noise)} nats)"
+        words = f"{count(len(one.positions), 'token')} of {count(len(one.texts), 'row')}, {size}"
+        details.append(("size   ", f"{words}; up to {_number(one.allowed)} × counts as the same"))
+    details += [("note: ", note) for note in one.notes]
+    details += [("failed ", reason) for reason in one.failed.values()]
+    return Finding(one.trace, one.reference, one.verdict, STYLES[one.verdict], one.reason, details)
+
+
+def lines(one: Audit, piece: Piece, width: int | None) -> list[Text]:
+    """All that is shown. Without a `width`, lines are not broken."""
+    found = _finding(one).lines(width)
+    for each in _best(one):
+        line = Text(no_wrap=True).append_text(widgets.bar(max(each.explained, 0.0), BAR))
+        line.append(f" {percent(max(each.explained, 0.0)):>7}  ").append(widgets.visible(each.words))
+        found.append(widgets.fit(line, width))
+    if width is None or one.verdict == "same" or not one.positions:
+        return found
+    id, own = next(iter(_by_row(one).items()))
+    text = next(each for each in one.texts if each.id == id)
+    found.append(Text(f"row {widgets.visible(text.name or text.id)} differs most", style=theme.DIM))
+    for label, name in [("before", "ratio"), ("after", "ratio_after")][: 1 + (one.verdict == "explained")]:
         pieces = (LEVELS.piece(each.token, piece(each.token), getattr(each, name)) for each in own)
         found += [Text(label, style=theme.DIM), *marked(width, text.prompt, pieces)]
-    words = "digits: the difference in noise, 0 below 1, then doubling up to 9 from 256"
-    return found + hanging("", words, width, theme.DIM)
-
-
-def _number(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.2g}"
+    return found + hanging("", LEGEND, width, theme.DIM)
 
 
 # -- records -----------------------------------------------------------------------------------------------------------
@@ -140,53 +127,34 @@ def flat(record: writers.Record) -> writers.Record:
 
 # -- the page ----------------------------------------------------------------------------------------------------------
 
-WORST = 12  # positions
-
 
 def add_to_page(page: PageFile, one: Audit, piece: Piece) -> None:
     """Add the findings, and each row as two runs of a comparison: as the reference reads it, and as the trace has it.
 
     The row that differs most comes first.
     """
-    by_row: dict[str, list[AuditPosition]] = {text.id: [] for text in one.texts}
-    for position in one.positions:
-        by_row[position.id].append(position)
+    page.facts.append(_finding(one).fact())
+    if tried := [f"{percent(max(each.explained, 0.0))} {each.words}" for each in _best(one)]:
+        page.facts.append(("causes tried", "; ".join(tried)))
     worst = [
         f"row {each.id}, token {each.index + 1} “{widgets.token_text(each.token, piece(each.token))}”: written "
         f"{_number(each.number)}, reference {_number(each.reference)}, {_number(each.ratio)} times noise"
         for each in sorted(one.positions, key=lambda each: -each.ratio)[:WORST]
     ]
-    facts = {
-        "trace": one.trace,
-        "reference": one.reference,
-        "verdict": f"{one.verdict}: {one.reason}",
-        "change": "; ".join(dict.fromkeys(cause.advice for cause in one.causes)),
-        "size": _size(one),
-        "notes": "; ".join((*one.notes, *one.failed.values())),
-        "causes tried": "; ".join(f"{percent(max(each.explained, 0.0))} {each.words}" for each in best(one)),
-        "worst positions": "; ".join(worst),
-    }
-    page.facts += [(label, words) for label, words in facts.items() if words]
+    if worst:
+        page.facts.append(("worst positions", "; ".join(worst)))
     prompts = {text.id: text.prompt for text in one.texts}
-    for id, own in sorted(by_row.items(), key=lambda row: -max((each.ratio for each in row[1]), default=0.0)):
+    for id, own in _by_row(one).items():
         shown = [each for each in own if not math.isnan(each.number)]  # a page has no sign for a missing number
-        sides = {"reference": [each.reference for each in shown], "trace": [each.number for each in shown]}
-        for run, (side, numbers) in enumerate(sides.items(), start=1):
-            lane = f"{side}/{quote(id, safe='')}/0"
+        figures = ""
+        if own:
+            figures = f"differs by up to {_number(max(each.ratio for each in own))} times noise"
+        if left := len(own) - len(shown):
+            figures += f"; {count(left, 'token')} without a number left out"
+        for run, side in enumerate(("reference", "trace"), start=1):
+            numbers = [each.number if side == "trace" else each.reference for each in shown]
             tokens = [Token(each.token, number, piece(each.token)) for each, number in zip(shown, numbers, strict=True)]
-            figures = ""
-            if own and side == "trace":
-                figures = f"differs by up to {_number(max(each.ratio for each in own))} times noise"
-                if left := len(own) - len(shown):
-                    figures += f"; {count(left, 'token')} without a number left out"
-            page.scored(lane, prompts[id], tokens, model=one.reference, figures=figures, run=run)
-
-
-# -- while it is done --------------------------------------------------------------------------------------------------
-
-STAGES = {
-    "asking": "the server is asked",
-    "reading": "the reference reads",
-    "hypotheses": "causes are tried",
-    "pairs": "pairs of causes are tried",
-}
+            page.scored(
+                f"{side}/{quote(id, safe='')}/0", prompts[id], tokens, model=one.reference,
+                figures=figures if side == "trace" else "", run=run,
+            )  # fmt: skip

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from rich.text import Text as Line
 
-from genctl.commands.parity.view import short_names, signed
+from genctl.commands.parity.view import signed
 from genctl.comparing.statistics import LEAST, Interval, bootstrap
-from genctl.engines.protocol import Engine, Flow, Report, Request, Scored, ScoringOptions, TextToScore
+from genctl.engines.protocol import Engine, Flow, Report, Request, Scored, TextToScore
 from genctl.errors import GenctlError, InputError, count
 from genctl.events.results import Collector
-from genctl.terminal.text_width import hanging
-from genctl.terminal.widgets import table_lines
+from genctl.terminal.text_width import hanging, last_cells
+from genctl.terminal.widgets import first_column, table_lines
 
 Outcomes = dict[str, "Scored | GenctlError"]  # by the id of a row
 
@@ -30,18 +30,6 @@ class TextParity:
     bpb_reference: float  # bits per byte of UTF-8
     bpb_other: float
     difference: Interval  # other - reference, in bits per byte; texts are drawn again with replacement
-
-
-def score(
-    engine: Engine, texts: Sequence[tuple[str, TextToScore]], width: int, interrupted: Callable[[], str]
-) -> Outcomes:
-    """The score of each text, or why there is none."""
-    outcomes: Outcomes = {}
-    for id, outcome in engine.score(
-        iter(texts), ScoringOptions(batch_size=width, captions=False), interrupted=interrupted
-    ):
-        outcomes[id] = outcome if isinstance(outcome, GenctlError) else outcome[0]
-    return outcomes
 
 
 def written(
@@ -89,6 +77,5 @@ def lines(found: Sequence[TextParity], width: int | None) -> list[Line]:
         f"{count(found[0].texts, 'text')} of {found[0].bytes:,} bytes; "
         f"the interval is that of the texts drawn again, from {LEAST} texts on"
     )
-    names = [found[0].reference, *short_names([one.other for one in found], width)]
-    rows = [[name, *row[1:]] for name, row in zip(names, rows, strict=True)]
+    rows = [[row[0] if width is None else last_cells(row[0], first_column(width)), *row[1:]] for row in rows]
     return [*table_lines(("side", "bits/byte", "difference", "95%"), rows, width), *hanging("", words, width)]

@@ -1,19 +1,92 @@
-"""What `genctl parity` and `genctl audit` show and write alike: a verdict with its details, and records or text."""
+"""What `genctl parity` and `genctl audit` show and write alike: progress, a verdict with details, records or text."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
+from genctl.errors import count
 from genctl.io import writers
 from genctl.terminal import theme, widgets
-from genctl.terminal.text_width import hanging, labelled, last_cells
+from genctl.terminal.console import takes_lines
+from genctl.terminal.live_region import LiveRegion, RareLines
+from genctl.terminal.text_width import hanging, labelled
 
 PLAIN_WIDTH = 80  # of headings where there is no terminal
+
+
+class Finding(NamedTuple):
+    """A verdict on something against a reference, with details, each behind its label."""
+
+    name: str
+    reference: str
+    verdict: str
+    style: Style  # of the verdict
+    reason: str
+    details: Sequence[tuple[str, str]]
+
+    @property
+    def title(self) -> str:
+        """Both names."""
+        return f"{self.name} against {self.reference}"
+
+    def lines(self, width: int | None) -> list[Text]:
+        """The names in a rule, the verdict, and the details. Without a `width`, lines are not broken."""
+        title = widgets.visible(self.title)
+        lines = [widgets.header(max(PLAIN_WIDTH, cell_len(title) + 6) if width is None else width, title)]
+        lines += labelled(f"{self.verdict}: ", self.style + theme.CHOSEN, widgets.visible(self.reason), width)
+        for label, words in self.details:
+            lines += hanging(label, widgets.visible(words), width)
+        return lines
+
+    def fact(self) -> tuple[str, str]:
+        """The same for the summary of a page."""
+        details = [f"{label.strip(': ')}: {words}" for label, words in self.details]
+        return self.title, "; ".join([f"{self.verdict}: {self.reason}", *details])
+
+
+class Progress:
+    """A line on a terminal while sides are compared or a trace is audited: the name, the stage, and positions."""
+
+    def __init__(self, console: Console, *, quiet: bool) -> None:
+        self._console, self._region = console, LiveRegion(console, time.monotonic)
+        self._draws = console.is_interactive and not quiet
+        self._rare = RareLines(time.monotonic) if takes_lines(console) and not quiet else None
+        self._name = self._stage = ""
+        self._positions = 0
+
+    def begin(self, name: str) -> None:
+        """Something else is read from now on."""
+        self._name, self._positions = name, 0
+        self.stage("")
+
+    def stage(self, stage: str) -> None:
+        """The next stage begins."""
+        self._stage = stage
+        self._show(at_once=True)
+
+    def position(self, position: object) -> None:
+        """One more position is compared."""
+        self._positions += 1
+        self._show()
+
+    def hide(self) -> None:
+        """Erase the line."""
+        self._region.hide()
+
+    def _show(self, *, at_once: bool = False) -> None:
+        positions = count(self._positions, "position") if self._positions else ""
+        words = " · ".join(filter(None, (widgets.visible(self._name), self._stage, positions)))
+        if self._rare is not None and self._rare.is_due():
+            self._console.print(Text(words, style=theme.DIM))
+        if self._draws and (at_once or self._region.is_due(time.monotonic())):
+            self._region.draw([widgets.fit(Text(words, style=theme.DIM), self._console.width)])
 
 
 class FindingsWriter:
@@ -59,35 +132,3 @@ class FindingsWriter:
         elif lines := self._lines(None):
             self._sink.write("".join(f"{line.plain}\n" for line in lines).encode("utf-8", "backslashreplace"))
             self._sink.close()
-
-
-def verdict_lines(
-    names: tuple[str, str],
-    verdict: str,
-    style: Style,
-    reason: str,
-    details: Iterable[tuple[str, str]],
-    width: int | None,
-) -> list[Text]:
-    """Both names in a rule, the verdict with its reason, and details, each with its label.
-
-    Without a `width`, lines are not broken.
-    """
-    found = [_heading(names, width)]
-    found += labelled(f"{verdict}: ", style + theme.CHOSEN, widgets.visible(reason), width)
-    for label, words in details:
-        found += hanging(label, widgets.visible(words), width)
-    return found
-
-
-def _heading(both: tuple[str, str], width: int | None) -> Text:
-    """Both names in a rule; of names that are too long the ends, where paths differ."""
-    names, between = [widgets.visible(name) for name in both], " against "
-    first, second = map(cell_len, names)
-    if width is None:
-        return widgets.header(max(PLAIN_WIDTH, first + second + len(between) + 6), between.join(names))
-    room = max(width - 6 - len(between), 8)
-    if first + second > room:
-        rooms = max(room // 2, room - second), max(room - room // 2, room - first)
-        names = [last_cells(name, cells) for name, cells in zip(names, rooms, strict=True)]
-    return widgets.header(width, between.join(names))

@@ -17,6 +17,7 @@ from genctl.errors import InputError, count, quote
 from genctl.io import writers
 from genctl.models.text import detokenizer
 from genctl.parity.golden import compare as compare_golden
+from genctl.parity.golden import record
 from genctl.parity.measure import measure
 from genctl.parity.sides import LocalSide
 from genctl.parity.values import Golden, Parity
@@ -44,7 +45,7 @@ def compare(reference: str, other: str, prompts: Sequence[str], max_new_tokens: 
     """Compare two sides on greedy texts of prompts. Raises GenctlError, also for a prompt that a side cannot read."""
     sides = [_read(text, max_new_tokens) for text in (reference, other)]
     with closing(LoadedSides(_setup)) as loaded:
-        mine, theirs = (_load(loaded, side, prompts) for side in sides)
+        mine, theirs = (loaded.load(side) for side in sides)
         named = [(str(number), text) for number, text in enumerate(prompts, 1)]
         check_same(mine.session.loaded, theirs.session.loaded, named)
         one = measure(mine, theirs, _requests(mine, prompts))
@@ -61,21 +62,20 @@ def check_golden(
     Raises GenctlError.
     """
     name, read = path.stem, _read(side, max_new_tokens)
-    if not path.exists():
-        if not update:
-            raise InputError(f"golden {name}: there is no {path}", hint="pytest --genctl-update records it")
-        with closing(LoadedSides(_setup)) as loaded:
-            here = _load(loaded, read, prompts)
-            size = _save(path, here, _requests(here, prompts), {str(at): prompt for at, prompt in enumerate(prompts)})
-        return GoldenOutcome(True, f"golden {name}: recorded, {size:,} bytes")
-    golden = golden_file.read(str(path))
-    if other := _other_test(golden, prompts, max_new_tokens):
+    golden = golden_file.read(str(path)) if path.exists() else None
+    if golden is None and not update:
+        raise InputError(f"golden {name}: there is no {path}", hint="pytest --genctl-update records it")
+    if golden is not None and (other := _other_test(golden, prompts, max_new_tokens)):
         raise InputError(
             f"golden {name}: {path} is that of another test: {other}",
             hint="remove the file, and pytest --genctl-update records it again",
         )
     with closing(LoadedSides(_setup)) as loaded:
-        return _compared(path, golden, _load(loaded, read, prompts), update=update)
+        here = loaded.load(read)
+        if golden is not None:
+            return _compared(path, golden, here, update=update)
+        size = _save(path, here, _requests(here, prompts), {str(at): prompt for at, prompt in enumerate(prompts)})
+        return GoldenOutcome(True, f"golden {name}: recorded, {size:,} bytes")
 
 
 def _other_test(golden: Golden, prompts: Sequence[str], max_new_tokens: int) -> str:
@@ -116,10 +116,6 @@ def _setup(early: Resolved, layers: Sequence[Layer]) -> EngineSetup:
     return EngineSetup(early.runtime, tuple(layers), need_tokenizer=True, named=early.names_model)
 
 
-def _load(loaded: LoadedSides, side: Side, prompts: Sequence[str]) -> LocalSide:
-    return loaded.load(side, [str(number) for number in range(len(prompts))])
-
-
 def _requests(side: LocalSide, prompts: Sequence[str]) -> list[Request]:
     if not prompts:
         raise InputError("there is no prompt to compare the sides on")
@@ -129,7 +125,7 @@ def _requests(side: LocalSide, prompts: Sequence[str]) -> list[Request]:
 
 def _save(path: Path, side: LocalSide, requests: Sequence[Request], prompts: Mapping[str, str]) -> int:
     """Write a golden file, all of it or nothing. Returns its bytes."""
-    golden, failed = golden_file.recorded(side, requests, (), prompts)
+    golden, failed = record(side, requests, (), prompts)
     if failed:
         raise InputError(next(iter(failed.values())))
     content = golden_file.content(golden, detokenizer(side.session.loaded.tokenizer).piece)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -19,13 +19,12 @@ from genctl.commands.parity.view import worst_first
 from genctl.documents import reader
 from genctl.documents.reader import BadJson, Unreadable
 from genctl.documents.shapes import Known, Natural, value_of
-from genctl.engines.protocol import Request, never
+from genctl.engines.protocol import Request
 from genctl.errors import InputError, ModelError, cannot_read, count, printable, quote
 from genctl.events import LARGEST, ROUNDING, row_name
 from genctl.io.records import SCHEMA
 from genctl.io.writers import to_json
 from genctl.params import CacheForm, Quantized
-from genctl.parity.golden import record
 from genctl.parity.sides import LocalSide
 from genctl.parity.values import Golden, KnownTop, Parity, Place, Text
 
@@ -271,27 +270,6 @@ def again(golden: Golden, side: LocalSide) -> tuple[Sequence[Request], Sequence[
         resolved = replace(side.resolved, generation=generation)
         requests.append(Request(text.id, resolved, 0, prompt_ids=text.prompt_ids))
     return requests, ()
-
-
-def recorded(
-    side: LocalSide,
-    requests: Sequence[Request],
-    texts: Sequence[Text],
-    prompts: Mapping[str, str],
-    interrupted: Callable[[], str] = never,
-) -> tuple[Golden, dict[str, str]]:
-    """What the side writes for requests, or reads of texts, as a golden file; and why texts are missing, by id.
-
-    `prompts` are as people wrote them, by id.
-    """
-    failed: dict[str, str] = {}
-    if requests:
-        texts, failed = side.write(requests, interrupted=interrupted)
-    texts = [replace(text, prompt=text.prompt or prompts.get(text.id, "")) for text in texts]
-    golden, more = record(side, texts, written=bool(requests), interrupted=interrupted)
-    own = {request.id: request.resolved.generation.max_new_tokens for request in requests}
-    lengths = {id: most for id, most in own.items() if most is not None and most != golden.new_tokens}
-    return replace(golden, own_lengths=lengths), {**failed, **more}
 
 
 def not_tied(one: Parity) -> str:

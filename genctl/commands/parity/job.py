@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -13,23 +12,22 @@ from rich.text import Text as Line
 
 from genctl.commands.job import Job, Row, check_early, request_of, started, usable
 from genctl.commands.parity import by_text, golden_file, view
-from genctl.commands.parity.findings import FindingsWriter
+from genctl.commands.parity.findings import FindingsWriter, Progress
 from genctl.commands.parity.loading import WIDTH, GivenTexts, LoadedSides, check_models, check_same
 from genctl.commands.parity.options import LIMITS, ParityCommandOptions, sides_of
 from genctl.commands.parity.output import COLUMNS, failed_checks, flat, records
-from genctl.commands.parity.report import Tops, add_pair, recorded_tops, tops_of, worst_tops
-from genctl.commands.parity.sides import own_length, refused_settings, unused
-from genctl.commands.parity.view import LivePairs, Naming
+from genctl.commands.parity.sides import own_length, refused_settings
+from genctl.commands.parity.view import Naming
 from genctl.config.layers import Resolved
 from genctl.config.sides import Side
-from genctl.engines.protocol import Engine, Request, TextToScore
+from genctl.engines.protocol import Engine, Request, ScoringOptions, TextToScore
 from genctl.errors import CheckError, GenctlError, InputError, ModelError, count
 from genctl.io import readers, scored, writers
 from genctl.io.records import finding
 from genctl.io.rows import InputRow
 from genctl.models.text import detokenizer
 from genctl.parity import golden as against_golden
-from genctl.parity.measure import ParityOptions, measure
+from genctl.parity.measure import measure
 from genctl.parity.reading import ReadOnce
 from genctl.parity.sides import LocalSide
 from genctl.parity.values import Golden, Parity, Text
@@ -56,7 +54,7 @@ def parity(options: ParityCommandOptions) -> int | None:
             if (path := options.save or (options.expect if options.update else None)) is not None:
                 saved_to = writers.open_output(path, None, force=options.force or options.update, at_once=True)
                 stack.callback(saved_to.abandon)
-            job.view = LivePairs(err, time.monotonic, quiet=options.quiet)
+            job.view = Progress(err, quiet=options.quiet)
             stack.callback(job.view.hide)
             comparison = Comparison(job, options, sides, rows, saved_to)
             results = comparison.results = FindingsWriter(options.format, out, sink, COLUMNS, flat, comparison.lines)
@@ -95,14 +93,7 @@ def parity(options: ParityCommandOptions) -> int | None:
 def _golden_rows(golden: Golden) -> list[InputRow]:
     """The prompts of a golden file."""
     return [
-        InputRow(
-            text.id,
-            number,
-            text.prompt or None,
-            None if text.prompt else text.prompt_ids,
-            where=f"text {text.name} of the golden file",
-            own_id=text.id != str(number),
-        )
+        InputRow(text.id, number, text.prompt or None, where=text.name, own_id=text.id != str(number))
         for number, text in enumerate(golden.texts)
     ]
 
@@ -166,7 +157,7 @@ class Comparison:
 
     def compare_tokens(self, loaded: LoadedSides, stack: ExitStack) -> None:
         """Compare each side with the reference on the texts that it writes, or on those of --texts."""
-        again = len(self.sides) > 2 or self.job.page is not None or self.saved_to is not None
+        again = len(self.sides) > 2 or self.saved_to is not None
         reference = stack.enter_context(ReadOnce(self._load(loaded, self.sides[0]), keep=again))
         self._name(reference)
         requests, texts = list[Request](), list[Text]()
@@ -180,14 +171,13 @@ class Comparison:
                 raise InputError(NOTHING)
         prompts = [(row.name, row.prompt) for row in self.rows.values() if row.prompt]
         for side in self.sides[1:]:
-            loaded.keep(self.sides[0], side)
+            loaded.retain(self.sides[0], side)
             other = self._load(loaded, side)
             check_same(reference.session.loaded, other.session.loaded, prompts)
             self.view.begin(other.name)
-            how = ParityOptions(layers=self.options.show_layers)
-            one = measure(reference, other, requests, texts, how, **self.listeners)
+            one = measure(reference, other, requests, texts, layers=self.options.show_layers, **self.listeners)
             self._end_if_interrupted()
-            self._take(one, tops_of(reference, self.interrupt), tops_of(other, self.interrupt))
+            self._take(one)
         if self.saved_to is not None:
             self._save(reference, requests, texts)
 
@@ -199,7 +189,7 @@ class Comparison:
         self.view.begin(side.name)
         one = against_golden.compare(golden, side, **self.listeners)
         self._end_if_interrupted()
-        self._take(one, recorded_tops(golden), tops_of(side, self.interrupt))
+        self._take(one)
         if self.options.update:
             if why := golden_file.not_tied(one):
                 self.checks.append(f"--update leaves {self.options.expect} as it is: {why}")
@@ -207,7 +197,7 @@ class Comparison:
                 self._save(side, *golden_file.again(golden, side))
 
     def _load(self, loaded: LoadedSides, side: Side) -> LocalSide:
-        found = loaded.load(side, list(self.rows))
+        found = loaded.load(side)
         self._describe(side, found.session, found.resolved)
         return found
 
@@ -219,13 +209,10 @@ class Comparison:
             session = side.session
             self.job.page.facts = [("digest", session.loaded.fingerprint()), *session.about.facts]
 
-    def _take(self, one: Parity, *tops: Tops) -> None:
-        """A pair is compared: check and write it. `tops` give the best tokens of both sides."""
+    def _take(self, one: Parity) -> None:
+        """Check a pair, and write it."""
         if self.job.page is not None:
-            worst = worst_tops(one, *tops)
-            self._end_if_interrupted()
-            add_pair(self.job.page, one, self.naming, len(self.compared) + 1, worst)
-        self.view.end(one)
+            view.add_to_page(self.job.page, one, self.naming, len(self.compared) + 1)
         if one.verdict == "drift" and all(getattr(self.options, name) is None for name in LIMITS):
             self.view.hide()
             self.job.messages.note(f"{one.other}: no limit was given for this drift; --max-kl X sets one")
@@ -241,7 +228,7 @@ class Comparison:
         self.view.begin(side.name)
         self.view.stage("recording")
         prompts = {id: row.prompt or "" for id, row in self.rows.items()}
-        golden, failed = golden_file.recorded(side, requests, texts, prompts, self.interrupt)
+        golden, failed = against_golden.record(side, requests, texts, prompts, self.interrupt)
         self._end_if_interrupted()
         for id, message in failed.items():
             self.job.fail(self.rows[id], "model", message)
@@ -261,7 +248,7 @@ class Comparison:
         outcomes: list[by_text.Outcomes] = []
         answers = False
         for side in self.sides:
-            loaded.keep(side)
+            loaded.retain(side)
             engine, resolved = loaded.engine(side)
             self._describe(side, engine, resolved)
             self.view.begin(side.name)
@@ -277,7 +264,9 @@ class Comparison:
                 self.view.stage("writing")
                 texts = self._texts_by(engine, resolved, width)
             self.view.stage("scoring")
-            outcomes.append(by_text.score(engine, texts, width, self.interrupt))
+            how = ScoringOptions(batch_size=width, captions=False)
+            scores = engine.score(iter(texts), how, interrupted=self.interrupt)
+            outcomes.append({id: one if isinstance(one, GenctlError) else one[0] for id, one in scores})
             self._end_if_interrupted()
             for id, error in outcomes[-1].items():
                 if isinstance(error, GenctlError):
@@ -315,11 +304,11 @@ class Comparison:
             raise SystemExit(self.interrupt.status)
 
     def _describe(self, side: Side, engine: Engine, resolved: Resolved) -> None:
-        """Notes on a side, and on settings that a comparison does not use."""
+        """Notes on a side."""
         self.view.hide()
         self.job.messages.detail(*(f"{side.place}: {line}" for line in engine.notes()))
         lines = [f"its checkpoint is {engine.about.name}"] if side.kind == "preset" else []
-        lines += [*unused(engine.resolve(side.layers)), *engine.plan(resolved).remarks]
+        lines += engine.plan(resolved).remarks
         self.job.messages.note(*(f"{side.place}: {line}" for line in lines))
 
     def _request(self, row: InputRow, resolved: Resolved, seed: int) -> Request:

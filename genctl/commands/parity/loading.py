@@ -5,24 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import TypeAlias
-
-from torch import Tensor
 
 from genctl.commands.engine_choice import LOCAL
-from genctl.commands.job import SPAN
 from genctl.commands.parity.options import FLAGS
 from genctl.commands.parity.sides import BY_TEXT
 from genctl.config.layers import Layer, Resolved
 from genctl.config.sides import Side, loaded_with
-from genctl.engines.protocol import Engine, EngineSetup, Request, never
+from genctl.engines.protocol import Engine, EngineSetup
 from genctl.engines.score_passes import TextReader
 from genctl.engines.session import Session
 from genctl.errors import GenctlError, InputError, ModelError, quote
 from genctl.io.rows import InputRow
 from genctl.models.hub import LoadedModel
 from genctl.models.text import encode
-from genctl.parity.sides import LocalSide, ReceiveLogits, greedy
+from genctl.parity.sides import LocalSide, greedy
 from genctl.parity.values import Text
 
 # -- whether two sides read and write the same tokens ------------------------------------------------------------------
@@ -63,56 +59,6 @@ def check_same(reference: LoadedModel, other: LoadedModel, texts: Iterable[tuple
                 raise ModelError(f"{names} have different tokenizers: {words}", hint=BY_TEXT)
 
 
-# -- a side whose rows were decoded by two runs: one that was interrupted, and one that continues it with `--resume` ---
-
-
-Interrupted: TypeAlias = Callable[[], str]
-
-
-class ResumedSide(LocalSide):
-    """The first `done` rows are those of an earlier run, the others those of a later one.
-
-    Rows are computed in groups. The later run begins with the group of the first row that is missing, and computes
-    those of its rows again that are there.
-    """
-
-    def __init__(
-        self, name: str, session: Session, resolved: Resolved, *, width: int, ids: Sequence[str], done: int
-    ) -> None:
-        super().__init__(name, session, resolved, width=width)
-        span = SPAN * width
-        self._done = frozenset(ids[:done])
-        self._earlier = frozenset(ids[: -(-done // span) * span])  # whole groups
-        self._later = frozenset(ids[done - done % span :])
-
-    def read(
-        self, texts: Sequence[Text], receive: ReceiveLogits, *, interrupted: Interrupted = never
-    ) -> dict[str, str]:
-        """As the two runs read them."""
-        failed: dict[str, str] = {}
-        for run, is_earlier in ((self._earlier, True), (self._later, False)):
-            places = [place for place, text in enumerate(texts) if text.id in run]
-            kept = {place for place in places if (texts[place].id in self._done) is is_earlier}
-
-            def keep(
-                number: int, index: int, logits: Tensor, places: list[int] = places, kept: set[int] = kept
-            ) -> None:
-                if places[number] in kept:
-                    receive(places[number], index, logits)
-
-            failed |= super().read([texts[place] for place in places], keep, interrupted=interrupted)
-        return failed
-
-    def write(
-        self, requests: Sequence[Request], *, interrupted: Interrupted = never
-    ) -> tuple[list[Text], dict[str, str]]:
-        """As the two runs write them."""
-        earlier, lost = super().write([one for one in requests if one.id in self._earlier], interrupted=interrupted)
-        later, more = super().write([one for one in requests if one.id in self._later], interrupted=interrupted)
-        written = {text.id: text for text in later} | {text.id: text for text in earlier if text.id in self._done}
-        return [written[one.id] for one in requests if one.id in written], {**more, **lost}
-
-
 WIDTH = 16  # texts read at once where no batch size is set, as `run` does in a pipe
 
 
@@ -133,16 +79,13 @@ class LoadedSides:
         engine.plan(resolved)
         return engine, resolved
 
-    def load(self, side: Side, ids: Sequence[str]) -> LocalSide:
-        """A side, ready to read. `ids` are those of all texts, in order. Raises what loading raises."""
+    def load(self, side: Side) -> LocalSide:
+        """A side, ready to read. Raises what loading raises."""
         engine, resolved = self.engine(side)
         assert isinstance(engine, Session)
-        width = engine.width(resolved, WIDTH)
-        if side.resume is not None:
-            return ResumedSide(side.name, engine, resolved, width=width, ids=ids, done=side.resume)
-        return LocalSide(side.name, engine, resolved, width=width)
+        return LocalSide(side.name, engine, resolved, width=engine.width(resolved, WIDTH))
 
-    def keep(self, *sides: Side) -> None:
+    def retain(self, *sides: Side) -> None:
         """Free all checkpoints but those of these sides."""
         kept = {loaded_with(side.early.runtime, "prompt_cache") for side in sides}
         for key in [key for key in self.engines if key not in kept]:
@@ -150,7 +93,7 @@ class LoadedSides:
 
     def close(self) -> None:
         """Free all checkpoints."""
-        self.keep()
+        self.retain()
 
 
 def check_models(sides: Sequence[Side]) -> None:

@@ -14,9 +14,6 @@ from genctl.io import writers
 from genctl.io.records import finding
 from genctl.parity.values import Parity
 
-# -- the records of `genctl parity`: a pair of sides, where their texts part, positions, layers; and their TSV form ----
-
-
 COLUMNS = (
     "kind", "reference", "other", "verdict", "positions", "kl_mean", "kl_median", "kl_q99", "kl_max", "regret_mean",
     "regret_max", "agreement", "perplexity_reference", "perplexity_other", "ratio", "id", "index", "token_reference",

@@ -6,7 +6,7 @@ Nothing of genctl beside this module is imported until a test uses one of the fi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 FIXTURES = {"genctl_golden", "genctl_parity"}
 FOLDER = "goldens"  # beside the test
 _NAME = re.compile(r"\w[\w.-]{0,99}")
-_LINE = "genctl_line"  # the attribute of a report, which also comes from another process
-
-_lines = pytest.StashKey[list[str]]()
+GATE, LINE = "genctl gate", "genctl"  # properties of tests, which are in reports, also in those of other processes
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,9 +30,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Start without lines for the summary."""
-    config.stash[_lines] = []
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the tests that are gates."""
+    if not FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
+        item.user_properties.append((GATE, ""))
 
 
 @pytest.fixture
@@ -55,7 +54,7 @@ def genctl_golden(request: pytest.FixtureRequest) -> Callable[..., GoldenOutcome
         if not outcome:
             request.node.add_report_section("call", "genctl", outcome.words)
         if update:
-            request.node.stash.setdefault(_lines, []).append(outcome.words)
+            request.node.user_properties.append((LINE, outcome.words))
         return outcome
 
     return golden
@@ -88,47 +87,20 @@ def _plain(work: Callable[[], Any]) -> Any:
     return pytest.fail(f"{failure.message}{hint}", pytrace=False)
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, None]:
-    """Note gates that are skipped, and golden files that are written, in the report of a test."""
-    outcome = yield
-    if FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
-        return
-    report: pytest.TestReport = outcome.get_result()
-    if report.skipped:
-        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else getattr(report, "wasxfail", "")
-        setattr(report, _LINE, f"skipped: {item.nodeid}: {str(reason).removeprefix('Skipped: ')}")
-    elif report.when == "teardown" and (words := item.stash.get(_lines, [])):
-        setattr(report, _LINE, "; ".join(words))
-
-
-def pytest_deselected(items: Iterable[pytest.Item]) -> None:
-    """Note gates that were not selected."""
-    for item in items:
-        if not FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
-            item.config.stash[_lines].append(f"deselected: {item.nodeid}")
-
-
-class _Listener:
-    """Collects the lines of reports, also of those from other processes."""
-
-    def __init__(self, lines: list[str]) -> None:
-        self._lines = lines
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take the line of a report."""
-        if line := getattr(report, _LINE, ""):
-            self._lines.append(line)
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Register the collector of lines."""
-    session.config.pluginmanager.register(_Listener(session.config.stash[_lines]), "genctl-gates")
-
-
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Print which gates were skipped, and what was written."""
-    if lines := config.stash[_lines]:
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print which gates were skipped or not selected, and what was written."""
+    lines = []
+    for kind, found in terminalreporter.stats.items():  # reports, and the tests that were not selected
+        for each in found:
+            properties = getattr(each, "user_properties", ())
+            if (GATE, "") in properties and kind == "deselected":
+                lines.append(f"deselected: {each.nodeid}")
+            elif (GATE, "") in properties and each.skipped:
+                reason = each.longrepr[2] if isinstance(each.longrepr, tuple) else getattr(each, "wasxfail", "")
+                lines.append(f"skipped: {each.nodeid}: {str(reason).removeprefix('Skipped: ')}")
+            elif getattr(each, "when", "") == "teardown":
+                lines += [words for name, words in properties if name == LINE]
+    if lines:
         terminalreporter.section("genctl")
         for line in lines:
             terminalreporter.line(line)

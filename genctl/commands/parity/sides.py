@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from genctl import params
 from genctl.config import presets
 from genctl.config.check import did_you_mean, known, named
 from genctl.config.layers import Layer, Resolved, overlay, row_layer
-from genctl.config.sides import LOADING, RESUME, Kind, Side, check, exists, read, split
+from genctl.config.sides import LOADING, Kind, Side, check, exists, read, split
 from genctl.errors import GenctlError, UsageError, hide_secrets
 from genctl.io.rows import InputRow
 from genctl.params import Generation, Runtime
@@ -44,7 +43,7 @@ _REASONS = {
     "chat": "all sides read the same prompts; --chat holds for all sides",
     "system": "all sides read the same prompts; --system holds for all sides",
 }
-COMPARED = (*(key for key in LOADING if key not in _REASONS), "batch_size", "prompt_cache", *DECODING, RESUME)
+COMPARED = (*(key for key in LOADING if key not in _REASONS), "batch_size", "prompt_cache", *DECODING)
 BY_TEXT = "--by-text compares bits per byte of the texts alone"  # what may help where tokens differ
 _GROUP_REASONS = {
     params.LENGTH: "all sides have the same length; --max-new-tokens holds for all sides",
@@ -75,18 +74,14 @@ def read_sides(texts: Sequence[str], beneath: Sequence[Layer]) -> tuple[Side, ..
 def read_side(text: str, beneath: Sequence[Layer]) -> Side:
     """One side. Raises UsageError with all its mistakes."""
     side = read(text, "side", KINDS, refused=REFUSED, bare="checkpoint")
-    values, place = dict(side.settings), side.origin
+    place = side.origin
     if side.kind == "server":
         raise _no_server(place, side.what)
-    wrong = [f"{place}: {sentence}" for key in values if (sentence := refused(key))]
-    resume = values.pop(RESUME, None)
-    if resume is not None and (isinstance(resume, bool) or not isinstance(resume, int) or resume < 1):
-        wrong.append(f"{place}: resume = {resume}: must be a number of rows, at least 1")
+    wrong = [f"{place}: {sentence}" for key in side.settings if (sentence := refused(key))]
     if wrong:
-        are_known = all(key in known() for key in values)
+        are_known = all(key in known() for key in side.settings)
         raise UsageError("\n".join(wrong), hint="" if are_known else f"a side takes {', '.join(COMPARED)}")
-    side = replace(side, settings=values, word="side", resume=resume)
-    side = replace(side, layers=(*beneath, *presets.load(side.presets), *side.own()))
+    side = replace(side, word="side", layers=(*beneath, *presets.load(side.presets), *side.own()))
     if layer := next((one for one in side.layers if one.values.get("backend") is not None), None):
         raise _no_server(f"{side.place}: backend ({layer.place('backend')})", "URL")
     return side
@@ -109,21 +104,6 @@ def refused(key: str) -> str:
     item = {**params.knobs(Generation), **params.knobs(Runtime)}[key]
     reason = _REASONS.get(key) or _GROUP_REASONS.get(item.metadata["group"], _CHOOSES)
     return f"{key} cannot matter to a comparison: {reason}"
-
-
-def unused(resolved: Resolved) -> list[str]:
-    """Notes on settings of files and variables that a comparison does not use: they only choose among tokens."""
-    used = {*COMPARED, "offline", "truncate", "chat", "system", "seed", "max_new_tokens"}
-    notes = []
-    for kind, values in ((Generation, resolved.generation), (Runtime, resolved.runtime)):
-        for key, item in params.knobs(kind).items():
-            value: Any = getattr(values, key)
-            setting = resolved.settings.get(key)
-            if key in used or setting is None or setting.kind == "model" or value in (item.default, None):
-                continue
-            if item.metadata["neutral"] is None or value != item.metadata["neutral"]:
-                notes.append(f"{key} ({setting.place}) is not used: it only chooses among the tokens, greedily here")
-    return notes
 
 
 # -- settings of single rows: a row has the length of its text, and nothing else; sides have the others ----------------

@@ -18,21 +18,18 @@ from genctl.commands.options import shown_top
 from genctl.commands.score import token_heat
 from genctl.commands.score.options import ScoreOptions
 from genctl.commands.score.token_heat import figures
-from genctl.config.layers import Resolved
 from genctl.engines.protocol import Detail, Scored, ScoringOptions, TextToScore, trained_length_note
 from genctl.errors import GenctlError, InputError, UsageError, count
 from genctl.io import scored, writers
 from genctl.io.record_output import RecordOutput
 from genctl.io.records import SCHEMA, finite, token_entry
 from genctl.io.rows import BadRow, InputRow
-from genctl.params import Runtime
-from genctl.terminal import theme, widgets
+from genctl.terminal import widgets
 from genctl.terminal.console import make_consoles
 from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.progress_bars import LoadingBar
 from genctl.terminal.standard_streams import is_terminal
 from genctl.terminal.summary import put, put_words
-from genctl.terminal.widgets import no_room
 
 if TYPE_CHECKING:
     from genctl.commands.page_file import PageFile
@@ -67,9 +64,12 @@ def score(options: ScoreOptions) -> int | None:
                 writer = writers.open_writer(options.format, sink, on_error=on_error, formats=scored.FORMATS)
             output = job.output = RecordOutput(writer)
 
+            used = early.runtime
+            if used.backend is None:  # every text is read as a whole
+                used = replace(used, prompt_cache=None, compile=False, row_timeout=None)
             with closing(LoadingBar(view.err, time.monotonic)) as bar:
                 engine = job.load_engine(
-                    replace(early, runtime=_used_runtime(early, job.messages.note)),
+                    replace(early, runtime=used),
                     on_event=None if options.quiet else bar.show,
                     need_tokenizer=False,
                     live=view.shown,
@@ -121,18 +121,6 @@ def _check_utf8(options: ScoreOptions) -> None:
             (getattr(options, name) or "").encode()
         except UnicodeEncodeError as error:
             raise UsageError(f"--{name}: not UTF-8 at character {error.start + 1}") from None
-
-
-def _used_runtime(early: Resolved, note: Callable[[str], object]) -> Runtime:
-    """The settings of the checkpoint without those that are of no use here; a note says which."""
-    runtime = early.runtime
-    if runtime.backend is not None:
-        return runtime
-    for name, unset in (("prompt_cache", None), ("compile", False), ("row_timeout", None)):
-        if getattr(runtime, name) != unset:  # a settings file says so
-            note(f"{name} ({early.origins[name]}) is not used: genctl score reads every text as a whole")
-            runtime = replace(runtime, **{name: unset})  # type: ignore[arg-type]  # each has its own type
-    return runtime
 
 
 def _candidates(rows: Iterator[Row], interrupt: Interrupt, options: ScoreOptions) -> Iterator[Row]:
@@ -261,14 +249,11 @@ class ScoreView:
             put(console, Text(figures(outcome[0])))
 
     def sum_up(self, failed: int, print_line: Callable[[str], object]) -> None:
-        """Print the legend, what had no room, and the sum of several texts."""
+        """Print the legend, and the sum of several texts."""
         if self.options.quiet:
             return
         if self._mapped:
             put_words(self.out, token_heat.legend())
-        left_out = no_room(self.out.width) if self.shown and self.details and self._texts else []
-        if left_out:
-            self.out.print(Text(f"no room for {', '.join(left_out)}", style=theme.DIM))
         wanted = self.options.verbose or self.shown or is_terminal(sys.stderr)
         if not wanted or self.options.rank or self._texts + failed < (1 if self.options.verbose else 2):
             return

@@ -6,18 +6,18 @@ import math
 from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len
+from rich.table import Table
 from rich.text import Text
 
 from genctl.engines.protocol import Scored
 from genctl.errors import count
-from genctl.events import Token
-from genctl.terminal import divergences, theme, widgets
+from genctl.events import Token, shared_length
+from genctl.terminal import theme, widgets
 from genctl.terminal.marked_text import MarkedPiece, marked
-from genctl.terminal.text_width import first_cells, hanging, one_line
+from genctl.terminal.text_width import hanging, one_line
 
 CONTEXT = 3  # lines of context shown before the text
-TEXT = 20  # cells that a candidate has at least, where less important columns can make room
-LEAST_FIRST = ("bits/byte", "perplexity", "total")
+COLUMNS = {"rank": 4, "mean": 9, "total": 10, "perplexity": 10, "bits/byte": 9, "tokens": 6}  # their cells
 
 
 def heat(context: str, lead: str, tokens: Sequence[Token], width: int) -> list[Text]:
@@ -61,40 +61,32 @@ def token_table(tokens: Sequence[Token], width: int, top: int) -> list[Text]:
 
 
 def ranking(entries: Sequence[Scored], by: str, width: int) -> list[Text]:
-    """Candidates, best first, in lines of at most `width` cells. `by` names the sort key in words."""
-    columns = {"mean": 9, "total": 10, "perplexity": 10, "bits/byte": 9, "tokens": 6}
-    left_out: list[str] = []
-    while (room := width - sum(1 + cells for cells in columns.values()) - 6) < TEXT and len(left_out) < len(
-        LEAST_FIRST
-    ):
-        left_out.append(LEAST_FIRST[len(left_out)])
-        del columns[left_out[-1]]
-    lines = [Text(f"{'rank':>4}" + "".join(f" {name:>{cells}}" for name, cells in columns.items()) + "  text")]
-    lines[0].stylize(theme.DIM)
-    room = max(room, 8)
+    """Candidates, best first, in lines of at most `width` cells. `by` names the sort key in words.
+
+    Of candidates that do not fit, what all begin with is left out.
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style=theme.DIM, expand=True)
+    for name, size in COLUMNS.items():
+        table.add_column(name, justify="right", width=size, no_wrap=True)
+    table.add_column("text", no_wrap=True, overflow="ellipsis", ratio=1)
     texts = [entry.text for entry in entries]
-    shown, shared = [Text(first_cells(text, room)) for text in texts], [""] * len(texts)
-    cut = any(cell_len(one_line(text)) > room for text in texts)
-    if cut and (common := divergences.column(found := divergences.divergences(texts, [()] * len(texts)))):
-        shared, shown = common, divergences.parts(texts, found, max(room - len(common[0]), 8))
-    for rank, sums in enumerate(entries, 1):
-        cells = {
-            "mean": widgets.rounded(sums.mean),
-            "total": widgets.rounded(-sums.nll),
-            "perplexity": widgets.perplexity(sums.ppl),
-            "bits/byte": "–" if math.isnan(sums.bpb) else f"{sums.bpb:.3f}",
-            "tokens": f"{sums.count:,}",
-        }
-        line = Text(f"{rank:>4}", style=theme.CHOSEN if rank == 1 else theme.PLAIN)
-        for name, size in columns.items():
-            style = theme.colour(math.exp(min(sums.mean, 0.0))) if name == "mean" else ""
-            line.append(" ").append(f"{cells[name]:>{size}}", style=style)
-        line.append(f"  {shared[rank - 1]}").append_text(shown[rank - 1])
-        lines.append(line)
-    lines = [widgets.fit(line, width) for line in lines]
+    room = width - sum(COLUMNS.values()) - len(COLUMNS)
+    shared = min(shared_length(texts[0], text) for text in texts)
+    if shared and len(texts) > 1 and max(map(cell_len, texts)) > room:
+        texts = [f"…{text[shared:]}" for text in texts]
+    for rank, (sums, text) in enumerate(zip(entries, texts, strict=True), 1):
+        table.add_row(
+            f"{rank}",
+            Text(widgets.rounded(sums.mean), style=theme.colour(math.exp(min(sums.mean, 0.0)))),
+            widgets.rounded(-sums.nll),
+            widgets.perplexity(sums.ppl),
+            "–" if math.isnan(sums.bpb) else f"{sums.bpb:.3f}",
+            f"{sums.count:,}",
+            Text(one_line(text)),
+            style=theme.CHOSEN if rank == 1 else theme.PLAIN,
+        )
     words = f"sorted by {by}; log-probabilities in nats"
-    words += f"; {divergences.legend([()])}" if any(shared) else ""
-    return lines + hanging("", words + (f"; no room for {', '.join(left_out)}" if left_out else ""), width, theme.DIM)
+    return widgets.lines_of(table, width) + hanging("", words, width, theme.DIM)
 
 
 def _groups(tokens: Iterable[Token]) -> Iterable[MarkedPiece]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from genctl.commands.audit.job import prompts_of
 from genctl.errors import GenctlError, InputError
 from genctl.parity import traces
 from genctl.parity.prompts import AuditPrompts
@@ -35,7 +36,7 @@ def paired(folder: Path, rows: list[Any], prompts: bytes, fields: tuple[str, ...
     """The prompt of each row, by its first token."""
     (folder / name).write_bytes(prompts)
     found = traces.read(written(folder, rows), 64, traces.field_paths(fields))
-    traces.with_prompts(found, str(folder / name))
+    traces.with_prompts(found, name, [*prompts_of(str(folder / name), note=print)])
     return {row.pieces[0].id: row.prompt for row in found.rows}
 
 
@@ -54,7 +55,7 @@ def test_numbers_of_rows_are_no_ids(tmp_path: Path) -> None:
 
 def test_a_byte_order_mark_and_blank_lines_are_nothing(tmp_path: Path) -> None:
     bom = "\ufeff".encode()
-    assert paired(tmp_path, bare(), bom + b"\n" + lines({"prompt": "a"}, {"prompt": "b"}) + b"\n\n") == {0: "a", 1: "b"}
+    assert paired(tmp_path, bare(), bom + lines({"prompt": "a"}, {"prompt": "b"}) + b"\n\n") == {0: "a", 1: "b"}
     assert paired(tmp_path, bare(), bom + b"a\r\nb\n\n", name="p.txt") == {0: "a", 1: "b"}
     document = tmp_path / "document.json"
     document.write_bytes(bom + b"\n\n" + json.dumps(bare(3), indent=1).encode())
@@ -81,10 +82,12 @@ def test_a_row_that_cannot_be_read_keeps_its_prompt(tmp_path: Path) -> None:
 def test_prompts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has 3 prompts, and the trace 2 rows"):
         paired(tmp_path, bare(), b"a\nb\nc\n", name="p.txt")
-    with pytest.raises(InputError, match="line 2: expected a prompt, prompt_ids or messages"):
-        paired(tmp_path, bare(), lines({"prompt": "a"}, {"text": "b"}))
-    with pytest.raises(InputError, match="have the same id, or one has none"):
+    with pytest.raises(InputError, match=r"p\.jsonl: line 2: no prompt: expected one of"):
+        paired(tmp_path, bare(), lines({"prompt": "a"}, {"id": "b"}))
+    with pytest.raises(InputError, match="line 2: the id 'a' is already used in line 1"):
         paired(tmp_path, [{**row, "id": "a"} for row in bare()], lines({"id": "a", "prompt": "a"}) * 2)
+    with pytest.raises(InputError, match="a prompt has no id, and others have"):
+        paired(tmp_path, [{**row, "id": "a"} for row in bare()], lines({"id": "a", "prompt": "a"}, {"prompt": "b"}))
     rows = [{**row, "id": place} for place, row in enumerate(bare())]  # from 0, and the prompts from 1
     with pytest.raises(InputError, match="no prompt has the id"):
         paired(tmp_path, rows, lines({"id": 1, "prompt": "a"}, {"id": 2, "prompt": "b"}))
