@@ -16,7 +16,7 @@ from genctl.commands.parity.findings import FindingsWriter, Progress
 from genctl.commands.parity.loading import WIDTH, GivenTexts, LoadedSides, check_models, check_same
 from genctl.commands.parity.options import LIMITS, ParityCommandOptions, sides_of
 from genctl.commands.parity.output import COLUMNS, failed_checks, flat, records
-from genctl.commands.parity.sides import own_length, refused_settings
+from genctl.commands.parity.sides import own_length, refused_settings, unused
 from genctl.commands.parity.view import Naming
 from genctl.config.layers import Resolved
 from genctl.config.sides import Side
@@ -304,11 +304,11 @@ class Comparison:
             raise SystemExit(self.interrupt.status)
 
     def _describe(self, side: Side, engine: Engine, resolved: Resolved) -> None:
-        """Notes on a side."""
+        """Notes on a side, and on settings that a comparison does not use."""
         self.view.hide()
         self.job.messages.detail(*(f"{side.place}: {line}" for line in engine.notes()))
         lines = [f"its checkpoint is {engine.about.name}"] if side.kind == "preset" else []
-        lines += engine.plan(resolved).remarks
+        lines += [*unused(engine.resolve(side.layers)), *engine.plan(resolved).remarks]
         self.job.messages.note(*(f"{side.place}: {line}" for line in lines))
 
     def _request(self, row: InputRow, resolved: Resolved, seed: int) -> Request:

@@ -64,9 +64,12 @@ def score(options: ScoreOptions) -> int | None:
                 writer = writers.open_writer(options.format, sink, on_error=on_error, formats=scored.FORMATS)
             output = job.output = RecordOutput(writer)
 
-            used = early.runtime
-            if used.backend is None:  # every text is read as a whole
-                used = replace(used, prompt_cache=None, compile=False, row_timeout=None)
+            used, unset = early.runtime, {"prompt_cache": None, "compile": False, "row_timeout": None}
+            for name, value in unset.items() if used.backend is None else ():
+                if getattr(used, name) != value:  # a settings file says so
+                    why = "is not used: genctl score reads every text as a whole"
+                    job.messages.note(f"{name} ({early.origins[name]}) {why}")
+                    used = replace(used, **{name: value})  # type: ignore[arg-type]  # each has its own type
             with closing(LoadingBar(view.err, time.monotonic)) as bar:
                 engine = job.load_engine(
                     replace(early, runtime=used),

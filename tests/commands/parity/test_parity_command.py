@@ -307,6 +307,15 @@ def test_no_prompt_on_a_terminal_is_short_help() -> None:
     assert "No prompt: give one" in done.err
 
 
+def test_settings_of_a_preset_that_only_choose_among_tokens_are_said_to_be_unused(tmp_path: Path) -> None:
+    preset = tmp_path / "warm.toml"
+    preset.write_text("do_sample = true\ntemperature = 0.7\n")
+    done = parity("builtin:stories", "builtin:stories@batch_size=1", PROMPTS[0], "-p", str(preset), "--max-kl", "0")
+    assert done.status == 0, done.err
+    assert "temperature" in done.err
+    assert "is not used: it only chooses among the tokens" in done.err
+
+
 def test_an_encoder_decoder_is_compared(tmp_path: Path) -> None:
     done = parity("builtin:numbers", "builtin:numbers@quantize=int8", "forty two", "nine hundred", "--format", "jsonl")
     assert done.status == 0, done.err

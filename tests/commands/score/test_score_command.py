@@ -379,3 +379,4 @@ def test_a_time_limit_for_requests_is_refused_where_none_is_sent(
     monkeypatch.chdir(tmp_path)
     done = genctl("score", "--config", "genctl.toml", "I drink tea")
     assert done.status == 0, done.err
+    assert "row_timeout (genctl.toml:1) is not used: genctl score reads every text as a whole" in done.err
