@@ -22,7 +22,7 @@ from genctl.engines.protocol import Report
 from genctl.errors import GenctlError, UsageError
 from genctl.events import Token
 from genctl.tree.distribution import processed_logprobs
-from genctl.tree.explorer import Explorer, overlaid
+from genctl.tree.explorer import Explorer
 
 MOST = 1000  # texts that are continued, where nobody says how many
 ROWS = 16  # in one pass
@@ -57,7 +57,7 @@ class BestFirst:
 
     def __init__(self, explorer: Explorer, start: int, depth: int, most: int) -> None:
         self.explorer, self.start, self.depth, self.most = explorer, start, depth, most
-        resolved = overlaid(explorer.resolved(), {"token_healing": False})
+        resolved = explorer.resolved()
         request = explorer.request("", start, resolved, explorer.seed(explorer.tree.runs + 1))
         lane = explorer.session.planner.plan(request, Report()).lane
         self.processors: Sequence[Processor] = lane.processors
