@@ -7,7 +7,6 @@ same node. A tree is the fold of its changes, which are the lines of its file (`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -103,14 +102,6 @@ class TokenTree:
         self.runs = 0  # generations that were begun, also those that were undone
         self._children: list[dict[int, int]] = [{}]  # of each node: token id -> node, oldest first
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TokenTree) and self._state() == other._state()
-
-    __hash__ = None  # type: ignore[assignment]  # it changes
-
-    def _state(self) -> tuple[Any, ...]:
-        return self.opened, self.nodes, self.at, self.settings, self.steps, self.runs
-
     def __len__(self) -> int:
         """The number of tokens."""
         return len(self.nodes) - 1
@@ -138,15 +129,13 @@ class TokenTree:
         """The node of a token after a node."""
         return self._children[node].get(id)
 
-    def upwards(self, node: int, above: int = ROOT) -> Iterator[int]:
-        """The nodes from `node` up to `above`, which is left out."""
-        while node != above:
-            yield node
-            node = self.nodes[node].parent
-
     def path(self, node: int, above: int = ROOT) -> list[int]:
         """The nodes after `above` down to `node`."""
-        return list(self.upwards(node, above))[::-1]
+        found = []
+        while node != above:
+            found.append(node)
+            node = self.nodes[node].parent
+        return found[::-1]
 
     def ids(self, node: int) -> tuple[int, ...]:
         """The prompt's tokens and those down to `node`."""

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from rich.text import Text
+
+from genctl.terminal import theme
+from genctl.tree.commands import COMMANDS
+
 
 class Key(NamedTuple):
     """One key, or several that do the same kind of thing."""
@@ -55,3 +60,18 @@ def markdown_table() -> str:
     """The table of the documents."""
     rows = [f"| `{key.shown}` | {key.about} |" for key in KEYS if key.shown]
     return "\n".join(("| key | what it does |", "|---|---|", *rows))
+
+
+def help_text() -> Text:
+    """The keys, the columns, and the commands of `:`."""
+    sections = {
+        "keys": [(key.shown, key.about) for key in KEYS if key.shown],
+        "columns": list(COLUMNS),
+        "commands of : and of --script": [(row.usage, row.about) for row in COMMANDS.values()],
+    }
+    lines: list[Text] = []
+    for title, rows in sections.items():
+        width = max(len(name) for name, _ in rows)
+        lines.append(Text(title, theme.DIM))
+        lines += [Text.assemble((f"{name:<{width}}", theme.HEADING), f"  {about}") for name, about in rows]
+    return Text("\n").join(lines)

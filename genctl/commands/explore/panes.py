@@ -1,13 +1,17 @@
-"""The panes of `genctl explore`: the text of the branch, the tokens that may follow, and the tree."""
+"""The panes of `genctl explore`: the text of the branch, the tokens that may follow, the tree; and its dialog."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import ClassVar
 
 from rich.style import Style
 from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
 from textual.widgets import DataTable, Static
 from textual.widgets import Tree as TreeWidget
 
@@ -153,3 +157,19 @@ def odds(logprob: float) -> str:
     """A joint probability in seven cells: `12.3%`, `1.2e-09`."""
     probability = share(logprob)
     return f"{percent(probability) if probability > 0.001 else f'{probability:.1e}':>7}"
+
+
+class Dialog(ModalScreen[None]):
+    """A text to read: arrows scroll, Escape, Enter or q closes it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,enter,q,question_mark", "app.pop_screen", show=False)]
+
+    def __init__(self, title: str, body: Text) -> None:
+        super().__init__()
+        self.heading, self.body = title, body
+
+    def compose(self) -> ComposeResult:
+        """A frame with the text."""
+        with VerticalScroll(classes="dialog") as frame:
+            frame.border_title, frame.border_subtitle = self.heading, "Escape closes"
+            yield Static(self.body, id="body", markup=False)

@@ -11,23 +11,23 @@ import json
 import re
 import shlex
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from functools import partial
+from typing import Any, ClassVar
 
 from rich.console import Console
 from rich.text import Text
 from textual import events, on
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Container, VerticalScroll
-from textual.screen import ModalScreen
+from textual.containers import Container
 from textual.suggester import SuggestFromList
 from textual.widgets import Input, Static
 
 from genctl.commands.explore import formats
-from genctl.commands.explore.keys import COLUMNS, KEYS
-from genctl.commands.explore.panes import Alternatives, TextPane, TreePane
+from genctl.commands.explore.keys import KEYS, help_text
+from genctl.commands.explore.panes import Alternatives, Dialog, TextPane, TreePane
 from genctl.config import presets
 from genctl.config.check import known
 from genctl.errors import GenctlError, count
@@ -43,61 +43,6 @@ from genctl.tree.token_tree import At
 
 FRAME_S = 0.05  # between two drawings of what the model has written
 NARROW = 76  # columns below which the panes stand one below the other
-
-
-class Started(NamedTuple):
-    """A command begins."""
-
-    line: str
-
-
-class LineDone(NamedTuple):
-    """A command is done, or failed with an error."""
-
-    line: str
-    error: str
-
-
-class Looked(NamedTuple):
-    """What may follow a node, or why that is not known."""
-
-    node: int
-    distribution: Distribution | None
-    error: str = ""
-
-
-Arrival: TypeAlias = Started | Result | LineDone | Looked
-
-
-class Dialog(ModalScreen[None]):
-    """Lines to read: arrows scroll, Escape, Enter or q closes them."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,enter,q,question_mark", "app.pop_screen", show=False)]
-
-    def __init__(self, title: str, lines: Sequence[Text]) -> None:
-        super().__init__()
-        self.heading, self.lines = title, lines
-
-    def compose(self) -> ComposeResult:
-        """A frame with the lines."""
-        with VerticalScroll(classes="dialog") as frame:
-            frame.border_title, frame.border_subtitle = self.heading, "Escape closes"
-            yield Static(Text("\n").join(self.lines), id="body", markup=False)
-
-
-def help_lines() -> list[Text]:
-    """The keys, the columns, and the commands of `:`."""
-    sections = {
-        "keys": [(key.shown, key.about) for key in KEYS if key.shown],
-        "columns": list(COLUMNS),
-        "commands of : and of --script": [(row.usage, row.about) for row in COMMANDS.values()],
-    }
-    lines: list[Text] = []
-    for title, rows in sections.items():
-        width = max(len(name) for name, _ in rows)
-        lines.append(Text(title, theme.DIM))
-        lines += [Text.assemble((f"{name:<{width}}", theme.HEADING), f"  {about}") for name, about in rows]
-    return lines
 
 
 class ExploreApp(App[int]):
@@ -119,10 +64,10 @@ class ExploreApp(App[int]):
         self.follows = False  # whether the cursor moves with the tokens that are written
         self.answer, self.failed = "? shows the keys", False
         self.written = 0  # tokens of the command that runs
-        self.lines: list[Text] = []  # of the command that runs, for a dialog
+        self.lines: list[str] = []  # of the command that runs, for a dialog
         self.stale = False  # whether the panes lack something that was written
         self.waiting: deque[str] = deque()  # commands, the one that runs first
-        self.arrived: deque[Arrival] = deque()  # from the model's thread
+        self.arrived: deque[Callable[[], None]] = deque()  # from the model's thread, for this one to do
         self.model = ThreadPoolExecutor(1, "model")
         self.stopping = False
         self._look: int | None = None  # a node whose distribution is wanted
@@ -175,19 +120,19 @@ class ExploreApp(App[int]):
         return True
 
     def _do(self, line: str, at: At | None) -> None:
-        self.arrived.append(Started(line))
+        self.arrived.append(partial(self._begin, line))
         error = ""
         try:
             if at is not None:
                 self.explorer.move(at.cursor, at.tip)
             for result in self.explorer.do(line):
-                self.arrived.append(result)
+                self.arrived.append(partial(self._take_in, result))
                 self._answer_look()
                 if self.stopping:  # it may have come before the command began
                     self.explorer.pause()
         except Exception as failed:
             error = in_words(failed)
-        self.arrived.append(LineDone(line, error))
+        self.arrived.append(partial(self._end, line, error))
 
     def _answer_look(self) -> None:
         node, self._look = self._look, None
@@ -196,9 +141,9 @@ class ExploreApp(App[int]):
         try:
             found = self.explorer.distribution(node)
             _ = found.ranks, found.entropy  # here, and not where keys are answered
-            self.arrived.append(Looked(node, found))
+            self.arrived.append(partial(self._show_distribution, found))
         except Exception as failed:
-            self.arrived.append(Looked(node, None, in_words(failed)))
+            self.arrived.append(partial(self.report, in_words(failed), failed=True))
 
     def stop(self) -> None:
         """Stop what runs at its next token."""
@@ -213,7 +158,7 @@ class ExploreApp(App[int]):
             self.exit(status)
         changed = bool(self.arrived)
         while self.arrived:
-            self._take_in(self.arrived.popleft())
+            self.arrived.popleft()()
         if self.stale:
             self.stale = False
             self.show_all()
@@ -256,62 +201,54 @@ class ExploreApp(App[int]):
         self.answer, self.failed = words, failed
         self.show_status()
 
-    def _take_in(self, arrival: Arrival) -> None:
+    def _begin(self, line: str) -> None:
+        self.written, self.lines, self.answer, self.failed = 0, [], "", False
+        self.follows = _kind(line) == "write"
+
+    def _take_in(self, result: Result) -> None:
         """A result of a command: in the panes, in the status line, on the clipboard, or in a dialog at its end."""
-        if isinstance(arrival, Started):
-            self.written, self.lines, self.answer, self.failed = 0, [], "", False
-            self.follows = _kind(arrival.line) == "write"
-        elif isinstance(arrival, LineDone):
-            self._end(arrival)
-        elif isinstance(arrival, Looked):
-            self._show_distribution(arrival)
-        elif isinstance(arrival, TokenWritten):
+        if isinstance(result, TokenWritten):
             self.written += 1
             self.stale = True
             if self.follows:
-                self._at = At(arrival.token.node, arrival.token.node)
-        elif isinstance(arrival, Searching):
+                self._at = At(result.token.node, result.token.node)
+        elif isinstance(result, Searching):
             self.written += 1
-        elif isinstance(arrival, BranchText):
-            self.copy_to_clipboard(arrival.text)
-            self.answer = f"copied {len(arrival.text)} characters"
-        elif isinstance(arrival, (Shown, Why)):
-            self.lines += formats.drawn(arrival, coloured=self.coloured)
-        elif not isinstance(arrival, Wrote):
-            self.answer = " ".join(formats.lines_of(arrival)) or self.answer
+        elif isinstance(result, BranchText):
+            self.copy_to_clipboard(result.text)
+            self.answer = f"copied {len(result.text)} characters"
+        elif isinstance(result, (Shown, Why)):
+            self.lines += formats.lines_of(result)
+        elif not isinstance(result, Wrote):
+            self.answer = " ".join(formats.lines_of(result)) or self.answer
 
-    def _end(self, done: LineDone) -> None:
+    def _end(self, line: str, error: str) -> None:
         self.waiting.popleft()
         self.stale = True
-        if self.follows or _kind(done.line) in ("move", "back", "fork"):
+        if self.follows or _kind(line) in ("move", "back", "fork"):
             self._at = self.shown_tree.at
         self.follows = False
-        name = done.line.split()[0]
-        if done.error:
-            self.answer, self.failed = done.error, True
+        name = line.split()[0]
+        if error:
+            self.answer, self.failed = error, True
         elif not self.answer:
             self.answer = "stopped" if self.stopping else f"{name}: done"
-        if self.lines and not done.error:
-            self.push_screen(Dialog(f"{done.line}: {COMMANDS[name].about}", self.lines))
+        if self.lines and not error:
+            self.push_screen(Dialog(f"{line}: {COMMANDS[name].about}", Text("\n".join(self.lines))))
 
-    def _show_distribution(self, looked: Looked) -> None:
-        found = looked.distribution
+    def _show_distribution(self, found: Distribution) -> None:
         with self.explorer.lock:
-            if looked.node != self.at.cursor:
-                return
-            if found is None:
-                self.report(looked.error, failed=True)
-                return
-            self.choices.border_title = f"next token{' (after EOS)' if found.after_eos else ''}"
-            self.choices.show(found, self.shown_tree, self.at, coloured=self.coloured)
+            if found.node == self.at.cursor:
+                self.choices.border_title = f"next token{' (after EOS)' if found.after_eos else ''}"
+                self.choices.show(found, self.shown_tree, self.at, coloured=self.coloured)
 
     # -- keys ----------------------------------------------------------------------------------------------------------
 
     async def on_event(self, event: events.Event) -> None:
         """Type into the line at once, so that Enter comes after all of it, however fast the keys arrive."""
-        typed = isinstance(event, events.Key) and event.is_printable and self.screen_stack and self.focused is self.line
-        if typed and isinstance(event, events.Key) and event.character is not None:
-            self.line.insert_text_at_cursor(event.character)
+        text = event.character if isinstance(event, events.Key) and event.is_printable else None
+        if text and self.screen_stack and self.focused is self.line:
+            self.line.insert_text_at_cursor(text)
         else:
             await super().on_event(event)
 
@@ -405,8 +342,8 @@ class ExploreApp(App[int]):
             self.stop()
 
     def action_help(self) -> None:
-        """The keys, the columns, and the commands of `:`."""
-        self.push_screen(Dialog("help", help_lines()))
+        """Show the keys, the columns, and the commands of `:`."""
+        self.push_screen(Dialog("help", help_text()))
 
     def action_stop_or_leave(self) -> None:
         """Stop what runs, else leave."""
