@@ -135,11 +135,8 @@ def root(
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit status; nothing but `--debug` shows a traceback."""
-    if shell := os.environ.get("_GENCTL_COMPLETE"):
-        from genctl.commands.completion import words_joined
-
-        with words_joined() if shell == "complete_bash" else contextlib.nullcontext():
-            app(prog_name="genctl")  # ends the process
+    if os.environ.get("_GENCTL_COMPLETE"):  # of a shell that completes a line
+        app(prog_name="genctl")  # ends the process
     status = _run(list(sys.argv[1:] if arguments is None else arguments))
     try:
         sys.stdout.flush()

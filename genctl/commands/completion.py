@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import io
-import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Sequence
 from typing import get_args
 
 Complete = Callable[[str], list[str]]
@@ -52,32 +48,6 @@ def settings(typed: str) -> list[str]:
         return [f"{name}=" for name in hints if name.startswith(key)]
     values = ["true", "false"] if hints.get(key) is bool else map(str, get_args(hints.get(key)))
     return [f"{key}={value}" for value in values if f"{key}={value}".startswith(typed)]
-
-
-@contextmanager
-def words_joined() -> Iterator[None]:
-    """Join the words that bash splits at `:` and `=`; of each completion print what follows the last of them.
-
-    Bash replaces only what stands behind it, so `builtin:st` is completed with `stories`.
-    """
-    words, place = os.environ.get("COMP_WORDS", "").split(), int(os.environ.get("COMP_CWORD", "0"))
-    words += [""] * (place + 1 - len(words))
-    joined: list[str] = []
-    for number, word in enumerate(words[: place + 1]):
-        if number and (word in (":", "=") or words[number - 1] in (":", "=")):
-            joined[-1] += word
-        else:
-            joined.append(word)
-    split = len(joined) <= place
-    typed = joined[-1].partition("=")[2] if joined[-1].startswith("-") else joined[-1]
-    prefix = typed[: max(typed.rfind(":"), typed.rfind("=")) + 1] if split else ""
-    os.environ["COMP_WORDS"], os.environ["COMP_CWORD"] = " ".join(joined), str(len(joined) - 1)
-    answer = io.StringIO()
-    try:
-        with redirect_stdout(answer):
-            yield
-    finally:
-        sys.stdout.write("".join(line.removeprefix(prefix) for line in answer.getvalue().splitlines(keepends=True)))
 
 
 COMPLETIONS: dict[str, Complete] = {
