@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from genctl import events
 from genctl.config.layers import Layer, Resolved, overlay
 from genctl.config.saved_files import saved_layers
 from genctl.decode.processors import trace
@@ -26,6 +27,7 @@ from genctl.errors import InputError, ModelError, UsageError
 from genctl.events import Token
 from genctl.identity import checkpoint_change
 from genctl.io.rows import row_seed
+from genctl.io.sessions import encoded
 from genctl.io.sink import Sink
 from genctl.kernels.ops import entropy, log_softmax
 from genctl.params import GRAMMARS
@@ -168,7 +170,7 @@ class Explorer:
         with self.lock:
             self.tree.apply(change)
             if self.file is not None:
-                saved.append(self.file, change)
+                self.file.write(encoded(events.to_json(change)))
 
     def begin_step(self, runs: int = 0, settings: dict[str, Any] | None = None) -> None:
         """The command at work can be undone from here on. `runs`: the generations that it begins."""

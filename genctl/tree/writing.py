@@ -81,7 +81,7 @@ def expand(explorer: Explorer, mass: float, depth: int, nodes: int | None = None
     first = None
     covered, count, reason = 0.0, 0, ""
     explorer.begin_step()
-    for written, total in chain(search.texts(), search.dead_ends()):
+    for written, total in chain(search.texts(), ((dead, -math.inf) for dead in search.dead)):
         node = start
         logprob = 0.0
         for token in written:
@@ -102,7 +102,7 @@ def expand(explorer: Explorer, mass: float, depth: int, nodes: int | None = None
     explorer.move(start, explorer.tree.tip if first is None else first)
     if not reason and search.exhausted:
         reason = f"{search.read} texts were continued, which is the most"
-    yield Covered(covered, count, search.read, not reason, reason, search.dead)
+    yield Covered(covered, count, search.read, not reason, reason, len(search.dead))
 
 
 def edit(explorer: Explorer, text: str) -> Iterator[Result]:

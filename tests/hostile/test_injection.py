@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from genctl.commands.chat.line_input import PlainLines
-from genctl.commands.explore.screen import edit_line
+from genctl.commands.explore.keys import edit_line
 from genctl.engines.server import address
 from genctl.errors import SECRETS, InputError, without_secrets
 from genctl.tree.commands import parse

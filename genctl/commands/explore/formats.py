@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from genctl import errors, events
+from genctl.errors import GenctlError
 from genctl.io.records import finite
 from genctl.io.writers import tsv_cell
 from genctl.terminal.widgets import token_text, visible
@@ -122,3 +123,10 @@ def _why(why: Why) -> Iterator[str]:
 
 def _quoted(text: str) -> str:
     return '"' + visible(text).replace("\n", "\\n").replace("\t", "\\t") + '"'
+
+
+def in_words(failed: Exception) -> str:
+    """What failed, for the status line."""
+    if isinstance(failed, GenctlError):
+        return f"{failed.message}{f' ({failed.hint})' if failed.hint else ''}"
+    return f"unexpected {type(failed).__name__}: {failed} (this is a bug)"

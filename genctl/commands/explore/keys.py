@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import NamedTuple
 
 from rich.text import Text
 
+from genctl.io.writers import escaped
 from genctl.terminal import theme
 from genctl.tree.commands import COMMANDS
 
@@ -75,3 +77,8 @@ def help_text() -> Text:
         lines.append(Text(title, theme.DIM))
         lines += [Text.assemble((f"{name:<{width}}", theme.HEADING), f"  {about}") for name, about in rows]
     return Text("\n").join(lines)
+
+
+def edit_line(text: str) -> str:
+    """The command that writes a text. Its control characters are escapes."""
+    return f"edit {escaped(json.dumps(text, ensure_ascii=False))}"

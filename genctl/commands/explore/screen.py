@@ -7,7 +7,6 @@ thread only reads the tree, so that every key is answered at once; `frame` draws
 from __future__ import annotations
 
 import io
-import json
 import re
 import shlex
 from collections import deque
@@ -26,12 +25,11 @@ from textual.suggester import SuggestFromList
 from textual.widgets import Input, Static
 
 from genctl.commands.explore import formats
-from genctl.commands.explore.keys import KEYS, help_text
+from genctl.commands.explore.keys import KEYS, edit_line, help_text
 from genctl.commands.explore.panes import Alternatives, Dialog, TextPane, TreePane
 from genctl.config import presets
 from genctl.config.check import known
 from genctl.errors import GenctlError, count
-from genctl.io.writers import escaped
 from genctl.terminal import theme, widgets
 from genctl.terminal.message import print_message
 from genctl.tree import token_tree
@@ -42,6 +40,7 @@ from genctl.tree.results import BranchText, Result, Searching, Shown, TokenWritt
 from genctl.tree.token_tree import At
 
 FRAME_S = 0.05  # between two drawings of what the model has written
+LARGE = 200  # branches beyond which the tree is not drawn while a command writes
 NARROW = 76  # columns below which the panes stand one below the other
 
 
@@ -131,7 +130,7 @@ class ExploreApp(App[int]):
                 if self.stopping:  # it may have come before the command began
                     self.explorer.pause()
         except Exception as failed:
-            error = in_words(failed)
+            error = formats.in_words(failed)
         self.arrived.append(partial(self._end, line, error))
 
     def _answer_look(self) -> None:
@@ -143,7 +142,7 @@ class ExploreApp(App[int]):
             _ = found.ranks, found.entropy  # here, and not where keys are answered
             self.arrived.append(partial(self._show_distribution, found))
         except Exception as failed:
-            self.arrived.append(partial(self.report, in_words(failed), failed=True))
+            self.arrived.append(partial(self.report, formats.in_words(failed), failed=True))
 
     def stop(self) -> None:
         """Stop what runs at its next token."""
@@ -159,9 +158,11 @@ class ExploreApp(App[int]):
         changed = bool(self.arrived)
         while self.arrived:
             self.arrived.popleft()()
-        if self.stale:
+        if self.stale and not (self.waiting and len(self.shown_tree.leaves) > LARGE):
             self.stale = False
             self.show_all()
+        elif changed and self.stale and self.follows:
+            self.show_place()
         elif changed:
             self.show_status()
 
@@ -357,18 +358,6 @@ class ExploreApp(App[int]):
     def action_leave(self) -> None:
         """Leave."""
         self.exit(0)
-
-
-def edit_line(text: str) -> str:
-    """The command that writes a text. Its control characters are escapes."""
-    return f"edit {escaped(json.dumps(text, ensure_ascii=False))}"
-
-
-def in_words(failed: Exception) -> str:
-    """What failed, for the status line."""
-    if isinstance(failed, GenctlError):
-        return f"{failed.message}{f' ({failed.hint})' if failed.hint else ''}"
-    return f"unexpected {type(failed).__name__}: {failed} (this is a bug)"
 
 
 def _kind(line: str) -> str:
