@@ -113,8 +113,8 @@ class Job:
             if options.report is not None:
                 from genctl.commands.page_file import PageFile
 
-                elsewhere = not self.waits or getattr(options, "expect", None)
-                page = PageFile(options.report, force=options.force, piped="" if elsewhere else options.input_kind)
+                piped = self.waits and not getattr(options, "expect", None)
+                page = PageFile(options.report, force=options.force, piped=piped)
                 self.page = stack.enter_context(page)
                 self.listeners.append(page.feed)
             stack.push(lambda kind, *_: self.close_engine(failed=kind is not None))

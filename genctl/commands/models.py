@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from rich.console import Console
+from rich.padding import Padding
 from rich.text import Text
 
 from genctl.commands.options import COLOR
@@ -14,8 +13,6 @@ from genctl.commands.table import Color, Command, CommandOptions, option, switch
 from genctl.errors import Exit, size
 
 COLUMNS = ("name", "architecture", "bytes", "dtype", "runtime", "context", "why_not_native", "path", "error")
-HEADS = ("model", "architecture", "size", "dtype", "runtime", "context")
-NUMBERS = ("size", "context")  # columns to the right
 
 if TYPE_CHECKING:
     from genctl.models.listing import ListedModel
@@ -63,37 +60,18 @@ def perform(options: ModelsOptions) -> int:
         lines = [COLUMNS, *([tsv_cell(record[name]) for name in COLUMNS] for record in records)]
         out.file.write("".join("\t".join(line) + "\n" for line in lines))
     elif out.is_terminal:
-        facts = [[printable(cell) for cell in _cells(model)] for model in models]
-        beneath = [[printable(line) for line in _details(model, verbose=options.verbose)] for model in models]
-        _print_models(facts, beneath, out)
+        for model in models:
+            facts = [cell for cell in _cells(model)[1:] if cell != "-"]
+            if model.context is not None:
+                facts[-1] += " tokens"
+            below = [Text(" · ".join(facts)), *(Text(line, "dim") for line in _details(model, options.verbose))]
+            out.print(Text(printable(model.name), "bold", overflow="fold"))
+            for text in filter(None, below):
+                out.print(Padding(Text(printable(text.plain), text.style, overflow="fold"), (0, 0, 0, 2), expand=False))
     else:
-        rows = ([*_cells(model), *_details(model, verbose=options.verbose)] for model in models)
+        rows = ([*_cells(model), *_details(model, options.verbose)] for model in models)
         out.file.write("".join("\t".join(map(tsv_cell, row)) + "\n" for row in rows))
     return int(Exit.DONE)
-
-
-def _print_models(rows: Sequence[Sequence[str]], beneath: Sequence[Sequence[str]], console: Console) -> None:
-    """Print a table where it fits, else each name with its facts under it; `beneath` has more lines for each row."""
-
-    def write(text: str, style: str = "", indent: int = 0) -> None:
-        for part in Text(text, style).wrap(console, console.width - indent, overflow="fold"):
-            console.print(Text(" " * indent) + part)
-
-    widths = [max(map(len, column)) for column in zip(HEADS, *rows, strict=True)]
-    fits = sum(widths) + 2 * (len(widths) - 1) <= console.width
-    for cells, details in zip([HEADS, *rows] if fits else rows, [[], *beneath] if fits else beneath, strict=True):
-        if fits:
-            columns = zip(HEADS, cells, widths, strict=True)
-            padded = [cell.rjust(width) if head in NUMBERS else cell.ljust(width) for head, cell, width in columns]
-            write("  ".join(padded).rstrip(), "dim" if cells is HEADS else "")
-        else:
-            write(cells[0], "bold")
-            units = ("", "", "", "", " tokens")
-            facts = [f"{cell}{unit}" for cell, unit in zip(cells[1:], units, strict=True) if cell != "-"]
-            if facts:
-                write(" · ".join(facts), indent=2)
-        for detail in details:
-            write(detail, "dim", indent=2)
 
 
 def _cells(model: ListedModel) -> list[str]:
@@ -102,7 +80,7 @@ def _cells(model: ListedModel) -> list[str]:
     return [model.name, model.architecture or "-", weights, model.dtype or "-", model.runtime or "-", context]
 
 
-def _details(model: ListedModel, *, verbose: bool) -> list[str]:
+def _details(model: ListedModel, verbose: bool) -> list[str]:
     """What is to be said beneath a model."""
     lines = [] if model.error is None else [f"damaged: {model.error}"]
     if verbose and model.why_not_native is not None:

@@ -17,7 +17,6 @@ from genctl.identity import versions
 from genctl.io import writers
 from genctl.pages.page import PageData, facts_of, page
 
-SHORT = 200  # letters of prompts that a command quotes
 FILES = ("--report", "--output", "-o", "--events")  # where a run also writes
 
 
@@ -48,13 +47,13 @@ class PageFile:
     A context that is opened as --output is, and written at the end unless an error comes.
     """
 
-    def __init__(self, path: str, *, force: bool, live: bool = True, piped: str = "") -> None:
+    def __init__(self, path: str, *, force: bool, live: bool = True, piped: bool = False) -> None:
         self._sink = writers.open_output(path, None, force=force, at_once=True)
         self.data = PageData()
         self.runs = SideBySide()
         self.baseline: str | None = None  # a run of `compare`
         self.live = live  # the events come as they happen, so that time can be measured
-        self.piped = piped  # the format of prompts that came from a pipe
+        self.piped = piped  # the prompts came from a pipe
         self.facts: list[tuple[str, str]] = []
         self.seed: int | None = None  # that the run chose, where the command line has none
         self._checkpoints: set[str] = set()
@@ -126,14 +125,6 @@ class PageFile:
         self._complete()
         return page(self.data)
 
-    def _fed(self, command: str) -> str:
-        """The command with its prompts, which came from a pipe: in quotes if they are short lines."""
-        prompts = [began.shown or began.prompt for began in self.data.begun]
-        lines = self.piped == "lines" and self.data.comparison is None and not any("\n" in text for text in prompts)
-        if prompts and lines and sum(map(len, prompts)) <= SHORT:
-            return f"{shlex.join(['printf', '%s' + chr(92) + 'n', *prompts])} | {command}"
-        return f"{command} < PROMPTS  # standard input: the prompts of this page"
-
     def _complete(self) -> None:
         data = self.data
         data.comparison = self.runs.part(self.baseline)
@@ -146,7 +137,7 @@ class PageFile:
         if self.seed is not None and draws and not any(word.split("=")[0] == "--seed" for word in sys.argv):
             command += f" --seed {self.seed}"
         if self.piped:
-            command = self._fed(command)
+            command += " < PROMPTS  # standard input: the prompts of this page"
         data.command = without_secrets(command)
         facts = dict(facts_of(data)) | dict(self.facts)
         if self.live and len(self._clock) == 2 and not data.is_scored:

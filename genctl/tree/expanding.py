@@ -22,7 +22,7 @@ from genctl.engines.protocol import Report
 from genctl.errors import GenctlError, UsageError
 from genctl.events import Token
 from genctl.tree.distribution import processed_logprobs
-from genctl.tree.explorer import Explorer, overlaid
+from genctl.tree.explorer import Explorer
 
 MOST = 1000  # texts that are continued, where nobody says how many
 ROWS = 16  # in one pass
@@ -57,7 +57,7 @@ class BestFirst:
 
     def __init__(self, explorer: Explorer, start: int, depth: int, most: int) -> None:
         self.explorer, self.start, self.depth, self.most = explorer, start, depth, most
-        resolved = overlaid(explorer.resolved(), {"token_healing": False})
+        resolved = explorer.resolved()
         request = explorer.request("", start, resolved, explorer.seed(explorer.tree.runs + 1))
         lane = explorer.session.planner.plan(request, Report()).lane
         self.processors: Sequence[Processor] = lane.processors
@@ -71,16 +71,7 @@ class BestFirst:
         self.read = 0  # texts that were continued
         self.exhausted = False  # `most` were
         self._read: dict[tuple[int, ...], ReadText] = {}  # read along with others, not needed yet
-        self._dead: list[tuple[Token, ...]] = []  # texts that nothing can follow
-
-    @property
-    def dead(self) -> int:
-        """How many dead ends were met."""
-        return len(self._dead)
-
-    def dead_ends(self) -> Iterator[tuple[tuple[Token, ...], float]]:
-        """The dead ends that were found, each with a log-probability of -inf."""
-        return ((written, -math.inf) for written in self._dead)
+        self.dead: list[tuple[Token, ...]] = []  # texts that nothing can follow
 
     def texts(self) -> Iterator[tuple[tuple[Token, ...], float]]:
         """The complete texts and their log-probabilities, the most probable first; equal ones by their ids."""
@@ -88,7 +79,7 @@ class BestFirst:
 
         def push(text: ReadText, place: int) -> None:
             if not text.begin and not len(text.ids):
-                self._dead.append(text.written)
+                self.dead.append(text.written)
             if place == len(text.ids) and text.more:
                 text, place = self._continued(text), 0
             if place < len(text.ids):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,19 +16,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from genctl import events
 from genctl.config.layers import Layer, Resolved, overlay
 from genctl.config.settings import saved_layers
 from genctl.decode.processors import trace
 from genctl.decode.score import damaged, is_finite
 from genctl.engines.protocol import Report, Request, never
 from genctl.engines.session import Session
-from genctl.errors import InputError, ModelError
+from genctl.errors import InputError, ModelError, UsageError
 from genctl.events import Token
 from genctl.identity import checkpoint_change
 from genctl.io.rows import row_seed
+from genctl.io.sessions import encoded
 from genctl.io.sink import Sink
 from genctl.kernels.ops import entropy, log_softmax
-from genctl.params import GRAMMARS, Generation
+from genctl.params import GRAMMARS
 from genctl.tree import saved
 from genctl.tree.commands import COMMANDS, MEMORY, Call, parse
 from genctl.tree.distribution import Distribution
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from genctl.models.text import Words
 
 CACHED = 64  # distributions and detokenizers, each after a node
-Entry = tuple[int, str]  # a node, and settings as JSON
 
 
 class Explorer:
@@ -61,10 +61,9 @@ class Explorer:
                 hint=f"--model {opened.model}, if its files have not changed since",
             )
         size = session.forward.vocab_size
-        places = [(f"prompt_ids.{place}", id) for place, id in enumerate(opened.prompt_ids)]
-        places += [(f"node {node.node}: id", node.id) for node in tree.nodes[1:]]
-        if wrong := next((f"{place}: {id}" for place, id in places if not 0 <= id < size), ""):
-            raise InputError(f"{name} is damaged: {wrong} is none of the {size} ids of the checkpoint")
+        for id in (*opened.prompt_ids, *(node.id for node in tree.nodes[1:])):
+            if not 0 <= id < size:
+                raise InputError(f"{name} is damaged: {id} is none of the {size} ids of the checkpoint")
         session.planner.drafts = False  # each token is looked at
         self.session, self.tree, self.file = session, tree, file
         self.lock = threading.RLock()  # held while the tree changes
@@ -74,8 +73,8 @@ class Explorer:
         self.line = ""  # of the command that is done
         self._reason = ""
         self._resolved: dict[str, Resolved] = {}  # by the settings as JSON
-        self._distributions: OrderedDict[Entry, Distribution] = OrderedDict()
-        self._words: OrderedDict[int, Words] = OrderedDict()
+        self._distributions: dict[tuple[int, str], Distribution] = {}  # by the node, and the settings as JSON
+        self._words: dict[int, Words] = {}
 
     @classmethod
     def begin(
@@ -171,7 +170,7 @@ class Explorer:
         with self.lock:
             self.tree.apply(change)
             if self.file is not None:
-                saved.append(self.file, change)
+                self.file.write(encoded(events.to_json(change)))
 
     def begin_step(self, runs: int = 0, settings: dict[str, Any] | None = None) -> None:
         """The command at work can be undone from here on. `runs`: the generations that it begins."""
@@ -226,43 +225,45 @@ class Explorer:
     # -- settings ------------------------------------------------------------------------------------------------------
 
     def resolved(self, settings: Mapping[str, Any] | None = None) -> Resolved:
-        """The settings with these above those that the tree began with; the current ones. Raises PresetError."""
+        """The settings with these above those that the tree began with; the current ones.
+
+        Raises PresetError, and UsageError for `token_healing`, which would take back tokens of the tree.
+        """
         values = self.tree.settings if settings is None else settings
         key = json.dumps(values, sort_keys=True)
         if key not in self._resolved:
-            self._resolved[key] = overlaid(self.base, values)
+            resolved = overlaid(self.base, values)
+            if resolved.generation.token_healing:
+                place = resolved.origins.get("token_healing", "set")
+                raise UsageError(
+                    f"token_healing ({place}): a tree keeps the tokens before the cursor",
+                    hint="genctl run --token-healing heals the end of a prompt",
+                )
+            self._resolved[key] = resolved
         return self._resolved[key]
 
     def request(self, name: str, node: int, resolved: Resolved, seed: int = 0, given: tuple[int, ...] = ()) -> Request:
-        """A generation that begins after a node and given tokens. A grammar continues the text that it has there."""
-        ids = (*self.tree.ids(node), *given)
-        request = Request(name, resolved, seed, prompt_ids=ids)
-        lengths = [len(ids) - self.tree.length(start) for start in self._starts(node, resolved.generation)]
-        if given and any(getattr(resolved.generation, knob) is not None for knob in GRAMMARS):
-            lengths.append(len(given))
-        if not lengths:
-            return request
+        """A generation after a node and given tokens. Raises UsageError where their text is not that of a grammar.
+
+        The text of a grammar begins after the prompt of the tree, and what is generated continues it.
+        """
         from genctl.decode.processors import function_of
         from genctl.decode.processors.grammar import Grammar
 
-        planned = self.session.planner.plan(replace(request, written=lengths[0]), Report())
-        grammar = function_of(planned.lane.processors, Grammar)
-        found = (length for length in lengths if grammar is not None and grammar.begins_with(ids[-length:]))
-        return replace(request, written=next(found, 0))
-
-    def _starts(self, node: int, generation: Generation) -> list[int]:
-        """Where the commands began that wrote the tokens down to a node under one grammar, the first one first."""
-        knobs = [getattr(generation, knob) for knob in GRAMMARS]
-        starts: list[int] = []
-        while any(knob is not None for knob in knobs) and node != ROOT:
-            theirs = self.resolved(self.tree.settings_of[node]).generation
-            if [getattr(theirs, knob) for knob in GRAMMARS] != knobs:
-                break
-            one = self.tree.nodes[node]
-            if one.start not in starts:
-                starts.append(one.start)
-            node = one.parent
-        return starts[::-1]
+        ids = (*self.tree.ids(node), *given)
+        request = Request(name, resolved, seed, prompt_ids=ids)
+        written = len(ids) - self.tree.length(ROOT)
+        knob = next((knob for knob in GRAMMARS if getattr(resolved.generation, knob) is not None), "")
+        if not knob or not written:
+            return request
+        request = replace(request, written=written)
+        grammar = function_of(self.session.planner.plan(request, Report()).lane.processors, Grammar)
+        if grammar is not None and not grammar.begins_with(ids[-written:]):
+            raise UsageError(
+                f"{knob}: no text of it begins with the tokens after the prompt",
+                hint="start goes to the end of the prompt; genctl run begins a text anywhere",
+            )
+        return request
 
     # -- distributions -----------------------------------------------------------------------------------------
 
@@ -274,25 +275,20 @@ class Explorer:
         """
         key = node, json.dumps(self.tree.settings, sort_keys=True)
         if key not in self._distributions:
-            self._distributions[key] = self._processed(node)
-            while len(self._distributions) > CACHED:
-                self._distributions.popitem(last=False)
-        self._distributions.move_to_end(key)
+            resolved, logits = self.resolved(), self.branches.scores(node)
+            self.check_finite(logits, node, (), resolved)
+            request = self.request("", node, resolved, self.seed(self.tree.runs + 1))
+            lane = self.session.planner.plan(request, Report()).lane
+            device = self.session.forward.device
+            scores = logits[None].to(device)
+            if lane.strategy.traits.space == "logprobs":
+                scores = scores.log_softmax(-1)
+            history = torch.tensor([list(self.tree.ids(node))], dtype=torch.long, device=device)
+            scores, stages = trace.run_traced(lane.processors, history, scores, may_end=True)
+            after_eos = self.ending(node) is not None
+            found = Distribution(node, logits, scores, stages, self.piece, after_eos=after_eos)
+            _remember(self._distributions, key, found)
         return self._distributions[key]
-
-    def _processed(self, node: int) -> Distribution:
-        resolved = overlaid(self.resolved(), {"token_healing": False})
-        logits = self.branches.scores(node)
-        self.check_finite(logits, node, (), resolved)
-        lane = self.session.planner.plan(self.request("", node, resolved, self.seed(self.tree.runs + 1)), Report()).lane
-        device = self.session.forward.device
-        history = torch.tensor([list(self.tree.ids(node))], dtype=torch.long, device=device)
-        scores = logits[None].to(device)
-        if lane.strategy.traits.space == "logprobs":
-            scores = scores.log_softmax(-1)
-        scores, stages = trace.run_traced(lane.processors, history, scores, may_end=True)
-        after_eos = self.ending(node) is not None
-        return Distribution(node, logits, scores, stages, self.piece, resolved.generation, after_eos=after_eos)
 
     def check_finite(self, logits: Tensor, node: int, more: Sequence[int], resolved: Resolved) -> None:
         """Raises ModelError for logits after a node and `more` tokens that are no numbers, as generation does."""
@@ -316,21 +312,16 @@ class Explorer:
         """The detokenizer after a node. Not to be written to: `fork` it."""
         from genctl.models.text import detokenizer
 
-        way = []
-        here = node
+        missing, here = [], node
         while here not in self._words and here != ROOT:
-            way.append(here)
+            missing.append(here)
             here = self.tree.nodes[here].parent
-        words = self._words.get(here)
-        if words is None:
-            words = detokenizer(self.session.loaded.tokenizer).after(self.tree.opened.prompt_ids)
-        words = words.fork()
-        for each in reversed(way):
-            words.push(self.tree.nodes[each].id)
-        self._words[node] = words
-        self._words.move_to_end(node)
-        while len(self._words) > CACHED:
-            self._words.popitem(last=False)
+        words = self._words.get(here) or detokenizer(self.session.loaded.tokenizer).after(self.tree.opened.prompt_ids)
+        if missing:
+            words = words.fork()
+            for each in reversed(missing):
+                words.push(self.tree.nodes[each].id)
+            _remember(self._words, node, words)
         return words
 
     def text(self, node: int, above: int = ROOT) -> str:
@@ -343,6 +334,13 @@ class Explorer:
         from genctl.models.text import detokenizer
 
         return detokenizer(self.session.loaded.tokenizer).piece(id)
+
+
+def _remember(cache: dict[Any, Any], key: Any, value: Any) -> None:
+    """Add an entry to a cache, and drop its oldest one beyond CACHED."""
+    cache[key] = value
+    if len(cache) > CACHED:
+        del cache[next(iter(cache))]
 
 
 def overlaid(base: Resolved, values: Mapping[str, Any]) -> Resolved:

@@ -15,7 +15,7 @@ from genctl.config.listed_knobs import LISTS
 from genctl.config.settings import SavedLayer, objections
 from genctl.errors import InputError, printable
 from genctl.io.output import open_beside
-from genctl.io.sessions import begin_session, continue_session, damaged, decoded, encoded, read_session
+from genctl.io.sessions import begin_session, continue_session, damaged, decoded, read_session
 from genctl.io.sink import Sink
 from genctl.params import Generation, knobs
 from genctl.tree.token_tree import KINDS, SCHEMA, Change, TokenTree, TreeOpened, TreeStep
@@ -41,11 +41,6 @@ def reopen(path: Path) -> tuple[Sink, TokenTree, list[str]]:
     name, notes = printable(str(path)), list[str]()
     tree, sink, _ = continue_session(path, lambda lines: _read(lines, name, notes))
     return sink, tree, notes
-
-
-def append(file: Sink, change: Change) -> None:
-    """Write a change as a line. Raises OutputError."""
-    file.write(encoded(events.to_json(change)))
 
 
 def changes_of(tree: TokenTree) -> Iterator[Change]:

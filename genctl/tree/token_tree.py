@@ -7,7 +7,6 @@ same node. A tree is the fold of its changes, which are the lines of its file (`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -97,20 +96,11 @@ class TokenTree:
         self.nodes = [TokenNode(ROOT, 0, -1, 0.0)]  # by number; the root is not a token
         self.joints = [0.0]  # log-probability of all tokens down to the node
         self.depths = [0]  # tokens after the prompt
-        self.settings_of: list[dict[str, Any]] = [{}]  # with which the node was written
         self.at = At(ROOT, ROOT)
         self.settings: dict[str, Any] = {}  # above those that the tree began with; replaced, never changed
         self.steps: list[Before] = []
         self.runs = 0  # generations that were begun, also those that were undone
         self._children: list[dict[int, int]] = [{}]  # of each node: token id -> node, oldest first
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TokenTree) and self._state() == other._state()
-
-    __hash__ = None  # type: ignore[assignment]  # it changes
-
-    def _state(self) -> tuple[Any, ...]:
-        return self.opened, self.nodes, self.settings_of, self.at, self.settings, self.steps, self.runs
 
     def __len__(self) -> int:
         """The number of tokens."""
@@ -139,15 +129,13 @@ class TokenTree:
         """The node of a token after a node."""
         return self._children[node].get(id)
 
-    def upwards(self, node: int, above: int = ROOT) -> Iterator[int]:
-        """The nodes from `node` up to `above`, which is left out."""
-        while node != above:
-            yield node
-            node = self.nodes[node].parent
-
     def path(self, node: int, above: int = ROOT) -> list[int]:
         """The nodes after `above` down to `node`."""
-        return list(self.upwards(node, above))[::-1]
+        found = []
+        while node != above:
+            found.append(node)
+            node = self.nodes[node].parent
+        return found[::-1]
 
     def ids(self, node: int) -> tuple[int, ...]:
         """The prompt's tokens and those down to `node`."""
@@ -201,13 +189,9 @@ class TokenTree:
             raise InputError(f"node {node.node} {where}")
         if node.parent >= node.node or node.id in self._children[node.parent]:
             raise InputError(f"node {node.node} cannot stand after node {node.parent}")
-        goes_on = node.start in (node.parent, self.nodes[node.parent].start)
-        if not goes_on and (node.start >= node.node or not self.is_on(node.start, node.parent)):
-            raise InputError(f"node {node.node} began at node {node.start}, which is not above it")
         self.nodes.append(node)
         self.joints.append(self.joints[node.parent] + node.logprob)
         self.depths.append(self.depths[node.parent] + 1)
-        self.settings_of.append(self.settings)
         self._children.append({})
         self._children[node.parent][node.id] = node.node
         self.at = At(node.node, node.node)  # what a command leaves behind that is killed here
@@ -223,7 +207,7 @@ class TokenTree:
         _, size, self.at, self.settings = self.steps.pop()
         for node in reversed(self.nodes[size:]):
             del self._children[node.parent][node.id]
-        for column in (self.nodes, self.joints, self.depths, self.settings_of, self._children):
+        for column in (self.nodes, self.joints, self.depths, self._children):
             del column[size:]
 
 

@@ -1,7 +1,7 @@
 """The commands that write: the decode loop continues a branch, with what the cache has of it.
 
 The branch is the prompt, so the tokens are those that `genctl run` writes for the same ids, settings and seed; but the
-text of a grammar continues where an earlier command stopped.
+text of a grammar begins after the prompt of the tree.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from contextlib import closing
 from itertools import chain
 from typing import Any
 
-from genctl.config.layers import Resolved
 from genctl.engines.protocol import Flow, Report, Request
 from genctl.errors import GenctlError, InputError, ModelError, UsageError
 from genctl.events import Began, Ended, Failed, Stepped
@@ -20,9 +19,8 @@ from genctl.events.results import Collector
 from genctl.events.results import Sequence as TokenSequence
 from genctl.params import knobs
 from genctl.tree.expanding import MOST, BestFirst
-from genctl.tree.explorer import Explorer, overlaid
+from genctl.tree.explorer import Explorer
 from genctl.tree.results import Continuation, Covered, Result, Searching, TokenWritten, Wrote
-from genctl.tree.token_tree import ROOT
 
 _ERRORS: dict[str, type[GenctlError]] = {"model": ModelError, "usage": UsageError}
 
@@ -34,29 +32,22 @@ def generate(explorer: Explorer, n: int | None) -> Iterator[Result]:
 
 def take(explorer: Explorer, token: int | str, n: int | None) -> Iterator[Result]:
     """A token that is chosen by hand, and what follows it: `n` tokens, none if that is 0."""
-    id = _token(explorer, token)
-    stops = n == 0 or id in explorer.session.forward.eos
-    heals = explorer.resolved().generation.token_healing
-    values = _with(explorer.tree.settings, max_new_tokens=n, token_healing=False if heals else None)
-    yield from _write(explorer, [] if stops else [values], (id,))
+    from genctl.models.text import watched_ids
 
-
-def _token(explorer: Explorer, token: int | str) -> int:
-    """The id of a rank, of id:N, or of a text that is one token."""
     distribution = explorer.distribution(explorer.tree.cursor)
     if isinstance(token, int):
         if token > len(distribution):
             raise UsageError(f"rank {token}: the model has {len(distribution)} tokens")
-        return distribution.at(token).id
-    from genctl.models.text import watched_ids
-
-    try:
-        id = watched_ids(explorer.session.loaded, [token])[0]
-    except UsageError as error:
-        raise UsageError(error.message.replace("--watch", "take"), hint=error.hint) from None
-    if id >= len(distribution):
-        raise UsageError(f"take id:{id}: the model writes the ids 0 to {len(distribution) - 1}")
-    return id
+        id = distribution.at(token).id
+    else:
+        try:
+            id = watched_ids(explorer.session.loaded, [token])[0]
+        except UsageError as error:
+            raise UsageError(error.message.replace("--watch", "take"), hint=error.hint) from None
+        if id >= len(distribution):
+            raise UsageError(f"take id:{id}: the model writes the ids 0 to {len(distribution) - 1}")
+    stops = n == 0 or id in explorer.session.forward.eos
+    yield from _write(explorer, [] if stops else [_with(explorer.tree.settings, max_new_tokens=n)], (id,))
 
 
 def sample(explorer: Explorer, k: int, n: int | None) -> Iterator[Result]:
@@ -90,7 +81,7 @@ def expand(explorer: Explorer, mass: float, depth: int, nodes: int | None = None
     first = None
     covered, count, reason = 0.0, 0, ""
     explorer.begin_step()
-    for written, total in chain(search.texts(), search.dead_ends()):
+    for written, total in chain(search.texts(), ((dead, -math.inf) for dead in search.dead)):
         node = start
         logprob = 0.0
         for token in written:
@@ -111,36 +102,20 @@ def expand(explorer: Explorer, mass: float, depth: int, nodes: int | None = None
     explorer.move(start, explorer.tree.tip if first is None else first)
     if not reason and search.exhausted:
         reason = f"{search.read} texts were continued, which is the most"
-    yield Covered(covered, count, search.read, not reason, reason, search.dead)
+    yield Covered(covered, count, search.read, not reason, reason, len(search.dead))
 
 
 def edit(explorer: Explorer, text: str) -> Iterator[Result]:
     """A text that is typed."""
-    base, ids = _tokenised(explorer, explorer.tree.cursor, text)
-    explorer.begin_step()
-    yield from explorer.write_given(base, ids, "edit")
-
-
-def _tokenised(explorer: Explorer, node: int, text: str) -> tuple[int, tuple[int, ...]]:
-    """Where a typed text forks, and its tokens: they may begin inside of the token before the cursor."""
-    from genctl.decode.token_healing import heal
     from genctl.models.text import check_ids, continuation
 
-    loaded, tree = explorer.session.loaded, explorer.tree
+    loaded = explorer.session.loaded
     if loaded.tokenizer is None:
         raise ModelError(f"{loaded.name} has no tokenizer, so a text cannot be typed", hint="take id:N takes a token")
-    before = ""
-    try:
-        healed = heal(loaded.tokenizer, tree.ids(node), explorer.session.forward.vocab_size)
-    except UsageError:  # a tokenizer whose text is not the sum of its tokens
-        healed = None
-    if healed is not None and len(healed.ids) >= tree.length(ROOT):
-        before = healed.text
-        while tree.length(node) > len(healed.ids):
-            node = tree.nodes[node].parent
-    ids = tuple(continuation(loaded.tokenizer, before + text))
+    ids = tuple(continuation(loaded.tokenizer, text))
     check_ids(ids, explorer.session.forward.vocab_size)
-    return node, ids
+    explorer.begin_step()
+    yield from explorer.write_given(explorer.tree.cursor, ids, "edit")
 
 
 def _with(values: Mapping[str, Any], **more: Any) -> dict[str, Any]:
@@ -149,21 +124,19 @@ def _with(values: Mapping[str, Any], **more: Any) -> dict[str, Any]:
 
 def _write(explorer: Explorer, entries: Sequence[dict[str, Any]], given: tuple[int, ...] = ()) -> Iterator[Result]:
     """A step: the `given` tokens, and then one generation for each entry of settings, decoded together."""
-    tree, start = explorer.tree, explorer.tree.cursor
+    tree, before = explorer.tree, explorer.tree.cursor
     resolved = [explorer.resolved(values) for values in entries]
     if len(entries) > 1 and any(one.generation.is_beam_search for one in resolved):
         raise UsageError("sample draws plain samples, and num_beams is set", hint="set num_beams=1, or beams")
-    if resolved and not given:
-        start, resolved = _healed(explorer, start, resolved)
-    first, before = tree.runs + 1, tree.cursor
     requests = [
-        explorer.request(str(number), start, one, explorer.seed(number), given)
-        for number, one in enumerate(resolved, first)
+        explorer.request(str(number), before, one, explorer.seed(number), given)
+        for number, one in enumerate(resolved, tree.runs + 1)
     ]
     for request in requests[:1]:
         explorer.session.planner.plan(request, Report())  # raises, before anything is written, what would fail
     explorer.begin_step(len(requests))
-    for written in explorer.write_given(start, given, "take"):
+    start = before
+    for written in explorer.write_given(before, given, "take"):
         start = written.token.node
         yield written
     if not requests or explorer.stop_reason():
@@ -176,27 +149,13 @@ def _write(explorer: Explorer, entries: Sequence[dict[str, Any]], given: tuple[i
     if len(ends) > 1:  # the best, or the first of the samples; the cursor stays where they part
         explorer.move(start, ends[0])
     elif not ends:
-        explorer.move(before if tree.is_on(before, tree.tip) else tree.tip, tree.tip)
-
-
-def _healed(explorer: Explorer, start: int, resolved: list[Resolved]) -> tuple[int, list[Resolved]]:
-    """Where a generation begins whose settings heal tokens: before the last ones, where it forks."""
-    tree = explorer.tree
-    if not resolved[0].generation.token_healing:
-        return start, resolved
-    request = Request("", resolved[0], 0, prompt_ids=tree.ids(start))
-    length = len(explorer.session.planner.plan(request, Report()).lane.tokens)
-    if length < tree.length(ROOT):  # the prompt itself cannot change here
-        return start, [overlaid(one, {"token_healing": False}) for one in resolved]
-    while tree.length(start) > length:
-        start = tree.nodes[start].parent
-    return start, resolved
+        explorer.move(before, tree.tip)
 
 
 def _streamed(explorer: Explorer, requests: Sequence[Request], start: int) -> Iterator[Result]:
     """What the generations after a node write, as it happens.
 
-    Rows that do not compete are written as they come. Of a search the results are, when it is done.
+    Rows that do not compete are written as they come, the results of a search when it is done.
     """
     collector, seeds = Collector(), dict[str, int | None]()
     ends: dict[tuple[str, int], int] = {}  # of the rows that do not compete, by lane and slot

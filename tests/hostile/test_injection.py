@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from genctl.commands.chat.line_input import PlainLines
-from genctl.commands.explore.dialogs import EditedText
+from genctl.commands.explore.keys import edit_line
 from genctl.engines.server import address
 from genctl.errors import SECRETS, InputError, without_secrets
+from genctl.tree.commands import parse
 from tests.cli.tool import genctl
 from tests.hostile.words import FIRST, HOSTILE, OBEYED, hostile_vocabulary, tame
 from tests.tiny import checkpoint
@@ -168,12 +169,10 @@ def test_plain_lines_show_a_text_to_change_without_obeying_it(
 
 
 @pytest.mark.parametrize("word", [*HOSTILE, SAID, "\x1b]52;c;ZXZpbA==\x07", "\x9b31m"])
-def test_an_editor_shows_a_text_to_change_without_obeying_it(word: str) -> None:
-    editor = EditedText(word)
-    shown = [editor.get_line(number) for number in range(editor.document.line_count)]
-    for number, line in enumerate(shown):
-        tame(line.plain)
-        assert len(line.plain) == len(editor.document.get_line(number))  # the cursor is where it seems to be
+def test_a_text_of_a_tree_is_edited_without_obeying_it(word: str) -> None:
+    line = edit_line(word)
+    tame(line)
+    assert parse(line).arguments == {"text": word}
 
 
 def test_the_name_of_a_run_is_shown_without_obeying_it(tmp_path: Path) -> None:

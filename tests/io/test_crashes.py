@@ -131,7 +131,7 @@ def test_a_new_tree_is_there_with_its_first_line(folder: Path, tmp_path: Path) -
     assert [list(files) for files in disk.left] == [[NAME]], "the file and its name last"
     for files in disk.crashes:
         if NAME in files:
-            assert read_tree(restore(files, tmp_path / "after") / NAME) == token_tree.TokenTree(opened)
+            assert vars(read_tree(restore(files, tmp_path / "after") / NAME)) == vars(token_tree.TokenTree(opened))
     file.close()
 
 

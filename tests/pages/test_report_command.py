@@ -44,20 +44,15 @@ def test_the_command_to_repeat_it_has_the_seed_that_was_drawn(tmp_path: Path, mo
     assert str(page) not in facts_of(parts)  # nothing that the run wrote is in its way
 
 
-def test_the_command_has_short_prompts_of_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, stdin, expected in (
-        ("short", "it's\nnine\n", """printf '%s\\n' 'it'"'"'s' nine | genctl run"""),
-        ("long", "nine " * 50, "< PROMPTS  # standard input"),
-    ):
-        page = tmp_path / f"{name}.html"
-        words = ["run", *NUMBERS, "-n", "2", "-o", str(tmp_path / f"{name}.txt"), "--report", str(page)]
-        monkeypatch.setattr("sys.argv", ["genctl", *words])
-        assert genctl(*words, stdin=stdin).status == 0
-        command = re.search(r"<code>(.*?)</code>", page.read_text())
-        assert command is not None
-        shown = unescape(command[1])
-        assert expected in shown
-        assert str(tmp_path) not in shown
+def test_the_command_says_where_prompts_of_a_pipe_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "page.html"
+    words = ["run", *NUMBERS, "-n", "2", "-o", str(tmp_path / "texts"), "--report", str(page)]
+    monkeypatch.setattr("sys.argv", ["genctl", *words])
+    assert genctl(*words, stdin="it's\nnine\n").status == 0
+    command = re.search(r"<code>(.*?)</code>", page.read_text())
+    assert command is not None
+    assert "< PROMPTS  # standard input" in unescape(command[1])
+    assert str(tmp_path) not in unescape(command[1])
 
 
 @pytest.mark.parametrize("format", ["jsonl", "tsv", "json"])

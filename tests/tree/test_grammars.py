@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from genctl.errors import UsageError
 from tests.tree.trees import explorer
 
 WORDS = r"( [a-z]+){3} [A-Z][a-z]*\."
@@ -50,16 +51,10 @@ def test_the_rest_of_a_text_needs_no_room_for_all_of_it() -> None:
     assert re.fullmatch(WORDS, text)
 
 
-def test_a_text_begins_behind_words_that_the_grammar_does_not_have() -> None:
-    text = written(
-        "generate 24", "start", "right 2", "edit 42:", "end", "generate 24", "left 3", "generate 24", regex=WORDS
-    )
-    assert re.fullmatch(r".*42:" + WORDS, text)
-
-
-def test_another_grammar_begins_a_text_of_its_own() -> None:
-    text = written("generate 24", "start", "right 2", 'set regex=" [0-9]{3}"', "generate 9", regex=WORDS)
-    assert re.fullmatch(r"[^0-9]+ [0-9]{3}", text)
+@pytest.mark.parametrize("line", ["edit 42:", 'set regex=" [0-9]{3}"'])
+def test_tokens_that_no_text_of_the_grammar_begins_with_are_refused(line: str) -> None:
+    with pytest.raises(UsageError, match=r"^regex: no text of it begins with the tokens after the prompt"):
+        written("generate 24", "start", "right 2", line, "generate 24", regex=WORDS)
 
 
 def test_what_may_follow_a_part_is_what_the_grammar_has_next() -> None:

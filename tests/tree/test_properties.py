@@ -51,15 +51,15 @@ def test_the_file_gives_the_tree_back_and_goes_on_with_equal_bytes(lines: list[s
         made = explorer(whole)
         do(made, lines)
         made.close()
-        assert read_tree(whole) == made.tree
+        assert vars(read_tree(whole)) == vars(made.tree)
         first = explorer(parts)
         do(first, lines[:half])
         first.close()
         again = Explorer.reopen(stories(), parts)
-        assert again.tree == first.tree
+        assert vars(again.tree) == vars(first.tree)
         do(again, lines[half:])
         again.close()
-        assert again.tree == made.tree
+        assert vars(again.tree) == vars(made.tree)
         assert parts.read_bytes() == whole.read_bytes()
 
 
@@ -99,10 +99,10 @@ def test_a_copy_of_a_tree_is_the_tree(lines: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "copy"
         made.all(f"save {path}")
-        assert read_tree(path) == made.tree
+        assert vars(read_tree(path)) == vars(made.tree)
         made.all("take 1 0")
         made.close()
-        assert read_tree(path) == made.tree
+        assert vars(read_tree(path)) == vars(made.tree)
 
 
 @settings(max_examples=15)

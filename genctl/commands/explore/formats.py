@@ -6,15 +6,12 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from rich.text import Text
-
 from genctl import errors, events
+from genctl.errors import GenctlError
 from genctl.io.records import finite
 from genctl.io.writers import tsv_cell
-from genctl.terminal import theme
 from genctl.terminal.widgets import token_text, visible
 from genctl.tree.results import (
-    Alternative,
     BranchText,
     Continuation,
     Covered,
@@ -74,33 +71,19 @@ def percent(share: float) -> str:
 
 
 def lines_of(result: Result, *, tabs: bool = False) -> Iterator[str]:
-    """A result for people without colour, as scripts write it; a row of --expand for a pipe has `tabs`."""
-    if isinstance(result, Continuation):
-        return iter([continuation_line(result, tabs=tabs)])
-    return (line.plain for line in drawn(result, coloured=False))
-
-
-def drawn(result: Result, *, coloured: bool = True) -> Iterator[Text]:
-    """A result for people, in scripts and in dialogs.
+    """A result for people, in scripts and in dialogs; a row of --expand for a pipe has `tabs`.
 
     Tokens that are written one by one give none: what was written comes at the end.
     """
     if isinstance(result, Shown):
-        yield from _shown(result, coloured)
-    else:
-        yield from map(Text, _plain(result))
-
-
-def _plain(result: Result) -> Iterator[str]:
-    if isinstance(result, Wrote):
-        how = f"{result.reason}, {result.logprob:.3f} nats" + (
-            f", seed {result.seed}" if result.seed is not None else ""
-        )
-        yield f"node {result.node}  {_quoted(result.text)}  ({how})"
+        yield from _shown(result)
+    elif isinstance(result, Wrote):
+        seed = f", seed {result.seed}" if result.seed is not None else ""
+        yield f"node {result.node}  {_quoted(result.text)}  ({result.reason}, {result.logprob:.3f} nats{seed})"
     elif isinstance(result, At) and result.note:
         yield result.note
     elif isinstance(result, Continuation):
-        yield continuation_line(result, tabs=False)
+        yield continuation_line(result, tabs=tabs)
     elif isinstance(result, Covered):
         yield covered_line(result)
     elif isinstance(result, Why):
@@ -114,24 +97,17 @@ def _plain(result: Result) -> Iterator[str]:
         yield f"the tree is saved in {visible(result.path)}"
 
 
-def _shown(shown: Shown, coloured: bool) -> Iterator[Text]:
+def _shown(shown: Shown) -> Iterator[str]:
     end = " (after EOS)" if shown.after_eos else ""
-    yield Text(
-        f"after node {shown.node}{end}: entropy {shown.entropy:.3f} nats; these {len(shown.alternatives)} tokens have "
-        f"{percent(shown.mass)}"
-    )
+    found = f"these {len(shown.alternatives)} tokens have {percent(shown.mass)}"
+    yield f"after node {shown.node}{end}: entropy {shown.entropy:.3f} nats; {found}"
     for effect in shown.effects:
-        yield Text(f"  {effect.processor}: removed {effect.removed}, moved {percent(effect.moved)}")
+        yield f"  {effect.processor}: removed {effect.removed}, moved {percent(effect.moved)}"
     for each in shown.alternatives:
-        share = Text(f"{percent(each.probability):>9}", theme.colour(each.probability) if coloured else theme.PLAIN)
-        yield Text.assemble(f"{each.rank:>6}  ", share, f"  {_after(each):<24}  {token_text(each.id, each.text)}")
-
-
-def _after(each: Alternative) -> str:
-    """The effect of the processors on a token."""
-    if each.removed_by:
-        return f"removed by {each.removed_by}"
-    return "" if each.processed == each.logprob else f"→ {percent(each.chance)}"
+        after = f"removed by {each.removed_by}" if each.removed_by else ""
+        if not after and each.processed != each.logprob:
+            after = f"→ {percent(each.chance)}"
+        yield f"{each.rank:>6}  {percent(each.probability):>9}  {after:<24}  {token_text(each.id, each.text)}"
 
 
 def _why(why: Why) -> Iterator[str]:
@@ -147,3 +123,10 @@ def _why(why: Why) -> Iterator[str]:
 
 def _quoted(text: str) -> str:
     return '"' + visible(text).replace("\n", "\\n").replace("\t", "\\t") + '"'
+
+
+def in_words(failed: Exception) -> str:
+    """What failed, for the status line."""
+    if isinstance(failed, GenctlError):
+        return f"{failed.message}{f' ({failed.hint})' if failed.hint else ''}"
+    return f"unexpected {type(failed).__name__}: {failed} (this is a bug)"

@@ -27,7 +27,6 @@ from genctl.io.readers import all_rows
 from genctl.io.rows import BadRow, InputRow
 from genctl.io.sink import Sink
 from genctl.terminal.console import make_consoles
-from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.progress_bars import LoadingBar
 from genctl.tree.commands import MEMORY, Call, parse_script
 from genctl.tree.results import Continuation, Covered, Result
@@ -92,7 +91,17 @@ def explore(options: ExploreOptions) -> int | None:
 
                 run_screen(explorer, coloured=not out.no_color, signalled=lambda: job.interrupt.status)
             else:
-                _do(calls, explorer, results, job.interrupt, script=options.script)
+                for call in calls:
+                    if job.interrupt.status:
+                        break
+                    try:
+                        for result in explorer.do(call):
+                            with job.interrupt.busy():
+                                results.put(result)
+                    except GenctlError as error:
+                        if options.script is not None:
+                            error.message = f"{call.line}: {error.message}"
+                        raise
                 if job.page is not None:
                     from genctl.tree.as_events import events_of
 
@@ -178,23 +187,6 @@ def _explorer(
     )
 
 
-def _do(
-    calls: Sequence[Call], explorer: Explorer, results: TreeOutput, interrupt: Interrupt, *, script: str | None
-) -> None:
-    """Do the commands, and write what they give."""
-    for call in calls:
-        if interrupt.status:
-            return
-        try:
-            for result in explorer.do(call):
-                with interrupt.busy():
-                    results.put(result)
-        except GenctlError as error:
-            if script is not None:
-                error.message = f"{call.line}: {error.message}"
-            raise
-
-
 class TreeOutput:
     """Writes results as they come: rows of --expand, or what the commands of a script come to.
 
@@ -219,8 +211,7 @@ class TreeOutput:
         if self.expanding and not isinstance(result, Continuation):
             return
         if self._writer is not None:
-            is_row = self.expanding and isinstance(result, Continuation)
-            self._writer.write(formats.record(result, next(self._rows) if is_row else None))
+            self._writer.write(formats.record(result, next(self._rows) if self.expanding else None))
             return
         for line in formats.lines_of(result, tabs=self.expanding and self._sink is not None):
             if self._sink is None:

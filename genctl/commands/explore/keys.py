@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import NamedTuple
+
+from rich.text import Text
+
+from genctl.io.writers import escaped
+from genctl.terminal import theme
+from genctl.tree.commands import COMMANDS
 
 
 class Key(NamedTuple):
@@ -26,42 +33,27 @@ KEYS = (
     Key("1", "run('sample 1', 'cursor')", "1 … 9", "sample so many continuations from here"),
     *(Key(str(digit), f"run('sample {digit}', 'cursor')", "", "") for digit in range(2, 10)),
     Key("b", "run('beams', 'cursor')", "b", "beam search from here"),
-    Key("e", "edit", "e", "write another text from here (a token that it cuts is healed)"),
     Key("u", "run('undo')", "u", "undo"),
-    Key(
-        "s",
-        "ask('setting', 'a setting or a preset: min_p=0.05, temperature=1.2, beam5')",
-        "s",
-        "change a setting (min_p=0.05) or a preset: the distribution changes at once",
-    ),
-    Key(
-        "x",
-        "ask('expand', 'expand up to: mass=0.9,depth=6', 'mass=0.9,depth=6')",
-        "x",
-        "expand all continuations by joint probability, up to a mass and a depth",
-    ),
     Key("w", "run('why', 'cursor')", "w", "what each processor did to the token at the cursor"),
-    Key("slash", "ask('filter', 'filter the alternatives')", "/", "filter the alternatives by text"),
     Key("c", "run('text', 'tip')", "c", "copy the text of the branch"),
-    Key(
-        "colon",
-        "ask('command', 'a command: goto 12, sample 3 40, find TEXT; help lists them')",
-        ":",
-        "a command, as in --script; help, quit. → completes it, Esc leaves the line",
-    ),
-    Key("escape", "let_go", "Esc", "stop what runs; remove the filter"),
-    Key("question_mark", "help", "?", "these keys, the mouse, the columns and the commands"),
+    Key("colon", "type('')", ":", "type a command, as in --script; help, quit. → completes it, Esc leaves the line"),
+    Key("e", "edit", "e", "type another text from here"),
+    Key("s", "type('set ')", "s", "type a setting (min_p=0.05): the distribution changes at once"),
+    Key("p", "type('preset ')", "p", "type the name of a preset"),
+    Key("x", "type('expand mass=0.9,depth=6')", "x", "type how far to expand all continuations by joint probability"),
+    Key("slash", "type('find ')", "/", "type a text, to find the alternatives that contain it"),
+    Key("escape", "let_go", "Esc", "leave the line; else stop what runs"),
+    Key("question_mark", "help", "?", "these keys, the columns and the commands"),
     Key("q", "leave", "q", "leave; the last line says where the tree is saved"),
     Key("ctrl+c", "stop_or_leave", "Ctrl+C", "stop what runs; if nothing runs, leave"),
-    Key("", "", "click", "a token of the text: move there; a row: select it; a branch of the tree: go to it"),
-    Key("", "", "click again", "an alternative that is selected: take it and generate on"),
+    Key("", "", "click", "an alternative: select it, or take it if it is selected; a branch of the tree: go to it"),
 )
 COLUMNS = (
     ("rank", "place among all tokens, by the model's probability"),
     ("prob", "probability by the model"),
-    ("logprob", "its natural logarithm; the line below the rows has it for the selected token"),
+    ("logprob", "its natural logarithm"),
     ("final", "probability after the processors of the settings; –: removed"),
-    ("changed by", "the processors that removed the token or changed it alone"),
+    ("removed by", "the processor that removed the token"),
     ("▸ •", "the token of this branch, and tokens that other branches have here"),
 )
 
@@ -70,3 +62,23 @@ def markdown_table() -> str:
     """The table of the documents."""
     rows = [f"| `{key.shown}` | {key.about} |" for key in KEYS if key.shown]
     return "\n".join(("| key | what it does |", "|---|---|", *rows))
+
+
+def help_text() -> Text:
+    """The keys, the columns, and the commands of `:`."""
+    sections = {
+        "keys": [(key.shown, key.about) for key in KEYS if key.shown],
+        "columns": list(COLUMNS),
+        "commands of : and of --script": [(row.usage, row.about) for row in COMMANDS.values()],
+    }
+    lines: list[Text] = []
+    for title, rows in sections.items():
+        width = max(len(name) for name, _ in rows)
+        lines.append(Text(title, theme.DIM))
+        lines += [Text.assemble((f"{name:<{width}}", theme.HEADING), f"  {about}") for name, about in rows]
+    return Text("\n").join(lines)
+
+
+def edit_line(text: str) -> str:
+    """The command that writes a text. Its control characters are escapes."""
+    return f"edit {escaped(json.dumps(text, ensure_ascii=False))}"

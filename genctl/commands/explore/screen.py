@@ -1,44 +1,46 @@
 """The full screen of `genctl explore`. Its keys are commands of the tree, or move the screen's own cursor.
 
-The model runs in a thread of its own (`model_thread`). This one only reads the tree, so that every key is answered at
-once.
+The model runs in a thread of its own, one command after another, and looks at a distribution between two tokens. This
+thread only reads the tree, so that every key is answered at once; `frame` draws what has arrived.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import re
 import shlex
-import time
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, ClassVar
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.text import Text
 from textual import events, on
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Container, Vertical
-from textual.message import Message
+from textual.containers import Container
+from textual.suggester import SuggestFromList
 from textual.widgets import Input, Static
 
 from genctl.commands.explore import formats
-from genctl.commands.explore.dialogs import CommandLine, Dialog, Editor, help_dialog
-from genctl.commands.explore.keys import KEYS
-from genctl.commands.explore.model_thread import LineDone, Looked, ModelThread, Started, kind_of
-from genctl.commands.explore.panes import Alternatives, TextPane, TreePane
+from genctl.commands.explore.keys import KEYS, edit_line, help_text
+from genctl.commands.explore.panes import Alternatives, Dialog, TextPane, TreePane
+from genctl.config import presets
 from genctl.config.check import known
 from genctl.errors import GenctlError, count
 from genctl.terminal import theme, widgets
 from genctl.terminal.message import print_message
 from genctl.tree import token_tree
 from genctl.tree.commands import COMMANDS, parse
+from genctl.tree.distribution import Distribution
 from genctl.tree.explorer import Explorer
-from genctl.tree.results import BranchText, Covered, Result, Saved, Searching, Settings, TokenWritten
+from genctl.tree.results import BranchText, Result, Searching, Shown, TokenWritten, Why, Wrote
 from genctl.tree.token_tree import At
 
-POLL_S = 0.1  # how often a signal is looked for
+FRAME_S = 0.05  # between two drawings of what the model has written
+LARGE = 200  # branches beyond which the tree is not drawn while a command writes
 NARROW = 76  # columns below which the panes stand one below the other
 
 
@@ -49,11 +51,8 @@ class ExploreApp(App[int]):
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
         *(Binding(key.keys, key.action, show=False, priority=True) for key in KEYS if key.keys),
-        Binding("enter", "answer", show=False, priority=True),  # of the line, when it is open
+        Binding("enter", "enter", show=False, priority=True),  # of the line, when it is open
     ]
-
-    class Arrived(Message):
-        """The model has put something into the inbox."""
 
     def __init__(self, explorer: Explorer, *, coloured: bool = True, signalled: Callable[[], int] = lambda: 0) -> None:
         super().__init__(ansi_color=True)
@@ -61,47 +60,44 @@ class ExploreApp(App[int]):
         self.explorer, self.shown_tree = explorer, explorer.tree
         self.coloured, self.signalled = coloured, signalled
         self._at = self.shown_tree.at  # the screen's own cursor
+        self.follows = False  # whether the cursor moves with the tokens that are written
         self.answer, self.failed = "? shows the keys", False
         self.written = 0  # tokens of the command that runs
-        self.times: list[float] = []  # when those came that the model chose
-        self.speed = 0.0  # tokens a second
-        self.follows = False  # whether the cursor goes with the tokens that are written
-        self.wanted = ""  # the filter
-        self.found: list[Result] = []  # by a command that looks
-        self.outdated: set[str] = set()  # panes to draw anew
-        self.model = ModelThread(explorer, lambda: self.post_message(self.Arrived()))
+        self.lines: list[str] = []  # of the command that runs, for a dialog
+        self.stale = False  # whether the panes lack something that was written
+        self.waiting: deque[str] = deque()  # commands, the one that runs first
+        self.arrived: deque[Callable[[], None]] = deque()  # from the model's thread, for this one to do
+        self.model = ThreadPoolExecutor(1, "model")
+        self.stopping = False
+        self._look: int | None = None  # a node whose distribution is wanted
 
     def compose(self) -> ComposeResult:
         """The panes."""
         with Container(id="panes"):
             with TextPane(id="text") as text:
                 text.border_title = "text"
-            with Vertical(id="choices") as choices:
-                choices.border_title = "next token"
-                yield Alternatives(id="alternatives", cursor_type="row", cell_padding=0)
-                yield Static(id="detail", markup=False)
-            tree = TreePane(coloured=self.coloured, id="tree")
-            tree.border_title = "tree: probability, tokens"
-            yield tree
-        yield CommandLine(id="line", compact=True, select_on_focus=False)
+            self.choices = Alternatives(id="alternatives", cursor_type="row", cell_padding=0)
+            self.choices.border_title = "next token"
+            yield self.choices
+            self.tree_pane = TreePane(coloured=self.coloured, id="tree")
+            self.tree_pane.border_title = "tree: probability, tokens"
+            yield self.tree_pane
+        settings = [f"set {name}=" for name in sorted(known())]
+        names = [f"preset {name}" for name in sorted({preset.name for preset in presets.available()})]
+        suggester = SuggestFromList([*COMMANDS, *settings, *names])
+        self.line = Input(id="line", compact=True, select_on_focus=False, suggester=suggester)
+        self.line.border_title, self.line.display = "a command; help lists them", False
+        yield self.line
         yield Static(id="status", markup=False)
 
     def on_mount(self) -> None:
-        """Show the tree once the panes have their sizes."""
-        self.line = self.query_one("#line", CommandLine)
-        self.choices = self.query_one("#alternatives", Alternatives)
-        self.tree_pane = self.query_one("#tree", TreePane)
-        self.line.display = False
+        """Begin to draw."""
         self.screen.set_focus(self.choices)
-        self.set_interval(POLL_S, self._leave_on_signal)
+        self.set_interval(FRAME_S, self.frame)
 
     def on_resize(self) -> None:
         """Fit the panes to the new width."""
         self.call_after_refresh(self.show_all)
-
-    def _leave_on_signal(self) -> None:
-        if self.signalled():
-            self.exit(self.signalled())
 
     @property
     def at(self) -> At:
@@ -110,7 +106,65 @@ class ExploreApp(App[int]):
             is_undone = max(self._at.cursor, self._at.tip) >= len(self.shown_tree.nodes)
             return self.shown_tree.at if is_undone else self._at
 
-    # -- what the panes show -------------------------------------------------------------------------------------------
+    # -- the model's thread --------------------------------------------------------------------------------------------
+
+    def run_command(self, line: str, at: At | None = None) -> bool:
+        """Do a command next; with `at`, from there. False while another one writes."""
+        if any(_kind(each) in ("write", "fork") for each in self.waiting):
+            self.report("one command at a time: Space stops what runs", failed=True)
+            return False
+        self.waiting.append(line)
+        self.stopping = False
+        self.model.submit(self._do, line, at)
+        return True
+
+    def _do(self, line: str, at: At | None) -> None:
+        self.arrived.append(partial(self._begin, line))
+        error = ""
+        try:
+            if at is not None:
+                self.explorer.move(at.cursor, at.tip)
+            for result in self.explorer.do(line):
+                self.arrived.append(partial(self._take_in, result))
+                self._answer_look()
+                if self.stopping:  # it may have come before the command began
+                    self.explorer.pause()
+        except Exception as failed:
+            error = formats.in_words(failed)
+        self.arrived.append(partial(self._end, line, error))
+
+    def _answer_look(self) -> None:
+        node, self._look = self._look, None
+        if node is None or node >= len(self.explorer.tree.nodes):
+            return
+        try:
+            found = self.explorer.distribution(node)
+            _ = found.ranks, found.entropy  # here, and not where keys are answered
+            self.arrived.append(partial(self._show_distribution, found))
+        except Exception as failed:
+            self.arrived.append(partial(self.report, formats.in_words(failed), failed=True))
+
+    def stop(self) -> None:
+        """Stop what runs at its next token."""
+        self.stopping = True
+        self.explorer.pause()
+
+    # -- what is shown -------------------------------------------------------------------------------------------------
+
+    def frame(self) -> None:
+        """Take in everything that has arrived, and draw once."""
+        if status := self.signalled():
+            self.exit(status)
+        changed = bool(self.arrived)
+        while self.arrived:
+            self.arrived.popleft()()
+        if self.stale and not (self.waiting and len(self.shown_tree.leaves) > LARGE):
+            self.stale = False
+            self.show_all()
+        elif changed and self.stale and self.follows:
+            self.show_place()
+        elif changed:
+            self.show_status()
 
     def show_all(self) -> None:
         """Show the place of the cursor in all panes."""
@@ -122,258 +176,180 @@ class ExploreApp(App[int]):
         """Show the branch, and the tokens that may follow the cursor once the model has scored them."""
         with self.explorer.lock:
             self.query_one("#text", TextPane).show(self.shown_tree, self.at, coloured=self.coloured)
-        if not (self.model.waiting and self.follows):
-            self.model.look(self.at.cursor)
+        if not (self.waiting and self.follows):
+            self._look = self.at.cursor
+            self.model.submit(self._answer_look)
         self.show_status()
 
-    @on(Alternatives.RowHighlighted)
     def show_status(self) -> None:
         """Show what is going on, and figures of the place."""
         state = self.answer
-        if self.model.waiting and not self.failed:
-            state = f"{self.model.waiting[0].split()[0]}: {count(self.written, 'token')} · Space stops"
+        if self.waiting and not self.failed:
+            state = f"{self.waiting[0].split()[0]}: {count(self.written, 'token')} · Space stops"
         with self.explorer.lock:
             figures = [f"logprob {widgets.rounded(self.shown_tree.joints[self.at.cursor])}"]
         if self.choices.distribution is not None:
             figures.insert(0, f"entropy {self.choices.distribution.entropy:.2f}")
-        figures += [f"{self.speed:.1f} tokens/s"] if self.speed else []
         figures += [f"{key}={value}" for key, value in self.shown_tree.settings.items()]
         width = max(self.size.width, 20)
         style = "bold red" if self.failed and self.coloured else "bold"
         lines = Text(widgets.first_words(state, width), style).append("\n")
         lines.append(widgets.first_words(" · ".join(figures), width), theme.DIM)
         self.query_one("#status", Static).update(lines)
-        self.query_one("#detail", Static).update(Text(self.choices.detail(), theme.DIM, no_wrap=True))
 
     def report(self, words: str, *, failed: bool = False) -> None:
         """Answer in the status line."""
         self.answer, self.failed = words, failed
         self.show_status()
 
-    # -- the model -----------------------------------------------------------------------------------------------------
+    def _begin(self, line: str) -> None:
+        self.written, self.lines, self.answer, self.failed = 0, [], "", False
+        self.follows = _kind(line) == "write"
 
-    def run_command(self, line: str, *, at: At | None = None) -> bool:
-        """Give a command to the model; with `at`, from there. False while another one writes."""
-        runs = self.model.run(line, at)
-        if not runs:
-            self.report("one command at a time: Space stops what runs", failed=True)
-        return runs
-
-    @on(Arrived)
-    def _take_in(self) -> None:
-        """Take in everything that has arrived, and draw once."""
-        if not self.is_running or not self.screen_stack:
-            return
-        for arrival in self.model.arrivals():
-            if isinstance(arrival, Started):
-                self.written, self.times, self.answer, self.failed = 0, [], "", False
-                self.follows = kind_of(arrival.line) == "write"
-            elif isinstance(arrival, LineDone):
-                self._done(arrival)
-            elif isinstance(arrival, Looked):
-                self._show_distribution(arrival)
-            else:
-                self._take_result(arrival)
-        if "tree" in self.outdated:
-            self.show_all()
-        elif self.outdated:
-            self.show_place()
-        self.outdated.clear()
-        self.show_status()
-
-    def _show_distribution(self, looked: Looked) -> None:
-        found = looked.distribution
-        with self.explorer.lock:
-            if found is not None and looked.node == self.at.cursor:
-                end = " (after EOS)" if found.after_eos else ""
-                self.query_one("#choices", Vertical).border_title = f"next token{end}"
-                self.choices.show(found, self.shown_tree, self.at, self.wanted, coloured=self.coloured)
-        if found is None and looked.node == self.at.cursor:
-            self.report(looked.error, failed=True)
-
-    def _done(self, done: LineDone) -> None:
-        self.model.waiting.popleft()
-        self.outdated |= {"tree", "place"}
-        name = done.line.split()[0]
-        if self.follows or kind_of(done.line) in ("move", "back", "fork"):
-            self._at = self.shown_tree.at
-        self.follows = False
-        if done.error:
-            self.answer, self.failed = done.error, True
-        elif not self.answer:
-            self.answer = "stopped" if self.model.stopping else f"{name}: done"
-        found, self.found = self.found, []
-        if found and not done.error:
-            lines = [line for each in found for line in formats.drawn(each, coloured=self.coloured)]
-            self.push_screen(Dialog(f"{done.line}: {COMMANDS[name].about}", Group(*lines)))
-
-    def _take_result(self, result: Result) -> None:
-        """What a command answers: in the panes, in the status line, on the clipboard, or in a dialog at its end."""
+    def _take_in(self, result: Result) -> None:
+        """A result of a command: in the panes, in the status line, on the clipboard, or in a dialog at its end."""
         if isinstance(result, TokenWritten):
-            self._grow(result)
+            self.written += 1
+            self.stale = True
+            if self.follows:
+                self._at = At(result.token.node, result.token.node)
         elif isinstance(result, Searching):
             self.written += 1
-        elif isinstance(result, At):
-            self.answer = self.answer or result.note
-        elif isinstance(result, Settings):
-            self.answer = " · ".join([*result.notes, *(f"{key}={value}" for key, value in result.values.items())])
         elif isinstance(result, BranchText):
             self.copy_to_clipboard(result.text)
             self.answer = f"copied {len(result.text)} characters"
-        elif isinstance(result, (Covered, Saved)):
-            self.answer = next(formats.lines_of(result))
-        elif kind_of(self.model.waiting[0]) == "look":
-            self.found.append(result)
+        elif isinstance(result, (Shown, Why)):
+            self.lines += formats.lines_of(result)
+        elif not isinstance(result, Wrote):
+            self.answer = " ".join(formats.lines_of(result)) or self.answer
 
-    def _grow(self, result: TokenWritten) -> None:
-        self.written += 1
-        node = result.token.node
-        if result.token.by == "generate":
-            self.times.append(time.monotonic())
-            seconds = self.times[-1] - self.times[0]
-            self.speed = (len(self.times) - 1) / seconds if seconds else 0.0
+    def _end(self, line: str, error: str) -> None:
+        self.waiting.popleft()
+        self.stale = True
+        if self.follows or _kind(line) in ("move", "back", "fork"):
+            self._at = self.shown_tree.at
+        self.follows = False
+        name = line.split()[0]
+        if error:
+            self.answer, self.failed = error, True
+        elif not self.answer:
+            self.answer = "stopped" if self.stopping else f"{name}: done"
+        if self.lines and not error:
+            self.push_screen(Dialog(f"{line}: {COMMANDS[name].about}", Text("\n".join(self.lines))))
+
+    def _show_distribution(self, found: Distribution) -> None:
         with self.explorer.lock:
-            if self.follows:
-                self._at = At(node, node)
-                self.outdated.add("place")
-            is_there = node < len(self.shown_tree.nodes)  # not undone since
-            if not result.known and not (is_there and self.tree_pane.grow(self.shown_tree, node)):
-                self.outdated.add("tree")
+            if found.node == self.at.cursor:
+                self.choices.border_title = f"next token{' (after EOS)' if found.after_eos else ''}"
+                self.choices.show(found, self.shown_tree, self.at, coloured=self.coloured)
 
     # -- keys ----------------------------------------------------------------------------------------------------------
 
     async def on_event(self, event: events.Event) -> None:
         """Type into the line at once, so that Enter comes after all of it, however fast the keys arrive."""
-        typed = isinstance(event, events.Key) and event.is_printable and self.screen_stack and self.focused is self.line
-        if typed and isinstance(event, events.Key) and event.character is not None:
-            self.line.insert_text_at_cursor(event.character)
+        text = event.character if isinstance(event, events.Key) and event.is_printable else None
+        if text and self.screen_stack and self.focused is self.line:
+            self.line.insert_text_at_cursor(text)
         else:
             await super().on_event(event)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Whether a key acts: not while a dialog is open, and few while a line is typed."""
-        if action not in {key.action.partition("(")[0] for key in KEYS if key.keys} | {"answer", "place"}:
+        if action not in {key.action.partition("(")[0] for key in KEYS if key.keys} | {"enter"}:
             return True
         if len(self.screen_stack) > 1:
             return False
         typing = self.focused is self.line
-        return action in ("answer", "let_go", "stop_or_leave") if typing else action != "answer"
+        return action in ("enter", "let_go", "stop_or_leave") if typing else action != "enter"
 
     def _go(self, at: At) -> None:
         if at.note:
             self.report(at.note)
+            return
+        is_other = at.tip != self.at.tip
+        self._at, self.follows = at, False
+        if is_other:
+            self.show_all()
         else:
-            is_other = at.tip != self.at.tip
-            self._at, self.follows = at, False
-            if is_other:
-                self.show_all()
-            else:
-                self.show_place()
+            self.show_place()
 
     def action_move(self, name: str) -> None:
         """The move that the command of this name makes."""
         with self.explorer.lock:
             self._go(COMMANDS[name].function(self.shown_tree, self.at, **parse(name).arguments))
 
-    def action_place(self, node: int) -> None:
-        """Go to a node of the branch: the token after it was clicked."""
-        self._go(At(node, self.at.tip))
-
     def action_run(self, line: str, place: str = "") -> None:
         """A command: from the `cursor` or the `tip` of the branch, or from wherever the tree is."""
-        self.run_command(line, at={"cursor": self.at, "tip": At(self.at.tip, self.at.tip)}.get(place))
+        self.run_command(line, {"cursor": self.at, "tip": At(self.at.tip, self.at.tip)}.get(place))
 
     def action_pause(self) -> None:
         """Stop what runs; else generate on from the end of the branch."""
-        if self.model.waiting:
-            self.model.stop()
-        elif self.run_command("generate", at=At(self.at.tip, self.at.tip)):
+        if self.waiting:
+            self.stop()
+        elif self.run_command("generate", At(self.at.tip, self.at.tip)):
             self.action_move("end")
 
     @on(Alternatives.RowSelected)
     def _take(self) -> None:
         if self.choices.selected is not None:
-            self.run_command(f"take id:{self.choices.selected}", at=self.at)
+            self.run_command(f"take id:{self.choices.selected}", self.at)
 
     @on(TreePane.NodeSelected)
     def _open_branch(self, event: TreePane.NodeSelected[Any]) -> None:
         if event.node.data is not None:
             with self.explorer.lock:
-                self._go(token_tree.goto(self.shown_tree, self.at, event.node.data.end))
+                self._go(token_tree.goto(self.shown_tree, self.at, event.node.data))
 
-    def action_edit(self) -> None:
-        """Another text from here."""
-        at = self.at
-        with self.explorer.lock:
-            rest = "".join(self.shown_tree.nodes[node].text for node in self.shown_tree.path(at.tip, at.cursor))
-
-        def edited(text: str | None) -> None:
-            if text:
-                self.run_command(f"edit {json.dumps(text, ensure_ascii=False)}", at=at)
-            elif text is not None:
-                self.report("there is no text to write", failed=True)
-
-        self.push_screen(Editor(rest), lambda text: None if text == rest else edited(text))
-
-    def action_ask(self, purpose: str, label: str, value: str = "") -> None:
+    def action_type(self, value: str) -> None:
         """Open the line of input."""
-        self.line.open(purpose, label, value)
+        self.line.value, self.line.cursor_position = value, len(value)
+        self.line.display = True
         self.screen.set_focus(self.line)
 
-    @on(Input.Changed)
-    def _filter(self, event: Input.Changed) -> None:
-        if self.line.purpose == "filter" and self.line.display:
-            self.wanted = event.value
-            self.show_place()
+    def action_edit(self) -> None:
+        """Open the line with the text of the branch from here."""
+        with self.explorer.lock:
+            path = self.shown_tree.path(self.at.tip, self.at.cursor)
+            rest = "".join(self.shown_tree.nodes[node].text for node in path)
+        self.action_type(edit_line(rest))
+        self.line.cursor_position -= 1  # before the quote
 
-    def _close_line(self) -> str:
-        """Hide the line. Returns what it was for."""
-        purpose = self.line.close()
+    def _close_line(self) -> None:
+        self.line.display = False
         if self.focused in (self.line, None):
             self.screen.set_focus(self.choices)
-        return purpose
 
     @on(Input.Blurred)
     def _left_line(self) -> None:
-        if self.line.display and self.app_focus and self.focused not in (self.line, None):
+        if self.line.display and self.app_focus and self.focused is not self.line:
             self._close_line()  # another pane was clicked
 
-    def action_answer(self) -> None:
+    def action_enter(self) -> None:
         """Do what was typed."""
         text = self.line.value.strip()
-        purpose = self._close_line()
-        if purpose == "filter":
-            self.wanted = self.line.value
-            self.show_place()
-        elif text.lower() in ("help", "?"):
+        self._close_line()
+        if text.lower() in ("help", "?"):
             self.action_help()
         elif text.lower() in ("quit", "q", "exit"):
             self.action_leave()
-        elif text and purpose == "expand":
-            self.run_command(f"expand {text}", at=self.at)
-        elif text and purpose == "setting":
-            is_value = "=" in text or text.split()[0].replace("-", "_") in known()  # KEY=VALUE, KEY VALUE
-            self.run_command(f"{'set' if is_value else 'preset'} {text}")
         elif text:
-            self.run_command(text, at=self.at)
+            self.run_command(self.line.value.lstrip(), self.at)
 
     def action_let_go(self) -> None:
-        """Close the line; else stop what runs, else remove the filter."""
-        if self.line.display and self._close_line() != "filter":
-            return
-        if self.model.waiting and not self.wanted:
-            self.model.stop()
-        self.wanted = ""
-        self.show_place()
+        """Close the line; else stop what runs."""
+        if self.line.display:
+            self._close_line()
+        elif self.waiting:
+            self.stop()
 
     def action_help(self) -> None:
-        """The keys, what the panes show, and the commands of `:`."""
-        self.push_screen(help_dialog())
+        """Show the keys, the columns, and the commands of `:`."""
+        self.push_screen(Dialog("help", help_text()))
 
     def action_stop_or_leave(self) -> None:
         """Stop what runs, else leave."""
-        if self.model.waiting:
-            self.model.stop()
+        if self.waiting:
+            self.stop()
         elif self.line.display:
             self.report("Escape leaves the line")
         else:
@@ -382,6 +358,12 @@ class ExploreApp(App[int]):
     def action_leave(self) -> None:
         """Leave."""
         self.exit(0)
+
+
+def _kind(line: str) -> str:
+    """The kind of a command, as its row has it."""
+    name = line.split()[0]
+    return COMMANDS[name].kind if name in COMMANDS else ""
 
 
 def run_screen(explorer: Explorer, *, coloured: bool = True, signalled: Callable[[], int] = lambda: 0) -> int:
@@ -394,7 +376,8 @@ def run_screen(explorer: Explorer, *, coloured: bool = True, signalled: Callable
     errors = io.StringIO()
     app.error_console = Console(file=errors, width=200, color_system=None)
     status = app.run()
-    app.model.shutdown()
+    app.stop()
+    app.model.shutdown(cancel_futures=True)
     if explorer.file is not None:
         command = f"genctl explore --open {shlex.quote(str(explorer.file.path))}"
         print_message(f"saved: {command} continues this tree", whole=command)

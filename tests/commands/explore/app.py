@@ -41,8 +41,8 @@ class Shown:
     async def settled(self) -> None:
         for _ in range(2):
             await self.pilot.pause(0)  # until every widget has seen what waits for it; `pause()`: until the CPU is idle
-            behind = self.app.model.executor.submit(int)  # after everything that the model has to do
-            while not behind.done() or self.app.model.waiting or self.app.model.inbox:
+            behind = self.app.model.submit(int)  # after everything that the model has to do
+            while not behind.done() or self.app.waiting or self.app.arrived or self.app.stale:
                 await self.pilot.pause(0.01)
             await self.pilot.pause(0)
         await self.pilot.pause()
@@ -58,7 +58,7 @@ class Shown:
             await self.settled()
 
     async def type(self, text: str) -> None:
-        """Write into the line or the editor that is open."""
+        """Write into the line that is open."""
         names = {" ": "space", "=": "equals_sign", ".": "full_stop", ",": "comma", "_": "underscore"}
         await self.send(*(names.get(character, character) for character in text))
         await self.settled()
@@ -90,5 +90,6 @@ def play(part: Play, made: Explorer | None = None, size: tuple[int, int] = (140,
             await part(shown)
 
     asyncio.run(run())
-    app.model.shutdown()
+    app.stop()
+    app.model.shutdown(cancel_futures=True)
     return app

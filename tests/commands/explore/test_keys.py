@@ -27,28 +27,19 @@ def test_a_key_completes_the_line_and_no_key_leaves_it_for_the_tree() -> None:
     play(part)
 
 
-def test_a_click_into_a_pane_leaves_the_line_and_a_filter_stays() -> None:
+def test_a_click_into_a_pane_leaves_the_line() -> None:
     async def part(shown: Shown) -> None:
-        app = shown.app
-        await shown.press("space")
         await shown.burst(":gen")
-        await shown.pilot.click("#alternatives", offset=(5, 2))
+        await shown.pilot.click("#alternatives", offset=(5, 3))
         await shown.settled()
-        assert not app.line.display
-        before = len(shown.tree)
-        await shown.burst("/girl")
-        await shown.pilot.click("#alternatives", offset=(5, 1))
-        await shown.settled()
-        assert not app.line.display
-        assert 0 < len(app.choices.ids) < 20
-        await shown.press("enter")
-        assert "girl" in shown.tree.nodes[before + 1].text
+        assert not shown.app.line.display
+        assert len(shown.tree) == 0
 
     play(part)
 
 
 @pytest.mark.parametrize("keys", ["?", ":help\r", ":?\r"])
-def test_help_has_keys_mouse_columns_and_commands(keys: str) -> None:
+def test_help_has_keys_columns_and_commands(keys: str) -> None:
     async def part(shown: Shown) -> None:
         await shown.burst(keys)
         for first in (*(key.shown for key in KEYS), *(name for name, _ in COLUMNS)):
@@ -78,7 +69,7 @@ def test_a_setting_that_turns_sampling_on_says_so_with_the_settings_that_act() -
         await shown.burst("stop-p 0.6\r")
         assert shown.tree.settings == {"top_p": 0.6}
         assert "sampling is on" not in shown.text
-        await shown.burst("sgreedy\r")
+        await shown.burst("pgreedy\r")
         assert "sampling is off" in shown.text
 
     play(part, explorer(max_new_tokens=3))
