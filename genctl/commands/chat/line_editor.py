@@ -22,6 +22,7 @@ from genctl.commands.chat import saved, slash
 from genctl.commands.chat.line_input import MORE, SIGN, LineCleared
 from genctl.config import presets
 from genctl.config.check import known
+from genctl.io.sessions import sessions_folder
 from genctl.terminal.widgets import visible
 
 MOST_HISTORY = 4 * 2**20  # bytes of a history that is read
@@ -79,8 +80,8 @@ class LineEditor:
     and `read` raises LineCleared after Ctrl-C where something is typed.
     """
 
-    def __init__(self, *, color: bool, history: Path | None) -> None:
-        depth = None if color else ColorDepth.DEPTH_1_BIT
+    def __init__(self, *, color: bool) -> None:
+        history = history_file(sessions_folder().parent)
         self._editor: PromptSession[str] = PromptSession(
             [("class:sign", SIGN)],
             multiline=True,
@@ -91,13 +92,12 @@ class LineEditor:
             reserve_space_for_menu=0,
             history=InMemoryHistory() if history is None else SafeHistory(str(history)),
             key_bindings=KEYS,
-            color_depth=depth,
+            color_depth=None if color else ColorDepth.DEPTH_1_BIT,
             style=Style.from_dict({"sign": "bold"} if color else {}),
             enable_suspend=True,
             erase_when_done=True,
         )
         self._sign = "\x1b[1m{}\x1b[0m" if color else "{}"
-        self._asker: PromptSession[str] = PromptSession(color_depth=depth, reserve_space_for_menu=0)
 
     def read(self, text: str = "") -> str:
         """A turn or a command; `text` is there already, to be changed."""
@@ -114,10 +114,6 @@ class LineEditor:
             sign, more = self._sign.format(SIGN), self._sign.format(MORE)
             sys.stdout.write(f"{sign}{typed}".replace("\n", f"\n{more}") + f"{end}\n")
             sys.stdout.flush()
-
-    def ask(self, question: str) -> str:
-        """The answer to a question, on one line. The history does not get it."""
-        return self._asker.prompt(question, handle_sigint=False)
 
     @contextmanager
     def waiting(self) -> Iterator[Callable[[], object]]:

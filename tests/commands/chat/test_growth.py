@@ -38,7 +38,7 @@ def forks(one: ChatLog, size: int) -> None:
 
 
 def undone(one: ChatLog, size: int) -> None:
-    """Many turns that were taken back and done again."""
+    """Many undos and redos."""
     turns(one, size)
     for _ in range(size):
         one.undo()
