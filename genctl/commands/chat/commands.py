@@ -1,4 +1,4 @@
-"""What a line does that a person types: a turn, or a command. `run` is the loop, and `DO` lists the commands."""
+"""What a line does that a person types: a turn, or a command. `run` is the loop, and `_do` has the commands."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from genctl.commands.chat import saved, slash, thinking
+from genctl.commands.chat import slash, thinking
 from genctl.commands.chat.chat import new_notices, setting
 from genctl.commands.chat.line_input import SIGN, LineCleared
 from genctl.commands.chat.log import ChatLog, Message
+from genctl.commands.chat.saved import path_of
 from genctl.commands.chat.screen import ChatScreen
 from genctl.config.check import shown
 from genctl.errors import Exit, GenctlError, UsageError, count
@@ -80,14 +81,76 @@ def _guarded(screen: ChatScreen, do: Callable[..., object], *arguments: Any) -> 
 
 def _do(screen: ChatScreen, line: str) -> None:
     """Do the command of a line, or say its text."""
-    typed = slash.read(line)
+    typed, chat, log, out = slash.read(line), screen.chat, screen.chat.log, screen.out
     if typed.command is None:
         _say(screen, typed.text)
         return
-    name = typed.command.name
-    if typed.command.local and screen.chat.partner.session is None:
-        raise UsageError(f"/{name} needs the token ids of a checkpoint, which servers do not report")
-    DO[name](screen, typed)
+    if typed.command.local and chat.partner.session is None:
+        raise UsageError(f"/{typed.command.name} needs the token ids of a checkpoint, which servers do not report")
+    match typed.command.name:
+        case "retry":
+            _retry(screen)
+        case "edit":
+            _edit(screen, typed)
+        case "undo":
+            log.undo()
+            screen.note(f"undone: the chat has {count(log.turns_to(log.end), 'turn')}")
+        case "redo":
+            log.redo()
+            screen.note(f"done again: the chat has {count(log.turns_to(log.end), 'turn')}")
+        case "branch":
+            _branch(screen, slash.number(typed, "branch"))
+        case "tree":
+            for branch, here in drawn(log, out.width):
+                out.print(widgets.fit(Text(branch, theme.PLAIN if here else theme.DIM), out.width))
+        case "think":
+            thought = chat.thoughts.get(_last(log).id) or thinking.split(_last(log).content)[0]
+            if not thought:
+                raise UsageError("the last answer has no thought before it")
+            out.print(Text(widgets.visible(thought), style=theme.DIM), soft_wrap=False)
+        case "prompt":
+            turn = chat.plan_again()
+            screen.note(f"{count(len(turn.ids), 'token')}:")
+            out.print(Text(" ".join(map(str, turn.ids))), soft_wrap=False)
+            out.print(Text(widgets.visible(turn.opening), style=theme.DIM), soft_wrap=False)
+        case "tokens":
+            _tokens(screen)
+        case "copy":
+            if not out.is_interactive:
+                raise UsageError("/copy: this terminal takes no text for the clipboard")
+            answer = thinking.split(_last(log).content)[1]
+            sys.stdout.write(f"\x1b]52;c;{base64.b64encode(answer.encode('utf-8', 'replace')).decode()}\a")
+            sys.stdout.flush()
+            characters = count(len(answer), "character")
+            screen.note(f"{characters} sent to the clipboard (by OSC 52, if the terminal takes it)")
+        case "set" | "unset" | "preset" | "system" as name:
+            _change(screen, name, typed.text)
+        case "scores":
+            if not screen.scores:
+                chat.base_plan.require_logprobs("/scores")
+            screen.scores = not screen.scores
+            screen.note(f"token probabilities are {'shown under each answer' if screen.scores else 'no longer shown'}")
+        case "save":
+            if typed.text:
+                log.save(Path(typed.text).expanduser())
+            saved = f"saved in {shlex.quote(str(log.path))}"
+            screen.note(saved if log.path is not None else "the chat is empty, so nothing is saved")
+        case "load":
+            _load(screen, path_of(typed.text))
+        case "new":
+            if not log.messages:
+                raise UsageError("the chat is empty")
+            command = screen.reopening
+            chat.begin_anew()
+            screen.note("a new conversation" + (f"; {command} continues the one before" if command else ""))
+        case "help":
+            table = Table.grid(padding=(0, 2))
+            table.add_column(no_wrap=True)
+            for first, about in (*((command.usage, command.about) for command in slash.COMMANDS), *KEYS):
+                table.add_row(Text(f"  {first}"), Text(about))
+            out.print(table)
+        case "quit":
+            raise EOFError  # as Ctrl-D does
 
 
 def _say(screen: ChatScreen, text: str) -> None:
@@ -96,10 +159,7 @@ def _say(screen: ChatScreen, text: str) -> None:
     screen.answer(screen.chat.plan(text, screen.chat.log.end))
 
 
-# -- turns and branches ------------------------------------------------------------------------------------------------
-
-
-def _retry(screen: ChatScreen, typed: slash.Typed) -> None:
+def _retry(screen: ChatScreen) -> None:
     log = screen.chat.log
     before = {message.content for message in log.answers(log.turn().id)}
     turn = screen.chat.plan_again()
@@ -124,20 +184,9 @@ def _edit(screen: ChatScreen, typed: slash.Typed) -> None:
     screen.answer(screen.chat.plan(text, question.parent))
 
 
-def _undo(screen: ChatScreen, typed: slash.Typed) -> None:
+def _branch(screen: ChatScreen, number: int | None) -> None:
+    """Go to a branch, or list them."""
     log = screen.chat.log
-    log.undo()
-    screen.note(f"undone: the chat has {count(log.turns_to(log.end), 'turn')}")
-
-
-def _redo(screen: ChatScreen, typed: slash.Typed) -> None:
-    log = screen.chat.log
-    log.redo()
-    screen.note(f"done again: the chat has {count(log.turns_to(log.end), 'turn')}")
-
-
-def _branch(screen: ChatScreen, typed: slash.Typed) -> None:
-    number, log = slash.number(typed, "branch"), screen.chat.log
     if number is not None:
         log.change("go", log.branch(number).id)
         screen.show_end()
@@ -149,11 +198,6 @@ def _branch(screen: ChatScreen, typed: slash.Typed) -> None:
         sign, turns = "*" if leaf.id in here else " ", count(log.turns_to(leaf.id), "turn")
         words = widgets.first_words(leaf.content, max(screen.out.width - 16, 8))
         screen.out.print(Text(f"{sign} {place}  {turns:<9} {words}"))
-
-
-def _tree(screen: ChatScreen, typed: slash.Typed) -> None:
-    for line, here in drawn(screen.chat.log, screen.out.width):
-        screen.out.print(widgets.fit(Text(line, theme.PLAIN if here else theme.DIM), screen.out.width))
 
 
 def drawn(log: ChatLog, width: int) -> Iterator[tuple[str, bool]]:
@@ -179,25 +223,7 @@ def drawn(log: ChatLog, width: int) -> Iterator[tuple[str, bool]]:
         waiting += [(child, depth + (len(below) > 1)) for child in reversed(below)]
 
 
-# -- messages ----------------------------------------------------------------------------------------------------------
-
-
-def _think(screen: ChatScreen, typed: slash.Typed) -> None:
-    last = _last(screen)
-    thought = screen.chat.thoughts.get(last.id) or thinking.split(last.content)[0]
-    if not thought:
-        raise UsageError("the last answer has no thought before it")
-    screen.out.print(Text(widgets.visible(thought), style=theme.DIM), soft_wrap=False)
-
-
-def _prompt(screen: ChatScreen, typed: slash.Typed) -> None:
-    turn = screen.chat.plan_again()
-    screen.note(f"{count(len(turn.ids), 'token')}:")
-    screen.out.print(Text(" ".join(map(str, turn.ids))), soft_wrap=False)
-    screen.out.print(Text(widgets.visible(turn.opening), style=theme.DIM), soft_wrap=False)
-
-
-def _tokens(screen: ChatScreen, typed: slash.Typed) -> None:
+def _tokens(screen: ChatScreen) -> None:
     log, context, used = screen.chat.log, screen.chat.partner.context, 0
     if log.turns_to(log.end):
         used = len(screen.chat.plan_again().ids) + (0 if log.last_answer is None else len(log.last_answer.token_ids))
@@ -209,35 +235,19 @@ def _tokens(screen: ChatScreen, typed: slash.Typed) -> None:
         screen.note(f"{used} tokens of the context are used, {max(context - used, 0)} of {context} are left")
 
 
-def _copy(screen: ChatScreen, typed: slash.Typed) -> None:
-    if not screen.out.is_interactive:
-        raise UsageError("/copy: this terminal takes no text for the clipboard")
-    answer = thinking.split(_last(screen).content)[1]
-    sys.stdout.write(f"\x1b]52;c;{base64.b64encode(answer.encode('utf-8', 'replace')).decode()}\a")
-    sys.stdout.flush()
-    screen.note(f"{count(len(answer), 'character')} sent to the clipboard (by OSC 52, if the terminal takes it)")
-
-
-def _last(screen: ChatScreen) -> Message:
-    answer = screen.chat.log.last_answer
-    if answer is None:
+def _last(log: ChatLog) -> Message:
+    if log.last_answer is None:
         raise UsageError("nothing has been answered yet")
-    return answer
+    return log.last_answer
 
 
-# -- settings and files --------------------------------------------------------------------------------------------
-
-
-def _change(screen: ChatScreen, typed: slash.Typed) -> None:
+def _change(screen: ChatScreen, name: str, argument: str) -> None:
     """A setting: /set, /unset, /preset or /system."""
-    assert typed.command is not None
-    chat, name, argument = screen.chat, typed.command.name, typed.text
+    chat, key, before = screen.chat, argument.replace("-", "_"), screen.chat.base
     if name == "set" and not argument:
-        screen.note(
-            "; ".join(f"{key} = {shown(value)}" for key, value in chat.own_values.items()) or "nothing is set here"
-        )
+        values = "; ".join(f"{key} = {shown(value)}" for key, value in chat.own_values.items())
+        screen.note(values or "nothing is set here")
         return
-    key, before = argument.replace("-", "_"), chat.base
     if name == "set" and key in before.origins:
         value = {**vars(before.generation), **vars(before.runtime)}.get(key)
         held = "is not set" if value is None else f"= {shown(value)}"
@@ -252,68 +262,11 @@ def _change(screen: ChatScreen, typed: slash.Typed) -> None:
         screen.note(f"set {setting(argument)}" if name == "set" else f"{name} {argument}")
 
 
-def _scores(screen: ChatScreen, typed: slash.Typed) -> None:
-    if not screen.scores:
-        screen.chat.base_plan.require_logprobs("/scores")
-    screen.scores = not screen.scores
-    screen.note(f"token probabilities are {'shown under each answer' if screen.scores else 'no longer shown'}")
-
-
-def _save(screen: ChatScreen, typed: slash.Typed) -> None:
-    log = screen.chat.log
-    if typed.text:
-        log.save(Path(typed.text).expanduser())
-    screen.note(
-        "the chat is empty, so nothing is saved" if log.path is None else f"saved in {shlex.quote(str(log.path))}"
-    )
-
-
-def _load(screen: ChatScreen, typed: slash.Typed) -> None:
-    path, here = saved.path_of(typed.text), screen.chat.log.path
+def _load(screen: ChatScreen, path: Path) -> None:
+    here = screen.chat.log.path
     with suppress(OSError):
         if here is not None and path.samefile(here):
             screen.note("this chat is open already")
             return
     screen.load(path)
     screen.resume()
-
-
-def _new(screen: ChatScreen, typed: slash.Typed) -> None:
-    if not screen.chat.log.messages:
-        raise UsageError("the chat is empty")
-    command = screen.reopening
-    screen.chat.begin_anew()
-    screen.note("a new conversation" + (f"; {command} continues the one before" if command else ""))
-
-
-def _help(screen: ChatScreen, typed: slash.Typed) -> None:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    for first, about in (*((command.usage, command.about) for command in slash.COMMANDS), *KEYS):
-        table.add_row(Text(f"  {first}"), Text(about))
-    screen.out.print(table)
-
-
-def _quit(screen: ChatScreen, typed: slash.Typed) -> None:
-    raise EOFError  # as Ctrl-D does
-
-
-DO: dict[str, Callable[[ChatScreen, slash.Typed], None]] = {
-    "retry": _retry,
-    "edit": _edit,
-    "undo": _undo,
-    "redo": _redo,
-    "branch": _branch,
-    "tree": _tree,
-    "think": _think,
-    "prompt": _prompt,
-    "tokens": _tokens,
-    "copy": _copy,
-    **dict.fromkeys(("set", "unset", "preset", "system"), _change),
-    "scores": _scores,
-    "save": _save,
-    "load": _load,
-    "new": _new,
-    "help": _help,
-    "quit": _quit,
-}

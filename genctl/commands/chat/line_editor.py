@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
@@ -25,7 +25,6 @@ from genctl.config.check import known
 from genctl.io.sessions import sessions_folder
 from genctl.terminal.widgets import visible
 
-MOST_HISTORY = 4 * 2**20  # bytes of a history that is read
 KEYS = KeyBindings()
 
 
@@ -56,11 +55,18 @@ def _paste(event: KeyPressEvent) -> None:
 class Commands(Completer):
     """The names of commands, and of what they take; files, and saved chats."""
 
+    _paths = PathCompleter(expanduser=True)
+
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
         """What the line may continue with."""
+
+        def paths(typed: str) -> list[str]:
+            found = self._paths.get_completions(Document(typed), complete_event)
+            return [typed + each.text for each in found if each.text.isprintable()]
+
         named = (preset.name for preset in presets.available())
         before = document.text_before_cursor
-        for word, length in slash.completions(before, known(), named, saved.paths, saved.names):
+        for word, length in slash.completions(before, known(), named, paths, saved.names):
             yield Completion(word, -length)
 
 
@@ -151,9 +157,7 @@ def history_file(folder: Path) -> Path | None:
     path = folder / "chat_history"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o600)
-        size = os.fstat(descriptor).st_size
-        os.close(descriptor)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o600))
     except OSError:
         return None
-    return path if size <= MOST_HISTORY else None
+    return path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -53,18 +52,6 @@ def names(typed: str) -> list[str]:
     return [
         path.stem for path in sorted(sessions_folder().glob("*.jsonl"), reverse=True) if path.stem.startswith(typed)
     ]
-
-
-def paths(typed: str) -> list[str]:
-    """The paths that begin so; a folder ends with /."""
-    before, slash, start = typed.rpartition("/")
-    try:
-        with os.scandir(Path(f"{before}{slash}" or ".").expanduser()) as entries:
-            here = sorted((entry.name, "/" if entry.is_dir() else "") for entry in entries)
-    except (OSError, RuntimeError, ValueError):
-        return []
-    shown = (name + end for name, end in here if name.startswith(start) and name.isprintable())
-    return [f"{before}{slash}{name}" for name in shown if start or not name.startswith(".")]
 
 
 def write_list(options: ChatOptions) -> int:

@@ -7,8 +7,11 @@ import os
 from pathlib import Path
 
 import pytest
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
 
 from genctl.commands.chat import saved
+from genctl.commands.chat.line_editor import Commands
 from tests.cli.tool import Done, genctl
 from tests.commands.chat.talk import Talk
 
@@ -81,24 +84,22 @@ def test_a_list_of_nothing_and_of_something_else(own_state: Path) -> None:
         assert say("--continue", *more).status == 2
 
 
-def test_names_and_paths_are_completed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_opens_a_saved_chat(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tales").mkdir()
-    (tmp_path / "tales" / "a b.jsonl").touch()
-    (tmp_path / ".hidden").touch()
-    assert saved.paths("ta") == ["tales/"]
-    assert saved.paths("tales/") == ["tales/a b.jsonl"]
-    assert saved.paths("~/tales/a") == ["~/tales/a b.jsonl"]
-    assert saved.paths(f"{tmp_path}/t") == [f"{tmp_path}/tales/"]
-    assert ".hidden" not in saved.paths("")
-    assert saved.paths(".h") == [".hidden"]
-    assert saved.paths("nowhere/") == []
     assert saved.names("") == ["c", "b", "a"]
     assert saved.path_of("c") == saved.path_of("c.jsonl") == folder / "c.jsonl"
     assert saved.path_of("~/x") == tmp_path / "x"
     assert say("--open", "c").status == 0
     assert (folder / "c.jsonl").read_text().count('"role": "user"') == 2
+
+
+def test_paths_are_completed_and_a_name_that_no_screen_shows_is_not(tmp_path: Path) -> None:
+    (tmp_path / "tales").mkdir()
+    for name in ("a b.jsonl", "a\x1b[2J.jsonl"):
+        (tmp_path / "tales" / name).touch()
+    document = Document(f"/load {tmp_path}/tales/a")
+    found = [each.text for each in Commands().get_completions(document, CompleteEvent())]
+    assert found == [f"{tmp_path}/tales/a b.jsonl"]
 
 
 def test_tab_completes_the_chat_to_load(folder: Path) -> None:
