@@ -70,8 +70,6 @@ class Chat:
 
     def _use(self, log: ChatLog, layers: Sequence[Layer]) -> None:
         """Continue a log with its settings. Raises what settings raise; then the log is closed."""
-        if not self.partner.template and self.partner.session is not None:
-            layers = [*layers, _NO_TEMPLATE]
         try:
             # how the next turn is decoded, and the settings that the chat's commands have made
             self.base, self.base_plan, self.own_values = self._settled(layers, log.settings)
@@ -121,7 +119,8 @@ class Chat:
                 where = {key: f"/set {key}" for key in layer.values}
                 layer = Layer("/set", layer.values, where, "row", typed=True)
                 layers.append(layer if typed else usable(layer, self._note))
-        resolved = self.engine.resolve([*below, *layers])
+        text = [] if self.partner.template or self.partner.session is None else [_NO_TEMPLATE]
+        resolved = self.engine.resolve([*below, *text, *layers])
         check_settings(resolved)
         values = {key: value for layer in layers for key, value in layer.values.items()}
         own = {key: value for key, value in values.items() if value is not None and key != "about"}
@@ -135,11 +134,10 @@ class Chat:
             model=self.partner.name,
             checkpoint=self.partner.fingerprint(),
             seed=before.header.seed if self.base.runtime.seed is not None else random_seed(),
-            settings=to_save(layer for layer in self.layers if layer.origin != _NO_TEMPLATE.origin),
+            settings=to_save(self.layers),
         )
-        self.log = ChatLog(header, lambda words: open_beside(new_file("chat", words)), before.settings)
-        self.thoughts.clear()
-        before.close()
+        log = ChatLog(header, lambda words: open_beside(new_file("chat", words)), before.settings)
+        self.switch(log, self.layers)
 
     # -- turns ---------------------------------------------------------------------------------------------------------
 

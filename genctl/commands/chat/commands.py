@@ -6,7 +6,6 @@ import base64
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from genctl.commands.chat import slash, thinking
 from genctl.commands.chat.chat import new_notices, setting
 from genctl.commands.chat.line_input import SIGN, LineCleared
 from genctl.commands.chat.log import ChatLog, Message
-from genctl.commands.chat.saved import path_of
 from genctl.commands.chat.screen import ChatScreen
 from genctl.config.check import shown
 from genctl.errors import Exit, GenctlError, UsageError, count
@@ -45,9 +43,8 @@ def run(screen: ChatScreen, initial_turns: Iterable[str]) -> int:
             screen.out.print(Text(f"{SIGN}{widgets.visible(text)}"))
             _guarded(screen, _say, screen, text)
         while True:
-            draft, screen.draft = screen.draft, ""
             try:
-                line = screen.lines.read(draft)
+                line = screen.lines.read()
             except LineCleared:
                 leaves = False
                 continue
@@ -92,12 +89,10 @@ def _do(screen: ChatScreen, line: str) -> None:
             _retry(screen)
         case "edit":
             _edit(screen, typed)
-        case "undo":
-            log.undo()
-            screen.note(f"undone: the chat has {count(log.turns_to(log.end), 'turn')}")
-        case "redo":
-            log.redo()
-            screen.note(f"done again: the chat has {count(log.turns_to(log.end), 'turn')}")
+        case "undo" | "redo" as name:
+            log.undo(again=name == "redo")
+            done = "undone" if name == "undo" else "done again"
+            screen.note(f"{done}: the chat has {count(log.turns_to(log.end), 'turn')}")
         case "branch":
             _branch(screen, slash.number(typed, "branch"))
         case "tree":
@@ -136,7 +131,8 @@ def _do(screen: ChatScreen, line: str) -> None:
             saved = f"saved in {shlex.quote(str(log.path))}"
             screen.note(saved if log.path is not None else "the chat is empty, so nothing is saved")
         case "load":
-            _load(screen, path_of(typed.text))
+            screen.load(Path(typed.text).expanduser())
+            screen.resume()
         case "new":
             if not log.messages:
                 raise UsageError("the chat is empty")
@@ -260,13 +256,3 @@ def _change(screen: ChatScreen, name: str, argument: str) -> None:
         screen.note("the system message is set" if argument else "there is no system message")
     else:
         screen.note(f"set {setting(argument)}" if name == "set" else f"{name} {argument}")
-
-
-def _load(screen: ChatScreen, path: Path) -> None:
-    here = screen.chat.log.path
-    with suppress(OSError):
-        if here is not None and path.samefile(here):
-            screen.note("this chat is open already")
-            return
-    screen.load(path)
-    screen.resume()

@@ -71,7 +71,7 @@ def chat(options: ChatOptions) -> int | None:
     if options.continued:
         options = replace(options, open=str(saved.last_chat()))
     elif options.open is not None:
-        options = replace(options, open=str(saved.path_of(options.open)))
+        options = replace(options, open=str(Path(options.open).expanduser()))
     if options.open is not None:
         options = _with_saved(options, Path(options.open))
     choice = engine_of(options)
@@ -120,7 +120,7 @@ def chat(options: ChatOptions) -> int | None:
             if options.open is not None:
                 log = _reopened(Path(options.open), partner, early, messages)
             else:
-                settings = to_save(layer for layer in layers if layer.origin != "genctl chat")
+                settings = to_save(layers)
                 header = ChatHeader(SCHEMA, engine.about.name, partner.fingerprint(), start_seed(early), settings)
                 log = ChatLog(header, begin_file)
 
@@ -274,6 +274,8 @@ def _with_saved(options: ChatOptions, path: Path) -> ChatOptions:
 
     The file of somebody else names a checkpoint: it is not downloaded for that, and no code of it runs.
     """
+    from genctl.models.resolve import needs_download
+
     header = ChatLog.look(path).header
     now = [*presets.load(options.presets), *options.flags]
     named = {key for layer in now for key in layer.values}
@@ -286,23 +288,17 @@ def _with_saved(options: ChatOptions, path: Path) -> ChatOptions:
             f"{path} is a chat with a server, and a checkpoint here cannot continue it",
             hint="--backend URL names the server",
         )
-    if "model" not in named and not served:
-        _check_named(options, header.model, path)
-    return replace(options, saved=layers, remarks=remarks)
-
-
-def _check_named(options: ChatOptions, model: str, path: Path) -> None:
-    """Raises GenctlError where only the file names the checkpoint, and it would be downloaded or its code run."""
-    from genctl.models.resolve import needs_download
-
+    if "model" in named or served:
+        return replace(options, saved=layers, remarks=remarks)
     for flag, given in options.trust.items():
         if given:
             raise UsageError(
-                f"--{flag.replace('_', '-')} would run code of {model!r:.60}, which only {path} names",
-                hint=f"-m {model} names it, too",
+                f"--{flag.replace('_', '-')} would run code of {header.model!r:.60}, which only {path} names",
+                hint=f"-m {header.model} names it, too",
             )
-    if needs_download(model, None):
+    if needs_download(header.model, None):
         raise ModelError(
-            f"{path}: model = {model!r:.60} is not on this machine, and is not downloaded because of a file",
-            hint=f"--model {model} downloads it",
+            f"{path}: model = {header.model!r:.60} is not on this machine, and is not downloaded because of a file",
+            hint=f"--model {header.model} downloads it",
         )
+    return replace(options, saved=layers, remarks=remarks)

@@ -18,7 +18,7 @@ from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.shortcuts import CompleteStyle
 from prompt_toolkit.styles import Style
 
-from genctl.commands.chat import saved, slash
+from genctl.commands.chat import slash
 from genctl.commands.chat.line_input import MORE, SIGN, LineCleared
 from genctl.config import presets
 from genctl.config.check import known
@@ -53,7 +53,7 @@ def _paste(event: KeyPressEvent) -> None:
 
 
 class Commands(Completer):
-    """The names of commands, and of what they take; files, and saved chats."""
+    """The names of commands, and of what they take; files."""
 
     _paths = PathCompleter(expanduser=True)
 
@@ -66,7 +66,7 @@ class Commands(Completer):
 
         named = (preset.name for preset in presets.available())
         before = document.text_before_cursor
-        for word, length in slash.completions(before, known(), named, paths, saved.names):
+        for word, length in slash.completions(before, known(), named, paths):
             yield Completion(word, -length)
 
 

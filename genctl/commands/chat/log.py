@@ -171,9 +171,9 @@ class ChatLog:
             self.leave()
 
     def leave(self) -> None:
-        """Close the file as it is: an error is being reported. One without a message does not replace another."""
+        """Close the file as it is: an error is being reported. A chat without an answer replaces no other."""
         if self.sink is not None and self.sink.replaces:
-            self.sink.abandon(keep=bool(self.messages))
+            self.sink.abandon(keep=bool(self.branches))
         elif self.sink is not None:
             self.sink.leave()
 
@@ -216,17 +216,14 @@ class ChatLog:
         self._write({name: value})
         self._append(Change(name, value))
 
-    def undo(self) -> None:
-        """Go to where the chat was before the last turn, retry, edit or branch. Raises UsageError."""
-        self._go_back("undo", self.earlier, self.later)
+    def undo(self, *, again: bool = False) -> None:
+        """Go to where the chat was before the last turn, retry, edit or branch; `again`: before the last undo.
 
-    def redo(self) -> None:
-        """Go to where the chat was before the last undo. Raises UsageError."""
-        self._go_back("redo", self.later, self.earlier)
-
-    def _go_back(self, name: str, ends: list[int | None], others: list[int | None]) -> None:
+        Raises UsageError.
+        """
+        ends, others = (self.later, self.earlier) if again else (self.earlier, self.later)
         if not ends:
-            raise UsageError(f"there is nothing to {name}")
+            raise UsageError(f"there is nothing to {'redo' if again else 'undo'}")
         self._write({"go": ends[-1]})
         others.append(self.end)
         self.end = ends.pop()
@@ -329,8 +326,6 @@ class ChatLog:
 
 def _first(line: bytes, name: str) -> dict[str, Any]:
     """The first line of a chat. Raises InputError for that of another file, NotAChat for that of a tree."""
-    if not line:
-        raise InputError(f"{name} is not the file of a chat: it has no whole line")
     try:
         first = decoded(line)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The chats that are saved on this machine: the list of them, the last one, and the names by which they are called."""
+"""The chats that are saved on this machine: the list of them, and the last one."""
 
 from __future__ import annotations
 
@@ -35,23 +35,6 @@ def last_chat() -> Path:
     if isinstance(chat, GenctlError):
         raise InputError(chat.message, hint="genctl chat --list lists the others, and --open continues one")
     return path
-
-
-def path_of(name: str) -> Path:
-    """The file of a chat: a path, or the name of one in the folder of sessions."""
-    path = Path(name).expanduser()
-    if path.parent == Path() and not path.exists():
-        for known in (sessions_folder() / name, sessions_folder() / f"{name}.jsonl"):
-            if known.exists():
-                return known
-    return path
-
-
-def names(typed: str) -> list[str]:
-    """The names of saved chats that begin so, newest first."""
-    return [
-        path.stem for path in sorted(sessions_folder().glob("*.jsonl"), reverse=True) if path.stem.startswith(typed)
-    ]
 
 
 def write_list(options: ChatOptions) -> int:

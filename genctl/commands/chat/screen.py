@@ -24,7 +24,6 @@ from genctl.errors import UsageError, count
 from genctl.events.results import Result
 from genctl.terminal import theme, widgets
 from genctl.terminal.interrupt import Interrupt
-from genctl.terminal.summary import lines as broken
 from genctl.terminal.summary import stop_words
 
 if TYPE_CHECKING:
@@ -48,7 +47,6 @@ class ChatScreen:
         self.out, self.err = consoles
         self.scores = options.scores  # whether token probabilities are shown under each answer
         self.top = SHOWN_TOP if options.top_logprobs is None else options.top_logprobs
-        self.draft = ""  # what the next prompt begins with
         self.lines: PlainLines | LineEditor
         if os.environ.get("TERM", "dumb").lower() in ("", "dumb", "unknown"):
             self.lines = PlainLines()  # this terminal cannot redraw
@@ -122,7 +120,6 @@ class ChatScreen:
         if result.sequences:
             self._sum_up(result)
         else:
-            self.draft = turn.question.content if turn.question.id < 0 else ""
             self.note("no answer came, so the turn is not added")
 
     def _sum_up(self, result: Result) -> None:
@@ -140,8 +137,8 @@ class ChatScreen:
             words = words[-1:] if sequence.finish_reason not in ("eos", "stop") else []
         if not sequence.text.strip():
             words.insert(0, EMPTY if sequence.finish_reason == "eos" else "the answer is empty")
-        for line in broken(Text(" · ".join(words), style=theme.DIM), self.out.width) if words else []:
-            self.out.print(line)
+        if words:
+            self.note(" · ".join(words))
 
     def _report_saved(self) -> object:
         """Say where the chat is saved, past what is buffered: the process ends now, maybe in the middle of a line."""

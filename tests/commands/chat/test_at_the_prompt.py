@@ -97,15 +97,6 @@ def test_a_setting_with_and_without_a_sign(typed: str, read: str) -> None:
         setting("dtype float16")
 
 
-def test_the_chat_that_is_open_is_not_loaded_again(own_state: Path) -> None:
-    with Talk(own_state, *QUIET) as talk:
-        talk.say("A fox")
-        talk.say("/save mine.jsonl")
-        (path,) = (own_state / "genctl" / "sessions").glob("*.jsonl")
-        assert talk.say("/load mine.jsonl") == ["this chat is open already"]
-        assert talk.say(f"/load {path}")[-2:]  # the other one is
-
-
 def test_edit_says_how_it_ends(own_state: Path) -> None:
     with Talk(own_state, *QUIET) as talk:
         talk.say("A fox")

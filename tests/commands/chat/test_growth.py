@@ -42,7 +42,7 @@ def undone(one: ChatLog, size: int) -> None:
     turns(one, size)
     for _ in range(size):
         one.undo()
-        one.redo()
+        one.undo(again=True)
 
 
 def sets(one: ChatLog, size: int) -> None:

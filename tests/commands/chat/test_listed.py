@@ -1,8 +1,7 @@
-"""The chats of this machine: the last one continues, all are listed, each is called by its name."""
+"""The chats of this machine: the last one continues, and all are listed."""
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from prompt_toolkit.document import Document
 from genctl.commands.chat import saved
 from genctl.commands.chat.line_editor import Commands
 from tests.cli.tool import Done, genctl
-from tests.commands.chat.talk import Talk
 
 SHORT = ("-n", "4", "-q")
 
@@ -84,15 +82,6 @@ def test_a_list_of_nothing_and_of_something_else(own_state: Path) -> None:
         assert say("--continue", *more).status == 2
 
 
-def test_a_name_opens_a_saved_chat(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert saved.names("") == ["c", "b", "a"]
-    assert saved.path_of("c") == saved.path_of("c.jsonl") == folder / "c.jsonl"
-    assert saved.path_of("~/x") == tmp_path / "x"
-    assert say("--open", "c").status == 0
-    assert (folder / "c.jsonl").read_text().count('"role": "user"') == 2
-
-
 def test_paths_are_completed_and_a_name_that_no_screen_shows_is_not(tmp_path: Path) -> None:
     (tmp_path / "tales").mkdir()
     for name in ("a b.jsonl", "a\x1b[2J.jsonl"):
@@ -100,15 +89,3 @@ def test_paths_are_completed_and_a_name_that_no_screen_shows_is_not(tmp_path: Pa
     document = Document(f"/load {tmp_path}/tales/a")
     found = [each.text for each in Commands().get_completions(document, CompleteEvent())]
     assert found == [f"{tmp_path}/tales/a b.jsonl"]
-
-
-def test_tab_completes_the_chat_to_load(folder: Path) -> None:
-    folder.joinpath("c.jsonl").rename(folder / "the-first-of-all.jsonl")
-    with Talk(folder.parents[1], *SHORT) as talk:
-        talk.press("/load the-f\t")
-        talk.wait(lambda: talk.lines[-1] == "> /load the-first-of-all")
-        talk.press("\r")
-        talk.wait(lambda: "> Once upon a time" in talk.lines)
-        talk.at_prompt()
-        assert talk.say("/save")[-1].endswith("the-first-of-all.jsonl")
-    assert json.loads((folder / "the-first-of-all.jsonl").read_text().splitlines()[0])["model"] == "builtin:stories"

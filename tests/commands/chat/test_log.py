@@ -100,15 +100,15 @@ def test_undo_goes_to_where_the_chat_was_and_redo_back_again() -> None:
     assert [name for name, _, _ in one.settings] == ["set"], "a setting is no turn"
     with pytest.raises(UsageError, match="there is nothing to undo"):
         one.undo()
-    one.redo()
-    one.redo()
+    one.undo(again=True)
+    one.undo(again=True)
     assert contents(one) == ["Hello", "Yes?"]
     one.change("go", 1)
     one.undo()
     assert contents(one) == ["Hello", "Yes?"]
     turn(one, "More", "No")
     with pytest.raises(UsageError, match="there is nothing to redo"):
-        one.redo()
+        one.undo(again=True)
 
 
 def test_a_turn_without_an_answer_is_no_branch() -> None:
@@ -121,7 +121,7 @@ def test_a_turn_without_an_answer_is_no_branch() -> None:
     assert [message.content for message in one.branches] == ["Hi"]
     assert [line for line, _ in drawn(one, 40)] == ["› Hello", "· Hi [1]"]
     with pytest.raises(UsageError, match="there is nothing to redo"):
-        one.redo()
+        one.undo(again=True)
 
 
 ACTION = st.one_of(
@@ -151,7 +151,7 @@ def perform(one: ChatLog, action: tuple[str, ...]) -> None:
     elif name == "undo" and one.earlier:
         one.undo()
     elif name == "redo" and one.later:
-        one.redo()
+        one.undo(again=True)
 
 
 def seen(one: ChatLog) -> tuple[object, ...]:
@@ -195,7 +195,7 @@ def test_everything_can_be_undone_and_done_again(actions: list[tuple[str, ...]])
         one.undo()
     assert contents(one) == []
     for _ in range(moves):
-        one.redo()
+        one.undo(again=True)
     assert seen(one) == before
 
 
