@@ -157,38 +157,31 @@ def chat(options: ChatOptions) -> int | None:
 
 
 def _reopened(path: Path, partner: Partner, early: Resolved, messages: Messages) -> ChatLog:
-    """The chat in a file. Raises InputError if it is another checkpoint's, and as `ChatLog.open` does."""
-    log = ChatLog.open(path)
-    try:
-        _check_checkpoint(path, log, partner, early, messages)
-    except InputError:
+    """The chat in a file. Raises as `ChatLog.open` does.
+
+    Raises InputError for a chat of another checkpoint, unless -m names this one and its tokens are the same.
+    """
+    log, name = ChatLog.open(path), partner.name
+    begun, named = log.header.model, early.settings.get("model")
+    if log.header.checkpoint == partner.fingerprint():
+        pass
+    elif partner.session is None or not all(map(partner.writes, log.messages.values())):
         log.leave()
-        raise
+        raise InputError(
+            f"{path} was begun with {begun}, whose tokens are not those of {name}",
+            hint=f"-m {begun}, if its files are still there",
+        )
+    elif named is None or named.kind != "command":
+        log.leave()
+        raise InputError(
+            f"-m {name} continues {path} with this checkpoint: the chat was begun with {begun}, in another "
+            "state or by an older genctl, so that earlier answers may not be what it would write now"
+        )
+    else:
+        messages.note(f"{path} was begun with {begun}; {name} continues it, as -m says")
     if log.torn:
         messages.remark(f"{printable(str(path))} ends in half a line, which is dropped: a write was cut off")
     return log
-
-
-def _check_checkpoint(path: Path, log: ChatLog, partner: Partner, early: Resolved, messages: Messages) -> None:
-    """Raises InputError for a chat of another checkpoint, unless -m names this one and its tokens are the same."""
-    header, name = log.header, partner.name
-    if header.checkpoint == partner.fingerprint():
-        return
-    answers = [message for message in log.messages.values() if message.token_ids]
-    if partner.session is None or not all(
-        partner.writes(answer.token_ids, answer.content.removeprefix(answer.prefill)) for answer in answers
-    ):
-        raise InputError(
-            f"{path} was begun with {header.model}, whose tokens are not those of {name}",
-            hint=f"-m {header.model}, if its files are still there",
-        )
-    named = early.settings.get("model")
-    if named is None or named.kind != "command":
-        raise InputError(
-            f"-m {name} continues {path} with this checkpoint: the chat was begun with {header.model}, in another "
-            "state or by an older genctl, so that earlier answers may not be what it would write now"
-        )
-    messages.note(f"{path} was begun with {header.model}; {name} continues it, as -m says")
 
 
 # -- turns -------------------------------------------------------------------------------------------------------------

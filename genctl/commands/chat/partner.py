@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from genctl.commands.chat import thinking
+from genctl.commands.chat.log import Message
 from genctl.config.layers import Resolved
 from genctl.engines.protocol import Engine, Request
 from genctl.errors import ModelError, UsageError
@@ -78,14 +79,15 @@ class Partner:
         """The identity of the checkpoint; "" for a server."""
         return "" if self.session is None else self.session.loaded.fingerprint()
 
-    def writes(self, ids: Sequence[int], text: str) -> bool:
-        """Whether the text of an answer, whose last characters may have been cut off, is that of these tokens here."""
+    def writes(self, message: Message) -> bool:
+        """Whether the text of an answer, whose last characters may have been cut off, is that of its tokens here."""
         from genctl.models.text import detokenizer
 
-        if self.session is None or max(ids, default=0) >= self.session.forward.vocab_size or min(ids, default=0) < 0:
+        ids = message.token_ids
+        if self.session is None or not all(0 <= id < self.session.forward.vocab_size for id in ids):
             return False
-        here = detokenizer(self.session.loaded.tokenizer).decode(ids).strip()
-        return here.startswith(text.strip().rstrip("\ufffd"))
+        text = message.content.removeprefix(message.prefill).strip().rstrip("\ufffd")
+        return not ids or detokenizer(self.session.loaded.tokenizer).decode(ids).strip().startswith(text)
 
     def check_system(self, system: str | None, where: str) -> None:
         """Raises UsageError where the checkpoint cannot be given a system message."""

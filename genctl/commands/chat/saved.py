@@ -18,7 +18,8 @@ from genctl.terminal.console import make_consoles
 
 def saved_chats() -> Iterator[tuple[Path, ChatLog | GenctlError]]:
     """Each chat in the folder of sessions, or why it cannot be read; the newest change comes first."""
-    for path in sorted(sessions_folder().glob("*.jsonl"), key=lambda path: (path.stat().st_mtime, path), reverse=True):
+    found = [path for path in sessions_folder().glob("*.jsonl") if path.is_file()]
+    for path in sorted(found, key=lambda path: (path.stat().st_mtime, path), reverse=True):
         try:
             yield path, ChatLog.look(path)
         except NotAChat:
