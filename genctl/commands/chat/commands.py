@@ -62,7 +62,7 @@ def run(screen: ChatScreen, initial_turns: Iterable[str]) -> int:
     except KeyboardInterrupt:
         status = int(Exit.INTERRUPTED)
     if screen.reopening:
-        screen.note(f"saved; {screen.reopening} continues it")
+        screen.note(f"saved; {screen.reopening} continues it", screen.reopening)
     return status
 
 
@@ -128,8 +128,8 @@ def _do(screen: ChatScreen, line: str) -> None:
         case "save":
             if typed.text:
                 log.save(Path(typed.text).expanduser())
-            saved = f"saved in {shlex.quote(str(log.path))}"
-            screen.note(saved if log.path is not None else "the chat is empty, so nothing is saved")
+            path = "" if log.path is None else shlex.quote(str(log.path))
+            screen.note(f"saved in {path}" if path else "the chat is empty, so nothing is saved", path)
         case "load":
             screen.load(Path(typed.text).expanduser())
             screen.resume()
@@ -138,7 +138,7 @@ def _do(screen: ChatScreen, line: str) -> None:
                 raise UsageError("the chat is empty")
             command = screen.reopening
             chat.begin_anew()
-            screen.note("a new conversation" + (f"; {command} continues the one before" if command else ""))
+            screen.note("a new conversation" + (f"; {command} continues the one before" if command else ""), command)
         case "help":
             table = Table.grid(padding=(0, 2))
             table.add_column(no_wrap=True)

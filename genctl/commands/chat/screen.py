@@ -25,6 +25,7 @@ from genctl.events.results import Result
 from genctl.terminal import theme, widgets
 from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.summary import stop_words
+from genctl.terminal.text_width import unbroken
 
 if TYPE_CHECKING:
     from genctl.commands.chat.line_editor import LineEditor
@@ -55,9 +56,12 @@ class ChatScreen:
 
             self.lines = LineEditor(color=self.out.is_interactive and not self.out.no_color)
 
-    def note(self, words: str) -> None:
-        """Print a remark of the program, dimmed. The terminal wraps it, so that a path in it is copied as one."""
-        self.out.print(Text(widgets.visible(words), style=theme.DIM), soft_wrap=True)
+    def note(self, words: str, whole: str = "") -> None:
+        """Print a remark of the program, dimmed. It is broken between words, but not within the text `whole`."""
+        for line in unbroken(
+            widgets.visible(words), max(self.out.width, 20), [widgets.visible(whole)] if whole else []
+        ):
+            self.out.print(Text(line, style=theme.DIM), soft_wrap=True)
 
     def show_end(self) -> None:
         """The last turn of the branch and its answer, as they were printed."""
