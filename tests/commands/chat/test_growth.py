@@ -46,7 +46,8 @@ def undone(one: ChatLog, size: int) -> None:
 
 
 def sets(one: ChatLog, size: int) -> None:
-    """Many settings."""
+    """Many settings after a turn."""
+    turn(one, "x", "y")
     for number in range(size):
         one.change("set", f"top_k={number + 1}")
         one.change("unset", "top_k")
