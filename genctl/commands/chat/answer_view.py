@@ -14,17 +14,14 @@ from genctl.events import Event, Finished, Loading, Stepped
 from genctl.events.history import LaneHistory, StablePrefix
 from genctl.terminal import theme, widgets
 from genctl.terminal.live_region import LiveRegion
-from genctl.terminal.text_width import terminal_wrap
-
-THOUGHT_LINES = 4  # of a thought that are on the screen while it lasts
+from genctl.terminal.text_width import last_cells, terminal_wrap
 
 
 class AnswerView:
     """Writes one answer to a terminal. Feed it the answer's events, then `close` it.
 
-    The last lines of a thought are shown below while it lasts. One line that says how long it was takes their place
-    once it is over; where nothing can be redrawn, the thought stays. `begun` is the think tag that ends the prompt,
-    `prefill` the beginning of the answer.
+    While a thought lasts, one line shows its end, then how long it was; where nothing can be redrawn, the thought
+    stays. `begun` is the think tag that ends the prompt, `prefill` the beginning of the answer.
     """
 
     def __init__(
@@ -100,15 +97,8 @@ class AnswerView:
         if not self._out.is_interactive:
             self._write(text, dim=True)
         elif self._region.is_due(self._clock()):
-            self._draw()
-
-    def _draw(self) -> None:
-        width = max(self._out.width - 2, 8)
-        words = Text(widgets.visible("".join(self._thought[-400:])).strip("\n"), style=theme.DIM)
-        lines = words.wrap(self._out, width)[-THOUGHT_LINES:]
-        self._region.draw(
-            [widgets.fit(Text("│ ", style=theme.DIM).append_text(line), self._out.width) for line in lines]
-        )
+            end = last_cells("".join(self._thought[-400:]).strip("\n"), self._out.width - 2)
+            self._region.draw([Text(f"│ {end}", style=theme.DIM)])
 
     def _fold(self) -> None:
         """The thought is over: one line takes its place."""

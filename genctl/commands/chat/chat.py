@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-from genctl.commands.chat.log import Change, ChatLog, Message, Role
+from genctl.commands.chat.log import Change, ChatLog, Message
 from genctl.commands.chat.options import check_settings
 from genctl.commands.chat.partner import Partner
 from genctl.commands.chat.saved_settings import to_save, usable
@@ -24,7 +23,7 @@ from genctl.events.results import Collector, Result
 from genctl.io.output import open_beside
 from genctl.io.rows import random_seed, row_seed
 from genctl.io.sessions import new_file
-from genctl.params import DEFAULT_NEW_TOKENS, Runtime, knobs
+from genctl.params import Runtime, knobs
 
 CHANGEABLE = frozenset({"system", "seed", "truncate", "row_timeout"})  # of the settings of a run, those of a turn
 NOT_A_TURN = {
@@ -45,20 +44,14 @@ class Refused(GenctlError):
         self.code = failed.code
 
 
-@dataclass(frozen=True)
-class PlannedTurn:
-    """A request that is about to be sent, with its prompt.
-
-    It answers `question`, or a new message `text` of the user after message `parent`.
-    """
+class PlannedTurn(NamedTuple):
+    """A request that is about to be sent, with its prompt."""
 
     request: Request
-    ids: tuple[int, ...]  # of the prompt; () where a server makes it
-    opening: str  # its text
-    note: str  # what its writer should know
-    text: str = ""
-    parent: int | None = None
-    question: Message | None = None
+    question: Message  # of the user, which it answers; `id` is -1 before it is in the log
+    ids: tuple[int, ...] = ()  # of the prompt; () where a server makes it
+    opening: str = ""  # its text
+    note: str = ""  # what its writer should know
 
 
 class Chat:
@@ -68,26 +61,29 @@ class Chat:
     """
 
     def __init__(
-        self,
-        partner: Partner,
-        layers: Sequence[Layer],
-        log: ChatLog,
-        *,
-        prefill: str = "",
-        note: Callable[[str], object],
+        self, partner: Partner, layers: Sequence[Layer], log: ChatLog, prefill: str, note: Callable[[str], object]
     ) -> None:
         """`note` gets a sentence about a setting of the log that is not used."""
-        self.engine, self.partner, self.log, self.prefill, self._note = partner.engine, partner, log, prefill, note
+        self.engine, self.partner, self.prefill, self._note = partner.engine, partner, prefill, note
         self.thoughts: dict[int, str] = {}  # of a server, by the id of the answer
-        if prefill and partner.kind == "alone":
-            raise UsageError(
-                f"--prefill begins the answer in the prompt, and {partner.name} is an encoder-decoder, "
-                "whose answers are apart from their prompts",
-                hint="--set prefix=TEXT begins them",
-            )
-        self.layers = [*layers] if partner.template or partner.session is None else [*layers, _NO_TEMPLATE]
-        # how the next turn is decoded, and the settings that the chat's commands have made
-        self.base, self.base_plan, self.own_values = self._settled(log.settings)
+        self._use(log, layers)
+
+    def _use(self, log: ChatLog, layers: Sequence[Layer]) -> None:
+        """Continue a log with its settings. Raises what settings raise; then the log is closed."""
+        try:
+            # how the next turn is decoded, and the settings that the chat's commands have made
+            self.base, self.base_plan, self.own_values = self._settled(layers, log.settings)
+        except BaseException:
+            log.leave()
+            raise
+        self.log, self.layers = log, layers
+        self.thoughts.clear()
+
+    def switch(self, log: ChatLog, layers: Sequence[Layer]) -> None:
+        """Continue another log, and close this one. Raises what settings raise, and OutputError."""
+        before = self.log
+        self._use(log, layers)
+        before.close()
 
     # -- settings ------------------------------------------------------------------------------------------------------
 
@@ -99,15 +95,11 @@ class Chat:
             raise UsageError(f"/unset {argument}: no /set or /preset of this chat has set it")
         elif name == "system":
             self.partner.check_system(argument or None, "/system")
-        settled = self._settled([*self.log.settings, Change(name, argument)])
+        settled = self._settled(self.layers, [*self.log.settings, Change(name, argument)])
         self.log.change(name, argument)
         self.base, self.base_plan, self.own_values = settled
 
-    def refresh(self) -> None:
-        """Take the settings from the log again, after an undo or a redo."""
-        self.base, self.base_plan, self.own_values = self._settled(self.log.settings)
-
-    def _settled(self, changes: Iterable[Change]) -> tuple[Resolved, JobPlan, dict[str, Any]]:
+    def _settled(self, below: Sequence[Layer], changes: Iterable[Change]) -> tuple[Resolved, JobPlan, dict[str, Any]]:
         layers: list[Layer] = []
         for name, argument, typed in changes:
             if name == "unset":
@@ -127,7 +119,8 @@ class Chat:
                 where = {key: f"/set {key}" for key in layer.values}
                 layer = Layer("/set", layer.values, where, "row", typed=True)
                 layers.append(layer if typed else usable(layer, self._note))
-        resolved = self.engine.resolve([*self.layers, *layers])
+        text = [] if self.partner.template or self.partner.session is None else [_NO_TEMPLATE]
+        resolved = self.engine.resolve([*below, *text, *layers])
         check_settings(resolved)
         values = {key: value for layer in layers for key, value in layer.values.items()}
         own = {key: value for key, value in values.items() if value is not None and key != "about"}
@@ -141,19 +134,12 @@ class Chat:
             model=self.partner.name,
             checkpoint=self.partner.fingerprint(),
             seed=before.header.seed if self.base.runtime.seed is not None else random_seed(),
-            settings=to_save(layer for layer in self.layers if layer.origin != _NO_TEMPLATE.origin),
+            settings=to_save(self.layers),
         )
-        self.log = ChatLog(header, lambda words: open_beside(new_file("chat", words)), before.settings)
-        self.thoughts.clear()
-        before.close()
+        log = ChatLog(header, lambda words: open_beside(new_file("chat", words)), before.settings)
+        self.switch(log, self.layers)
 
     # -- turns ---------------------------------------------------------------------------------------------------------
-
-    def prompt_messages(self, end: int | None) -> list[dict[str, str]]:
-        """The messages of a branch that go into the prompt."""
-        path = [message.plain for message in self.log.path_to(end)]
-        left_out = self.log.left_out
-        return path[:1] + path[left_out + 1 :] if path[:1] and path[0]["role"] == "system" else path[left_out:]
 
     def plan(
         self, text: str, parent: int | None, *, lane: str = "", own_id: str = "", base: Resolved | None = None
@@ -162,69 +148,35 @@ class Chat:
 
         `lane` names it in events; `own_id` is an id that the input gives it, of which its seed is made.
         """
-        messages = [*self.prompt_messages(parent), {"role": "user", "content": text}]
         base, turns = base or self.base, self.log.turns_to(parent)
         seed = row_seed(self._start(base), own_id or str(turns), turns)
-        return self._planned(messages, turns, lane, base, seed, text=text, parent=parent)
+        messages = [*self.log.path_to(parent), Message(-1, parent, "user", text)]
+        return self._planned(messages, lane or str(turns), turns, base, seed)
 
     def plan_again(self) -> PlannedTurn:
         """Another answer to the last turn, or its first one. Raises UsageError without a turn."""
         question = self.log.turn()
-        turns, attempts = question.turns - 1, len(self.log.answers(question.id))
+        turns, attempts = self.log.turns_to(question.parent), len(self.log.answers(question.id))
         seed = question.seed
         if attempts or seed is None:
             key, index = (f"{turns} again {attempts}", 1) if attempts else (str(turns), turns)
             seed = row_seed(self._start(self.base), key, index)
-        messages = self.prompt_messages(question.id)
-        return self._planned(messages, turns, "", self.base, seed, parent=question.parent, question=question)
+        return self._planned(self.log.path_to(question.id), str(turns), turns, self.base, seed)
 
     def _start(self, base: Resolved) -> int:
         """The seed of which those of the turns are made."""
         return self.log.header.seed if base.runtime.seed is None else base.runtime.seed
 
-    def _planned(
-        self, messages: Sequence[Mapping[str, str]], turns: int, lane: str, base: Resolved, seed: int, **answers: Any
-    ) -> PlannedTurn:
-        """The turn with its prompt. `answers`: the fields that say what it answers."""
-        place = {"place": turns + 1, "index": turns}
-        request = self.partner.request(lane or str(turns), base, seed, messages, self.prefill, **place)
+    def _planned(self, messages: Sequence[Message], lane: str, turns: int, base: Resolved, seed: int) -> PlannedTurn:
+        """The turn that answers the last message, with its prompt."""
+        plain = [message.plain for message in messages]
+        request = self.partner.request(lane, base, seed, plain, self.prefill, index=turns)
         if self.partner.session is None:
-            return PlannedTurn(request, (), "", "", **answers)
+            return PlannedTurn(request, messages[-1])
         prompt = self.partner.session.planner.read(request)
-        return PlannedTurn(request, prompt.ids, prompt.text, prompt.note, **answers)
-
-    def too_long(self, turn: PlannedTurn) -> bool:
-        """Whether the context has no room for an answer of the usual length: max_new_tokens, or an eighth of it."""
-        context = self.partner.context
-        if context is None or turn.request.resolved.runtime.truncate is not None:
-            return False
-        usual = turn.request.resolved.generation.max_new_tokens or DEFAULT_NEW_TOKENS
-        return context - len(turn.ids) < min(usual, max(context // 8, 1))
-
-    def leave_out_for(self, plan: Callable[[], PlannedTurn], end: int | None) -> int | None:
-        """How many of the oldest messages have to be left out of a prompt, exchange by exchange; None: all but one do
-        not suffice."""
-        path, before = self.log.path_to(end), self.log.left_out
-        first = 1 if path and path[0].role == "system" else 0
-        last = len(path) - first
-        places = [place for place in range(before + 1, last) if path[place + first].role == "user"]
-        places += [last] if last > before else []
-
-        def fits(place: int) -> bool:
-            self.log.left_out = place
-            return not self.too_long(plan())
-
-        try:
-            found = bisect_left(places, True, key=fits)  # fewer messages are shorter
-        finally:
-            self.log.left_out = before
-        return places[found] if found < len(places) else None
+        return PlannedTurn(request, messages[-1], prompt.ids, prompt.text, prompt.note)
 
     # -- messages ------------------------------------------------------------------------------------------------------
-
-    def append_message(self, role: Role, content: str) -> None:
-        """A message that is not answered: of the system, or an answer that somebody else wrote."""
-        self.log.add_message(role, content, self.log.end)
 
     def answer(self, turn: PlannedTurn, listeners: Sequence[Listener], report: Report, flow: Flow) -> Result:
         """Write the user's message, unless it is there, and its answer.
@@ -232,10 +184,10 @@ class Chat:
         Raises Refused where there is none. Then, and where it was interrupted before it had a token (a result without
         sequences), the chat is as it was.
         """
-        question, collector = turn.question, Collector()
-        if question is None:
+        question, collector, is_new = turn.question, Collector(), turn.question.id < 0
+        if is_new:
             seed = turn.request.seed
-            question = self.log.add_message("user", turn.text, turn.parent, lasting=False, seed=seed)
+            question = self.log.add_message("user", question.content, question.parent, lasting=False, seed=seed)
         result: Result | None = None
         try:
             with closing(self.engine.stream(iter([turn.request]), report, flow)) as stream:
@@ -247,13 +199,13 @@ class Chat:
                 raise Refused(result.error)
         except GenctlError:
             # a server may be there again when the chat is opened next
-            if self.log.unanswered and (turn.question is None or self.partner.session is not None):
-                self.log.undo()
+            if self.log.unanswered and (is_new or self.partner.session is not None):
+                self.log.drop_question()
             raise
         sequences = () if result is None else result.sequences
         if result is None or not any(one.hypothesis.length or one.hypothesis.thought_text for one in sequences):
-            if turn.question is None:
-                self.log.undo()
+            if is_new:
+                self.log.drop_question()
             return Result(turn.request.id, turn.opening, "", None, self.engine.about.name, ())
         best = sequences[0].hypothesis
         message = self.log.add_message(

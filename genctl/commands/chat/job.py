@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,7 +71,7 @@ def chat(options: ChatOptions) -> int | None:
     if options.continued:
         options = replace(options, open=str(saved.last_chat()))
     elif options.open is not None:
-        options = replace(options, open=str(saved.path_of(options.open)))
+        options = replace(options, open=str(Path(options.open).expanduser()))
     if options.open is not None:
         options = _with_saved(options, Path(options.open))
     choice = engine_of(options)
@@ -98,7 +97,9 @@ def chat(options: ChatOptions) -> int | None:
             out, err = make_consoles(options.color)
             begin_file: Callable[[str], Sink] | None = None
             if options.save is not None:
-                begin_file = _open_file(stack, Path(options.save), force=options.force)
+                file = open_beside(Path(options.save), force=options.force)
+                stack.callback(file.abandon, keep=False)
+                begin_file = lambda words: file  # noqa: E731
             elif interactive:
                 begin_file = lambda words: open_beside(new_file("chat", words))  # noqa: E731
             tally = RowTally()
@@ -114,17 +115,21 @@ def chat(options: ChatOptions) -> int | None:
             # a server streams where its text is saved, so that an answer that a signal ends has what came
             streams = early.runtime.backend is not None and (options.open is not None or begin_file is not None)
             engine = job.load_engine(early, layers, need_tokenizer=True, live=job.live or streams, waits=True)
-            partner = Partner(engine, memory)
+            partner = Partner(engine, memory, options.prefill or "")
             partner.check_system(early.runtime.system, early.origins.get("system", "--system"))
-            files = ChatFiles(job, partner, early, layers)
             if options.open is not None:
-                log = files.reopened(Path(options.open))
+                log = _reopened(Path(options.open), partner, early, messages)
             else:
-                settings = to_save(layer for layer in layers if layer.origin != "genctl chat")
+                settings = to_save(layers)
                 header = ChatHeader(SCHEMA, engine.about.name, partner.fingerprint(), start_seed(early), settings)
                 log = ChatLog(header, begin_file)
-            chat = files.use(log, layers, options.prefill or "")
-            stack.push(lambda kind, *_: files.chat.log.close() if kind is None else files.chat.log.leave())
+
+            def remark(line: str) -> None:
+                if messages.is_new(line):
+                    messages.remark(line)
+
+            chat = Chat(partner, layers, log, options.prefill or "", remark)
+            stack.push(lambda kind, *_: chat.log.close() if kind is None else chat.log.leave())
             if options.with_tokens:
                 chat.base_plan.require_logprobs("--scores" if options.scores else "--top-logprobs")
             engine.use_threads(chat.base_plan.rows)
@@ -137,8 +142,11 @@ def chat(options: ChatOptions) -> int | None:
                 from genctl.commands.chat.commands import run
                 from genctl.commands.chat.screen import ChatScreen
 
-                screen = ChatScreen(chat, options, (out, err), advise=messages.advise, open_chat=files.change)
-                ended = run(screen, _initial_turns(rows))
+                def load(path: Path) -> None:
+                    found = _reopened(path, partner, early, messages)
+                    chat.switch(found, continued(layers, found.header.settings, messages.remark))
+
+                ended = run(ChatScreen(chat, options, (out, err), messages.advise, load), _initial_turns(rows))
             else:
                 if chat.log.unanswered:
                     messages.remark("the last turn has no answer yet; it is answered first")
@@ -148,84 +156,32 @@ def chat(options: ChatOptions) -> int | None:
         return interrupt.status or (ended if interactive else job.status())
 
 
-def _open_file(stack: ExitStack, path: Path, *, force: bool) -> Callable[[str], Sink]:
-    """Open the file of a new chat; what is returned gives it for the first turn."""
-    file = open_beside(path, force=force)
-    stack.callback(file.abandon, keep=False)
+def _reopened(path: Path, partner: Partner, early: Resolved, messages: Messages) -> ChatLog:
+    """The chat in a file. Raises as `ChatLog.open` does.
 
-    def begin(words: str) -> Sink:
-        saved.remember(path)
-        return file
-
-    return begin
-
-
-class ChatFiles:
-    """The chat that is open, and the way to another one."""
-
-    chat: Chat
-
-    def __init__(self, job: Job, partner: Partner, early: Resolved, layers: list[Layer]) -> None:
-        self.job, self.partner, self.early, self.layers = job, partner, early, layers
-
-    def reopened(self, path: Path) -> ChatLog:
-        """The chat in a file. Raises InputError if it is another checkpoint's, and as `ChatLog.open` does."""
-        log = ChatLog.open(path)
-        try:
-            self._check_checkpoint(path, log)
-        except InputError:
-            log.leave()
-            raise
-        if log.torn:
-            name = printable(str(path))
-            self.job.messages.remark(f"{name} ends in half a line, which is dropped: a write was cut off")
-        return log
-
-    def _check_checkpoint(self, path: Path, log: ChatLog) -> None:
-        """Raises InputError for a chat of another checkpoint, unless -m names this one and its tokens are the same."""
-        header, name = log.header, self.partner.name
-        if header.checkpoint == self.partner.fingerprint():
-            return
-        answers = [message for message in log.messages.values() if message.token_ids]
-        if self.partner.session is None or not all(
-            self.partner.writes(answer.token_ids, answer.content.removeprefix(answer.prefill)) for answer in answers
-        ):
-            raise InputError(
-                f"{path} was begun with {header.model}, whose tokens are not those of {name}",
-                hint=f"-m {header.model}, if its files are still there",
-            )
-        named = self.early.settings.get("model")
-        if named is None or named.kind != "command":
-            raise InputError(
-                f"-m {name} continues {path} with this checkpoint: the chat was begun with {header.model}, in another "
-                "state or by an older genctl, so that earlier answers may not be what it would write now"
-            )
-        self.job.messages.note(f"{path} was begun with {header.model}; {name} continues it, as -m says")
-
-    def use(self, log: ChatLog, layers: list[Layer], prefill: str) -> Chat:
-        """Continue a log. Raises what settings raise; then the log is closed."""
-
-        def note(line: str) -> None:
-            if self.job.messages.is_new(line):
-                self.job.messages.remark(line)
-
-        try:
-            self.chat = Chat(self.partner, layers, log, prefill=prefill, note=note)
-        except BaseException:
-            log.leave()
-            raise
-        return self.chat
-
-    def change(self, path: Path) -> Chat:
-        """Continue the chat in another file, with its settings."""
-        log, before = self.reopened(path), self.chat
-        layers = continued(self.layers, log.header.settings, self.job.messages.remark)
-        chat = self.use(log, layers, before.prefill)
-        try:
-            before.log.close()
-        except OutputError as error:
-            self.job.messages.print(f"error: {error.message}")
-        return chat
+    Raises InputError for a chat of another checkpoint, unless -m names this one and its tokens are the same.
+    """
+    log, name = ChatLog.open(path), partner.name
+    begun, named = log.header.model, early.settings.get("model")
+    if log.header.checkpoint == partner.fingerprint():
+        pass
+    elif partner.session is None or not all(map(partner.writes, log.messages.values())):
+        log.leave()
+        raise InputError(
+            f"{path} was begun with {begun}, whose tokens are not those of {name}",
+            hint=f"-m {begun}, if its files are still there",
+        )
+    elif named is None or named.kind != "command":
+        log.leave()
+        raise InputError(
+            f"-m {name} continues {path} with this checkpoint: the chat was begun with {begun}, in another "
+            "state or by an older genctl, so that earlier answers may not be what it would write now"
+        )
+    else:
+        messages.note(f"{path} was begun with {begun}; {name} continues it, as -m says")
+    if log.torn:
+        messages.remark(f"{printable(str(path))} ends in half a line, which is dropped: a write was cut off")
+    return log
 
 
 # -- turns -------------------------------------------------------------------------------------------------------------
@@ -296,7 +252,7 @@ def _turn(chat: Chat, row: InputRow, base: Resolved) -> PlannedTurn | None:
         raise InputError("a chat is made of texts: prompt_ids has no place in it")
     *context, last = row.messages or ({"role": "user", "content": row.prompt or ""},)
     for message in (*context, *([last] if last["role"] != "user" else [])):
-        chat.append_message(message["role"], message["content"])
+        chat.log.add_message(message["role"], message["content"], chat.log.end)
     if last["role"] != "user":
         return None
     own_id = row.id if row.own_id else ""
@@ -311,6 +267,8 @@ def _with_saved(options: ChatOptions, path: Path) -> ChatOptions:
 
     The file of somebody else names a checkpoint: it is not downloaded for that, and no code of it runs.
     """
+    from genctl.models.resolve import needs_download
+
     header = ChatLog.look(path).header
     now = [*presets.load(options.presets), *options.flags]
     named = {key for layer in now for key in layer.values}
@@ -323,23 +281,17 @@ def _with_saved(options: ChatOptions, path: Path) -> ChatOptions:
             f"{path} is a chat with a server, and a checkpoint here cannot continue it",
             hint="--backend URL names the server",
         )
-    if "model" not in named and not served:
-        _check_named(options, header.model, path)
-    return replace(options, saved=layers, remarks=remarks)
-
-
-def _check_named(options: ChatOptions, model: str, path: Path) -> None:
-    """Raises GenctlError where only the file names the checkpoint, and it would be downloaded or its code run."""
-    from genctl.models.resolve import needs_download
-
+    if "model" in named or served:
+        return replace(options, saved=layers, remarks=remarks)
     for flag, given in options.trust.items():
         if given:
             raise UsageError(
-                f"--{flag.replace('_', '-')} would run code of {model!r:.60}, which only {path} names",
-                hint=f"-m {model} names it, too",
+                f"--{flag.replace('_', '-')} would run code of {header.model!r:.60}, which only {path} names",
+                hint=f"-m {header.model} names it, too",
             )
-    if needs_download(model, None):
+    if needs_download(header.model, None):
         raise ModelError(
-            f"{path}: model = {model!r:.60} is not on this machine, and is not downloaded because of a file",
-            hint=f"--model {model} downloads it",
+            f"{path}: model = {header.model!r:.60} is not on this machine, and is not downloaded because of a file",
+            hint=f"--model {header.model} downloads it",
         )
+    return replace(options, saved=layers, remarks=remarks)

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
@@ -18,13 +18,13 @@ from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.shortcuts import CompleteStyle
 from prompt_toolkit.styles import Style
 
-from genctl.commands.chat import saved, slash
+from genctl.commands.chat import slash
 from genctl.commands.chat.line_input import MORE, SIGN, LineCleared
 from genctl.config import presets
 from genctl.config.check import known
+from genctl.io.sessions import sessions_folder
 from genctl.terminal.widgets import visible
 
-MOST_HISTORY = 4 * 2**20  # bytes of a history that is read
 KEYS = KeyBindings()
 
 
@@ -53,13 +53,20 @@ def _paste(event: KeyPressEvent) -> None:
 
 
 class Commands(Completer):
-    """The names of commands, and of what they take; files, and saved chats."""
+    """The names of commands, and of what they take; files."""
+
+    _paths = PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
         """What the line may continue with."""
+
+        def paths(typed: str) -> list[str]:
+            found = self._paths.get_completions(Document(typed), complete_event)
+            return [typed + each.text for each in found if each.text.isprintable()]
+
         named = (preset.name for preset in presets.available())
         before = document.text_before_cursor
-        for word, length in slash.completions(before, known(), named, saved.paths, saved.names):
+        for word, length in slash.completions(before, known(), named, paths):
             yield Completion(word, -length)
 
 
@@ -79,8 +86,8 @@ class LineEditor:
     and `read` raises LineCleared after Ctrl-C where something is typed.
     """
 
-    def __init__(self, *, color: bool, history: Path | None) -> None:
-        depth = None if color else ColorDepth.DEPTH_1_BIT
+    def __init__(self, *, color: bool) -> None:
+        history = history_file(sessions_folder().parent)
         self._editor: PromptSession[str] = PromptSession(
             [("class:sign", SIGN)],
             multiline=True,
@@ -91,13 +98,12 @@ class LineEditor:
             reserve_space_for_menu=0,
             history=InMemoryHistory() if history is None else SafeHistory(str(history)),
             key_bindings=KEYS,
-            color_depth=depth,
+            color_depth=None if color else ColorDepth.DEPTH_1_BIT,
             style=Style.from_dict({"sign": "bold"} if color else {}),
             enable_suspend=True,
             erase_when_done=True,
         )
         self._sign = "\x1b[1m{}\x1b[0m" if color else "{}"
-        self._asker: PromptSession[str] = PromptSession(color_depth=depth, reserve_space_for_menu=0)
 
     def read(self, text: str = "") -> str:
         """A turn or a command; `text` is there already, to be changed."""
@@ -114,10 +120,6 @@ class LineEditor:
             sign, more = self._sign.format(SIGN), self._sign.format(MORE)
             sys.stdout.write(f"{sign}{typed}".replace("\n", f"\n{more}") + f"{end}\n")
             sys.stdout.flush()
-
-    def ask(self, question: str) -> str:
-        """The answer to a question, on one line. The history does not get it."""
-        return self._asker.prompt(question, handle_sigint=False)
 
     @contextmanager
     def waiting(self) -> Iterator[Callable[[], object]]:
@@ -155,9 +157,7 @@ def history_file(folder: Path) -> Path | None:
     path = folder / "chat_history"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o600)
-        size = os.fstat(descriptor).st_size
-        os.close(descriptor)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o600))
     except OSError:
         return None
-    return path if size <= MOST_HISTORY else None
+    return path

@@ -19,8 +19,8 @@ class LineCleared(KeyboardInterrupt):
 class PlainLines:
     """Lines as the terminal gives them. One that ends with a backslash continues in the next.
 
-    `read` and `ask` raise EOFError after Ctrl-D and KeyboardInterrupt after Ctrl-C. Of a line that Ctrl-C clears only
-    the terminal knows.
+    `read` raises EOFError after Ctrl-D and KeyboardInterrupt after Ctrl-C. Of a line that Ctrl-C clears only the
+    terminal knows.
     """
 
     def read(self, text: str = "") -> str:
@@ -32,10 +32,6 @@ class PlainLines:
             lines[-1] = lines[-1][:-1]
             lines.append(self._line(MORE))
         return "\n".join(lines)
-
-    def ask(self, question: str) -> str:
-        """The answer to a question, on one line. The history does not get it."""
-        return self._line(visible(question))
 
     def waiting(self) -> AbstractContextManager[Callable[[], object]]:
         """While an answer is written. Gives what restores the terminal at once; called twice, it does no harm."""

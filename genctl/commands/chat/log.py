@@ -6,12 +6,10 @@ A line of the file is a message, or a change that is not a message:
     {"id": 0, "parent": null, "role": "user", "content": "Hello", "seed": 5}
     {"id": 1, "parent": 0, "role": "assistant", "content": "Hi.", "seed": 5, "finish_reason": "eos", "token_ids": […]}
     {"set": "temperature=0.7"}    a setting of what follows; also {"unset": KEY}, {"preset": NAME}, {"system": TEXT}
-    {"go": 1}                     the next message continues message 1
-    {"leave_out": 2}              the first two messages of a branch are no longer in the prompt
-    {"undo": 2}, {"redo": 2}      the last two lines do not count; they count again
+    {"go": 1}                     the next message continues message 1; null begins the chat again
 
-A message continues its `parent`, so an edit is a message with an earlier parent, and a retry is a second answer. The
-`seed` of a user's message is the seed of its answer.
+A message continues its `parent`, so an edit is a message with an earlier parent, and a retry is a second answer. An
+undo goes to where the chat was. The `seed` of a user's message is the seed of its answer.
 """
 
 from __future__ import annotations
@@ -19,11 +17,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
-
-from annotated_types import Ge, Le
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from genctl.config.settings import SavedLayer
 from genctl.documents.shapes import Natural, value_of
@@ -36,11 +32,8 @@ from genctl.io.sink import Sink
 SCHEMA = "genctl-chat/1"
 Role: TypeAlias = Literal["system", "user", "assistant"]
 # changes -> the shapes of their values
-CHANGES: dict[str, Any] = {
-    **dict.fromkeys(("set", "unset", "preset", "system"), str),
-    **dict.fromkeys(("go", "leave_out"), Natural),
-    **dict.fromkeys(("undo", "redo"), Annotated[int, Ge(1), Le(2)]),
-}
+CHANGES: dict[str, Any] = {**dict.fromkeys(("set", "unset", "preset", "system"), str), "go": Natural | None}
+OLDER = ("undo", "redo", "leave_out")
 
 
 class NotAChat(InputError):
@@ -70,7 +63,6 @@ class Message:
     finish_reason: str = ""  # of an answer, as in records
     prefill: str = ""  # how `content` begins, where its beginning was given
     token_ids: tuple[Id, ...] = ()  # of what was generated; () for a server
-    turns: Natural = field(default=0, compare=False)  # the user's messages down to this one; not in the file
 
     @property
     def plain(self) -> dict[str, str]:
@@ -86,9 +78,6 @@ class Change(NamedTuple):
     typed: bool = True
 
 
-Entry: TypeAlias = Message | Change
-
-
 class ChatLog:
     """The log, and its file if there is one.
 
@@ -100,19 +89,13 @@ class ChatLog:
     def __init__(
         self, header: ChatHeader, new_file: Callable[[str], Sink] | None = None, settings: Iterable[Change] = ()
     ) -> None:
-        self.header, self.new_file = header, new_file
+        self.header, self.new_file, self.settings = header, new_file, [*settings]
         self.sink: Sink | None = None
         self.torn = False  # whether its file ended in half a line, which was dropped
-        self.entries: list[Entry] = []  # those that count
-        self.undone: list[Entry] = []  # the newest comes last
         self.messages: dict[int, Message] = {}
         self.end: int | None = None  # the message that the next one continues; None begins the chat
-        self.left_out = 0  # messages at the beginning of a branch that are not in the prompt
-        self.settings: list[Change] = []
-        self._places: list[tuple[int | None, int]] = []  # `end` and `left_out` before each entry
-        self._next_id = 0
-        for change in settings:
-            self._do(change)
+        self.earlier: list[int | None] = []  # its values before each turn, retry, edit and branch: /undo
+        self.later: list[int | None] = []  # its values before each undo: /redo
 
     @classmethod
     def open(cls, path: Path) -> ChatLog:
@@ -134,29 +117,25 @@ class ChatLog:
             log = cls(value_of(ChatHeader, _first(next(lines, b""), name)))
             for line in lines:
                 number += 1
-                log._take(decoded(line))
+                log._read_line(decoded(line))
         except ValueError as error:
             raise damaged(name, number, error) from None
         return log
 
-    def _take(self, line: dict[str, Any]) -> None:
+    def _read_line(self, line: dict[str, Any]) -> None:
         """A line of the file after the first. Raises ValueError."""
         if "role" in line:
             message: Message = value_of(Message, line)
             if message.id < self._next_id:
                 raise ValueError(f"message {message.id} is there already")
-            self._add(message)
+            self._append(message)
             return
         name, value = next(iter(line.items()), ("", None))
+        if name in OLDER:
+            raise ValueError(f"{name!r} is a line of an earlier {SCHEMA}, which is no longer read")
         if name not in CHANGES or len(line) != 1:
             raise ValueError(f"{name!r:.40} is no line of a chat")
-        value = value_of(CHANGES[name], value)
-        if name not in ("undo", "redo"):
-            self._add(Change(name, value, typed=False))
-        elif len(self.entries if name == "undo" else self.undone) < value:
-            raise ValueError(f"there is nothing to {name}")
-        else:
-            self._move(name, value)
+        self._append(Change(name, value_of(CHANGES[name], value), typed=False))
 
     @property
     def path(self) -> Path | None:
@@ -192,9 +171,9 @@ class ChatLog:
             self.leave()
 
     def leave(self) -> None:
-        """Close the file as it is: an error is being reported. One without a message does not replace another."""
+        """Close the file as it is: an error is being reported. A chat without an answer replaces no other."""
         if self.sink is not None and self.sink.replaces:
-            self.sink.abandon(keep=bool(self.messages))
+            self.sink.abandon(keep=bool(self.branches))
         elif self.sink is not None:
             self.sink.leave()
 
@@ -227,70 +206,54 @@ class ChatLog:
     ) -> Message:
         """Add a message, after which the chat continues. `more`: further fields. `lasting`: a power cut keeps it."""
         message = Message(self._next_id, parent, role, content, **more)
-        line = {key: value for key, value in asdict(message).items() if key != "turns" and value not in ("", ())}
+        line = {key: value for key, value in asdict(message).items() if value not in ("", ())}
         self._write({**line, "content": content}, lasting=lasting)
-        self._add(message)
-        return self.messages[message.id]
+        self._append(message)
+        return message
 
     def change(self, name: str, value: Any) -> None:
-        """Add a change: a setting, `go` or `leave_out`."""
+        """Add a change: a setting, or `go`."""
         self._write({name: value})
-        self._add(Change(name, value))
+        self._append(Change(name, value))
 
-    def undo(self) -> list[Entry]:
-        """Take back the last entry, or a turn with its answer. Returns what was taken back. Raises UsageError."""
-        return self._changed("undo", self.entries[-2:], last=-1)
+    def undo(self, *, again: bool = False) -> None:
+        """Go to where the chat was before the last turn, retry, edit or branch; `again`: before the last undo.
 
-    def redo(self) -> list[Entry]:
-        """Do again what was undone last. Returns it. Raises UsageError."""
-        return self._changed("redo", self.undone[:-3:-1], last=0)
+        Raises UsageError.
+        """
+        ends, others = (self.later, self.earlier) if again else (self.earlier, self.later)
+        if not ends:
+            raise UsageError(f"there is nothing to {'redo' if again else 'undo'}")
+        self._write({"go": ends[-1]})
+        others.append(self.end)
+        self.end = ends.pop()
 
-    def _changed(self, name: str, entries: list[Entry], *, last: int) -> list[Entry]:
-        """Undo or redo the entries if they are a turn, else the `last` of them alone."""
-        if not entries:
-            raise UsageError(f"there is nothing to {name}")
-        if [isinstance(entry, Message) and entry.role for entry in entries] != ["user", "assistant"]:
-            entries = [entries[last]]
-        self._write({name: len(entries)})
-        self._move(name, len(entries))
-        return entries
+    def drop_question(self) -> None:
+        """Go to where the chat was before a turn that has no answer."""
+        self.undo()
+        self.later.clear()
 
-    def _move(self, name: str, number: int) -> None:
-        for _ in range(number):
-            if name == "redo":
-                self._do(self.undone.pop())
-                continue
-            entry = self.entries.pop()
-            self.undone.append(entry)
-            self.end, self.left_out = self._places.pop()
-            if isinstance(entry, Message):
-                del self.messages[entry.id]
-            elif entry.name not in ("go", "leave_out"):
-                self.settings.pop()
-
-    def _add(self, entry: Entry) -> None:
-        self._do(entry)
-        self.undone.clear()
-        if isinstance(entry, Message):
-            self._next_id = entry.id + 1
-
-    def _do(self, entry: Entry) -> None:
+    def _append(self, entry: Message | Change) -> None:
         """Let an entry count. Raises ValueError if it continues a message that is not there."""
-        before = entry.parent if isinstance(entry, Message) else entry.value if entry.name == "go" else None
+        if isinstance(entry, Change) and entry.name != "go":
+            self.settings.append(entry)
+            return
+        before = entry.parent if isinstance(entry, Message) else entry.value
         if before is not None and before not in self.messages:
             raise ValueError(f"there is no message {before}")
-        self.entries.append(entry)
-        self._places.append((self.end, self.left_out))
-        if isinstance(entry, Message):
-            turns = self.turns_to(entry.parent) + (entry.role == "user")
-            self.messages[entry.id] = replace(entry, turns=turns)
-            self.end = entry.id
-        elif entry.name == "go":
+        self.later.clear()
+        if isinstance(entry, Change):
+            self.earlier.append(self.end)
             self.end = entry.value
-        elif entry.name == "leave_out":
-            self.left_out = entry.value
-        else:
-            self.settings.append(entry)
+            return
+        if entry.role != "assistant" or entry.parent != self.end:  # else it ends a turn
+            self.earlier.append(self.end)
+        self.messages[entry.id] = entry
+        self.end = entry.id
+
+    @property
+    def _next_id(self) -> int:
+        return next(reversed(self.messages), -1) + 1  # ids grow
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -309,7 +272,7 @@ class ChatLog:
 
     def turns_to(self, id: int | None) -> int:
         """How many messages of the user there are from the first message to `id`."""
-        return 0 if id is None else self.messages[id].turns
+        return sum(message.role == "user" for message in self.path_to(id))
 
     def turn(self, number: int | None = None) -> Message:
         """The user's message `number` of this branch, from 1; None is the last. Raises UsageError."""
@@ -336,10 +299,21 @@ class ChatLog:
         return [each for each in self.messages.values() if each.parent == question and each.role == "assistant"]
 
     @property
+    def answered(self) -> list[Message]:
+        """All messages without the turns that have no answer and are not the last."""
+        parents = {message.parent for message in self.messages.values()}
+        return [
+            message
+            for message in self.messages.values()
+            if message.role != "user" or message.seed is None or message.id in parents or message.id == self.end
+        ]
+
+    @property
     def branches(self) -> list[Message]:
         """The last messages of all branches, in the order in which they were written."""
-        parents = {message.parent for message in self.messages.values()}
-        return [message for message in self.messages.values() if message.id not in parents]
+        messages = self.answered
+        parents = {message.parent for message in messages}
+        return [message for message in messages if message.id not in parents]
 
     def branch(self, number: int) -> Message:
         """The last message of branch `number`, from 1. Raises UsageError."""
@@ -352,8 +326,6 @@ class ChatLog:
 
 def _first(line: bytes, name: str) -> dict[str, Any]:
     """The first line of a chat. Raises InputError for that of another file, NotAChat for that of a tree."""
-    if not line:
-        raise InputError(f"{name} is not the file of a chat: it has no whole line")
     try:
         first = decoded(line)
     except ValueError:

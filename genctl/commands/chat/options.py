@@ -89,14 +89,6 @@ def check_backend(options: ChatOptions, early: Resolved) -> None:
         raise UsageError(f"--memory bounds the caches of a checkpoint, and a server keeps its own {server}")
 
 
-def _has_more(options: ChatOptions) -> bool:
-    """Whether there is anything beside --list, and how it is written."""
-    alone = ChatOptions(
-        listed=True, **{name: getattr(options, name) for name in ("format", "color", "quiet", "verbose")}
-    )
-    return any((value or None) != (vars(alone).get(name) or None) for name, value in vars(options).items())
-
-
 CONFLICTS: tuple[Conflict, ...] = (
     needless_force("output", "save"),
     same_file("save", "output"),
@@ -108,7 +100,9 @@ CONFLICTS: tuple[Conflict, ...] = (
         "--save {save} begins a new file, but --continue continues in its own; /save FILE continues in another",
     ),
     (
-        lambda options: options.listed and _has_more(options),
+        lambda options: bool(
+            options.listed and (options.arguments or options.continued or options.open or options.save)
+        ),
         "--list only lists the saved chats, as text or with --format jsonl: leave out all else",
     ),
     (

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from genctl.commands.chat import thinking
+from genctl.commands.chat.log import Message
 from genctl.config.layers import Resolved
 from genctl.engines.protocol import Engine, Request
 from genctl.errors import ModelError, UsageError
@@ -15,15 +16,18 @@ if TYPE_CHECKING:
 
 # chat: messages in a template; text: one growing text; alone: each turn without those before it
 Kind = Literal["chat", "text", "alone"]
-Messages = Sequence[Mapping[str, str]]
+Messages = Sequence[dict[str, str]]
 _TRIAL = {"role": "user", "content": "x"}
 
 
 class Partner:
     """A checkpoint here (`session`), or a server (None)."""
 
-    def __init__(self, engine: Engine, memory: int | None = None) -> None:
-        """`memory`: bytes for the caches of what was read, where they are bounded. Raises ModelError or UsageError."""
+    def __init__(self, engine: Engine, memory: int | None, prefill: str) -> None:
+        """`memory`: bytes for the caches of what was read, where they are bounded. `prefill` begins each answer.
+
+        Raises ModelError or UsageError.
+        """
         from genctl.engines.session import Session
 
         self.engine, self.name = engine, engine.about.name
@@ -48,6 +52,12 @@ class Partner:
             raise UsageError(
                 f"--memory bounds the caches of earlier turns, and {self.name} keeps none: it is an encoder-decoder"
             )
+        if prefill:
+            raise UsageError(
+                f"--prefill begins the answer in the prompt, and {self.name} is an encoder-decoder, "
+                "whose answers are apart from their prompts",
+                hint="--set prefix=TEXT begins them",
+            )
 
     @property
     def note(self) -> str:
@@ -69,14 +79,15 @@ class Partner:
         """The identity of the checkpoint; "" for a server."""
         return "" if self.session is None else self.session.loaded.fingerprint()
 
-    def writes(self, ids: Sequence[int], text: str) -> bool:
-        """Whether the text of an answer, whose last characters may have been cut off, is that of these tokens here."""
+    def writes(self, message: Message) -> bool:
+        """Whether the text of an answer, whose last characters may have been cut off, is that of its tokens here."""
         from genctl.models.text import detokenizer
 
-        if self.session is None or max(ids, default=0) >= self.session.forward.vocab_size or min(ids, default=0) < 0:
+        ids = message.token_ids
+        if self.session is None or not all(0 <= id < self.session.forward.vocab_size for id in ids):
             return False
-        here = detokenizer(self.session.loaded.tokenizer).decode(ids).strip()
-        return here.startswith(text.strip().rstrip("\ufffd"))
+        text = message.content.removeprefix(message.prefill).strip().rstrip("\ufffd")
+        return not ids or detokenizer(self.session.loaded.tokenizer).decode(ids).strip().startswith(text)
 
     def check_system(self, system: str | None, where: str) -> None:
         """Raises UsageError where the checkpoint cannot be given a system message."""
@@ -100,17 +111,16 @@ class Partner:
             ) from None
 
     def request(
-        self, name: str, resolved: Resolved, seed: int, messages: Messages, prefill: str, *, place: int, index: int
+        self, name: str, resolved: Resolved, seed: int, messages: Messages, prefill: str, *, index: int
     ) -> Request:
         """The request for the answer to the last of `messages`."""
-        sent = [dict(message) for message in messages]
         if self.kind == "alone":
-            sent = sent[-1:]
+            messages = messages[-1:]
         if self.template or self.session is None:
-            history = tuple(self._of_history(message) for message in sent)
-            return Request(name, resolved, seed, messages=history, prefill=prefill, place=place, index=index)
-        text = "".join(message["content"] for message in sent) + prefill
-        return Request(name, resolved, seed, prompt=text, place=place, index=index)
+            history = tuple(self._of_history(message) for message in messages)
+            return Request(name, resolved, seed, messages=history, prefill=prefill, place=index + 1, index=index)
+        text = "".join(message["content"] for message in messages) + prefill
+        return Request(name, resolved, seed, prompt=text, place=index + 1, index=index)
 
     def _of_history(self, message: dict[str, str]) -> dict[str, str]:
         """A message as the template wants it: with its thought apart, where it does not take it out itself."""

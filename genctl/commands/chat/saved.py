@@ -1,137 +1,60 @@
-"""The chats that are saved on this machine: the list of them, the last one, and the names by which they are called."""
+"""The chats that are saved on this machine: the list of them, and the last one."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import shlex
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-
-from rich.text import Text
+from typing import Any
 
 from genctl.commands.chat.log import ChatLog, NotAChat
 from genctl.commands.chat.options import ChatOptions
 from genctl.commands.messages import Messages
-from genctl.errors import Exit, GenctlError, InputError, OutputError, count, printable
-from genctl.io.sessions import made_folder, sessions_folder
+from genctl.errors import Exit, GenctlError, InputError, printable
+from genctl.io.sessions import sessions_folder
 from genctl.io.writers import to_json, tsv_cell
-from genctl.terminal import theme, widgets
 from genctl.terminal.console import make_consoles
 
-LINK = ".link"  # the suffix of a link to a chat elsewhere
 
-
-@dataclass(frozen=True)
-class SavedChat:
-    """A chat of this machine."""
-
-    path: Path
-    changed: datetime
-    model: str = ""
-    turns: int = 0
-    words: str = ""  # of the first turn
-    error: str = ""  # why it cannot be read
-
-    @property
-    def name(self) -> str:
-        """What --open and /load call it."""
-        here = self.path.parent == sessions_folder().resolve()
-        return self.path.stem if here else str(self.path)
-
-
-def remember(path: Path) -> None:
-    """Let the folder of sessions have a link to a chat that is saved elsewhere, by which it is found again."""
-    with suppress(OSError, OutputError):  # the chat is saved all the same; the link may be there
-        path, folder = path.resolve(), made_folder()
-        if path.parent != folder.resolve():
-            digest = hashlib.blake2b(os.fsencode(path), digest_size=8).hexdigest()
-            (folder / f"{digest}{LINK}").symlink_to(path)
-
-
-def saved_chats() -> Iterator[SavedChat]:
-    """Each chat in the folder of sessions, or elsewhere with a link in it; the newest change comes first."""
-    found = {}
-    for path in (path for suffix in (".jsonl", LINK) for path in sessions_folder().glob(f"*{suffix}")):
-        with suppress(OSError, RuntimeError):  # a link to a file that is gone
-            whole = path.resolve()
-            found[whole] = whole.stat().st_mtime
-    for path, changed in sorted(found.items(), key=lambda item: (item[1], item[0]), reverse=True):
-        when = datetime.fromtimestamp(changed).astimezone()
+def saved_chats() -> Iterator[tuple[Path, ChatLog | GenctlError]]:
+    """Each chat in the folder of sessions, or why it cannot be read; the newest change comes first."""
+    found = [path for path in sessions_folder().glob("*.jsonl") if path.is_file()]
+    for path in sorted(found, key=lambda path: (path.stat().st_mtime, path), reverse=True):
         try:
-            log = ChatLog.look(path)
+            yield path, ChatLog.look(path)
         except NotAChat:
             continue
         except GenctlError as error:
-            yield SavedChat(path, when, error=error.message)
-            continue
-        words = next((message.content for message in log.here if message.role == "user"), "")
-        yield SavedChat(path, when, log.header.model, log.turns_to(log.end), words)
+            yield path, error
 
 
 def last_chat() -> Path:
     """The chat that was changed last. Raises InputError where there is none."""
-    last = next(saved_chats(), None)
-    if last is None:
+    path, chat = next(saved_chats(), (None, None))
+    if path is None:
         raise InputError(f"there is no chat to continue in {printable(str(sessions_folder()))}")
-    if last.error:
-        raise InputError(last.error, hint="genctl chat --list lists the others, and --open continues one")
-    return last.path
-
-
-def path_of(name: str) -> Path:
-    """The file of a chat: a path, or the name of one in the folder of sessions."""
-    path = Path(name).expanduser()
-    if path.parent == Path() and not path.exists():
-        for known in (sessions_folder() / name, sessions_folder() / f"{name}.jsonl"):
-            if known.exists():
-                return known
+    if isinstance(chat, GenctlError):
+        raise InputError(chat.message, hint="genctl chat --list lists the others, and --open continues one")
     return path
 
 
-def names(typed: str) -> list[str]:
-    """The names of saved chats that begin so, newest first."""
-    return [
-        path.stem for path in sorted(sessions_folder().glob("*.jsonl"), reverse=True) if path.stem.startswith(typed)
-    ]
-
-
-def paths(typed: str) -> list[str]:
-    """The paths that begin so; a folder ends with /."""
-    before, slash, start = typed.rpartition("/")
-    try:
-        with os.scandir(Path(f"{before}{slash}" or ".").expanduser()) as entries:
-            here = sorted((entry.name, "/" if entry.is_dir() else "") for entry in entries)
-    except (OSError, RuntimeError, ValueError):
-        return []
-    shown = (name + end for name, end in here if name.startswith(start) and name.isprintable())
-    return [f"{before}{slash}{name}" for name in shown if start or not name.startswith(".")]
-
-
 def write_list(options: ChatOptions) -> int:
-    """Write the list. Returns the exit status."""
-    out, chat = make_consoles(options.color)[0], None
-    for chat in saved_chats():
+    """Write the list: when each chat was changed, its model, its turns, how it begins, its file. Returns the status."""
+    out, found = make_consoles(options.color)[0].file, False
+    for path, chat in saved_chats():
+        found, when = True, datetime.fromtimestamp(path.stat().st_mtime).astimezone()
+        record: dict[str, Any] = {"date": when.isoformat(timespec="seconds"), "model": "", "turns": 0, "words": ""}
+        if isinstance(chat, ChatLog):
+            words = next((message.content for message in chat.here if message.role == "user"), "")
+            record |= {"model": chat.header.model, "turns": chat.turns_to(chat.end), "words": words, "path": str(path)}
+        else:
+            record |= {"path": str(path), "error": chat.message}
         if options.format == "jsonl":
-            record = {"date": chat.changed.isoformat(timespec="seconds"), "model": chat.model, "turns": chat.turns}
-            record |= {"words": chat.words, "path": str(chat.path), **({"error": chat.error} if chat.error else {})}
-            out.file.write(f"{to_json(record)}\n")
-            continue
-        date = f"{chat.changed:%Y-%m-%d %H:%M}"
-        if not out.is_terminal:
-            cells = (date, chat.model, chat.turns, chat.error or chat.words, chat.path)
-            out.file.write("\t".join(map(tsv_cell, cells)) + "\n")
-            continue
-        facts = f"{date}  " + (chat.error or f"{chat.model}  {count(chat.turns, 'turn')}  ")
-        room = max(out.width - len(facts), 0)
-        words = widgets.first_words(chat.words, room) if room > 8 else ""
-        out.print(widgets.fit(Text(widgets.visible(facts)).append(words), out.width))
-        out.print(Text(f"  {widgets.visible(shlex.quote(chat.name))}", theme.DIM), soft_wrap=True)
-    if chat is None:
+            out.write(f"{to_json(record)}\n")
+        else:
+            words = record.get("error", record["words"])
+            cells = (f"{when:%Y-%m-%d %H:%M}", record["model"], record["turns"], words, record["path"])
+            out.write("\t".join(map(tsv_cell, cells)) + "\n")
+    if not found:
         Messages(quiet=options.quiet).note(f"no chat is saved in {printable(str(sessions_folder()))}")
-    elif out.is_terminal and not options.quiet:
-        Messages().print("genctl chat --continue continues the first, --open NAME another")
     return int(Exit.DONE)

@@ -21,7 +21,7 @@ SAVED = frozenset({*knobs(Generation), *LISTS, *OF_PROMPTS})
 
 def to_save(layers: Iterable[Layer]) -> tuple[SavedLayer, ...]:
     """Layers as the header has them."""
-    return saved_layers(layers, SAVED)
+    return saved_layers((layer for layer in layers if layer.origin != "genctl chat"), SAVED)
 
 
 def continued(

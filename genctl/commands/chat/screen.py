@@ -20,12 +20,10 @@ from genctl.commands.chat.line_input import SIGN, PlainLines
 from genctl.commands.chat.options import ChatOptions
 from genctl.commands.options import SHOWN_TOP
 from genctl.engines.protocol import Flow, Report
-from genctl.errors import count
+from genctl.errors import UsageError, count
 from genctl.events.results import Result
-from genctl.io.sessions import sessions_folder
 from genctl.terminal import theme, widgets
 from genctl.terminal.interrupt import Interrupt
-from genctl.terminal.summary import lines as broken
 from genctl.terminal.summary import stop_words
 from genctl.terminal.text_width import unbroken
 
@@ -36,38 +34,33 @@ EMPTY = "the answer is empty: the model ends it at once (EOS)"
 
 
 class ChatScreen:
-    """A chat and the terminal on which it is shown. `advise` prints a hint; `open_chat` gives the chat in a file."""
+    """A chat and the terminal on which it is shown. `advise` prints a hint; `load` continues the chat in a file."""
 
     def __init__(
         self,
         chat: Chat,
         options: ChatOptions,
         consoles: tuple[Console, Console],
-        *,
         advise: Callable[[str], object],
-        open_chat: Callable[[Path], Chat],
+        load: Callable[[Path], object],
     ) -> None:
-        self.chat, self.options, self.advise, self.open_chat = chat, options, advise, open_chat
+        self.chat, self.options, self.advise, self.load = chat, options, advise, load
         self.out, self.err = consoles
         self.scores = options.scores  # whether token probabilities are shown under each answer
         self.top = SHOWN_TOP if options.top_logprobs is None else options.top_logprobs
-        self.lines = self._line_input()
-        self.draft = ""  # what the next prompt begins with
-        self.when_full = ""  # what was chosen when the context was full: d or g
-
-    def _line_input(self) -> PlainLines | LineEditor:
-        """The line editor, or on a terminal that cannot redraw plain lines."""
+        self.lines: PlainLines | LineEditor
         if os.environ.get("TERM", "dumb").lower() in ("", "dumb", "unknown"):
-            return PlainLines()
-        from genctl.commands.chat.line_editor import LineEditor, history_file
+            self.lines = PlainLines()  # this terminal cannot redraw
+        else:
+            from genctl.commands.chat.line_editor import LineEditor
 
-        colored = self.out.is_interactive and not self.out.no_color
-        return LineEditor(color=colored, history=history_file(sessions_folder().parent))
+            self.lines = LineEditor(color=self.out.is_interactive and not self.out.no_color)
 
-    def note(self, words: str, *whole: str) -> None:
-        """Print a remark of the program, dimmed. No line is broken inside of a word, nor of the texts in `whole`."""
-        parts = [widgets.visible(each) for each in whole]
-        for line in unbroken(widgets.visible(words), max(self.out.width, 20), parts):
+    def note(self, words: str, whole: str = "") -> None:
+        """Print a remark of the program, dimmed. It is broken between words, but not within the text `whole`."""
+        for line in unbroken(
+            widgets.visible(words), max(self.out.width, 20), [widgets.visible(whole)] if whole else []
+        ):
             self.out.print(Text(line, style=theme.DIM), soft_wrap=True)
 
     def show_end(self) -> None:
@@ -95,46 +88,17 @@ class ChatScreen:
 
     # -- turns ---------------------------------------------------------------------------------------------------------
 
-    def say(self, text: str, parent: int | None) -> None:
-        """Say a text after message `parent`, and show the answer."""
-        self.answer(self.fitting(lambda: self.chat.plan(text, parent), parent))
+    def answer(self, turn: PlannedTurn) -> None:
+        """Show an answer while it comes. Ctrl-C ends it; what it has so far stays.
 
-    def fitting(self, plan: Callable[[], PlannedTurn], end: int | None) -> PlannedTurn | None:
-        """The turn, once it fits the context: the person chooses what to leave out. None if it is not to be sent."""
-        turn, log = plan(), self.chat.log
-        if not self.chat.too_long(turn):
-            return turn
-        context, place = self.chat.partner.context, self.chat.leave_out_for(plan, end)
-        left, more = max((context or 0) - len(turn.ids), 0), 0 if place is None else place - log.left_out
-        choices = {"d": f"[d]rop the oldest {count(more, 'message')}"} if place is not None else {}
-        choices |= {"g": "[g]o on with what is left"} if left else {}
-        if self.when_full == "d" and place is not None:
-            dropped = count(more, "more message is", "more messages are")
-            self.note(f"the context is full: {dropped} left out of the prompt")
-        elif self.when_full not in choices:
-            room = f"{count(left, 'is', 'are')} left for the answer" if left else "nothing is left for the answer"
-            self.note(f"the prompt has {count(len(turn.ids), 'token')} of a context of {context}: {room}")
-            if not choices:
-                self.note("not sent: this message alone exceeds the context; /set truncate=left shortens it")
-                return None
-            self.note("the choice applies to later turns, too")
-            try:
-                question = ", ".join([*choices.values(), "[c]ancel"])
-                self.when_full = self.lines.ask(f"{question}? ").strip().lower()[:1]
-            except (EOFError, KeyboardInterrupt):
-                self.when_full = "c"
-        if self.when_full == "d" and place is not None:
-            log.change("leave_out", place)
-            return plan()
-        if self.when_full in choices:
-            return turn
-        self.note("the turn was not sent")
-        return None
-
-    def answer(self, turn: PlannedTurn | None) -> None:
-        """Show an answer while it comes. Ctrl-C ends it; what it has so far stays."""
-        if turn is None:
-            return
+        Raises UsageError for a prompt that does not fit the context.
+        """
+        context = self.chat.partner.context
+        if context is not None and len(turn.ids) > context and turn.request.resolved.runtime.truncate is None:
+            raise UsageError(
+                f"not sent: the prompt has {count(len(turn.ids), 'token')}, but the model's context is {context}",
+                hint="/undo and /edit shorten the chat, /new begins another; /set truncate=left drops its beginning",
+            )
         if turn.note:
             self.note(turn.note)
         view: AnswerView | RunView
@@ -160,7 +124,6 @@ class ChatScreen:
         if result.sequences:
             self._sum_up(result)
         else:
-            self.draft = turn.text
             self.note("no answer came, so the turn is not added")
 
     def _sum_up(self, result: Result) -> None:
@@ -178,8 +141,8 @@ class ChatScreen:
             words = words[-1:] if sequence.finish_reason not in ("eos", "stop") else []
         if not sequence.text.strip():
             words.insert(0, EMPTY if sequence.finish_reason == "eos" else "the answer is empty")
-        for line in broken(Text(" · ".join(words), style=theme.DIM), self.out.width) if words else []:
-            self.out.print(line)
+        if words:
+            self.note(" · ".join(words))
 
     def _report_saved(self) -> object:
         """Say where the chat is saved, past what is buffered: the process ends now, maybe in the middle of a line."""

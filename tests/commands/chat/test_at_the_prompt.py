@@ -60,30 +60,18 @@ def test_a_long_paste_that_ends_with_a_newline_stays_in_view(own_state: Path) ->
         talk.press("\r")
         talk.at_prompt()
         assert sum("word word" in line for line in talk.lines) > 10  # all that was said is above, however long
-        assert "not sent: this message alone exceeds the context" in " ".join(talk.lines[-3:])
+        assert "error: not sent: the prompt has" in " ".join(talk.lines[-4:])
 
 
-def test_a_full_context_asks_once(own_state: Path) -> None:
-    with Talk(own_state, "-q", "-n", "40", height=200) as talk:
-        talk.say("A fox")
-        talk.say("A " + "bear " * 200)
-        talk.press("A " + "hen " * 220 + "\r")
-        talk.wait(lambda: "[c]ancel?" in talk.lines[-1])
-        assert "left for the answer" in " ".join(talk.lines[-3:])
-        assert "[d]rop the oldest 4 messages" in talk.lines[-1]
-        talk.press("c\r")
-        talk.at_prompt()
-        assert "the turn was not sent" in talk.lines
-        talk.press("A " + "hen " * 220 + "\r")
-        talk.wait(lambda: talk.lines[-1].endswith("[c]ancel?"))
-        talk.press("d\r")
-        talk.wait(lambda: "cut at max_new_tokens" in talk.lines[-2:])
-        talk.at_prompt()
-        assert "the first 4 messages are left out of the prompt" in " ".join(talk.say("/tokens"))
-        after = talk.say("A " + "fox " * 220)
-        assert "the context is full: 2 more messages are left out of the prompt" in after
-        assert not any("ancel?" in line for line in after)
-        assert "cut at max_new_tokens" in after
+def test_a_turn_that_does_not_fit_the_context_is_not_sent(own_state: Path) -> None:
+    with Talk(own_state, "-q", "-n", "40", height=200, width=200) as talk:
+        talk.say("A " + "bear " * 400)
+        said = talk.say("A " + "hen " * 220)
+        assert re.search(r"error: not sent: the prompt has \d+ tokens, but the model's context is 512", said[-2])
+        assert said[-1].startswith("hint: /undo and /edit shorten the chat, /new begins another")
+        assert talk.say("/branch")[0].startswith("* 1  1 turn")
+        talk.say("/set truncate=left")
+        assert "cut at max_new_tokens" in talk.say("A " + "hen " * 220)
 
 
 def test_settings_are_written_as_people_write_them(own_state: Path) -> None:
@@ -107,15 +95,6 @@ def test_a_setting_with_and_without_a_sign(typed: str, read: str) -> None:
     assert setting(typed) == read
     with pytest.raises(UsageError, match="belongs to the whole chat"):
         setting("dtype float16")
-
-
-def test_the_chat_that_is_open_is_not_loaded_again(own_state: Path) -> None:
-    with Talk(own_state, *QUIET) as talk:
-        talk.say("A fox")
-        talk.say("/save mine.jsonl")
-        (path,) = (own_state / "genctl" / "sessions").glob("*.jsonl")
-        assert talk.say("/load mine.jsonl") == ["this chat is open already"]
-        assert talk.say(f"/load {path}")[-2:]  # the other one is
 
 
 def test_edit_says_how_it_ends(own_state: Path) -> None:

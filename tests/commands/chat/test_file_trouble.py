@@ -129,6 +129,17 @@ def test_a_full_disk_is_one_error(room: int, tmp_path: Path, monkeypatch: pytest
     assert done.status == 0, done.err
 
 
+def test_a_chat_without_an_answer_replaces_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    path.write_bytes(OLD)
+    one = log(path, force=True)
+    one.add_message("user", "Hello", None, seed=1, lasting=False)
+    one.drop_question()
+    one.close()
+    assert path.read_bytes() == OLD
+    assert list(tmp_path.iterdir()) == [path]
+
+
 # -- other programs --------------------------------------------------------------------------------------------------
 
 

@@ -38,15 +38,16 @@ def forks(one: ChatLog, size: int) -> None:
 
 
 def undone(one: ChatLog, size: int) -> None:
-    """Many turns that were taken back and done again."""
+    """Many undos and redos."""
     turns(one, size)
     for _ in range(size):
         one.undo()
-        one.redo()
+        one.undo(again=True)
 
 
 def sets(one: ChatLog, size: int) -> None:
-    """Many settings."""
+    """Many settings after a turn."""
+    turn(one, "x", "y")
     for number in range(size):
         one.change("set", f"top_k={number + 1}")
         one.change("unset", "top_k")

@@ -1,16 +1,17 @@
-"""The chats of this machine: the last one continues, all are listed, each is called by its name."""
+"""The chats of this machine: the last one continues, and all are listed."""
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import pytest
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
 
 from genctl.commands.chat import saved
+from genctl.commands.chat.line_editor import Commands
 from tests.cli.tool import Done, genctl
-from tests.commands.chat.talk import Talk
 
 SHORT = ("-n", "4", "-q")
 
@@ -41,16 +42,6 @@ def test_the_last_chat_continues(folder: Path) -> None:
     assert (folder / "b.jsonl").read_text().count('"role": "user"') == 3
 
 
-def test_a_chat_that_is_saved_elsewhere_is_among_them(folder: Path, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "my tale.jsonl"
-    assert say("--save", str(elsewhere)).status == 0
-    assert genctl("chat", "--list", "--format", "jsonl").records[0]["path"] == str(elsewhere)
-    assert say("--continue").status == 0
-    assert elsewhere.read_text().count('"role": "user"') == 2
-    elsewhere.unlink()
-    assert len(genctl("chat", "--list", "--format", "jsonl").records) == 3
-
-
 def test_trees_are_no_chats_and_a_damaged_or_older_one_is_reported(folder: Path) -> None:
     opened = '{"event": "opened", "schema": "genctl-tree/1", "prompt": %s}\n'
     (folder / "explored.jsonl").write_text(opened % '"The fox"')
@@ -77,15 +68,6 @@ def test_the_list(folder: Path) -> None:
     assert [line.split("\t")[1:] for line in lines][:1] == [
         ["builtin:stories", "1", "Once upon a time", str(folder / "c.jsonl")]
     ]
-    for width in ("60", "80"):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("COLUMNS", width)
-            shown = genctl("chat", "--list", terminal=True, color="never")
-        rows = shown.out.splitlines()
-        assert max(map(len, rows)) <= int(width)
-        assert rows[1::2] == ["  c", "  b", "  a"]
-        assert rows[0].endswith("builtin:stories  1 turn  Once upon a time")
-        assert "--continue" in shown.err
 
 
 def test_a_list_of_nothing_and_of_something_else(own_state: Path) -> None:
@@ -93,40 +75,17 @@ def test_a_list_of_nothing_and_of_something_else(own_state: Path) -> None:
     assert (done.status, done.out) == (0, "")
     assert done.err == f"note: no chat is saved in {own_state / 'genctl' / 'sessions'}\n"
     assert "there is no chat to continue in" in say("--continue").err
-    for more in (("--continue",), ("Hello",), ("-n", "3"), ("--open", "x")):
+    for more in (("--continue",), ("Hello",), ("--open", "x")):
         done = genctl("chat", "--list", *more)
         assert (done.status, "--list only lists" in done.err) == (2, True)
     for more in (("--open", "x"), ("--save", "x")):
         assert say("--continue", *more).status == 2
 
 
-def test_names_and_paths_are_completed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
+def test_paths_are_completed_and_a_name_that_no_screen_shows_is_not(tmp_path: Path) -> None:
     (tmp_path / "tales").mkdir()
-    (tmp_path / "tales" / "a b.jsonl").touch()
-    (tmp_path / ".hidden").touch()
-    assert saved.paths("ta") == ["tales/"]
-    assert saved.paths("tales/") == ["tales/a b.jsonl"]
-    assert saved.paths("~/tales/a") == ["~/tales/a b.jsonl"]
-    assert saved.paths(f"{tmp_path}/t") == [f"{tmp_path}/tales/"]
-    assert ".hidden" not in saved.paths("")
-    assert saved.paths(".h") == [".hidden"]
-    assert saved.paths("nowhere/") == []
-    assert saved.names("") == ["c", "b", "a"]
-    assert saved.path_of("c") == saved.path_of("c.jsonl") == folder / "c.jsonl"
-    assert saved.path_of("~/x") == tmp_path / "x"
-    assert say("--open", "c").status == 0
-    assert (folder / "c.jsonl").read_text().count('"role": "user"') == 2
-
-
-def test_tab_completes_the_chat_to_load(folder: Path) -> None:
-    folder.joinpath("c.jsonl").rename(folder / "the-first-of-all.jsonl")
-    with Talk(folder.parents[1], *SHORT) as talk:
-        talk.press("/load the-f\t")
-        talk.wait(lambda: talk.lines[-1] == "> /load the-first-of-all")
-        talk.press("\r")
-        talk.wait(lambda: "> Once upon a time" in talk.lines)
-        talk.at_prompt()
-        assert talk.say("/save")[-1].endswith("the-first-of-all.jsonl")
-    assert json.loads((folder / "the-first-of-all.jsonl").read_text().splitlines()[0])["model"] == "builtin:stories"
+    for name in ("a b.jsonl", "a\x1b[2J.jsonl"):
+        (tmp_path / "tales" / name).touch()
+    document = Document(f"/load {tmp_path}/tales/a")
+    found = [each.text for each in Commands().get_completions(document, CompleteEvent())]
+    assert found == [f"{tmp_path}/tales/a b.jsonl"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genctl.commands.chat.commands import drawn, in_words
+from genctl.commands.chat.commands import drawn
 from genctl.commands.chat.log import SCHEMA, ChatHeader, ChatLog, Message
 from genctl.errors import InputError, UsageError
 from genctl.io.output import open_beside
@@ -58,18 +58,17 @@ def test_a_branch_is_its_messages_from_the_first() -> None:
 
 
 def test_the_branches_are_drawn_with_their_forks() -> None:
-    lines = [before + words for before, words, _ in drawn(forked(), 40)]
-    assert lines == [
-        "├ › one",
-        "│ · 1",
-        "│ › two",
-        "│ ├ · 2 [1]",
-        "│ └ · 2b [2]",
-        "└ › uno",
+    lines = list(drawn(forked(), 40))
+    assert [line for line, _ in lines] == [
+        "  › one",
+        "  · 1",
+        "  › two",
+        "    · 2 [1]",
+        "    · 2b [2]",
+        "  › uno",
         "  · I [3]",
     ]
-    here = [words for _, words, on in drawn(forked(), 40) if on]
-    assert here == ["› uno", "· I [3]"]
+    assert [line for line, here in lines if here] == ["  › uno", "  · I [3]"]
 
 
 def test_a_long_message_is_cut_and_forks_within_forks_leave_room_for_words() -> None:
@@ -78,53 +77,57 @@ def test_a_long_message_is_cut_and_forks_within_forks_leave_room_for_words() -> 
         end = one.end
         turn(one, "word " * 40, "x", parent=end)
         turn(one, "word " * 40, "x", parent=end)
-    lines = list(drawn(one, 40))
+    lines = [line for line, _ in drawn(one, 40)]
     assert len(lines) == 400
-    assert all(len(before + words) <= 40 for before, words, _ in lines if len(before) <= 24)
-    assert max(len(before) for before, _, _ in lines) <= 24
+    assert all(len(line) <= 40 for line in lines)
+    assert sum("word word" in line for line in lines) == 200
 
 
 # -- undo --------------------------------------------------------------------------------------------------------------
 
 
-def test_undo_takes_a_turn_with_its_answer_and_a_retry_alone() -> None:
+def test_undo_goes_to_where_the_chat_was_and_redo_back_again() -> None:
     one = log()
     turn(one, "Hello", "Hi")
     one.add_message("assistant", "Yes?", 0)
+    one.change("set", "top_k=3")
     assert contents(one) == ["Hello", "Yes?"]
     one.undo()
     assert contents(one) == ["Hello", "Hi"]
-    assert len(one.branches) == 1, "what was undone is no branch"
     one.undo()
     assert contents(one) == []
+    assert len(one.branches) == 2, "what was undone is there"
+    assert [name for name, _, _ in one.settings] == ["set"], "a setting is no turn"
     with pytest.raises(UsageError, match="there is nothing to undo"):
         one.undo()
-    one.redo()
-    assert contents(one) == ["Hello", "Hi"]
-    one.redo()
+    one.undo(again=True)
+    one.undo(again=True)
     assert contents(one) == ["Hello", "Yes?"]
+    one.change("go", 1)
     one.undo()
+    assert contents(one) == ["Hello", "Yes?"]
     turn(one, "More", "No")
     with pytest.raises(UsageError, match="there is nothing to redo"):
-        one.redo()
+        one.undo(again=True)
 
 
-def test_what_was_undone_is_named() -> None:
+def test_a_turn_without_an_answer_is_no_branch() -> None:
     one = log()
     turn(one, "Hello", "Hi")
-    turn(one, "Bye", "No", parent=None)
-    assert in_words(one, one.undo()[0]) == "turn 1, Bye"
-    one.change("go", 1)
-    one.change("set", "top_k=3")
-    one.add_message("assistant", "Yes?", 0)
-    words = ["another answer", "/set top_k=3", "going to branch 1", "the turn Hello"]
-    assert [in_words(one, one.undo()[0]) for _ in words] == words
+    one.add_message("user", "More", 1, seed=1)
+    assert one.unanswered
+    one.drop_question()
+    assert contents(one) == ["Hello", "Hi"]
+    assert [message.content for message in one.branches] == ["Hi"]
+    assert [line for line, _ in drawn(one, 40)] == ["› Hello", "· Hi [1]"]
+    with pytest.raises(UsageError, match="there is nothing to redo"):
+        one.undo(again=True)
 
 
 ACTION = st.one_of(
     st.tuples(st.sampled_from(["say", "edit", "retry", "hear", "undo", "redo"])),
     st.tuples(st.just("go"), st.integers(1, 4)),
-    st.tuples(st.sampled_from(["set", "leave_out"]), st.integers(1, 4)),
+    st.tuples(st.just("set"), st.integers(1, 4)),
 )
 
 
@@ -145,18 +148,16 @@ def perform(one: ChatLog, action: tuple[str, ...]) -> None:
         one.change("go", one.branch(rest[0]).id)
     elif name == "set":
         one.change("set", f"top_k={rest[0]}")
-    elif name == "leave_out":
-        one.change("leave_out", rest[0])
-    elif name == "undo" and one.entries:
+    elif name == "undo" and one.earlier:
         one.undo()
-    elif name == "redo" and one.undone:
-        one.redo()
+    elif name == "redo" and one.later:
+        one.undo(again=True)
 
 
 def seen(one: ChatLog) -> tuple[object, ...]:
     """All that a chat knows of its conversation."""
     settings = [(name, value) for name, value, _ in one.settings]
-    return list(one.messages.values()), one.end, one.left_out, settings, len(one.entries), len(one.undone)
+    return list(one.messages.values()), one.end, settings
 
 
 @settings(max_examples=60, deadline=None)
@@ -170,7 +171,7 @@ def test_any_chat_that_is_opened_again_is_the_same(
         perform(one, action)
     one.close()
     if not path.exists():
-        assert not one.entries
+        assert not one.messages
         return
     again = ChatLog.open(path)
     again.close()
@@ -188,14 +189,13 @@ def test_everything_can_be_undone_and_done_again(actions: list[tuple[str, ...]])
     one = log()
     for action in actions:
         perform(one, action)
-    one.undone.clear()
-    before, moves = copy.deepcopy(seen(one)), 0
-    while one.entries:
+    one.later.clear()
+    before, moves = copy.deepcopy(seen(one)), len(one.earlier)
+    for _ in range(moves):
         one.undo()
-        moves += 1
     assert contents(one) == []
     for _ in range(moves):
-        one.redo()
+        one.undo(again=True)
     assert seen(one) == before
 
 
@@ -213,7 +213,7 @@ def test_a_file_has_one_line_a_message(tmp_path: Path) -> None:
         '{"id": 0, "parent": null, "role": "user", "content": "Hello", "seed": 1}',
         '{"id": 1, "parent": 0, "role": "assistant", "content": "Hi", "seed": 1, "token_ids": [7, 8]}',
         '{"set": "top_k=3"}',
-        '{"undo": 1}',
+        '{"go": null}',
     ]
 
 
@@ -225,8 +225,8 @@ def test_a_file_has_one_line_a_message(tmp_path: Path) -> None:
         ("{}", "'' is no line of a chat"),
         ('{"run": "rm"}', "'run' is no line of a chat"),
         ('{"set": 3}', "line 4"),
-        ('{"undo": 2, "redo": 1}', "is no line of a chat"),
-        ('{"redo": 1}', "there is nothing to redo"),
+        ('{"set": "top_k=3", "go": 1}', "is no line of a chat"),
+        ('{"undo": 2}', "'undo' is a line of an earlier genctl-chat/1, which is no longer read"),
         ('{"go": 7}', "there is no message 7"),
         ('{"id": 1, "parent": 0, "role": "user", "content": "x"}', "message 1 is there already"),
         ('{"id": 2, "parent": 5, "role": "user", "content": "x"}', "there is no message 5"),
