@@ -98,7 +98,6 @@ def _parameters(target: type) -> list[str]:
 
 WINDOW = "penalty_last_n"  # the last knob of penalties that may look at the last tokens alone
 
-Measure: TypeAlias = Literal["probability", "mass", "rank", "factor"]
 # Scores alone; the tokens of each row as well, whatever stands before them; or where the prompt ends and other things.
 Reads: TypeAlias = Literal["scores", "row", "lane"]
 
@@ -112,7 +111,6 @@ class ProcessorRow:
     maker: str  # FILE.FUNCTION in `decode/processors`, called with a ProcessorContext and the value of the first knob
     knobs: tuple[str, ...]  # the first one turns it on; the others have no effect without it
     reads: Reads  # what it depends on: unless "lane", lanes with equal knobs may share one call
-    measure: Measure = "probability"  # what the value of its first knob bounds, or that it is a factor
 
     @property
     def sampling(self) -> bool:
@@ -127,11 +125,10 @@ def _row(
     knobs: tuple[str, ...] = (),
     *,
     reads: Reads = "lane",
-    measure: Measure = "probability",
 ) -> ProcessorRow:
     """A row. A maker without a function has the name of the row, and so has the only knob, if not given."""
     maker = maker if "." in maker else f"{maker}.{name}"
-    return ProcessorRow(name, source, maker, knobs or (name,), reads, measure)
+    return ProcessorRow(name, source, maker, knobs or (name,), reads)
 
 
 # The processors in the order in which they are applied by default. It is that of transformers. Processors that
@@ -143,14 +140,13 @@ _ROWS = (
     _row("guidance_scale", "as UnbatchedClassifierFreeGuidanceLogitsProcessor, arXiv:2306.17806", "samplers"),
     _row("sequence_bias", "SequenceBiasLogitsProcessor", "penalties", reads="row"),
     _row("logit_bias", "OpenAI API, llama.cpp", "penalties", reads="row"),
-    _row("encoder_repetition_penalty", "EncoderRepetitionPenaltyLogitsProcessor", "penalties", measure="factor"),
+    _row("encoder_repetition_penalty", "EncoderRepetitionPenaltyLogitsProcessor", "penalties"),
     _row(
         "repetition_penalty",
         "RepetitionPenaltyLogitsProcessor",
         "penalties",
         knobs=("repetition_penalty", WINDOW),
         reads="row",
-        measure="factor",
     ),
     _row("presence_penalty", "OpenAI API, vLLM", "penalties.presence", ("presence_penalty", WINDOW)),
     _row("frequency_penalty", "OpenAI API, vLLM", "penalties.frequency", ("frequency_penalty", WINDOW)),
@@ -184,7 +180,7 @@ _ROWS = (
         ("thinking_budget", "thinking_tags", "thinking_end"),
     ),
     _row("top_n_sigma", "arXiv:2411.07641", "filters", reads="scores"),
-    _row("min_k", "arXiv:2604.11012", "filters", reads="scores", measure="rank"),
+    _row("min_k", "arXiv:2604.11012", "filters", reads="scores"),
     _row("temperature", "TemperatureLogitsWarper", "samplers", reads="scores"),
     _row(
         "dynatemp",
@@ -202,8 +198,8 @@ _ROWS = (
     ),
     _row("top_h", "TopHLogitsWarper, arXiv:2509.02510", "filters", reads="scores"),
     _row("p_less", "arXiv:2509.23234", "filters", reads="scores"),
-    _row("top_k", "TopKLogitsWarper", "filters", reads="scores", measure="rank"),
-    _row("top_p", "TopPLogitsWarper, arXiv:1904.09751", "filters", reads="scores", measure="mass"),
+    _row("top_k", "TopKLogitsWarper", "filters", reads="scores"),
+    _row("top_p", "TopPLogitsWarper, arXiv:1904.09751", "filters", reads="scores"),
     _row("min_p", "MinPLogitsWarper, arXiv:2407.01082", "filters", reads="scores"),
     _row("typical_p", "TypicalLogitsWarper, arXiv:2202.00666", "filters", reads="scores"),
     _row("epsilon_cutoff", "EpsilonLogitsWarper, arXiv:2210.15191", "filters", reads="scores"),
