@@ -6,6 +6,7 @@ Honours HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE, HF_ENDPOINT and HF_TOKEN (which n
 from __future__ import annotations
 
 import errno
+import os
 import re
 import shlex
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ BUILTIN = Path(__file__).with_name("builtin")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 _NO_ID = (".git", "/", ".safetensors")  # ends of names that are not ids
 _FILES = (".gguf", ".safetensors")  # ends of names that are files
+_SIDE = re.compile(r"([^@]+)@([A-Za-z_][\w-]*)=([^@,]+)")  # a model with a setting, as `parity` and `compare` take it
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _UNWRITABLE = (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EPERM, errno.EDQUOT)
 # Owners under whom the Hub keeps the checkpoints that once had bare ids ("gpt2"); "x/gpt2" is another model.
@@ -61,6 +63,12 @@ def resolve(
 
     Raises ModelError, or UsageError for conflicting options.
     """
+    if (side := _SIDE.fullmatch(model)) and not os.path.lexists(model):
+        flag = f"--{side[2].replace('_', '-')} {side[3]}"
+        raise ModelError(
+            f"no checkpoint {model!r:.80}: @ with settings belongs to parity, compare and audit",
+            hint=f"here a setting is an option: -m {side[1]} {flag}",
+        )
     if model.startswith("builtin:"):
         name = model.removeprefix("builtin:")
         if name not in builtins():

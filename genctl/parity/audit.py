@@ -21,7 +21,7 @@ from genctl.parity.numbers import RAW
 from genctl.parity.oracle import Oracle
 from genctl.parity.other_models import OtherModels
 from genctl.parity.rereading import kind_of
-from genctl.parity.ways import Hypothesis, Way, beats, contains
+from genctl.parity.ways import Explanation, Way, beats, contains
 
 HALF = 0.5  # of what codes change may be left by a cause beside them
 BASES = 2  # forms of honest rounding beside which causes are tried, those that leave least
@@ -36,7 +36,7 @@ class Auditor(Hypotheses):
         """The verdict on the trace of this name. Raises ModelError."""
         self._name = name
         self._stage("reading")
-        found: list[tuple[Form | None, Hypothesis]] = []
+        found: list[tuple[Form | None, Explanation]] = []
         forms: list[Form | None] = [*ways.declared(self._declared)]  # engines have other codes
         for form in forms or [None]:
             self._base = form
@@ -58,9 +58,9 @@ class Auditor(Hypotheses):
         found.sort(key=lambda pair: self._typical(pair[1], self._every) * (1 if pair[0] is None else 2))
         return self._explained(found[: 1 if self._declared else BASES])
 
-    def _explained(self, found: Sequence[tuple[Form | None, Hypothesis]]) -> Audit:
+    def _explained(self, found: Sequence[tuple[Form | None, Explanation]]) -> Audit:
         """The verdict where honest rounding is not all. `found`: each form of it, and what it leaves."""
-        best: tuple[float, Form | None, Hypothesis, list[Hypothesis]] | None = None
+        best: tuple[float, Form | None, Explanation, list[Explanation]] | None = None
         for form, nothing in found:
             self._use(form, nothing)
             if self.grid is not None:
@@ -88,24 +88,24 @@ class Auditor(Hypotheses):
         pairs = self._rated(self._pairs([*tried, *self._beaten], sample, first), first, sample)
         return self._concluded(nothing, first, [*tried, *pairs], sample)
 
-    def _use(self, form: Form | None, nothing: Hypothesis) -> None:
+    def _use(self, form: Form | None, nothing: Explanation) -> None:
         """Read from now on with what a form rounds."""
         self._base, self._codes = form, nothing.off
 
-    def _plainly(self, nothing: Hypothesis | None = None, *tried: Way) -> Hypothesis:
+    def _plainly(self, nothing: Explanation | None = None, *tried: Way) -> Explanation:
         """All rows as they should be read and written; `nothing`: the same before."""
         one = self._try(tried, [RAW], self._every, exact=True)[0]
         self._rated([one], nothing or one, self._every)
         return one
 
-    def _begun(self, nothing: Hypothesis) -> tuple[list[int], Hypothesis]:
+    def _begun(self, nothing: Explanation) -> tuple[list[int], Explanation]:
         """A sample of rows, and what `nothing` leaves on it."""
         sample = self._sample(nothing)
         first = nothing.nothing_at(self._at(sample))
         self._rated([first], first, sample)
         return sample, first
 
-    def _beside_codes(self, nothing: Hypothesis) -> Audit | None:
+    def _beside_codes(self, nothing: Explanation) -> Audit | None:
         """The verdict where an engine has other codes than those of the form that is declared; None: not the same.
 
         What codes change counts as noise then. A number or a prompt that leaves less than half of it is a cause still.
@@ -135,14 +135,14 @@ class Auditor(Hypotheses):
 
     # -- the verdict ---------------------------------------------------------------------------------------------------
 
-    def _same(self, nothing: Hypothesis) -> Audit:
+    def _same(self, nothing: Explanation) -> Audit:
         if self._base is not None and self._base.overflows:
             self._notes.append("sums of int8 products overflow 16 bits there: a processor without VNNI")
         reason = f"the difference is {nothing.ratio:.2g} × rounding error"
         return self._audit("same", reason, nothing, nothing, [], [])
 
     def _concluded(
-        self, nothing: Hypothesis, first: Hypothesis, tried: list[Hypothesis], sample: Sequence[int]
+        self, nothing: Explanation, first: Explanation, tried: list[Explanation], sample: Sequence[int]
     ) -> Audit:
         tried.sort(key=lambda one: one.total, reverse=True)
         best = next((one for one in tried if self._fits(one)), first)
@@ -170,7 +170,7 @@ class Auditor(Hypotheses):
             return self._audit("unexplained", reason, nothing, nothing, tried, [])
         return self._found(nothing, whole, tried)
 
-    def _again(self, one: Hypothesis) -> Hypothesis:
+    def _again(self, one: Explanation) -> Explanation:
         """The same on all rows."""
         with OtherModels(self._side, self._others) as models:
             again = one.ways
@@ -183,7 +183,9 @@ class Auditor(Hypotheses):
             self._loaded = (None, self._side)
         return found
 
-    def _unexplained(self, nothing: Hypothesis, tried: Sequence[Hypothesis], candidates: Sequence[Hypothesis]) -> Audit:
+    def _unexplained(
+        self, nothing: Explanation, tried: Sequence[Explanation], candidates: Sequence[Explanation]
+    ) -> Audit:
         if candidates:
             words = ", or ".join(dict.fromkeys(one.words for one in candidates[:4]))
             reason = f"these explain it equally well: {words}"
@@ -193,15 +195,15 @@ class Auditor(Hypotheses):
                 reason += f"; the nearest is {tried[0].words} ({percent(tried[0].explained)} of it)"
         return self._audit("unexplained", reason, nothing, nothing, tried, candidates)
 
-    def _found(self, nothing: Hypothesis, best: Hypothesis, tried: Sequence[Hypothesis]) -> Audit:
+    def _found(self, nothing: Explanation, best: Explanation, tried: Sequence[Explanation]) -> Audit:
         left = len(self.rows_left(best, self._every))
         of = f"{left} of {len(self._rows)} rows left" if left else "no row left"
         reason = f"{best.words} ({percent(best.explained)} of the difference; {of})"
         return self._audit("explained", reason, nothing, best, tried, [])
 
     def _audit(
-        self, verdict: str, reason: str, nothing: Hypothesis, best: Hypothesis, tried: Sequence[Hypothesis],
-        candidates: Sequence[Hypothesis],
+        self, verdict: str, reason: str, nothing: Explanation, best: Explanation, tried: Sequence[Explanation],
+        candidates: Sequence[Explanation],
     ) -> Audit:  # fmt: skip
         noise = self.noise(self._dtype)
         known = self.places.known.tolist()
@@ -227,7 +229,7 @@ class Auditor(Hypotheses):
         typical = float(noise.typical[self.places.known].median())
         left = len(self.rows_left(best, self._every))
 
-        def line(one: Hypothesis) -> TriedCause:
+        def line(one: Explanation) -> TriedCause:
             more = one.total - nothing.total * len(one.likelihood) / max(len(nothing.likelihood), 1)
             return TriedCause(tuple(each.key for each in one.causes), one.words, one.explained, more, one.ratio)
 

@@ -23,7 +23,7 @@ from genctl.parity.other_models import OtherModels
 from genctl.parity.prompts import AuditPrompts, AuditRow, Ids
 from genctl.parity.rereading import LOGITS, Rereader, RowNoise
 from genctl.parity.sides import LocalSide
-from genctl.parity.ways import ERROR_RATE, PLAIN, Hypothesis, Way, excess, likelihood, slope
+from genctl.parity.ways import ERROR_RATE, PLAIN, Explanation, Way, excess, likelihood, slope
 
 SAMPLE = 200  # positions of the sample on which causes are tried, at most, once there is a row
 SUMMED = 800  # where a number is the sum of several
@@ -62,7 +62,7 @@ class Hypotheses(Rereader):
         self._count = 0  # hypotheses
         self._notes: list[str] = []
         self._own_noise: dict[tuple[Cause, ...], RowNoise] = {}  # of other models
-        self._beaten: list[Hypothesis] = []  # on a row, and not tried on others
+        self._beaten: list[Explanation] = []  # on a row, and not tried on others
         self._cut = torch.zeros(len(self.places.token), dtype=torch.float64)  # what cut digits may change
         self._known: dict[Any, Tensor] = {}  # what is left, by the base, rows, ways and number
         self._held: tuple[Any, Tensor] | None = None  # the logits that were read last
@@ -95,7 +95,7 @@ class Hypotheses(Rereader):
 
     def _try(
         self, tried: tuple[Way, ...], wanted: Iterable[Number] | None, rows: Sequence[int], *, exact: bool = False
-    ) -> list[Hypothesis]:
+    ) -> list[Explanation]:
         """What is left where texts are read in some ways: for each of `wanted`, or for all numbers that fit (None).
 
         Hypotheses that move no numbers beyond noise are left out, such as a temperature of 1.
@@ -114,13 +114,13 @@ class Hypotheses(Rereader):
         for number, part in zip(wanted, parts, strict=True):
             self._known[self._base, tuple(rows), tried, number] = left = torch.cat(part)
             own = tuple(way.cause for way in tried if way.cause) + tuple(cause(*each) for each in number.causes)
-            one = Hypothesis(own, tried, number, self._few(rows).sizes(left), torch.zeros(0), left)
+            one = Explanation(own, tried, number, self._few(rows).sizes(left), torch.zeros(0), left)
             self._scale(one, rows)
             if exact or self._moves(one, rows):
                 found.append(one)
         return found
 
-    def _scale(self, one: Hypothesis, rows: Sequence[int]) -> None:
+    def _scale(self, one: Explanation, rows: Sequence[int]) -> None:
         """The noise of a hypothesis, and whether the direction of what it rounds is in the data."""
         at, few = self._at(rows), self._few(rows)
         dtype = next((way.dtype for way in one.ways if way.dtype), self._dtype)
@@ -140,7 +140,7 @@ class Hypotheses(Rereader):
         one.sharp = (scale.square() + self._cut[at].square()).sqrt()
         one.scale = (one.sharp.square() + off**2 + self._codes**2).sqrt()
 
-    def _moves(self, one: Hypothesis, rows: Sequence[int]) -> bool:
+    def _moves(self, one: Explanation, rows: Sequence[int]) -> bool:
         """Whether every part of a hypothesis moves numbers beyond noise."""
         few, least = self._few(rows), RESOLVED * self.noise(self._dtype).typical[self._at(rows)]
         fewer = [(*one.ways[:place], *one.ways[place + 1 :]) for place in range(len(one.ways))]
@@ -155,7 +155,7 @@ class Hypotheses(Rereader):
                     return False
         return True
 
-    def _rated(self, tried: list[Hypothesis], nothing: Hypothesis, rows: Sequence[int]) -> list[Hypothesis]:
+    def _rated(self, tried: list[Explanation], nothing: Explanation, rows: Sequence[int]) -> list[Explanation]:
         """Hypotheses that were tried on rows, with their figures."""
         known = self.places.known[self._at(rows)]
         whole = excess(nothing, known)
@@ -170,15 +170,15 @@ class Hypotheses(Rereader):
             one.explained = 1 - excess(one, known) / whole if whole > 0 else 0.0
         return tried
 
-    def _fits(self, one: Hypothesis) -> bool:
+    def _fits(self, one: Explanation) -> bool:
         noise = self.noise(self._dtype)
         is_near = one.tail <= noise.allowed or not one.causes
         return one.ratio <= noise.typical_allowed and is_near and one.plausible
 
-    def _is_within(self, one: Hypothesis, rows: Sequence[int]) -> bool:
+    def _is_within(self, one: Explanation, rows: Sequence[int]) -> bool:
         return self._fits(one) and not self.rows_left(one, rows)
 
-    def rows_left(self, one: Hypothesis, rows: Sequence[int]) -> list[int]:
+    def rows_left(self, one: Explanation, rows: Sequence[int]) -> list[int]:
         """Rows with a position that is beyond noise."""
         noise, at = self._own_noise.get(one.causes) or self.noise(self._dtype), self._at(rows)
         scale = torch.maximum(one.scale, noise.typical[at]) if one.causes in self._own_noise else one.scale
@@ -187,11 +187,11 @@ class Hypotheses(Rereader):
         beyond = (one.sizes > noise.allowed * torch.maximum(scale, most)) & known[at]
         return [row for row, own in self._spans(rows) if bool(beyond[own].any())]
 
-    def _typical(self, one: Hypothesis, rows: Sequence[int]) -> float:
+    def _typical(self, one: Explanation, rows: Sequence[int]) -> float:
         """What typically remains at the positions of rows that have a number."""
         return float(one.sizes[self.places.known[self._at(rows)]].median())
 
-    def _sample(self, nothing: Hypothesis) -> list[int]:
+    def _sample(self, nothing: Explanation) -> list[int]:
         """Rows on which causes are tried, the most telling first, as many as `COST` allows."""
         chosen: list[int] = []
         tokens = positions = 0
@@ -205,7 +205,7 @@ class Hypotheses(Rereader):
             chosen.append(row)
         return sorted(chosen)
 
-    def _telling(self, nothing: Hypothesis, rows: Sequence[int]) -> list[int]:
+    def _telling(self, nothing: Explanation, rows: Sequence[int]) -> list[int]:
         """The rows that `nothing` was tried on, the most telling first."""
         ratios = (nothing.sizes / nothing.scale).clamp(max=1e3)
         worst = {row: float(ratios[own].sum()) / max(len(ratios[own]), 1) ** 0.5 for row, own in self._spans(rows)}
@@ -213,7 +213,7 @@ class Hypotheses(Rereader):
 
     # -- the causes ----------------------------------------------------------------------------------------------------
 
-    def _parting(self, nothing: Hypothesis, rows: Sequence[int]) -> int | None:
+    def _parting(self, nothing: Explanation, rows: Sequence[int]) -> int | None:
         """The first token whose number differs, counted with the prompt; None where that is the first of a row."""
         beyond = nothing.sizes > self.noise(self._dtype).allowed * nothing.scale
         firsts = []
@@ -223,9 +223,9 @@ class Hypotheses(Rereader):
         return None if not firsts or min(firsts)[0] == 0 else min(index + prompt for index, prompt in firsts)
 
     def _singles(
-        self, sample: Sequence[int], first: Hypothesis, *, only: Callable[[Cause], bool] = lambda cause: True,
+        self, sample: Sequence[int], first: Explanation, *, only: Callable[[Cause], bool] = lambda cause: True,
         beside: tuple[Way, ...] = (),
-    ) -> list[Hypothesis]:  # fmt: skip
+    ) -> list[Explanation]:  # fmt: skip
         """Every cause alone, or all numbers and `only` some causes, on the sample; each `beside` others.
 
         Of a large model each is first tried on the most telling row. Once one explains all, its family is the last.
@@ -235,9 +235,9 @@ class Hypotheses(Rereader):
         part = torch.isin(at, self._at(few))
         begin = first.nothing_at(part)
         own = part[self.places.known[at]]  # of positions with a number
-        tried: list[Hypothesis] = []
+        tried: list[Explanation] = []
 
-        def found(more: tuple[Way, ...], wanted: Sequence[Number] | None) -> list[Hypothesis]:
+        def found(more: tuple[Way, ...], wanted: Sequence[Number] | None) -> list[Explanation]:
             if not self._is_dear or len(sample) == 1:
                 return self._try((*beside, *more), wanted, sample)
             some = self._try((*beside, *more), wanted, few)
@@ -283,7 +283,9 @@ class Hypotheses(Rereader):
             self._loaded = (None, self._side)
         return tried
 
-    def _beside_flash(self, tried: Sequence[Hypothesis], sample: Sequence[int], first: Hypothesis) -> list[Hypothesis]:
+    def _beside_flash(
+        self, tried: Sequence[Explanation], sample: Sequence[int], first: Explanation
+    ) -> list[Explanation]:
         """The best causes, of an engine that computes llama.cpp's attention in float16.
 
         Where weights in codes fit already, these alone: what they change may hide the attention.
@@ -298,13 +300,13 @@ class Hypotheses(Rereader):
         causes = causes[: BESIDE_DEAR if self._is_dear else BESIDE]
         return self._singles(sample, first, only=causes.__contains__, beside=(FLASH,))
 
-    def _pairs(self, singles: Sequence[Hypothesis], sample: Sequence[int], first: Hypothesis) -> list[Hypothesis]:
+    def _pairs(self, singles: Sequence[Explanation], sample: Sequence[int], first: Explanation) -> list[Explanation]:
         """Causes together: every way of reading with every number, and the best ways that change different things."""
         self._stage("trying pairs of causes")
-        pairs, at = list[Hypothesis](), self._at(sample)
+        pairs, at = list[Explanation](), self._at(sample)
         first_row, *rest = self._telling(first, sample)
 
-        def typical(one: Hypothesis) -> float:  # beaten ones were tried on a row
+        def typical(one: Explanation) -> float:  # beaten ones were tried on a row
             return self._typical(one, sample if len(one.sizes) == len(at) else [first_row])
 
         best = sorted((one for one in singles if len(one.ways) == 1), key=typical)
@@ -318,7 +320,7 @@ class Hypotheses(Rereader):
                 few.append(row)
         few.sort()  # as the positions of the sample are
         part = torch.isin(at, self._at(few))
-        screened: list[Hypothesis] = []
+        screened: list[Explanation] = []
         for way in some_ways[: WAYS if small or self._is_dear else WAYS // 2]:
             screened += self._try((way,), None, few)
         few_best = 2 if self._is_dear else 6

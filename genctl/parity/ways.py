@@ -132,7 +132,7 @@ def cut(prompt: Ids, limit: int, *, keeps_first: bool) -> Ids:
 
 
 @dataclass
-class Hypothesis:
+class Explanation:
     """A hypothesis with what it leaves, [M] of the rows that it was tried on."""
 
     causes: tuple[Cause, ...]
@@ -149,9 +149,9 @@ class Hypothesis:
     sharp: Tensor = field(default_factory=lambda: torch.zeros(0))  # f64, the noise where it rounds just so
     plausible: bool = True  # the direction of what it changes is in the data, not only the size
 
-    def nothing_at(self, keep: Tensor | slice) -> Hypothesis:
+    def nothing_at(self, keep: Tensor | slice) -> Explanation:
         """No hypothesis, with the same sizes and noise, at some of the positions."""
-        return Hypothesis((), (), RAW, self.sizes[keep], self.scale[keep], sharp=self.sharp[keep])
+        return Explanation((), (), RAW, self.sizes[keep], self.scale[keep], sharp=self.sharp[keep])
 
     @property
     def total(self) -> float:
@@ -169,7 +169,7 @@ class Hypothesis:
         return " and ".join(one.sentence for one in self.causes) or "nothing"
 
 
-def contains(one: Hypothesis, other: Hypothesis) -> bool:
+def contains(one: Explanation, other: Explanation) -> bool:
     """Whether a hypothesis has all causes of another, and more: where that fits, it is the simpler one."""
     return other.keys < one.keys
 
@@ -182,12 +182,12 @@ def slope(base: Tensor, moved: Tensor) -> float:
     return float((x * y).sum() / x.square().sum().clamp(min=1e-300))
 
 
-def excess(one: Hypothesis, known: Tensor) -> float:
+def excess(one: Explanation, known: Tensor) -> float:
     """What is beyond noise, in nats."""
     return float((one.sizes[known].clamp(max=CAP) - 2 * one.scale[known]).clamp(min=0).sum())
 
 
-def likelihood(one: Hypothesis, known: Tensor) -> Tensor:
+def likelihood(one: Explanation, known: Tensor) -> Tensor:
     """The logarithm of the density of what is left at each known position, for the scale that suits it best.
 
     Codes of an engine are those of its form at some positions, and once rounding moves one of them, others follow: half
@@ -220,7 +220,7 @@ def sign_test(wins: int, trials: int) -> float:
     return most + math.log(math.fsum(math.exp(term - most) for term in terms))
 
 
-def beats(one: Hypothesis, other: Hypothesis, count: int) -> bool:
+def beats(one: Explanation, other: Explanation, count: int) -> bool:
     """Whether a hypothesis is better than another: by its likelihood, and at most positions that tell them apart.
 
     The likelihood of a wrong hypothesis is 1/p times that of the true one with a chance of p at most (Ville 1939).

@@ -13,7 +13,7 @@ from genctl.commands.audit import view
 from genctl.commands.audit.options import UNEXPLAINED, AuditOptions, check_words
 from genctl.commands.engine_choice import SERVERS
 from genctl.commands.job import Job, settings_of, started
-from genctl.commands.parity.findings import FindingsWriter, Progress
+from genctl.commands.parity.findings import FindingsWriter, StageLine
 from genctl.config.chat_settings import variables_of
 from genctl.config.layers import Layer, Resolved, resolve
 from genctl.errors import BackendError, CheckError, GenctlError, InputError, ModelError, UsageError, printable
@@ -58,7 +58,7 @@ def audit(options: AuditOptions) -> int | None:
         with job.outputs() as stack:
             out, err = make_consoles(options.color)
             sink = job.report_sink(stack)
-            progress = job.view = Progress(err, quiet=options.quiet)
+            progress = job.view = StageLine(err, quiet=options.quiet)
             stack.callback(progress.hide)
 
             declared = {"dtype": early.runtime.dtype, "quantize": early.runtime.quantize, **options.declared}

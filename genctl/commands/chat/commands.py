@@ -131,9 +131,10 @@ def _do(screen: ChatScreen, line: str) -> None:
             path = "" if log.path is None else shlex.quote(str(log.path))
             screen.note(f"saved in {path}" if path else "the chat is empty, so nothing is saved", path)
         case "load":
-            if log.path is not None and (path := Path(typed.text).expanduser()).exists() and path.samefile(log.path):
+            file = Path(typed.text).expanduser()
+            if log.path is not None and file.exists() and file.samefile(log.path):
                 raise UsageError(f"/load {typed.text}: this is the chat that is open")
-            screen.load(Path(typed.text).expanduser())
+            screen.load(file)
             screen.resume()
         case "new":
             if not log.messages:

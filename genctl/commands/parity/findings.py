@@ -51,7 +51,7 @@ class Finding(NamedTuple):
         return self.title, "; ".join([f"{self.verdict}: {self.reason}", *details])
 
 
-class Progress:
+class StageLine:
     """A line on a terminal while sides are compared or a trace is audited: the name, the stage, and positions."""
 
     def __init__(self, console: Console, *, quiet: bool) -> None:

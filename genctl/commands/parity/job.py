@@ -12,7 +12,7 @@ from rich.text import Text as Line
 
 from genctl.commands.job import Job, Row, check_early, request_of, started, usable
 from genctl.commands.parity import by_text, golden_file, view
-from genctl.commands.parity.findings import FindingsWriter, Progress
+from genctl.commands.parity.findings import FindingsWriter, StageLine
 from genctl.commands.parity.loading import WIDTH, GivenTexts, LoadedSides, check_models, check_same
 from genctl.commands.parity.options import LIMITS, ParityCommandOptions, sides_of
 from genctl.commands.parity.output import COLUMNS, failed_checks, flat, records
@@ -54,7 +54,7 @@ def parity(options: ParityCommandOptions) -> int | None:
             if (path := options.save or (options.expect if options.update else None)) is not None:
                 saved_to = writers.open_output(path, None, force=options.force or options.update, at_once=True)
                 stack.callback(saved_to.abandon)
-            job.view = Progress(err, quiet=options.quiet)
+            job.view = StageLine(err, quiet=options.quiet)
             stack.callback(job.view.hide)
             comparison = Comparison(job, options, sides, rows, saved_to)
             results = comparison.results = FindingsWriter(options.format, out, sink, COLUMNS, flat, comparison.lines)

@@ -179,11 +179,8 @@ def _partings(one: Parity, naming: Naming, width: int | None) -> list[Text]:
     words = f"generating independently, {len(one.partings)} of {count(len(one.texts), 'text')} {diverge} ({tally})"
     found = hanging("", words, width)
     for parting in worst_first(one.partings)[:PARTINGS]:
-        both = []
-        for token, logprobs in (
-            (parting.token_reference, parting.logprobs_reference),
-            (parting.token_other, parting.logprobs_other),
-        ):
+        both, tokens = [], (parting.token_reference, parting.token_other)
+        for token, *logprobs in zip(tokens, parting.logprobs_reference, parting.logprobs_other, strict=True):
             name = "the end" if token is None else f"“{token_text(token, naming.text_of(token))}”"
             chances = (math.nan if math.isnan(value) else math.exp(min(value, 0.0)) for value in logprobs)
             both.append(f"{name} {' → '.join(widgets.percent(chance).strip() for chance in chances)}")
