@@ -90,7 +90,8 @@ def commit(
 
     Raises ModelError if every continuation is impossible and there is no result.
     """
-    lane, before, branches, drafted = state.lane, state.live, state.branches, state.drafted
+    lane, before = state.lane, state.live
+    branches, drafted = (1, 0) if state.draft is None else state.draft.shape[1:]  # drafts of a row, tokens of each
     if facts.totals and not max(facts.totals) > -math.inf:
         if not state.ended:
             raise ModelError(f"every continuation is forbidden at step {before.written}")
