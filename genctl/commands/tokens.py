@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections import Counter
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
@@ -290,24 +289,28 @@ def _remark(piece: TokenPiece) -> str:
 
 
 def _table(readings: Sequence[TokenReading], width: int) -> Iterator[Text]:
-    """The tokens, a line each; of several checkpoints beside each other, where they end at the same character."""
+    """The tokens, a line each; of several checkpoints beside each other, where they cover the same characters."""
     share = (width - 3 * (len(readings) - 1)) // len(readings)
-    columns = [_cells(one.pieces) for one in readings]
-    heads = [[Text(widgets.visible(one.model), theme.DIM)] if readings[1:] else [] for one in readings]
+    cells = [_cells(one.pieces) for one in readings]
     widths = [
-        min(share, max(cell.cell_len for cell in (*head, *column))) for head, column in zip(heads, columns, strict=True)
+        min(share, max(cell_len(one.model), *(cell.cell_len for cell in column)))
+        for one, column in zip(readings, cells, strict=True)
     ]
-    lines = [([head[0] for head in heads], True)] if readings[1:] else []
-    left = [iter(column) for column in columns]
-    for pieces in rows_of(readings):
-        alike = None not in pieces or any(piece is not None and piece.special == "added" for piece in pieces)
-        lines.append(([Text() if piece is None else next(left[side]) for side, piece in enumerate(pieces)], alike))
-    for cells, alike in lines:
-        line = Text(no_wrap=True)
-        for side, cell in enumerate(cells):
-            cell.truncate(widths[side], overflow="ellipsis", pad=side < len(cells) - 1)
-            line.append(GUTTER[alike] if side else "", style=theme.DIM).append_text(cell)
-        yield line
+    if readings[1:]:
+        heads = [
+            widgets.cells(widgets.first_words(one.model, size), size)
+            for one, size in zip(readings, widths, strict=True)
+        ]
+        yield Text(GUTTER[True].join(heads).rstrip(), style=theme.DIM, no_wrap=True)
+    left = [iter(column) for column in cells]
+    for group, alike in _groups(readings):
+        for pieces in zip_longest(*group):
+            line = Text(no_wrap=True)
+            for side, piece in enumerate(pieces):
+                cell = Text(no_wrap=True) if piece is None else next(left[side])
+                cell.truncate(widths[side], overflow="ellipsis", pad=side < len(pieces) - 1)
+                line.append(GUTTER[alike] if side else "", style=theme.DIM).append_text(cell)
+            yield line
 
 
 def _cells(pieces: Sequence[TokenPiece]) -> list[Text]:
@@ -324,18 +327,30 @@ def _cells(pieces: Sequence[TokenPiece]) -> list[Text]:
     return cells
 
 
-def rows_of(readings: Sequence[TokenReading]) -> list[tuple[TokenPiece | None, ...]]:
-    """The tokens of each checkpoint that end at the same character, row by row: one token of each, or None."""
-    if not all(one.aligned and one.text == readings[0].text for one in readings):
-        return list(zip_longest(*(one.pieces for one in readings)))
-    columns: list[dict[tuple[float, int], TokenPiece]] = []  # by the end of a token, and its place among those there
-    for one in readings:
-        column: dict[tuple[float, int], TokenPiece] = {}
-        ends: Counter[float] = Counter()
-        for piece in one.pieces:
-            added = math.inf if ends.keys() - {-1.0} else -1.0  # after the text, or before it
-            end = added if piece.special == "added" else piece.end
-            column[end, ends[end]] = piece
-            ends[end] += 1  # parts of a character end where it does
-        columns.append(column)
-    return [tuple(column.get(key) for column in columns) for key in sorted({*chain(*columns)})]
+def _groups(readings: Sequence[TokenReading]) -> Iterator[tuple[list[list[TokenPiece]], bool]]:
+    """The tokens of each checkpoint that cover the same characters, and whether they end at the same places."""
+    sides = [list(one.pieces) for one in readings]
+    if not readings[1:] or not all(one.aligned and one.text == readings[0].text for one in readings):
+        for pieces in zip_longest(*sides):
+            yield [[] if piece is None else [piece] for piece in pieces], True
+        return
+    left = [deque(side) for side in sides]
+    while any(left):
+        if any(added := [bool(side) and side[0].special == "added" for side in left]):
+            yield [[side.popleft()] if one else [] for side, one in zip(left, added, strict=True)], True
+            continue
+        group: list[list[TokenPiece]] = [[side.popleft()] if side else [] for side in left]
+        while behind := [
+            place for place, side in enumerate(left) if side and _end(group[place]) < max(map(_end, group))
+        ]:
+            for place in behind:
+                group[place].append(left[place].popleft())
+        for place, side in enumerate(left):  # more bytes of a character
+            while side and side[0].special != "added" and side[0].end == _end(group[place]):
+                group[place].append(side.popleft())
+        ends = [[piece.end for piece in pieces] for pieces in group]
+        yield group, all(one == ends[0] for one in ends)
+
+
+def _end(pieces: Sequence[TokenPiece]) -> int:
+    return pieces[-1].end if pieces else 0

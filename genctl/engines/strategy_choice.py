@@ -34,7 +34,6 @@ class StrategyChoice:
         if self._latest is not None and self._latest[0] is generation:
             return self._latest[1]
         from genctl.config.modes import conflicts, mode_of
-        from genctl.engines import lane_results
         from genctl.strategies import factory
         from genctl.strategies.factory import AuxiliaryModel
         from genctl.strategies.sample import Sample
@@ -48,7 +47,11 @@ class StrategyChoice:
         tokenizer = self.loaded.tokenizer
         if generation.mbr_samples and tokenizer is None:
             raise UsageError("mbr_samples: compares texts, and this checkpoint has no tokenizer to write any")
-        ranking = lane_results.rerank_plan(generation)
+        ranking: RerankPlan | None = None
+        if generation.best_of is not None or generation.mbr_samples is not None:
+            from genctl.engines import lane_results
+
+            ranking = lane_results.rerank_plan(generation)
         alone = generation if ranking is None else replace(generation, num_return_sequences=1)
         strategy = None
         if mode_of(alone) is not None:  # a second checkpoint, hidden layers or the text

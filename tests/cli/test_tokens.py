@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from genctl.commands.tokens import rows_of
+from genctl.commands.tokens import _groups
 from genctl.models.resolve import BUILTIN
 from genctl.models.tokenizer_alone import TokenReader
 from tests.cli.tool import genctl
@@ -210,14 +210,17 @@ def test_tables_fit_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("text", TEXTS)
 def test_checkpoints_are_shown_side_by_side_where_they_cover_the_same_text(text: str) -> None:
     readings = [TokenReader(name).read(text, align=True) for name in ("builtin:stories", "builtin:numbers")]
-    rows = rows_of(readings)
+    groups = list(_groups(readings))
     for side, one in enumerate(readings):
-        assert [row[side] for row in rows if row[side] is not None] == list(one.pieces)
-    ends = [{piece.end for piece in row if piece is not None and piece.special != "added"} for row in rows]
-    assert all(len(one) <= 1 for one in ends), "the tokens of a row end at one place"
-    flat = [end for one in ends for end in one]
-    assert flat == sorted(flat)
-    assert None not in [piece for row in rows_of([readings[0], readings[0]]) for piece in row]
+        assert [piece for group, _ in groups for piece in group[side]] == list(one.pieces)
+    before = 0
+    for group, alike in groups:
+        if not any(piece.special == "added" for side in group for piece in side):
+            (end,) = {side[-1].end for side in group if side}  # a group ends at one place
+            assert min(piece.end for side in group for piece in side) > before, "no character is in two groups"
+            assert not alike or len({len(side) for side in group}) == 1
+            before = end
+    assert [alike for _, alike in _groups([readings[0], readings[0]])].count(False) == 0
 
 
 def test_no_weights_are_read_and_torch_is_not_imported(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from genctl.terminal.marked_text import MarkedPiece, marked
 from genctl.terminal.text_width import hanging, one_line
 
 CONTEXT = 3  # lines of context shown before the text
+NARROW = 70  # cells; a narrower table has fewer columns
 COLUMNS = {"rank": 4, "mean": 9, "total": 10, "perplexity": 10, "bits/byte": 9, "tokens": 6}  # their cells
 
 
@@ -66,11 +67,13 @@ def ranking(entries: Sequence[Scored], by: str, width: int) -> list[Text]:
     Of candidates that do not fit, what all begin with is left out.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style=theme.DIM, expand=True)
-    for name, size in COLUMNS.items():
+    left_out = () if width >= NARROW else ("perplexity", "bits/byte")
+    columns = {name: size for name, size in COLUMNS.items() if name not in left_out}
+    for name, size in columns.items():
         table.add_column(name, justify="right", width=size, no_wrap=True)
     table.add_column("text", no_wrap=True, overflow="ellipsis", ratio=1)
     texts = [entry.text for entry in entries]
-    room = width - sum(COLUMNS.values()) - len(COLUMNS)
+    room = width - sum(columns.values()) - len(columns)
     shared = min(shared_length(texts[0], text) for text in texts)
     if shared and len(texts) > 1 and max(map(cell_len, texts)) > room:
         texts = [f"…{text[shared:]}" for text in texts]
@@ -79,13 +82,12 @@ def ranking(entries: Sequence[Scored], by: str, width: int) -> list[Text]:
             f"{rank}",
             Text(widgets.rounded(sums.mean), style=theme.colour(math.exp(min(sums.mean, 0.0)))),
             widgets.rounded(-sums.nll),
-            widgets.perplexity(sums.ppl),
-            "–" if math.isnan(sums.bpb) else f"{sums.bpb:.3f}",
+            *(() if left_out else (widgets.perplexity(sums.ppl), "–" if math.isnan(sums.bpb) else f"{sums.bpb:.3f}")),
             f"{sums.count:,}",
             Text(one_line(text)),
             style=theme.CHOSEN if rank == 1 else theme.PLAIN,
         )
-    words = f"sorted by {by}; log-probabilities in nats"
+    words = f"sorted by {by}; log-probabilities in nats" + (f"; no room for {', '.join(left_out)}" if left_out else "")
     return widgets.lines_of(table, width) + hanging("", words, width, theme.DIM)
 
 
