@@ -205,9 +205,9 @@ _ROWS = (
     _row("epsilon_cutoff", "EpsilonLogitsWarper, arXiv:2210.15191", "filters", reads="scores"),
     _row("eta_cutoff", "EtaLogitsWarper, arXiv:2210.15191", "filters", reads="scores"),
     _row("xtc", "oobabooga/text-generation-webui#6335", "samplers.xtc", ("xtc_probability", "xtc_threshold")),
-    _row("adaptive_p", "llama.cpp adaptive-p", "mirostat.adaptive_p", ("adaptive_target", "adaptive_decay")),
+    _row("adaptive_p", "llama.cpp adaptive-p", "mirostat.AdaptiveP", ("adaptive_target", "adaptive_decay")),
     _row(
-        "mirostat", "arXiv:2007.14966, version 2 as in llama.cpp", "mirostat.mirostat", ("mirostat_tau", "mirostat_eta")
+        "mirostat", "arXiv:2007.14966, version 2 as in llama.cpp", "mirostat.Mirostat", ("mirostat_tau", "mirostat_eta")
     ),
     _row("watermarking_config", "WatermarkLogitsProcessor, SynthIDTextWatermarkLogitsProcessor", "watermark"),
     _row("renormalize_logits", "LogitNormalization", "samplers", reads="scores"),

@@ -44,7 +44,7 @@ def heal(tokenizer: Any, ids: Sequence[int], vocab_size: int, stops: Sequence[st
         end = piece + end
         if not piece or len(end) >= words.longest:
             break
-        if not words.extends(end):
+        if not any(len(words.pieces[longer]) > len(end) for longer in words.beginning(end)):
             continue
         try:
             text = end.decode()

@@ -18,8 +18,11 @@ from genctl.models.sizes import context_of, trained_length
 from genctl.params import DEFAULT_NEW_TOKENS, GRAMMARS, Generation, Runtime
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
     from genctl.decode.processors import Processor
-    from genctl.decode.processors.build import Unconditional
     from genctl.decode.runtime import ModelRuntime
     from genctl.decode.stopping.build import NamedCriterion
     from genctl.decode.stopping.stops import Tags
@@ -311,7 +314,7 @@ class LanePlan:
             raise UsageError(words, hint="set it beside the list")
         return processors
 
-    def _unconditional(self) -> Unconditional | None:
+    def _unconditional(self) -> Callable[[Tensor], Tensor] | None:
         """The unconditional prompt of guidance_scale: the negative prompt, or the prompt's last token."""
         generation = self.generation
         if generation.guidance_scale in (None, 1.0):

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,11 +16,6 @@ from genctl.config.listed_knobs import PROCESSORS, ProcessorRow, Reads, check_fi
 from genctl.decode.processors import Processor
 from genctl.errors import GenctlError, ModelError, UsageError, one_line, quote, raised
 from genctl.params import Generation
-
-# -- the input and the output of building processors, `ProcessorContext` and `NamedProcessor`, and what checks them ----
-
-
-Unconditional: TypeAlias = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +42,7 @@ class ProcessorContext:
     healed: str = ""  # text that was removed from the prompt; the new tokens must begin with it
     opening: str = ""  # the end of the prompt in which a thought may have been opened: of a chat behind all messages
     half: bool = False  # whether the model computes in half precision, where equal scores are common
-    unconditional: Unconditional | None = None  # history [R, T] -> logits [R, V] under the negative prompt
+    unconditional: Callable[[Tensor], Tensor] | None = None  # history [R, T] -> logits [R, V] under the negative prompt
 
     @property
     def min_tokens_to_keep(self) -> int:

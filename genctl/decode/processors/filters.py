@@ -120,9 +120,7 @@ def keep_top_p(p: float, least: int, *, together: bool = False) -> Keep:
 
 def _worst_removed(row: RowCandidates, limit: float, least: int, together: bool) -> Places | None:
     """`keep_top_p` with transformers' own sums, over a row sorted by numpy."""
-    ascending = np.full((1, row.size), -np.inf, np.float32)
-    missing = row.size - len(row)
-    ascending[0, missing:] = np.sort(row.values)
+    ascending, missing = np.sort(row.dense().numpy()), row.size - len(row)
     sums = torch.from_numpy(ascending).softmax(-1).cumsum(-1)[0].numpy()
     removed = max(missing, min(int(np.searchsorted(sums, np.float32(limit), "right")), row.size - least))
     edge = ascending[0, removed]

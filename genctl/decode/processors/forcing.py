@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,16 +29,12 @@ def bad_words(m: ProcessorContext, words: Words) -> Processor | None:
 
 
 def _banned(m: ProcessorContext, knob: str, sequences: list[list[int]]) -> Processor:
-    from genctl.decode.processors.penalties import biased
+    from genctl.decode.processors.penalties import checked_bias
 
-    if not sequences:
-        raise UsageError(f"{knob}: the list is empty; expected at least one sequence of ids")
-    for ids in sequences:
-        within(m, knob, ids)
-    barred = {tuple(ids): -float("inf") for ids in sequences if not (len(ids) == 1 and ids[0] in m.eos)}
-    if not barred:
+    barred = {tuple(ids): OUT for ids in sequences if not (len(ids) == 1 and ids[0] in m.eos)}
+    if sequences and not barred:
         raise UsageError(f"{knob}: it lists only EOS, which ends a text and is never removed")
-    return biased(barred, m.vocab_size, m.device)
+    return checked_bias(m, knob, barred)
 
 
 def min_length(m: ProcessorContext, least: int) -> Processor | None:
@@ -51,14 +46,9 @@ def min_new_tokens(m: ProcessorContext, count: int) -> Processor | None:
     return _below(m.prompt_len + count, without(m.eos, m.device)) if m.eos else None
 
 
-def _below(length: int, processor: Any) -> Processor:
+def _below(length: int, processor: Processor) -> Processor:
     """`processor` for histories shorter than `length`; longer ones skip it, because it has no effect."""
-
-    def bounded(history: Tensor, scores: Tensor) -> Tensor:
-        output: Tensor = processor(history, scores) if history.shape[1] < length else scores
-        return output
-
-    return bounded
+    return lambda history, scores: processor(history, scores) if history.shape[1] < length else scores
 
 
 def forced_bos_token_id(m: ProcessorContext, token: int) -> Processor:

@@ -8,7 +8,8 @@ position was dropped, the row is read again from the nearest one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,7 @@ class _Row(NamedTuple):
     tail: bytes | None = None  # before the mark: the end of the text, in which a mark may have begun
 
 
+@dataclass(eq=False)
 class Grammar:
     """history int64 [R, T], scores f32 [R, V] -> scores with everything outside the grammar at -inf.
 
@@ -52,24 +54,21 @@ class Grammar:
     too complex.
     """
 
-    def __init__(
-        self,
-        source: GrammarSource,
-        words: Spelling,
-        prompt_len: int,
-        eos: Sequence[int],
-        room: int | None = None,
-        ahead: int = 0,
-        written: Sequence[int] = (),
-        mark: GrammarMark | None = None,
-    ) -> None:
-        self.source, self.words, self.prompt_len, self.eos, self.mark = source, words, prompt_len, tuple(eos), mark
-        self.language = language(source, words, eos)
-        self._room, self._ahead = room, ahead
-        self._written = tuple(written)  # tokens of the prompt behind `prompt_len`
+    source: GrammarSource
+    words: Spelling
+    prompt_len: int
+    eos: Sequence[int]
+    room: int | None = None
+    ahead: int = 0
+    written: Sequence[int] = ()  # tokens of the prompt behind `prompt_len`
+    mark: GrammarMark | None = None
+
+    def __post_init__(self) -> None:
+        words, room, mark = self.words, self.room, self.mark
+        self.language = language(self.source, words, self.eos)
         self._rows: ByHistory[_Row] = ByHistory(_STORED)
         # without an EOS id that has no text of its own nothing is known of how a text ends
-        ends = any(token < len(words.pieces) and not words.at_first(token) for token in eos)
+        ends = any(token < len(words.pieces) and not words.at_first(token) for token in self.eos)
         self._finishing, self._way = None, None
         if room is not None and ends:
             self._finishing = finishing(self.language)
@@ -95,14 +94,14 @@ class Grammar:
     def _allowed(self, tokens: bytes, scores: Tensor, rows: int) -> bytes:
         """The ids that may follow, one bit each."""
         row = self._row(tokens, rows)
-        left = None if self._room is None else self._room - len(tokens) // _ID
+        left = None if self.room is None else self.room - len(tokens) // _ID
         size = len(self.language.start.bits)
         if row.tail is not None and self.mark is not None:
             allowed = self.mark.allowed(row.tail, None if left is None else left - 1 - self.least)
             return np.packbits(allowed, bitorder="little").tobytes().ljust(size, b"\xff")
         if row.position is None:
             return b"\xff" * size
-        if self._finishing is None or left is None or left < 1 or len(row.position.text) < self._ahead:
+        if self._finishing is None or left is None or left < 1 or len(row.position.text) < self.ahead:
             return row.position.bits
         return self._finishing.in_time(row.position, row.way, left, scores)
 
@@ -123,20 +122,20 @@ class Grammar:
             tail = self.mark.tail(row.tail, token)
             return self._begin(written) if tail is None else _Row(None, tail=tail)
         position = None if row.position is None else row.position.after(token)
-        if position is None or self._finishing is None or self._room is None:
+        if position is None or self._finishing is None or self.room is None:
             return _Row(position)
-        return _Row(position, self._finishing.follow(row.way, position, self._room - written))
+        return _Row(position, self._finishing.follow(row.way, position, self.room - written))
 
     def _begin(self, written: int) -> _Row:
         """The row where the grammar begins, after so many new tokens."""
-        if self._finishing is None or self._room is None:
+        if self._finishing is None or self.room is None:
             return _Row(self.language.start)
-        return _Row(self.language.start, self._finishing.waiting(self._way, self._room - written))
+        return _Row(self.language.start, self._finishing.waiting(self._way, self.room - written))
 
     def cut(self, tokens: Sequence[int], before: int) -> bool:
         """Whether a row's new tokens are only the beginning of a text. `before`: tokens of the prompt."""
         new = tokens[max(self.prompt_len - before, 0) :]
-        return not self.accepts([token for token in (*self._written, *new) if token not in self.eos])
+        return not self.accepts([token for token in (*self.written, *new) if token not in self.eos])
 
     def accepts(self, tokens: Sequence[int]) -> bool:
         """Whether the text of these new tokens (EOS not among them) is a text of the grammar."""
@@ -215,7 +214,7 @@ def _mark(context: ProcessorContext, words: Spelling) -> GrammarMark | None:
     return GrammarMark(text, ids, words, context.eos)
 
 
-def constraint(context: ProcessorContext, knob: str) -> Processor | None:
+def constraint(context: ProcessorContext, value: object, knob: str) -> Processor | None:
     """The processor of `json_schema`, `regex` or `grammar`; None if the knob is not set.
 
     Raises UsageError as `Grammar` does, and for a mark that the tokenizer cannot write.
@@ -234,16 +233,9 @@ def constraint(context: ProcessorContext, knob: str) -> Processor | None:
     return Grammar(source, words, start, context.eos, room, ahead, context.written, mark)
 
 
-def json_schema(context: ProcessorContext, value: object) -> Processor | None:
-    return constraint(context, "json_schema")
-
-
-def regex(context: ProcessorContext, value: object) -> Processor | None:
-    return constraint(context, "regex")
-
-
-def lark(context: ProcessorContext, value: object) -> Processor | None:
-    return constraint(context, "grammar")
+json_schema = partial(constraint, knob="json_schema")
+regex = partial(constraint, knob="regex")
+lark = partial(constraint, knob="grammar")
 
 
 def begins(context: ProcessorContext) -> int:

@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from genctl.config.check import names_file
 from genctl.documents import reader
 from genctl.documents.reader import BadJson, Unreadable
-from genctl.errors import UsageError, one_line
+from genctl.errors import UsageError, one_line, printable
 from genctl.params import GRAMMARS, Generation
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 MOST_BYTES = 1 << 20  # of a file; no grammar is that long
-MOST_TRIES = 256  # parts of a schema that are checked alone, to find the wrong one
 _HEADER = '%llguidance {"no_forcing": true}\n'
 
 # Between the tokens of JSON: nothing, one blank, or a new line with its indentation. Small models would write unbounded
@@ -64,7 +62,7 @@ class GrammarSource(NamedTuple):
 def read(generation: Generation, only: str | None = None) -> GrammarSource | None:
     """The grammar of the knobs (`only`: of one knob); None if none is set.
 
-    Raises UsageError if a file cannot be read or a grammar does not parse, with the place.
+    Raises UsageError if a file cannot be read or a grammar does not parse.
     """
     for knob in GRAMMARS if only is None else (only,):
         value = getattr(generation, knob)
@@ -109,7 +107,7 @@ def _file(knob: str, name: str) -> str:
 
 def _shown(text: str) -> str:
     """Text from elsewhere, on one line of a message."""
-    line = "".join(mark if mark.isprintable() else ascii(mark)[1:-1] for mark in text)
+    line = printable(text)
     return line if len(line) <= 200 else f"{line[:199]}…"
 
 
@@ -129,44 +127,19 @@ def _json_schema(where: str, text: str) -> GrammarSource:
         raise UsageError(f"{where}: a schema is a JSON object, true or false, not {json.dumps(schema)[:40]}")
     guidance = schema.get("x-guidance", {})
     if not isinstance(guidance, dict):
-        raise UsageError(f'{where}: "x-guidance" must be an object at #')
+        raise UsageError(f'{where}: "x-guidance" must be an object')
     guidance = guidance if "whitespace_flexible" in guidance else {**_JSON, **guidance}
-    lark = _json_lark({**schema, "x-guidance": guidance})
-    fault, *warnings = _reasons(lark)
-    if fault:
-        pointer = next(_inner(schema, schema, "#", fault, iter(range(MOST_TRIES))), "#")
-        hint = next((hint for word, hint in _HINTS.items() if fault.startswith(word)), "")
-        raise UsageError(f"{where}: {_shown(fault)} at {_shown(pointer)}", hint=hint)
-    return GrammarSource("json_schema", lark, tuple(f"{where}: not enforced: {_shown(one)}" for one in warnings))
-
-
-def _json_lark(schema: dict[str, Any]) -> str:
-    return f"{_HEADER}start: %json {json.dumps(schema)}"
-
-
-def _reasons(lark: str) -> list[str]:
-    """The error of a schema, "" if there is none, and its warnings."""
+    lark = f"{_HEADER}start: %json {json.dumps({**schema, 'x-guidance': guidance})}"
     fault, warnings = validate(lark)
     pattern = re.search(r"^error: (.*)", fault, re.MULTILINE)  # of a regular expression inside the schema
     lines = [f"pattern: {pattern[1]}" if pattern else fault.partition("\n")[0], *warnings]
     for known, words in _REASONS.items():
         lines = [re.sub(known, words, line) for line in lines]
-    return lines
-
-
-def _inner(root: dict[str, Any], part: Any, pointer: str, fault: str, tries: Iterator[int]) -> Iterator[str]:
-    """Where the deepest parts of a schema are that have the same fault alone; at most `tries` parts are checked."""
-    if not isinstance(part, (dict, list)):
-        return
-    shared: dict[str, Any] = {key: root[key] for key in ("$defs", "definitions") if key in root and pointer == "#"}
-    for key, item in part.items() if isinstance(part, dict) else enumerate(part):
-        where = f"{pointer}/{str(key).replace('~', '~0').replace('/', '~1')}"
-        yield from _inner(root, item, where, fault, tries)
-        if isinstance(item, dict) and where not in ("#/$defs", "#/definitions"):
-            if next(tries, None) is None:
-                return
-            if _reasons(_json_lark({**shared, **item}))[0] == fault:
-                yield where
+    fault, *warnings = map(_shown, lines)
+    if fault:
+        hint = next((hint for word, hint in _HINTS.items() if fault.startswith(word)), "")
+        raise UsageError(f"{where}: {fault}", hint=hint)
+    return GrammarSource("json_schema", lark, tuple(f"{where}: not enforced: {one}" for one in warnings))
 
 
 # -- regular expressions, Lark and GBNF --------------------------------------------------------------------------------

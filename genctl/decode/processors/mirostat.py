@@ -21,10 +21,6 @@ from genctl.decode.processors.rows import Places, RowCandidates, largest
 Past: TypeAlias = tuple[float, Places, NDArray[Any]]  # mu, the remaining ids and their surprises
 
 
-def mirostat(m: ProcessorContext, tau: float) -> Mirostat:
-    return Mirostat(m, tau)
-
-
 class Mirostat:
     """Keep the tokens whose surprise, in bits, is at most mu; mu follows what the row has written.
 
@@ -71,10 +67,6 @@ class Mirostat:
 
 
 _WIDTH, _PEAK, _SHARPNESS = 0.3, 5.0, 10.0  # of the curve, as in llama.cpp
-
-
-def adaptive_p(m: ProcessorContext, target: float) -> AdaptiveP:
-    return AdaptiveP(m, target)
 
 
 class AdaptiveP:

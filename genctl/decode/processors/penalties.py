@@ -77,21 +77,22 @@ def dry(multiplier: float, base: float, allowed_length: int, breakers: Collectio
         output = None
         for row, written in enumerate(history.cpu().numpy()):
             unbroken = _unbroken(written[-longest - reach :].tolist(), stops, phrases, longest)
-            tokens, lengths = _continuations(written, unbroken, allowed_length)
-            places = [place for place, token in enumerate(tokens) if token < scores.shape[1] and token not in stops]
-            if not places:
+            lengths = _continuations(written, unbroken, allowed_length)
+            tokens = [token for token in lengths if token < scores.shape[1] and token not in stops]
+            if not tokens:
                 continue
+            exponents = np.array([lengths[token] - float(allowed_length) for token in tokens])
             with np.errstate(over="ignore"):
-                penalties = np.minimum(multiplier * np.power(base, lengths[places] - float(allowed_length)), most)
+                penalties = np.minimum(multiplier * np.power(base, exponents), most)
             output = scores.clone() if output is None else output
-            output[row, torch.from_numpy(tokens[places]).to(scores.device)] -= scores.new_tensor(penalties)
+            output[row, tokens] -= scores.new_tensor(penalties)
         return scores if output is None else output
 
     return processor
 
 
-def _continuations(written: IdArray, most: int, least: int) -> tuple[IdArray, IdArray]:
-    """The tokens that would continue a repetition of `least` to `most` tokens, and how long the longest of each is.
+def _continuations(written: IdArray, most: int, least: int) -> dict[int, int]:
+    """The tokens that would continue a repetition of `least` to `most` tokens, each with the length of the longest.
 
     written int64 [T]. The first comparison finds all earlier places of the last token; each further one only checks
     the places that still match.
@@ -105,14 +106,9 @@ def _continuations(written: IdArray, most: int, least: int) -> tuple[IdArray, Id
         if not len(live):
             break
         lengths[live] = length + 1
-    long = lengths >= least
-    followers, lengths = written[ends[long] + 1], lengths[long]
-    if not len(followers):
-        return followers, lengths
-    order = np.lexsort((lengths, followers))
-    followers, lengths = followers[order], lengths[order]
-    last = np.append(followers[1:] != followers[:-1], True)
-    return followers[last], lengths[last]
+    long = np.flatnonzero(lengths >= least)
+    long = long[np.argsort(lengths[long])]  # of equal tokens the dictionary takes the last, so the longest
+    return dict(zip(written[ends[long] + 1].tolist(), lengths[long].tolist(), strict=True))
 
 
 def _unbroken(newest: list[int], stops: Collection[int], phrases: Sequence[tuple[int, ...]], most: int) -> int:
@@ -128,14 +124,15 @@ def _unbroken(newest: list[int], stops: Collection[int], phrases: Sequence[tuple
 
 
 def sequence_bias(m: ProcessorContext, biases: list[Bias]) -> Processor:
-    return _biased(m, "sequence_bias", {tuple(ids): float(bias) for ids, bias in biases})
+    return checked_bias(m, "sequence_bias", {tuple(ids): float(bias) for ids, bias in biases})
 
 
 def logit_bias(m: ProcessorContext, biases: dict[str, float]) -> Processor | None:
-    return _biased(m, "logit_bias", token_sequences.bias_of(m.tokenizer, biases, m.vocab_size)) if biases else None
+    return checked_bias(m, "logit_bias", token_sequences.bias_of(m.tokenizer, biases)) if biases else None
 
 
-def _biased(m: ProcessorContext, knob: str, biases: dict[tuple[int, ...], float]) -> Processor:
+def checked_bias(m: ProcessorContext, knob: str, biases: dict[tuple[int, ...], float]) -> Processor:
+    """The processor of biases. Raises UsageError if there are none, or for an id or a bias that is not valid."""
     if not biases:
         raise UsageError(f"{knob}: the list is empty; expected at least one sequence of ids")
     for ids, bias in biases.items():
@@ -148,29 +145,21 @@ def _biased(m: ProcessorContext, knob: str, biases: dict[tuple[int, ...], float]
 def encoder_repetition_penalty(m: ProcessorContext, penalty: float) -> Processor:
     """Scores of the source's tokens: multiplied if above 0, else divided, for each row."""
     ids = encoder_ids(m, "encoder_repetition_penalty")
-    ids, penalty = ids[:, ids[0] < m.vocab_size], 1 / float(penalty)  # an embedding may have more rows than scores
-
-    def processor(history: Tensor, scores: Tensor) -> Tensor:
-        source = ids.expand(len(scores), -1)
-        raised = scores.gather(1, source)
-        return scores.scatter(1, source, torch.where(raised < 0, raised * penalty, raised / penalty))
-
-    return processor
+    return lambda history, scores: _penalised(ids.expand(len(scores), -1), scores, 1 / float(penalty))
 
 
 def repetition_penalty(m: ProcessorContext, penalty: float) -> Processor:
     """Scores of tokens already in the row: divided if above 0, else multiplied (arXiv:1909.05858)."""
-    penalty = float(penalty)
+    return windowed(lambda history, scores: _penalised(history, scores, float(penalty)), m.generation.penalty_last_n)
 
-    def processor(history: Tensor, scores: Tensor) -> Tensor:
-        size = scores.shape[-1]
-        ids = history.clamp(max=size)  # ids beyond the scores (an embedding may have more rows) share a spare column
-        padded = torch.nn.functional.pad(scores, (0, 1))
-        penalised = padded.gather(1, ids)
-        penalised = torch.where(penalised < 0, penalised * penalty, penalised / penalty)
-        return padded.scatter(1, ids, penalised)[..., :size]
 
-    return windowed(processor, m.generation.penalty_last_n)
+def _penalised(ids: Tensor, scores: Tensor, penalty: float) -> Tensor:
+    size = scores.shape[-1]
+    ids = ids.clamp(max=size)  # ids beyond the scores (an embedding may have more rows) share a spare column
+    padded = torch.nn.functional.pad(scores, (0, 1))
+    penalised = padded.gather(1, ids)
+    penalised = torch.where(penalised < 0, penalised * penalty, penalised / penalty)
+    return padded.scatter(1, ids, penalised)[..., :size]
 
 
 def no_repeat_ngram_size(m: ProcessorContext, size: int) -> Processor:

@@ -35,11 +35,8 @@ class RowCandidates:
         best = float(scores.max())  # NaN if any is
         if not -np.inf < best < np.inf:
             return None
-        if float(scores.min()) > -np.inf:
-            row = cls(scores, None, len(scores))
-        else:
-            ids = np.flatnonzero(scores > -np.inf)
-            row = cls(scores[ids], ids, len(scores))
+        ids = None if float(scores.min()) > -np.inf else np.flatnonzero(scores > -np.inf)
+        row = cls(scores if ids is None else scores[ids], ids, len(scores))
         row.best = best
         return row
 
@@ -109,8 +106,6 @@ def largest(keys: Floats, count: int) -> Places:
     if count >= len(keys):
         return np.arange(len(keys))
     places = best_places(keys, count)
-    if len(places) == count:
-        return places
     best = keys[places]
     place = len(best) - count
     reach: Places = places[best >= np.partition(best, place)[place]]

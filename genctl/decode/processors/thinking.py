@@ -6,6 +6,7 @@ The tags are those that the chat template or the vocabulary names, in tokens of 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -29,28 +30,25 @@ class Thought(NamedTuple):
     recent: tuple[bytes, ...] = ()  # of the last tokens, in which a tag may have begun
 
 
+@dataclass(eq=False)
 class Thinking:
     """history int64 [R, T], scores f32 [R, V] -> scores, of which a row that has used up its budget keeps one.
 
     The forced token keeps its score, so that beams compare what the model says; other processors cannot bar it.
     """
 
-    def __init__(
-        self,
-        budget: int,
-        tags: Tags,
-        end: Sequence[int],
-        texts: Sequence[bytes],
-        words: Spelling,
-        prompt_len: int,
-        eos: Sequence[int],
-        *,
-        is_open: bool,
-    ) -> None:
-        self.budget, self.end, self.texts, self.words = budget, tuple(end), texts, words
-        self.opening, self.closing = tags.opening.encode(), tags.closing.encode()
-        self.prompt_len, self.eos = prompt_len, frozenset(eos)
-        self.first = self._forced(Thought(is_open))  # `is_open`: whether the new text begins within a thought
+    budget: int
+    tags: Tags
+    end: Sequence[int]  # what closes a thought
+    texts: Sequence[bytes]  # of all ids, special ones too
+    words: Spelling
+    prompt_len: int
+    eos: Sequence[int]
+    is_open: bool  # whether the new text begins within a thought
+
+    def __post_init__(self) -> None:
+        self.opening, self.closing = self.tags.opening.encode(), self.tags.closing.encode()
+        self.first = self._forced(Thought(self.is_open))
         self._known: ByHistory[Thought] = ByHistory()
 
     def __call__(self, history: Tensor, scores: Tensor) -> Tensor:

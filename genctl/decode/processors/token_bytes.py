@@ -9,7 +9,6 @@ not import torch.
 from __future__ import annotations
 
 import json
-import math
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 # -- how a tokenizer decodes; the 256 bytes as characters, as GPT-2 and all byte-level vocabularies write them ---------
-
 
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _OTHERS = (byte for byte in range(256) if byte not in _PRINTABLE)
@@ -96,33 +94,19 @@ class Spelling:
                 return
             yield from ids[ordered[place]]
 
-    def extends(self, start: bytes) -> bool:
-        """Whether an id adds more than `start` and starts with it."""
-        ordered, _ = self._table(False)
-        place = bisect_left(ordered, start + b"\x00")
-        return place < len(ordered) and ordered[place].startswith(start)
-
     def fewest(self, text: bytes, barred: Collection[int], *, first: bool = False) -> tuple[int, ...] | None:
         """The fewest ids that spell `text`, none of them `barred`; None if none do. Of equal ways the one that takes
         the longest pieces first. `first`: no other text is before it.
         """
-        counts: list[float] = [math.inf] * len(text) + [0]  # of ids from each place to the end
-        taken = [(0, 0)] * len(text)  # the id at each place, and where it ends
+        ways: list[tuple[int, ...] | None] = [*([None] * len(text)), ()]  # the ids from each place to the end
         for start in range(len(text) - 1, -1, -1):
             for end in range(min(len(text), start + self.longest), start, -1):
-                if counts[end] + 1 < counts[start]:
+                way, rest = ways[start], ways[end]
+                if rest is not None and (way is None or len(rest) + 1 < len(way)):
                     ids = self.spelled(text[start:end], first=first and start == 0)
-                    for token in ids:
-                        if token not in barred:
-                            counts[start], taken[start] = counts[end] + 1, (token, end)
-                            break
-        if math.isinf(counts[0]):
-            return None
-        found, place = [], 0
-        while place < len(text):
-            token, place = taken[place]
-            found.append(token)
-        return tuple(found)
+                    token = next((token for token in ids if token not in barred), None)
+                    ways[start] = way if token is None else (token, *rest)
+        return ways[0]
 
     @cached_property
     def behind(self) -> Spelling:

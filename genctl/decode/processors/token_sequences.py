@@ -29,11 +29,10 @@ def variants(tokenizer: Any, text: str, knob: str) -> list[tuple[int, ...]]:
         raise UsageError(f"{knob}: the text is empty")
     after_space = _after(tokenizer, _WORD, text if text.startswith(" ") else f" {text}")
     candidates = [after_space]
-    if text.startswith(" "):
-        if not after_space:  # this tokenizer merges it with the text before
-            candidates.append(_encode(tokenizer, text))
-    else:
+    if not text.startswith(" "):
         candidates += [_encode(tokenizer, text), *(_after(tokenizer, before, text) for before in _BEFORE)]
+    elif not after_space:  # this tokenizer merges it with the text before
+        candidates.append(_encode(tokenizer, text))
     unknown = getattr(tokenizer, "unk_token_id", None)
     spelled = [ids for ids in candidates if ids and not (unknown in ids and text.strip() != tokenizer.unk_token)]
     if not spelled:
@@ -41,23 +40,20 @@ def variants(tokenizer: Any, text: str, knob: str) -> list[tuple[int, ...]]:
     return list(dict.fromkeys(spelled))
 
 
-def bias_of(tokenizer: Any, biases: dict[str, float], vocab_size: int) -> dict[tuple[int, ...], float]:
+def bias_of(tokenizer: Any, biases: dict[str, float]) -> dict[tuple[int, ...], float]:
     """`logit_bias` as sequences of ids, each with the bias for the score of its last one.
 
     "#123" is the token with the id 123. A text with a leading space is more specific than one without, and has priority
-    after a space. Raises UsageError for an id outside the vocabulary or a text that cannot be encoded.
+    after a space. Raises UsageError for a text that cannot be encoded.
     """
     plain: dict[tuple[int, ...], float] = {}
     exact: dict[tuple[int, ...], float] = {}
     for text, bias in biases.items():
         if text.startswith("#") and text[1:].isdecimal():
-            token = int(text[1:])
-            if token >= vocab_size:
-                raise UsageError(f"logit_bias: {text!r} is not one of the {vocab_size} ids of the vocabulary")
-            exact[(token,)] = float(bias)
-            continue
-        into = exact if text.startswith(" ") else plain
-        into.update(dict.fromkeys(variants(tokenizer, text, "logit_bias"), float(bias)))
+            exact[(int(text[1:]),)] = float(bias)
+        else:
+            into = exact if text.startswith(" ") else plain
+            into.update(dict.fromkeys(variants(tokenizer, text, "logit_bias"), float(bias)))
     return plain | exact
 
 
@@ -68,19 +64,14 @@ def containing(tokenizer: Any, text: str, knob: str) -> set[tuple[int, ...]]:
     """
     if tokenizer is None:
         raise UsageError(f"{knob}: {text!r} is text, but the checkpoint has no tokenizer", hint="give an empty list")
-    if not text:
-        raise UsageError(f"{knob}: the text is empty")
-    sequences: set[tuple[int, ...]] = {
-        (token,) for token, spelling in enumerate(_vocabulary(tokenizer)) if text in spelling
-    }
-    singles = {sequence[0] for sequence in sequences}
+    singles = {token for token, spelling in enumerate(_vocabulary(tokenizer)) if text in spelling}
     try:
         spelled = variants(tokenizer, text, knob)
     except UsageError:
-        if not sequences:
+        if not text or not singles:
             raise
-        return sequences
-    return sequences | {sequence for sequence in spelled if not singles.intersection(sequence)}
+        spelled = []
+    return {(token,) for token in singles} | {ids for ids in spelled if not singles.intersection(ids)}
 
 
 def _vocabulary(tokenizer: Any) -> list[str]:

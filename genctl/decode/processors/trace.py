@@ -18,7 +18,7 @@ from torch import Tensor
 
 from genctl.decode.processors import Processor
 from genctl.decode.processors.build import check, name_of
-from genctl.decode.processors.filters import Filter, cut
+from genctl.decode.processors.filters import Filter, cut, there
 from genctl.decode.processors.rows import RowCandidates
 from genctl.events import Trace
 from genctl.kernels.ops import total
@@ -77,7 +77,7 @@ def run_traced(
         started = _now(scores) if timing else 0.0
         output = processor(history, copied)
         seconds = _now(output) - started if timing else 0.0
-        ended = may_end and not bool(_alive(output).any()) and not bool(output.isnan().any())
+        ended = may_end and not bool(there(output).any()) and not bool(output.isnan().any())
         output = torch.full_like(output, -torch.inf) if ended else output
         stages.append(Stage(name_of(processor), scores, output, seconds))
         scores = output
@@ -98,10 +98,10 @@ def traces(stages: Sequence[Stage], rows: Tensor, tokens: Tensor) -> list[tuple[
         return [() for _ in range(len(tokens))]
     columns: list[list[Trace]] = []
     before = stages[0].before[rows]
-    share, alive = _probabilities(before), _alive(before)
+    share, alive = _probabilities(before), there(before)
     for stage in stages:
         after = stage.after[rows]
-        new_share, new_alive = _probabilities(after), _alive(after)
+        new_share, new_alive = _probabilities(after), there(after)
         figures = zip(
             (alive & ~new_alive).sum(-1).tolist(),
             (0.5 * total((new_share - share).abs())).clamp(max=1.0).tolist(),
@@ -118,11 +118,6 @@ def traces(stages: Sequence[Stage], rows: Tensor, tokens: Tensor) -> list[tuple[
 def _probabilities(scores: Tensor) -> Tensor:
     """f32 [C, V] probabilities; all zero if a row has no token left or its scores are not numbers."""
     return scores.softmax(-1).nan_to_num(0.0)
-
-
-def _alive(scores: Tensor) -> Tensor:
-    """bool [C, V]: tokens that may still be chosen."""
-    return scores > torch.finfo(scores.dtype).min
 
 
 def _now(scores: Tensor) -> float:

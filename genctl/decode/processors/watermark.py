@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from functools import lru_cache
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -14,7 +13,7 @@ from genctl import compat
 from genctl.config.check import Misfit, fit
 from genctl.decode.processors import Processor
 from genctl.decode.processors.build import ProcessorContext, own
-from genctl.errors import UsageError, nearest
+from genctl.errors import UsageError
 
 
 class SynthID:
@@ -26,8 +25,6 @@ class SynthID:
 
     def __init__(self, processor: Any, prompt_len: int) -> None:
         self.processor, self.prompt_len = processor, prompt_len
-        if processor.ngram_len < 2:
-            raise ValueError(f"ngram_len must be at least 2, but is {processor.ngram_len}")
 
     def __call__(self, history: Tensor, scores: Tensor) -> Tensor:
         """history int64 [R, T], scores f32 [R, V] -> scores f32 [R, V], log-probabilities where watermarked."""
@@ -60,25 +57,13 @@ def watermarking_config(m: ProcessorContext, fields: dict[str, Any]) -> Processo
 
     synthid = "ngram_len" in fields or "keys" in fields
     kind = configuration_utils.SynthIDTextWatermarkingConfig if synthid else configuration_utils.WatermarkingConfig
-    parameters = inspect.signature(kind).parameters
-    missing = [name for name, one in parameters.items() if one.default is one.empty and name not in fields]
-    if missing:
-        raise UsageError(f"watermarking_config: {kind.__name__} needs {' and '.join(missing)}")
-    for name in fields:
-        if name not in parameters:
-            near = nearest(name, parameters)
-            suggestion = f"did you mean {near}?" if near else f"there are {', '.join(parameters)}"
-            raise UsageError(f"watermarking_config: {kind.__name__} has no field {name!r}; {suggestion}")
-    hints, mistakes = get_type_hints(kind.__init__), []
+    config = kind(**fields)  # raises TypeError for a missing or unknown field
+    hints = get_type_hints(kind.__init__) | _FIELDS
     for name, value in fields.items():
         try:
-            fit(_FIELDS.get(name, hints[name]), value)
+            fit(hints[name], value)
         except Misfit as misfit:
-            mistakes.append(f"watermarking_config: {name} = {value!r:.60}: {misfit}")
-    if mistakes:
-        raise UsageError("\n".join(mistakes))
-    config = kind(**fields)
-    config.validate()
+            raise UsageError(f"watermarking_config: {name} = {value!r:.60}: {misfit}") from None
     if synthid:
         return SynthID(config.construct_processor(m.vocab_size, m.device), m.prompt_len)
     if config.seeding_scheme == "selfhash" and m.vocab_size < 40:

@@ -33,7 +33,7 @@ def processor(mark: str = "ok", room: int = 40, prompt: tuple[int, ...] = PROMPT
         encoder_ids=torch.tensor([prompt]),
         tokenizer=tokenizer(),
     )
-    return constraint(context, "regex")
+    return constraint(context, None, "regex")
 
 
 def allowed(made: Any, text: str, prompt: tuple[int, ...] = PROMPT) -> set[int]:

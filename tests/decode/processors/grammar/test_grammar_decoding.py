@@ -121,7 +121,7 @@ def test_a_processor_that_bars_what_the_grammar_needs_fails_with_both_names() ->
 def test_a_forced_language_token_comes_before_the_text() -> None:
     case = Case("bart")
     generation = Generation(json_schema={"enum": ["a"]}, forced_bos_token_id=1)
-    made = constraint(ProcessorContext(generation, 1, 20, 300, (EOS,), tokenizer=tokenizer()), "json_schema")
+    made = constraint(ProcessorContext(generation, 1, 20, 300, (EOS,), tokenizer=tokenizer()), None, "json_schema")
     assert made is not None
 
     def first(history: Tensor, scores: Tensor) -> Tensor:

@@ -35,28 +35,24 @@ from tests.tiny import tokenizer
         ({"json_schema": '{"a":'}, "json_schema: not JSON: expected a value at column 6"),
         (
             {"json_schema": {"properties": {"a": {"items": {"type": "strin"}}}}},
-            "json_schema: Invalid type: strin at #/properties/a/items",
-        ),
-        (
-            {"json_schema": {"$defs": {"x/y": {"$dynamicRef": "#z"}}, "properties": {"a": {"$ref": "#/$defs/x~1y"}}}},
-            'json_schema: unsupported keywords ["$dynamicRef"] at #/$defs/x~1y',
+            "json_schema: Invalid type: strin",
         ),
         (
             {"json_schema": {"anyOf": [{"type": "integer", "minimum": 5, "maximum": 3}]}},
-            "json_schema: Unsatisfiable schema: minimum (5) is greater than maximum (3) at #/anyOf/0",
+            "json_schema: Unsatisfiable schema: minimum (5) is greater than maximum (3)",
         ),
-        ({"json_schema": {"minimum": "3"}}, "json_schema: Expected a number for 'minimum', got \"3\" at #"),
+        ({"json_schema": {"minimum": "3"}}, "json_schema: Expected a number for 'minimum', got \"3\""),
         (
             {"json_schema": {"properties": {"a": {"maxLength": 2.5}}}},
-            "json_schema: Expected positive integer for 'maxLength', got 2.5 at #/properties/a",
+            "json_schema: Expected positive integer for 'maxLength', got 2.5",
         ),
-        ({"json_schema": {"required": "a"}}, "json_schema: Expected array for 'required', got \"a\" at #"),
+        ({"json_schema": {"required": "a"}}, "json_schema: Expected array for 'required', got \"a\""),
         ({"grammar": 'root ::= "a" foo'}, "grammar: not GBNF: Rule 'foo' not found"),
-        ({"json_schema": {"type": "string", "pattern": "("}}, "json_schema: pattern: unclosed group at #"),
-        ({"json_schema": {"x-guidance": 3}}, 'json_schema: "x-guidance" must be an object at #'),
+        ({"json_schema": {"type": "string", "pattern": "("}}, "json_schema: pattern: unclosed group"),
+        ({"json_schema": {"x-guidance": 3}}, 'json_schema: "x-guidance" must be an object'),
     ],
 )
-def test_a_grammar_that_does_not_parse_is_refused_with_its_place(knobs: dict[str, Any], message: str) -> None:
+def test_a_grammar_that_does_not_parse_is_refused_with_the_reason(knobs: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         read(Generation(**knobs))
     assert caught.value.message == message
@@ -81,7 +77,7 @@ def test_what_llguidance_lacks_is_refused_by_name_or_left_out_with_a_note(
 ) -> None:
     with pytest.raises(UsageError) as caught:
         read(Generation(json_schema={"properties": {"a": schema}}))
-    assert caught.value.message == f"json_schema: {message} at #/properties/a"
+    assert caught.value.message == f"json_schema: {message}"
     assert f'"x-guidance": {{"{guidance}": true}}' in caught.value.hint
     source = read(Generation(json_schema={**schema, "x-guidance": {guidance: True}}))
     assert source is not None
