@@ -38,8 +38,7 @@ def _banned(m: ProcessorContext, knob: str, sequences: list[list[int]]) -> Proce
 
 
 def min_length(m: ProcessorContext, least: int) -> Processor | None:
-    # min_new_tokens replaces min_length
-    return min_new_tokens(m, least - m.prompt_len) if m.generation.min_new_tokens is None else None
+    return min_new_tokens(m, least - m.prompt_len) if m.generation.min_new_tokens is None else None  # it replaces this
 
 
 def min_new_tokens(m: ProcessorContext, count: int) -> Processor | None:

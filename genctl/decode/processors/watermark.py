@@ -29,8 +29,7 @@ class SynthID:
     def __call__(self, history: Tensor, scores: Tensor) -> Tensor:
         """history int64 [R, T], scores f32 [R, V] -> scores f32 [R, V], log-probabilities where watermarked."""
         inner = self.processor
-        if inner.debug_mode:
-            scores = torch.ones_like(scores)
+        scores = torch.ones_like(scores) if inner.debug_mode else scores
         width = inner.ngram_len - 1
         new = history[:, self.prompt_len :]
         count, rows = new.shape[1], new.shape[0]
@@ -57,7 +56,10 @@ def watermarking_config(m: ProcessorContext, fields: dict[str, Any]) -> Processo
 
     synthid = "ngram_len" in fields or "keys" in fields
     kind = configuration_utils.SynthIDTextWatermarkingConfig if synthid else configuration_utils.WatermarkingConfig
-    config = kind(**fields)  # raises TypeError for a missing or unknown field
+    try:
+        config = kind(**fields)
+    except TypeError as error:  # "… __init__() got an unexpected keyword argument 'x'"
+        raise UsageError(f"watermarking_config: {str(error).partition('() ')[2]}") from None
     hints = get_type_hints(kind.__init__) | _FIELDS
     for name, value in fields.items():
         try:

@@ -119,7 +119,7 @@ def test_a_wrong_entry_is_refused_in_a_sentence(entry: dict[str, Any], sentence:
         ({"watermarking_config": {"seeding_scheme": "x"}}, "seeding_scheme = 'x': must be one of selfhash, lefthash"),
         ({"watermarking_config": {"seeding_scheme": "self-hash"}}, "did you mean selfhash"),
         ({"watermarking_config": {"greenlist_ratio": 1.0}}, "greenlist_ratio = 1.0: must be below 1"),
-        ({"watermarking_config": {"ngram_len": 3}}, "watermarking_config: .* missing .* 'keys'"),
+        ({"watermarking_config": {"ngram_len": 3}}, "watermarking_config: missing .* 'keys'"),
         ({"watermarking_config": {"ngram_len": 1, "keys": [3]}}, "ngram_len = 1: must be at least 2"),
         ({"watermarking_config": {"seeding_scheme": "selfhash"}, "vocab_size": 20}, "selfhash needs a vocabulary"),
         ({"repetition_penalty": float("nan")}, "repetition_penalty: must be a finite number, but is nan"),
