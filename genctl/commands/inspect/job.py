@@ -37,8 +37,7 @@ def inspect_cache(options: InspectOptions) -> int | None:
         if options.plan:
             return show_plan(options, early)
         steps = steps_of(options, early)
-        place = f"--steps {steps}"
-        layers.append(Layer("flag", {"max_new_tokens": steps + 1}, {"max_new_tokens": place}, "command"))
+        layers.append(Layer("flag", {"max_new_tokens": steps + 1}, {"max_new_tokens": f"--steps {steps}"}, "command"))
         early = resolve(layers, tentative=True)
         messages.held = []  # notes are printed below what is measured
         input = job.read()

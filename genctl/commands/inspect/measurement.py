@@ -87,11 +87,8 @@ class Measurement:
 
     def written(self) -> dict[str, list[tuple[int, ...]]]:
         """The new tokens of each prompt's sequences."""
-        return {
-            prompt.lane: [hypothesis.tokens for hypothesis in prompt.finished.hypotheses]
-            for prompt in self.prompts.values()
-            if prompt.finished is not None
-        }
+        finished = [prompt.finished for prompt in self.prompts.values() if prompt.finished is not None]
+        return {one.lane: [hypothesis.tokens for hypothesis in one.hypotheses] for one in finished}
 
     def report(self, weights: int, cache: str, *, beside: Measurement | None = None) -> dict[str, Any]:
         """The measurement as one JSON object.

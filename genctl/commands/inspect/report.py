@@ -24,7 +24,6 @@ PIPE = 120  # cells of a rule, and of inputs, where there is no terminal
 ROWS = 4  # rows of a batch whose input is shown
 NUMBERS = ("step", "past", "bytes", "bytes after", "growth")  # columns that are right-aligned and never broken
 INPUTS = ("input_ids", "cache_position", "position_ids", "attention_mask", "past_length")
-NOT_COUNTED = "activations and the framework's own memory are not counted"
 
 
 def report_lines(report: Report, width: int | None) -> list[Text]:
@@ -42,11 +41,9 @@ def report_lines(report: Report, width: int | None) -> list[Text]:
     facts = _sums("total", report, sum(len(step["input_ids"]) for step in steps if step["step"] == steps[-1]["step"]))
     if "ended" in report:
         facts.append(("ended", ended_words(report["ended"]).removeprefix("ended ")))
-    heads = ("step", "given", "past", "bytes after", "growth", "")
-    passes = table(heads, map(_pass_cells, steps), width)
+    passes = table(("step", "given", "past", "bytes after", "growth", ""), map(_pass_cells, steps), width)
     header = widgets.header(width or PIPE, report["model"], *head)
-    layers = [*labelled(prompts, width), *layer_lines(report, width)]
-    return [header, *layers, *labelled(facts, width), Text(), *passes]
+    return [header, *labelled(prompts, width), *layer_lines(report, width), *labelled(facts, width), Text(), *passes]
 
 
 def plan_lines(report: Report, width: int | None) -> list[Text]:
@@ -80,12 +77,11 @@ def _sums(label: str, report: Report, rows: int) -> list[tuple[str, ...]]:
 
 def _what_fits(plan: Report, room: int, total: int) -> list[tuple[str, ...]]:
     """`room` are the bytes beside the weights, `total` those of the cache."""
+    verdict = f"fits, {size(max(room - total, 0))} left"
     if room < 0:
         verdict = f"does not fit: the weights alone need {size(-room)} more"
-    else:
-        verdict = (
-            f"fits, {size(room - total)} left" if plan["fits"] else f"does not fit: {size(total - room)} too little"
-        )
+    elif room < total:
+        verdict = f"does not fit: {size(total - room)} too little"
     longest, batch, rows = plan["longest_length"], plan["largest_batch"], plan["rows"]
     length = "any length" if longest is None else count(longest, "token") + (f" in {rows:,} rows" if rows > 1 else "")
     bound = ("the model's context",) if plan["length_bound"] == "context" else ()
@@ -94,7 +90,7 @@ def _what_fits(plan: Report, room: int, total: int) -> list[tuple[str, ...]]:
         ("memory", amount(plan["memory_bytes"]), verdict),
         ("longest", length, *bound),
         ("largest", f"{prompts} of {count(plan['length'], 'token')}"),
-        ("", NOT_COUNTED),
+        ("", "activations and the framework's own memory are not counted"),
     ]
 
 
@@ -111,13 +107,9 @@ def input_lines(report: Report, width: int | None) -> list[Text]:
             grid.add_column(heading if len(passes) > 1 else "", ratio=1, no_wrap=True, overflow="ellipsis")
         for name in INPUTS:
             grid.add_row(name.replace("past_", "past "), *(Text(_field(one[name])) for one in passes if name in one))
-        kinds: dict[str, dict[str, None]] = {}
-        for layer in step["layers"]:
-            kinds.setdefault(layer["kind"], {})[shape_words(layer)] = None
-        after = [(kind, ", ".join(shapes)) for kind, shapes in kinds.items()]
-        lines += [*widgets.lines_of(grid, page), *labelled(after, page, cells=16)]
-    agree = report.get("tokens_agree")
-    if agree is not None:
+        shapes = dict.fromkeys((layer["kind"], shape_words(layer)) for layer in step["layers"])
+        lines += [*widgets.lines_of(grid, page), *labelled(list(shapes), page, cells=16)]
+    if (agree := report.get("tokens_agree")) is not None:
         differ = "the tokens written without a cache are not the same"
         words = "with and without a cache the same tokens were written" if agree else differ
         lines.append(Text(words, style=theme.DIM if agree else theme.ERROR))
