@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from rich.console import Console
 
-from genctl.commands.inspect import plan
 from genctl.commands.inspect import report as reports
 from genctl.commands.inspect.measurement import Measurement
-from genctl.commands.inspect.options import STEPS, InspectOptions, check_length
+from genctl.commands.inspect.options import InspectOptions, steps_of
+from genctl.commands.inspect.plan import plan
 from genctl.commands.job import Listener, request_of, seed_of, settings_of, settle, start_seed, started, usable
+from genctl.commands.options import memory_bytes
 from genctl.config.dry import to_toml
 from genctl.config.layers import Layer, Resolved, resolve
 from genctl.engines.protocol import Flow, Request
-from genctl.errors import InputError, UsageError, count
+from genctl.errors import Exit, UsageError, count
 from genctl.io import writers
-from genctl.io.rows import InputRow
 from genctl.terminal import loading_line
 from genctl.terminal.console import make_consoles
 from genctl.terminal.progress_bars import LoadingBar
+from genctl.terminal.widgets import visible
 
 COLUMNS = ("step", "rows", "layer", "kind", "shape", "dtype", "device", "bytes", "new")  # of --format tsv
 
@@ -34,11 +35,9 @@ def inspect_cache(options: InspectOptions) -> int | None:
         interrupt, messages = job.interrupt, job.messages
         layers, early = job.early_settings()
         if options.plan:
-            return plan.perform(options, early)
-        steps = STEPS if options.steps is None else options.steps
-        check_length(early, options.steps, steps)
-        place = f"--steps {steps}"
-        layers.append(Layer("flag", {"max_new_tokens": steps + 1}, {"max_new_tokens": place}, "command"))
+            return show_plan(options, early)
+        steps = steps_of(options, early)
+        layers.append(Layer("flag", {"max_new_tokens": steps + 1}, {"max_new_tokens": f"--steps {steps}"}, "command"))
         early = resolve(layers, tentative=True)
         messages.held = []  # notes are printed below what is measured
         input = job.read()
@@ -52,7 +51,7 @@ def inspect_cache(options: InspectOptions) -> int | None:
             job.live = options.on_screen
             out, err = make_consoles(options.color)
             saved = None if options.save_cache is None else job.sink(stack, options.save_cache, at_once=True)
-            results = None if job.live else job.sink(stack, options.output)
+            results = job.report_sink(stack)
 
             with closing(LoadingBar(err, time.monotonic)) as bar:
                 on_event = None if options.quiet else bar.show
@@ -66,7 +65,7 @@ def inspect_cache(options: InspectOptions) -> int | None:
             session.use_threads(how.rows)
             messages.detail(*session.notes())
             start = start_seed(base)
-            measurable = usable(rows, partial(_settings_of, base, steps), job.fail)
+            measurable = usable(rows, lambda row: settings_of(row, base), job.fail)
             sources = {row.id: (row, resolved) for row, resolved in measurable}
             requests = [request_of(row, one, seed_of(row, one, start)) for row, one in sources.values()]
             interrupt.gentle = True
@@ -87,8 +86,6 @@ def inspect_cache(options: InspectOptions) -> int | None:
             if done and cached and (options.inputs or options.format == "json") and not interrupt.status:
                 uncached = Measurement(steps)
                 decode(list(map(_uncached, requests)), uncached.feed)
-                if measured.written() != uncached.written():
-                    messages.note("without a cache other tokens were written")
             loading_line.end()
             messages.release()
 
@@ -107,12 +104,24 @@ def inspect_cache(options: InspectOptions) -> int | None:
         return job.status()
 
 
-def _settings_of(base: Resolved, steps: int, row: InputRow) -> Resolved:
-    """The settings of a row. Raises InputError where they say how many tokens are written."""
-    for name in ("max_new_tokens", "max_length"):
-        if name in row.params:
-            raise InputError(f"{row.where}: {name} contradicts --steps {steps}")
-    return settings_of(row, base)
+def show_plan(options: InspectOptions, early: Resolved) -> int:
+    """Print the plan. Returns the exit status: 4 if --memory is too small for it, else 0."""
+    if early.runtime.prompt_cache is not None and early.settings["prompt_cache"].kind == "command":
+        raise UsageError("--prompt-cache belongs to a measurement, and --plan decodes nothing")
+    report = plan(
+        early.runtime,
+        early.generation,
+        batch=options.batch or 1,
+        length=options.length,
+        source_length=options.source_length,
+        memory=None if options.memory is None else memory_bytes(options.memory),
+        **options.trust,
+    )
+    out, err = make_consoles(options.color)
+    _write(report, options, out, None)
+    for note in report["plan"]["notes"]:
+        err.print(visible(f"note: {note}"), style="dim")
+    return int(Exit.CHECK if report["plan"]["fits"] is False else Exit.DONE)
 
 
 def _uncached(request: Request) -> Request:
@@ -122,30 +131,30 @@ def _uncached(request: Request) -> Request:
 
 def _write(report: dict[str, Any], options: InspectOptions, out: Console, results: writers.Sink | None) -> None:
     """Write the report in its --format."""
-    on_terminal = out.is_terminal and options.output is None
     if options.format == "text":
-        width = out.width if on_terminal else None
-        lines = [*reports.report_lines(report, width), *(reports.input_lines(report, width) if options.inputs else ())]
-        if results is None or on_terminal:
+        width = out.width if out.is_terminal and results is None else None
+        lines = reports.plan_lines(report, width) if options.plan else reports.report_lines(report, width)
+        lines += reports.input_lines(report, width) if options.inputs else []
+        if results is None:
             for line in lines:
                 out.print(line)
             return
         content = "".join(f"{line.plain.rstrip()}\n" for line in lines)
     else:
-        layers = ((step, layer) for step in report["steps"] for layer in step["layers"])
-        rows = [[step["step"], step["rows"], *(layer[name] for name in COLUMNS[2:])] for step, layer in layers]
-        content = writers.report_text(report, options.format, COLUMNS, rows)
-    assert results is not None
-    results.write(content.encode("utf-8", "backslashreplace"))
-    results.close()
+        columns = COLUMNS[2:-1] if options.plan else COLUMNS
+        layers = [{**step, **layer} for step in report["steps"] or [report] for layer in step["layers"]]
+        rows = [[layer[name] for name in columns] for layer in layers]
+        content = writers.report_text(report, options.format, columns, rows)
+    if results is None:
+        sys.stdout.write(content)
+    else:
+        results.write(content.encode("utf-8", "backslashreplace"))
+        results.close()
 
 
 def weights_bytes(model: Any) -> int:
     """Bytes of a model's weights, tied ones counted once."""
+    from genctl.models import packed_layers
     from genctl.native.runtime import NativeModel
 
-    if isinstance(model, NativeModel):
-        return model.bytes()
-    from genctl.models import packed_layers
-
-    return packed_layers.weights_bytes(model)
+    return model.bytes() if isinstance(model, NativeModel) else packed_layers.weights_bytes(model)

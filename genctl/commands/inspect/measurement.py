@@ -6,7 +6,8 @@ on the tensors in the cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,25 +27,16 @@ class Measurement:
     steps: int
     prompts: dict[str, LaneHistory] = field(default_factory=dict)
     passes: list[dict[str, Any]] = field(default_factory=list)  # as they are reported
-    model: str = ""
     _last: dict[str, int] = field(default_factory=dict)  # the newest pass of each prompt
-    _after: dict[str, int] = field(default_factory=dict)  # passes of each prompt after its prefill
+    _after: Counter[str] = field(default_factory=Counter)  # passes of each prompt after its prefill
 
     def feed(self, event: events.Event) -> None:
         """Take one event."""
         if isinstance(event, events.CacheRead):
             self._pass(event)
-        if isinstance(event, (events.Began, events.Prefilled, events.Finished, events.Failed)):
+        elif isinstance(event, (events.Began, events.Prefilled, events.Finished, events.Failed)):
             self.prompts[event.lane] = (self.prompts.get(event.lane) or LaneHistory(event.lane)).after(event)
-        if isinstance(event, events.Began):
-            self.model = event.model or self.model
-            self._after[event.lane] = 0
-        elif isinstance(event, events.Prefilled) and event.shared:  # the pass belongs to a prompt with the same text
-            text = _text(self.prompts[event.lane])
-            same = (name for name, one in self.prompts.items() if name != event.lane and _text(one) == text)
-            if (first := next(same, "")) in self._last:
-                self._last[event.lane] = self._last[first]
-        elif isinstance(event, events.Prefilled) and event.reused and event.lane in self._last:
+        if isinstance(event, events.Prefilled) and event.reused and event.lane in self._last:
             entry = self.passes[self._last[event.lane]]
             if entry["cross_attention"] is not None:  # the source's keys and values came from a file
                 entry["cross_attention"] = "kept"
@@ -62,8 +54,7 @@ class Measurement:
             step = max(self._after[lane] for lane in lanes) + 1
             if step > self.steps:
                 return
-            for lane in lanes:
-                self._after[lane] += 1
+            self._after.update(lanes)
         places = list(self.prompts)
         layers = [dict(layer) for layer in event.layers]
         total = sum(layer["bytes"] for layer in layers)
@@ -75,8 +66,8 @@ class Measurement:
             "rows": [places.index(lane) for lane in rows],
             "input_ids": [list(row) for row in given.input_ids],
             "cache_position": list(given.cache_position) if has_columns else [],  # a state has no columns
-            "position_ids": _lists(given.position_ids),
-            "attention_mask": _lists(given.attention_mask),
+            "position_ids": None if given.position_ids is None else [list(row) for row in given.position_ids],
+            "attention_mask": None if given.attention_mask is None else [list(row) for row in given.attention_mask],
             "past_length": given.past_length,
             "layers": layers,
             "total_bytes": total,
@@ -96,11 +87,8 @@ class Measurement:
 
     def written(self) -> dict[str, list[tuple[int, ...]]]:
         """The new tokens of each prompt's sequences."""
-        return {
-            prompt.lane: [hypothesis.tokens for hypothesis in prompt.finished.hypotheses]
-            for prompt in self.prompts.values()
-            if prompt.finished is not None
-        }
+        finished = [prompt.finished for prompt in self.prompts.values() if prompt.finished is not None]
+        return {one.lane: [hypothesis.tokens for hypothesis in one.hypotheses] for one in finished}
 
     def report(self, weights: int, cache: str, *, beside: Measurement | None = None) -> dict[str, Any]:
         """The measurement as one JSON object.
@@ -116,13 +104,11 @@ class Measurement:
         last = max((entry["step"] for entry in self.passes), default=0)
         final = [entry for entry in self.passes if entry["step"] == last]  # several if prompts ran separately
         total = sum(entry["total_bytes"] for entry in final)
-        report: dict[str, Any] = {"schema": SCHEMA, "model": self.model}
+        models = [prompt.began.model for prompt in self.prompts.values() if prompt.began and prompt.began.model]
+        report: dict[str, Any] = {"schema": SCHEMA, "model": models[-1] if models else ""}
         report |= prompts[0] if prompts and len(self.prompts) == 1 else {"prompts": prompts}
-        if self.failures:
-            report["errors"] = [
-                {"id": failed.lane, "error": {"code": failed.code, "message": failed.message}}
-                for failed in self.failures
-            ]
+        errors = [{"id": one.lane, "error": {"code": one.code, "message": one.message}} for one in self.failures]
+        report |= {"errors": errors} if errors else {}
         report |= {
             "cache": cache,
             "layers": [layer for entry in final for layer in entry["layers"]],
@@ -150,7 +136,7 @@ class Measurement:
             }
         return {
             "id": prompt.lane,
-            "prompt": _text(prompt),
+            "prompt": began.prompt if began else "",
             "prompt_tokens": read.prompt_tokens if read else 0,
             "reused_tokens": read.reused if read else 0,
             "strategy": began.strategy if began else "",
@@ -162,31 +148,15 @@ class Measurement:
         }
 
 
-def _text(prompt: LaneHistory) -> str:
-    """The prompt as the model reads it."""
-    return prompt.began.prompt if prompt.began else ""
-
-
-def _lists(rows: Iterable[Iterable[int]] | None) -> list[list[int]] | None:
-    return None if rows is None else [list(row) for row in rows]
-
-
 def per_token(passes: Sequence[dict[str, Any]]) -> int | float | None:
-    """Growth in bytes per new token and row, in the newest pass with the same rows as the pass before it.
+    """Growth in bytes per new token and row, in the newest pass with the same rows as the step before it.
 
     None if there is no such pass: after the prefill alone, or if rows changed at every step.
     """
-    for number in range(len(passes) - 1, 0, -1):
-        entry = passes[number]
-        before = next((earlier for earlier in reversed(passes[:number]) if earlier["rows"] == entry["rows"]), None)
-        if entry["step"] == 0 or before is None or before["step"] + 1 != entry["step"]:
-            continue
-        ids = len(entry["input_ids"][0])
-        new = entry["past_length"] + ids - before["past_length"] - len(before["input_ids"][0])
-        if not entry["cache_position"]:
-            new = ids
-        if new > 0:
-            return divided(entry["growth_bytes"], new * len(entry["rows"]))
+    decoded = {(entry["step"], *entry["rows"]) for entry in passes}
+    for entry in reversed(passes):
+        if (entry["step"] - 1, *entry["rows"]) in decoded:
+            return divided(entry["growth_bytes"], len(entry["input_ids"][0]) * len(entry["rows"]))
     return None
 
 

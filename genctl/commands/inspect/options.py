@@ -30,17 +30,15 @@ class InspectOptions(PresetOptions):
     format: Literal["text", "json", "tsv"] = FORMAT
 
 
-_PLANNED = ("batch", "length", "source_length", "memory")
-_MEASURED = ("input", "input_format", "template", "steps", "inputs", "save_cache", "output", "report")
 CONFLICTS: tuple[Conflict, ...] = (
     *(
         (given(name, without=["plan"]), f"{flag_of(name)} {{{name}}} belongs to --plan; here bytes are measured")
-        for name in _PLANNED
+        for name in ("batch", "length", "source_length", "memory")
     ),
     (given("plan", "arguments"), "a prompt belongs to a measurement, and --plan decodes nothing"),
     *(
         (given(name, plan=[True]), f"{flag_of(name)} belongs to a measurement, and --plan decodes nothing")
-        for name in _MEASURED
+        for name in ("input", "input_format", "template", "steps", "inputs", "save_cache", "output", "report")
     ),
     needless_force("output", "save_cache", also=("report",)),
     *PAGE,
@@ -77,17 +75,17 @@ INSPECT_CACHE = Command(
 )
 
 
-def check_length(early: Resolved, given: int | None, steps: int) -> None:
-    """Raises UsageError where another option sets the number of new tokens."""
+def steps_of(options: InspectOptions, early: Resolved) -> int:
+    """The passes after the prompt. Raises UsageError where another option sets the number of new tokens."""
+    steps = STEPS if options.steps is None else options.steps
     for name in ("max_new_tokens", "max_length", "batch_size"):
         setting = early.settings.get(name)
         if setting is None or setting.kind != "command" or setting.value is None:
             continue
-        setting_text = f"{name} = {setting.value} ({setting.place})"
+        what = f"{name} = {setting.value} ({setting.place})"
         if name == "batch_size":
-            raise UsageError(f"{setting_text}: prompts given together are decoded in one batch")
+            raise UsageError(f"{what}: prompts given together are decoded in one batch")
         hint = f"--steps {max(setting.value - 1, 0)} writes {setting.value} tokens" if name == "max_new_tokens" else ""
-        default = "" if given is not None else ", the default,"
-        raise UsageError(
-            f"{setting_text} contradicts --steps {steps}{default} which writes {steps + 1} tokens", hint=hint
-        )
+        default = "" if options.steps is not None else ", the default,"
+        raise UsageError(f"{what} contradicts --steps {steps}{default} which writes {steps + 1} tokens", hint=hint)
+    return steps

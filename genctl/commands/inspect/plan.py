@@ -1,72 +1,26 @@
 """`genctl inspect-cache --plan`: the memory that a cache takes, and what fits beside the weights, from a config alone.
 
 A part of the cache takes rows x columns x the bytes of one column of one row, which `skeleton` measures. How many rows
-and columns there are depends on its kind:
-
-    full, static, quantised   all rows, all columns
-    sliding window            all rows, the newest window - 1 columns
-    cross-attention           the source's columns; one row for a prompt, however many beams it has (with transformers'
-                              classes, where there are several prompts, all rows)
-    recurrent state           all rows, no columns
-
-so a plan equals what `inspect-cache` measures for as many rows and columns, to the byte.
+and columns there are depends on its kind (`Part.stored`), so a plan equals what `inspect-cache` measures for as many
+rows and columns, to the byte.
 """
 
 from __future__ import annotations
 
-import sys
-from bisect import bisect_left
+import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from genctl.commands.inspect.measurement import CROSS, STATE, divided
-from genctl.commands.inspect.options import InspectOptions
-from genctl.commands.inspect.report import plan_lines
-from genctl.commands.options import memory_bytes
-from genctl.config.layers import Resolved
 from genctl.config.modes import check_search
-from genctl.errors import Exit, UsageError
+from genctl.errors import UsageError
 from genctl.io.records import SCHEMA
-from genctl.io.writers import report_text
 from genctl.models.sizes import context_of, source_context_of, trained_length
 from genctl.params import Generation, Runtime
-from genctl.terminal.console import make_consoles
-from genctl.terminal.widgets import visible
 
 if TYPE_CHECKING:
     from genctl.commands.inspect.skeleton import Skeleton
-
-COLUMNS = ("layer", "kind", "shape", "dtype", "device", "bytes")  # of --format tsv
-SHARED = 64  # least columns of a prompt that its rows share (`decode.cache.shared`), in the native runtime
-
-
-def perform(options: InspectOptions, early: Resolved) -> int:
-    """Print the plan. Returns the exit status: 4 if --memory is given and too small for it, else 0.
-
-    Raises UsageError and ModelError before anything is printed.
-    """
-    if early.runtime.prompt_cache is not None and early.settings["prompt_cache"].kind == "command":
-        raise UsageError("--prompt-cache belongs to a measurement, and --plan decodes nothing")
-    report = plan(
-        early.runtime,
-        early.generation,
-        batch=options.batch or 1,
-        length=options.length,
-        source_length=options.source_length,
-        memory=None if options.memory is None else memory_bytes(options.memory),
-        **options.trust,
-    )
-    out, err = make_consoles(options.color)
-    if options.format == "text":
-        for line in plan_lines(report, out.width if out.is_terminal else None):
-            out.print(line)
-    else:
-        rows = [[layer[name] for name in COLUMNS] for layer in report["layers"]]
-        sys.stdout.write(report_text(report, options.format, COLUMNS, rows))
-    sys.stdout.flush()
-    for note in report["plan"]["notes"]:
-        err.print(visible(f"note: {note}"), style="dim")
-    return int(Exit.CHECK if report["plan"]["fits"] is False else Exit.DONE)
 
 
 class Size(NamedTuple):
@@ -88,40 +42,33 @@ class Part(NamedTuple):
     entry: Mapping[str, Any]  # of `Cache.describe`, for a few columns of one row
     cell: int  # bytes of one column of one row; of one row where there are no columns
 
-    @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> Part:
-        """The part of an entry for one row."""
-        return cls(entry, entry["bytes"] // (1 if entry["kind"] == STATE else max(entry["shape"][2], 1)))
+    def stored(self, size: Size, more: int = 0) -> tuple[int, int]:
+        """Stored rows and columns, with up to `more` columns than a window keeps; a state has one column.
 
-    @property
-    def window(self) -> int | None:
-        """The columns that a window keeps; None if all stay, as in a window of 1 (see `decode.cut_windows`)."""
-        window = self.entry.get("window")
-        return None if window in (None, 1) else int(window) - 1
-
-    def stored(self, size: Size) -> tuple[int, int]:
-        """Stored rows and columns; a state has one column."""
-        if self.entry["kind"] == STATE:
+        Cross-attention has one row for a prompt, however many beams it has; with transformers' classes, where there are
+        several prompts, it has all rows.
+        """
+        kind, window = self.entry["kind"], self.entry.get("window")
+        if kind == STATE:
             return size.rows, 1
-        if self.entry["kind"] == CROSS:
+        if kind == CROSS:
             return size.batch if size.grouped or size.batch == 1 else size.rows, size.source
-        return size.rows, size.length if self.window is None else min(size.length, self.window)
+        if window is None or window == 1:  # which keeps all (see `decode.cut_windows`)
+            return size.rows, size.length
+        return size.rows, min(size.length, window - 1 + more)
 
     def bytes(self, size: Size) -> int:
         """All bytes of the part, scales of quantised numbers included."""
-        rows, columns = self.stored(size)
-        return rows * columns * self.cell
+        return math.prod(self.stored(size)) * self.cell
 
     def reserved(self, size: Size) -> int:
         """The most bytes of its buffers, room for later tokens included."""
-        if self.entry["kind"] in (STATE, CROSS, "static"):
-            return self.bytes(size)
         from genctl.decode.batch_cache import ROOM
         from genctl.decode.cache.growing import STEP, grown
 
-        # up to ROOM new tokens are allocated at the beginning; beyond them a buffer grows as it fills
-        columns = size.length if size.length <= ROOM + 1 else grown(size.length)
-        return size.rows * (columns if self.window is None else min(columns, self.window + STEP)) * self.cell
+        if self.entry["kind"] != "static" and size.length > ROOM + 1:  # beyond ROOM new tokens a buffer grows
+            size = size._replace(length=grown(size.length))
+        return math.prod(self.stored(size, STEP)) * self.cell
 
     def sized(self, size: Size, device: str) -> dict[str, Any]:
         """The part as an entry of `describe` in a run of this size."""
@@ -167,7 +114,9 @@ def plan(
 
     form = generation.cache_implementation if generation.use_cache else "off"
     skeleton = skeletons.read(runtime, form, **trust)
-    parts, weights = [Part.of(entry) for entry in skeleton.cache], skeleton.weights
+    weights, parts = skeleton.weights, []
+    for entry in skeleton.cache:
+        parts.append(Part(entry, entry["bytes"] // (1 if entry["kind"] == STATE else max(entry["shape"][2], 1))))
     context, length, source = _lengths(skeleton, length, source_length)
     size = Size(batch, batch * per_prompt, length, source or 0, grouped=skeleton.is_native)
     in_all = total(parts, size)
@@ -175,8 +124,8 @@ def plan(
     longest = largest_batch = fits = None
     if memory is not None:
         room = memory - weights
-        longest = largest(lambda length: total(parts, size._replace(length=length)) <= room, context)
-        largest_batch = largest(lambda batch: total(parts, size._replace(batch=batch, rows=batch * per_prompt)) <= room)
+        longest = largest(lambda length: total(parts, size._replace(length=length)), room, context)
+        largest_batch = largest(lambda batch: total(parts, size._replace(batch=batch, rows=batch * per_prompt)), room)
         fits = in_all <= room
     return {
         "schema": SCHEMA,
@@ -203,7 +152,7 @@ def plan(
             "length_bound": None if longest is None else "context" if longest == context else "memory",
             "largest_batch": largest_batch,
             "fits": fits,
-            "notes": [*skeleton.notes, *_notes(skeleton, generation, size, form)],
+            "notes": [*skeleton.notes, *_notes(skeleton, generation)],
         },
     }
 
@@ -213,20 +162,18 @@ def rows_of(generation: Generation) -> int:
     check_search(generation)
     if generation.num_beams > 1:
         return generation.num_beams
-    if samples := generation.best_of or generation.mbr_samples:
-        return samples
-    if generation.penalty_alpha:
-        return generation.top_k  # contrastive search reads each candidate in a row of its own
-    return generation.num_return_sequences
+    # contrastive search reads each candidate in a row of its own
+    others = generation.top_k if generation.penalty_alpha else generation.num_return_sequences
+    return generation.best_of or generation.mbr_samples or others
 
 
-def largest(fits: Callable[[int], bool], most: int | None = None) -> int | None:
-    """The largest whole number from 0 to `most` that fits, for a monotonic `fits`; None if all fit.
+def largest(bytes_of: Callable[[int], int], room: int, most: int | None = None) -> int | None:
+    """The largest number up to `most` whose bytes fit into `room`; 0 if 1 does not fit. `bytes_of` is monotonic.
 
-    Without `most` numbers up to 2^62 are tried. 0 is not tried: it is the result if 1 does not fit.
+    Without `most` numbers up to 2^62 are tried, and the result is None if all fit.
     """
-    numbers = range(1, (1 << 62 if most is None else most) + 1)
-    found = bisect_left(numbers, True, key=lambda number: not fits(number))
+    numbers = range(1, (most or 1 << 62) + 1)
+    found = bisect_right(numbers, room, key=bytes_of)
     return most if found == len(numbers) else found
 
 
@@ -249,26 +196,16 @@ def _lengths(skeleton: Skeleton, length: int | None, source: int | None) -> tupl
     return context, length, source or most or length
 
 
-def _notes(skeleton: Skeleton, generation: Generation, size: Size, form: str) -> list[str]:
+def _notes(skeleton: Skeleton, generation: Generation) -> list[str]:
     """Notes on settings that a run follows and this plan does not, and on memory that it does not count."""
     notes, settings = [], skeleton.settings
     for name in ("num_beams", "num_return_sequences"):
         stored = settings.values.get(name)
         if type(stored) is int and stored > 1 and getattr(generation, name) == 1:
             notes.append(f"{settings.file} says {name} = {stored}, which a run follows; this plan has {name} = 1")
-    kinds = {entry["kind"] for entry in skeleton.cache}
-    if not kinds and form != "off":
-        notes.append("this architecture keeps no cache: everything is read again at every step")
-    if size.rows > size.batch and size.length > SHARED and "full" in kinds and size.source == 0:
-        shared = f"the native runtime keeps a prompt of {SHARED} tokens or more once for all its rows"
-        notes.append(f"{shared}: a run may need less")
-    if form == "offloaded":
-        notes.append("with --cache offloaded the layers that grow lie in the CPU's memory while others compute")
-    others = [name for name in ("assistant_model", "amateur_model") if getattr(generation, name)]
+    names = ("assistant_model", "amateur_model", "prompt_lookup_num_tokens", "assistant_early_exit")
+    others = [name for name in names if getattr(generation, name)]
+    others += ["guidance_scale"] if generation.guidance_scale not in (None, 1.0) else []
     if others:
-        notes.append(f"the weights and the cache of {' and '.join(others)} are not counted")
-    if generation.guidance_scale not in (None, 1.0):
-        notes.append("guidance_scale keeps a second cache for the negative prompt, which is not counted")
-    if generation.assistant_model or generation.prompt_lookup_num_tokens or generation.assistant_early_exit:
-        notes.append("drafts, and what they push out of windows, stay until they are checked; this is not counted")
+        notes.append(f"what {' and '.join(others)} needs beside this (weights, caches, drafts) is not counted")
     return notes

@@ -17,15 +17,13 @@ from genctl.errors import count, percent, size
 from genctl.terminal import theme, widgets
 from genctl.terminal.summary import DOT
 
-Report: TypeAlias = Mapping[str, Any]
-Layer: TypeAlias = Mapping[str, Any]
-Step: TypeAlias = Mapping[str, Any]
+Report: TypeAlias = Mapping[str, Any]  # or a pass of it, or a layer
 
 WHOLE = 1 << 16  # cells of a line that is not broken
 PIPE = 120  # cells of a rule, and of inputs, where there is no terminal
 ROWS = 4  # rows of a batch whose input is shown
+NUMBERS = ("step", "past", "bytes", "bytes after", "growth")  # columns that are right-aligned and never broken
 INPUTS = ("input_ids", "cache_position", "position_ids", "attention_mask", "past_length")
-NOT_COUNTED = "activations and the framework's own memory are not counted"
 
 
 def report_lines(report: Report, width: int | None) -> list[Text]:
@@ -39,69 +37,61 @@ def report_lines(report: Report, width: int | None) -> list[Text]:
     else:
         reused = f", {report['reused_tokens']} reused" if report["reused_tokens"] else ""
         head = [report["prompt"], count(report["prompt_tokens"], "token") + reused, report["strategy"]]
-    total, steps = report["total_bytes"], report["steps"]
-    rows = sum(len(step["input_ids"]) for step in steps if step["step"] == steps[-1]["step"])
+    steps = report["steps"]
+    facts = _sums("total", report, sum(len(step["input_ids"]) for step in steps if step["step"] == steps[-1]["step"]))
+    if "ended" in report:
+        facts.append(("ended", ended_words(report["ended"]).removeprefix("ended ")))
+    passes = table(("step", "given", "past", "bytes after", "growth", ""), map(_pass_cells, steps), width)
+    header = widgets.header(width or PIPE, report["model"], *head)
+    return [header, *labelled(prompts, width), *layer_lines(report, width), *labelled(facts, width), Text(), *passes]
+
+
+def plan_lines(report: Report, width: int | None) -> list[Text]:
+    """A plan: layers, sums, and what fits into the memory."""
+    plan = report["plan"]
+    source = f", source {plan['source_length']:,}" if plan["source_length"] is not None else ""
+    length = count(plan["length"], "token")
+    header = widgets.header(width or PIPE, report["model"], "plan", count(plan["batch"], "prompt"), length + source)
+    facts = [*_sums("cache", report, plan["rows"]), ("weights", amount(report["weights_bytes"]), plan["dtype"])]
+    if plan["memory_bytes"] is not None:
+        facts += _what_fits(plan, plan["memory_bytes"] - report["weights_bytes"], report["total_bytes"])
+    return [header, *layer_lines(report, width), *labelled(facts, width)]
+
+
+def _sums(label: str, report: Report, rows: int) -> list[tuple[str, ...]]:
+    """The bytes of the cache, of all its layers together."""
+    total = report["total_bytes"]
     sums = [amount(total)]
     if rows > 1:
-        sums.append(f"{number(report['bytes_per_row'])} bytes for each of {rows} rows")
-    if report["share_of_weights"] is not None:
-        sums.append(f"{share(report['share_of_weights'])} of the weights ({size(report['weights_bytes'])})")
-    facts: list[tuple[str, ...]] = [("total", *sums)]
+        sums.append(f"{number(report['bytes_per_row'])} bytes for each of {rows:,} rows")
+    if (share := report["share_of_weights"]) is not None:
+        shown = percent(share, significant=2 if share < 0.1 else 0)
+        sums.append(f"{shown} of the weights ({size(report['weights_bytes'])})")
+    facts: list[tuple[str, ...]] = [(label, *sums)]
     if report["reserved_bytes"] > total:
         facts.append(("reserved", f"{report['reserved_bytes']:,} bytes, room for later tokens included"))
     if report["bytes_per_token"] is not None:
         facts.append(("growth", f"{number(report['bytes_per_token'])} bytes for each new token of each row"))
-    if "ended" in report:
-        facts.append(("ended", ended_words(report["ended"]).removeprefix("ended ")))
-    heads = ("step", "given", "past", "bytes after", "growth", "")
-    passes = table(heads, map(_pass_cells, steps), width, right=(0, 2, 3, 4))
-    header = widgets.header(width or PIPE, report["model"], *head)
-    layers = [*labelled(prompts, width), *layer_lines(report, width)]
-    return [header, *layers, *labelled(facts, width), Text(), *passes]
+    return facts
 
 
-def plan_lines(report: Report, width: int | None) -> list[Text]:
-    """A plan: layers, sums for each kind of layer, and what fits into the memory."""
-    plan, total, weights = report["plan"], report["total_bytes"], report["weights_bytes"]
-    rows = f", {count(plan['rows'], 'row')}" if plan["rows"] != plan["batch"] else ""
-    source = f", source {plan['source_length']:,}" if plan["source_length"] is not None else ""
-    length = count(plan["length"], "token")
-    header = widgets.header(
-        width or PIPE, report["model"], "plan", count(plan["batch"], "prompt") + rows, length + source
-    )
-    each = [f"{number(report['bytes_per_row'])} bytes for each of {plan['rows']:,} rows"] if plan["rows"] > 1 else []
-    growth = f"{number(report['bytes_per_token'])} bytes for each new token of each row"
-    facts: list[tuple[str, ...]] = [("cache", amount(total), *each, growth)]
-    kinds = dict.fromkeys(layer["kind"] for layer in report["layers"])
-    if len(kinds) > 1:
-        held = {kind: sum(one["bytes"] for one in report["layers"] if one["kind"] == kind) for kind in kinds}
-        facts.append(("", *(f"{kind} {size(held[kind])} ({share(held[kind] / max(total, 1))})" for kind in kinds)))
-    part = [f"the cache is {share(report['share_of_weights'])} of them"] if report["share_of_weights"] else []
-    facts.append(("weights", amount(weights), plan["dtype"], *part))
-    lines = labelled(facts, width)
-    if plan["memory_bytes"] is not None:
-        lines += _what_fits(plan, plan["memory_bytes"] - weights, total, width)
-    return [header, *layer_lines(report, width), *lines]
-
-
-def _what_fits(plan: Report, room: int, total: int, width: int | None) -> list[Text]:
+def _what_fits(plan: Report, room: int, total: int) -> list[tuple[str, ...]]:
     """`room` are the bytes beside the weights, `total` those of the cache."""
     verdict = f"fits, {size(max(room - total, 0))} left"
     if room < 0:
         verdict = f"does not fit: the weights alone need {size(-room)} more"
     elif room < total:
         verdict = f"does not fit: {size(total - room)} too little"
-    rows, length = "" if plan["rows"] == 1 else f" in {plan['rows']:,} rows", count(plan["length"], "token")
-    none_longer = {None: "any length: the cache does not grow", 0: "not even one token"}
-    longest = none_longer.get(plan["longest_length"]) or count(plan["longest_length"], "token") + rows
-    none_more = {None: "any number of prompts: nothing is cached", 0: f"not even one prompt of {length}"}
-    most = none_more.get(plan["largest_batch"]) or f"{count(plan['largest_batch'], 'prompt')} of {length}"
+    longest, batch, rows = plan["longest_length"], plan["largest_batch"], plan["rows"]
+    length = "any length" if longest is None else count(longest, "token") + (f" in {rows:,} rows" if rows > 1 else "")
     bound = ("the model's context",) if plan["length_bound"] == "context" else ()
-    lines = labelled([("memory", amount(plan["memory_bytes"]), verdict)], width)
-    for line in lines if not plan["fits"] else ():
-        line.stylize(theme.ERROR)
-    facts = [("longest", longest, *bound), ("largest", most)]
-    return [*lines, *labelled(facts, width), *labelled([("", NOT_COUNTED)], width)]
+    prompts = "any number of prompts" if batch is None else count(batch, "prompt")
+    return [
+        ("memory", amount(plan["memory_bytes"]), verdict),
+        ("longest", length, *bound),
+        ("largest", f"{prompts} of {count(plan['length'], 'token')}"),
+        ("", "activations and the framework's own memory are not counted"),
+    ]
 
 
 def input_lines(report: Report, width: int | None) -> list[Text]:
@@ -117,17 +107,12 @@ def input_lines(report: Report, width: int | None) -> list[Text]:
             grid.add_column(heading if len(passes) > 1 else "", ratio=1, no_wrap=True, overflow="ellipsis")
         for name in INPUTS:
             grid.add_row(name.replace("past_", "past "), *(Text(_field(one[name])) for one in passes if name in one))
-        kinds: dict[str, dict[str, None]] = {}
-        for layer in step["layers"]:
-            kinds.setdefault(layer["kind"], {})[shape_words(layer)] = None
-        after = [(kind, ", ".join(shapes)) for kind, shapes in kinds.items()]
-        after += [("", note)] if (note := _pass_note(step)) else []
-        lines += [*widgets.lines_of(grid, page), *labelled(after, page, cells=16)]
-    agree = report.get("tokens_agree")
-    if agree is not None:
-        words = "with and without a cache the same tokens were written"
+        shapes = dict.fromkeys((layer["kind"], shape_words(layer)) for layer in step["layers"])
+        lines += [*widgets.lines_of(grid, page), *labelled(list(shapes), page, cells=16)]
+    if (agree := report.get("tokens_agree")) is not None:
         differ = "the tokens written without a cache are not the same"
-        lines.append(Text(words, style=theme.DIM) if agree else Text(differ, style=theme.ERROR))
+        words = "with and without a cache the same tokens were written" if agree else differ
+        lines.append(Text(words, style=theme.DIM if agree else theme.ERROR))
     return lines
 
 
@@ -149,9 +134,6 @@ def _numbers(values: Sequence[int]) -> str:
     return " ".join(map(str, values))
 
 
-# -- layers and passes -------------------------------------------------------------------------------------------------
-
-
 def layer_lines(report: Report, width: int | None) -> list[Text]:
     """A line for each group of equal neighbours."""
     rows = []
@@ -167,19 +149,17 @@ def layer_lines(report: Report, width: int | None) -> list[Text]:
             notes.append(f"{layer['filled']} of {layer['shape'][2]} filled")
         if "shared" in layer:
             notes.append(f"{layer['shared']} columns stored once for all rows")
-        if "value_shape" in layer:
-            notes.append(f"values {shape_words(layer, layer['value_shape'])}")
-        notes += [f"{name} {shape_words(layer, shape)}" for name, shape in layer.get("states", {}).items()]
+        shapes = {"values": layer["value_shape"]} if "value_shape" in layer else layer.get("states", {})
+        notes += [f"{name} {shape_words(layer, shape)}" for name, shape in shapes.items()]
         label = str(last) if len(group) == 1 else f"{layer['layer']}-{last}"
         held = f"{sum(one['bytes'] for one in group):,}"
         rows.append([label, layer["kind"], layer["dtype"], layer["device"], held, ", ".join(notes)])
     if not rows:
         return [Text("nothing is cached: every step reads the whole text again", style=theme.DIM)]
-    heads = ("layer", "kind", "dtype", "device", "bytes", "shape")
-    return table(heads, rows, width, right=(4,))
+    return table(("layer", "kind", "dtype", "device", "bytes", "shape"), rows, width)
 
 
-def shape_words(layer: Layer, shape: Sequence[int] | None = None) -> str:
+def shape_words(layer: Report, shape: Sequence[int] | None = None) -> str:
     """The shape of a layer's keys, or another one of it, with the names of the dimensions; of a state the batch's."""
     shape = layer["shape"] if shape is None else shape
     names = ("batch",) if layer["kind"] == STATE else ("batch", "heads", "tokens", "head_dim")
@@ -187,16 +167,11 @@ def shape_words(layer: Layer, shape: Sequence[int] | None = None) -> str:
     return f"[{', '.join([*words, *map(str, shape[len(names) :])])}]"
 
 
-def _pass_cells(step: Step) -> list[str]:
-    """A pass in a line: its input, the cache after it, growth."""
+def _pass_cells(step: Report) -> list[str]:
+    """A pass in a line: its input, the cache after it, growth; its prompts, reordered rows and cross-attention."""
     fed, tokens = len(step["input_ids"]), count(len(step["input_ids"][0]), "token")
     given = f"{fed} × {tokens}" if fed > 1 else tokens
     sizes = [f"{step['past_length']:,}", f"{step['total_bytes']:,}", f"{step['growth_bytes']:+,}"]
-    return [str(step["step"]), given, *sizes, _pass_note(step)]
-
-
-def _pass_note(step: Step) -> str:
-    """The prompts of a pass, the rows that it was reordered from, and the state of cross-attention."""
     notes, prompts = [], sorted({row + 1 for row in step["rows"]})
     if prompts != [1]:
         notes.append(f"prompt{'s' * (len(prompts) > 1)} {' '.join(map(str, prompts))}")
@@ -204,7 +179,7 @@ def _pass_note(step: Step) -> str:
         notes.append("rows ← " + " ".join(str(row + 1) for row in step["reordered"]))
     if step["cross_attention"]:
         notes.append(f"{CROSS} {step['cross_attention']}")
-    return ", ".join(notes)
+    return [str(step["step"]), given, *sizes, ", ".join(notes)]
 
 
 def ended_words(ended: Mapping[str, Any] | None) -> str:
@@ -219,16 +194,11 @@ def ended_words(ended: Mapping[str, Any] | None) -> str:
     return f"{'interrupted' if reason == 'interrupted' else f'ended by {reason} {stop}'.rstrip()} after {steps}"
 
 
-# -- lines -------------------------------------------------------------------------------------------------------------
-
-
-def table(
-    headings: Sequence[str], rows: Iterable[Sequence[str]], width: int | None, *, right: Sequence[int]
-) -> list[Text]:
-    """Columns two cells apart. Those in `right` hold numbers, which are never broken."""
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], width: int | None) -> list[Text]:
+    """Columns two cells apart."""
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=theme.DIM)
-    for place, heading in enumerate(headings):
-        number = place in right
+    for heading in headings:
+        number = heading in NUMBERS
         grid.add_column(heading, justify="right" if number else "left", no_wrap=number, overflow="fold")
     for row in rows:
         grid.add_row(*(Text(widgets.visible(cell)) for cell in row))
@@ -249,15 +219,8 @@ def amount(total: int) -> str:
     return f"{total:,} bytes" + (f" ({size(total)})" if total >= 1024 else "")
 
 
-def share(part: float) -> str:
-    """A share as a percentage; a small one has two significant digits."""
-    return percent(part, significant=2 if part < 0.1 else 0)
-
-
-def number(value: float | None) -> str:
+def number(value: float) -> str:
     """Bytes with thousands separators; no part of a byte."""
-    if value is None:
-        return "–"
     return f"{value:,.0f}" if value == int(value) else f"about {value:,.0f}"
 
 

@@ -7,7 +7,6 @@ runtime, else from its class in transformers, which reads one short prompt. Of w
 from __future__ import annotations
 
 import re
-from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,8 +20,8 @@ from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.cache.layer import CROSS
 from genctl.decode.types import Source
 from genctl.engines.runtime import runtime_of
-from genctl.errors import ModelError, UsageError
-from genctl.models import check, config_limits, hub, packed_layers, prepare, resolve, runtime_choice, with_transformers
+from genctl.errors import ModelError, UsageError, count
+from genctl.models import check, config_limits, hub, prepare, resolve, runtime_choice, with_transformers
 from genctl.models.architectures import read_native
 from genctl.models.check import Checkpoint, GenerationSettings
 from genctl.models.libraries import brief, guarded, quiet
@@ -39,6 +38,7 @@ from genctl.params import Runtime
 PROBE = 8  # tokens that are put into a cache to see what it holds
 MOST_LAYERS = 1024  # each becomes a module
 MOST_EXPERTS = 1 << 17  # layers times experts
+MORE = "more than they will take"
 
 _LAYERS = re.compile(r"(^|_)layers?$|^depth$|^num_blocks$")
 _EXPERTS = re.compile(r"^(num|n)_.*experts$")
@@ -88,7 +88,11 @@ def read(
         name, notes = _dtype(runtime, checkpoint, device)
         dtype = getattr(torch, name)
         spec = runtime_choice.spec_of_run(runtime, checkpoint, device, trust_remote_code=trust_remote_code)
-        prepare.check_device(runtime, device if runtime.device_map is None else None, native=spec is not None)
+        is_native = spec is not None
+        prepare.check_device(runtime, device if runtime.device_map is None else None, native=is_native)
+        notes = [*place.notes, *notes]
+        if spec is None and runtime.quantize:
+            notes.append(f"{runtime.quantize} is counted of native models alone: weights count as {name}, {MORE}")
 
         def sizes() -> tuple[int, list[dict[str, Any]]]:
             if spec is not None:
@@ -96,31 +100,28 @@ def read(
                 return weights, [] if form == "off" else _native_cache(spec, dtype, device, form)
             model = _transformers_model(kind, config, dtype, trust_remote_code)
             cache = [] if form == "off" else _transformers_cache(model, runtime.model, form)
-            return _transformers_weights(model, runtime.quantize), cache
+            return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())), cache  # tied ones once
 
         weights, cache = guarded(sizes, "config.json cannot be used")
-    notes = [*place.notes, *notes]
-    native = spec is not None
-    return Skeleton(runtime.model, config, checkpoint.generation, str(device), name, native, weights, cache, notes)
+    return Skeleton(runtime.model, config, checkpoint.generation, str(device), name, is_native, weights, cache, notes)
 
 
-def _checkpoint(folder: Path, allow_pickle: bool, trust_remote_code: bool) -> Checkpoint:
+def _checkpoint(folder: Path, allow_pickle: bool, code: bool) -> Checkpoint:
     """The folder with every check that its files allow; weights that are missing or incomplete are left out."""
     config = check.read_config(folder)
     config_limits.check_numbers(config)
     for part, where in config_limits.parts(config):  # modules are built one by one, without weights too
-        sizes = {name: value for name, value in part.items() if type(value) is int}
-        layers = max((value for name, value in sizes.items() if _LAYERS.search(name)), default=1)
-        experts = max((value for name, value in sizes.items() if _EXPERTS.search(name)), default=1)
-        if layers > MOST_LAYERS or layers * experts > MOST_EXPERTS:
-            several = f"{experts:,} experts in each of " if experts > 1 else ""
-            most = f"{MOST_LAYERS:,} layers, {MOST_EXPERTS:,} experts in all"
-            raise ModelError(f"config.json says {where}{several}{layers:,} layers, more than a plan takes ({most})")
-    with suppress(ModelError):
-        return check.inspect(
-            folder, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code, need_tokenizer=False
+        layers, experts = (
+            max((value for name, value in part.items() if type(value) is int and names.search(name)), default=1)
+            for names in (_LAYERS, _EXPERTS)
         )
-    check.check_code(config, trust_remote_code)
+        if layers > MOST_LAYERS or layers * experts > MOST_EXPERTS:
+            numbers = f"{count(experts, 'expert')} in each of {count(layers, 'layer')}"
+            most = f"{MOST_LAYERS:,} layers, {MOST_EXPERTS:,} experts in all"
+            raise ModelError(f"config.json says {where}{numbers}, more than a plan takes ({most})")
+    with suppress(ModelError):
+        return check.inspect(folder, allow_pickle=allow_pickle, trust_remote_code=code, need_tokenizer=False)
+    check.check_code(config, code)
     return Checkpoint(folder, config, check.read_settings(folder, config), WeightFiles((), {}), has_tokenizer=False)
 
 
@@ -131,14 +132,11 @@ def _dtype(runtime: Runtime, checkpoint: Checkpoint, device: torch.device) -> tu
         notes.append("config.json names no dtype: float32 is taken; --dtype says otherwise")
     if checkpoint.config.get("quantization_config"):
         stored = "config.json has a quantization_config, which a plan does not apply"
-        notes.append(f"{stored}: weights count as {name}, more than they will take")
+        notes.append(f"{stored}: weights count as {name}, {MORE}")
     elif runtime.dtype == "auto" and device.type == "cuda":
         able = not torch.cuda.is_available() or torch.cuda.is_bf16_supported()  # no GPU here: assume a new one
         name, _ = prepare.dtype_on_gpu(name, bfloat16=able)
     return name, notes
-
-
-# -- the native runtime ------------------------------------------------------------------------------------------------
 
 
 def _native_cache(spec: Spec, dtype: torch.dtype, device: torch.device, form: str) -> list[dict[str, Any]]:
@@ -156,21 +154,17 @@ def _native_cache(spec: Spec, dtype: torch.dtype, device: torch.device, form: st
 def _native_weights(checkpoint: Checkpoint, dtype: torch.dtype, products: Products) -> int:
     spec, names = read_native(checkpoint.config)
     shapes = {name: tensor.shape for name, tensor in checkpoint.weights.tensors.items()} or _saved(spec, names)
-    plan = WeightPlan(spec, names, shapes)
-
-    def empty(name: str) -> Tensor:
-        return torch.empty(shapes[name], dtype=dtype, device="meta")
-
-    return build(plan, empty, checkpoint.config, SpecialTokens({}), dtype=dtype, products=products).bytes()
+    tensors = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in shapes.items()}
+    plan, config = WeightPlan(spec, names, shapes), checkpoint.config
+    return build(plan, tensors.__getitem__, config, SpecialTokens({}), dtype=dtype, products=products).bytes()
 
 
 def _saved(spec: Spec, names: Names) -> Shapes:
     """The tensors that the files of this model hold, where they are not there: each tied matrix once."""
-    stacks = [(spec, names)]
-    if spec.encoder is not None and names.encoder is not None:
-        stacks.append((spec.encoder, names.encoder))
     shapes: Shapes = {}
-    for part, theirs in stacks:
+    for part, theirs in ((spec, names), (spec.encoder, names.encoder)):
+        if part is None or theirs is None:
+            continue
         # StackPlan looks these names up among those of the files
         stack = StackPlan(part, theirs, {theirs.prefix: (), f"{theirs.prefix}{theirs.positions}.weight": ()})
         shapes |= stack.wanted()
@@ -199,16 +193,9 @@ class _SizedProducts(Products):
             return Plain(weight, bias)
         outputs, inputs = weight.shape
         in_groups = quantize == "int4" and inputs % GROUP == 0
-        size = int4_bytes(outputs, inputs, self.device) if in_groups else _int8_bytes(outputs, inputs)
+        # int8: a code for each number, and a float32 scale for each output
+        size = int4_bytes(outputs, inputs, self.device) if in_groups else outputs * inputs + 4 * outputs
         return Plain(torch.empty(size, dtype=torch.uint8, device="meta"), bias)
-
-
-def _int8_bytes(outputs: int, inputs: int) -> int:
-    """A code for each number, and a float32 scale for each output."""
-    return outputs * inputs + 4 * outputs
-
-
-# -- transformers' classes ---------------------------------------------------------------------------------------------
 
 
 def _transformers_model(kind: Any, config: Any, dtype: torch.dtype, trust_remote_code: bool) -> Any:
@@ -249,18 +236,3 @@ def _transformers_cache(model: Any, name: str, form: str) -> list[dict[str, Any]
         return []
     cache.convert(form)
     return sorted(cache.describe(), key=lambda entry: (entry["kind"] == CROSS, entry["layer"]))
-
-
-def _transformers_weights(model: Any, quantize: str | None) -> int:
-    """Bytes of all weights, tied ones once; of a layer that is rounded, those of its codes and scales."""
-    sizes: dict[int, int] = {id(tensor): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
-    if quantize is None:
-        return sum(sizes.values())
-    users = Counter(id(weight) for module in model.modules() for weight in module.parameters(recurse=False))
-    places, rounded = packed_layers.places_of(model), 0
-    for module in filter(packed_layers.is_linear, model.modules()):
-        if not packed_layers.unfit(model, places[id(module)], quantize):
-            users[id(module.weight)] -= 1  # a tied weight is stored in both forms
-            inputs = int(getattr(module, "in_features", None) or module.weight.shape[0])
-            rounded += _int8_bytes(module.weight.numel() // inputs, inputs)
-    return rounded + sum(size for key, size in sizes.items() if users.get(key, 1))

@@ -193,7 +193,12 @@ def test_weights_equal_those_loaded_in_any_layout(tmp_path: Path, options: dict[
     names = ("builtin:stories", "builtin:numbers", str(wide))
     for model, kind in product(names, ("native", "transformers")):
         runtime = Runtime(model=model, device="cpu", runtime=kind, **options)  # type: ignore[arg-type]
-        assert skeleton_of(runtime).weights == measured_weights(hub.load(runtime).model)
+        skeleton, measured = skeleton_of(runtime), measured_weights(hub.load(runtime).model)
+        if kind == "transformers" and runtime.quantize:
+            assert skeleton.weights >= measured
+            assert skeleton.notes[-1].startswith("int8 is counted of native models alone: weights count as float32")
+        else:
+            assert skeleton.weights == measured
 
 
 def test_auto_takes_the_type_of_the_config_then_of_the_files(tmp_path: Path, folder: Any) -> None:

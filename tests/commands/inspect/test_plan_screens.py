@@ -44,9 +44,9 @@ layer  kind    dtype     device          bytes  shape
                                                 head_dim 128], 32 × 67,108,864,
                                                 4096 of 4096 filled
 cache     2,147,483,648 bytes (2.0 GiB) · 536,870,912 bytes for each of 4 rows ·
-          131,072 bytes for each new token of each row
-weights   16,060,522,496 bytes (15.0 GiB) · bfloat16 · the cache is 13.4% of
-          them
+          13.4% of the weights (15.0 GiB)
+growth    131,072 bytes for each new token of each row
+weights   16,060,522,496 bytes (15.0 GiB) · bfloat16
 memory    25,769,803,776 bytes (24.0 GiB) · fits, 7.0 GiB left
 longest   8,192 tokens in 4 rows · the model's context
 largest   18 prompts of 4,096 tokens
@@ -54,7 +54,7 @@ largest   18 prompts of 4,096 tokens
 """
 
 GEMMA_80 = """\
-── gemma · plan · 2 prompts, 8 rows · 4,096 tokens ─────────────────────────────
+── gemma · plan · 2 prompts · 4,096 tokens ─────────────────────────────────────
 layer  kind            dtype     device       bytes  shape
 0-4    sliding window  bfloat16  cuda    83,722,240  [batch 8, heads 4, tokens
                                                      511, head_dim 256], 5 ×
@@ -67,13 +67,14 @@ layer  kind            dtype     device       bytes  shape
 11     quantised       int8      cuda    68,157,440  [batch 8, heads 4, tokens
                                                      4096, head_dim 256]
 cache     303,759,360 bytes (289.7 MiB) · 37,969,920 bytes for each of 8 rows ·
-          4,160 bytes for each new token of each row
-          sliding window 159.7 MiB (55.1%) · quantised 130.0 MiB (44.9%)
-weights   3,077,293,056 bytes (2.9 GiB) · bfloat16 · the cache is 9.9% of them
+          9.9% of the weights (2.9 GiB)
+reserved  392,855,040 bytes, room for later tokens included
+growth    4,160 bytes for each new token of each row
+weights   3,077,293,056 bytes (2.9 GiB) · bfloat16
 memory    1,000,000,000 bytes (953.7 MiB) · does not fit: the weights alone need
           1.9 GiB more
-longest   not even one token
-largest   not even one prompt of 4,096 tokens
+longest   0 tokens in 8 rows
+largest   0 prompts of 4,096 tokens
           activations and the framework's own memory are not counted
 """
 

@@ -150,7 +150,6 @@ def test_sizes_and_shares_stay_short() -> None:
         "–",
     ]
     assert [percent(share, significant=4) for share in (0.0, 3.1e-6, 0.312, 1.0)] == ["0%", "3.1e-04%", "31.2%", "100%"]
-    assert [report.share(part) for part in (0.00004, 0.0123, 0.25)] == ["0.004%", "1.2%", "25.0%"]
 
 
 @pytest.mark.parametrize("variables", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}])
