@@ -116,7 +116,8 @@ def _checkpoint(folder: Path, allow_pickle: bool, code: bool) -> Checkpoint:
             for names in (_LAYERS, _EXPERTS)
         )
         if layers > MOST_LAYERS or layers * experts > MOST_EXPERTS:
-            numbers = f"{count(experts, 'expert')} in each of {count(layers, 'layer')}"
+            several = f"{experts:,} experts in each of " if experts > 1 else ""
+            numbers = several + count(layers, "layer")
             most = f"{MOST_LAYERS:,} layers, {MOST_EXPERTS:,} experts in all"
             raise ModelError(f"config.json says {where}{numbers}, more than a plan takes ({most})")
     with suppress(ModelError):
