@@ -71,7 +71,7 @@ SCREENS: dict[str, tuple[str, tuple[str, ...], str]] = {
 
 # name -> keys, each with what the screen has to show before it is pressed; the last frame before the last key is drawn
 KEYS: dict[str, tuple[tuple[str, str], ...]] = {
-    "explore": (("no tokens yet", "3"), ("sample: done", "\x1b[C"), ("top_p 0.9 at 0.9", "q")),
+    "explore": (("no tokens yet", "3"), ("sample: done", "\x1b[C"), ("entropy 2.06", "q")),
 }
 _QUERIES = re.compile(rb"\x1b\[[<>=?][0-9;]*[mu]")  # pyte takes the end of such a sequence for a style
 
