@@ -90,7 +90,7 @@ def workers_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
 
 @pytest.mark.night
 def test_a_killed_worker_and_ctrl_c_cost_nothing(tmp_path: Path) -> None:
-    job = Harness(tmp_path, 40)
+    job = Harness(tmp_path, 200)
     with job.driver(2) as process:
         job.wait_for(4, process)
         victims = workers_of(process)
