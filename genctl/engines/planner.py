@@ -220,7 +220,7 @@ class LanePlan:
     def _truncated(self, prompt: Prompt) -> Prompt:
         """The prompt after `truncate`; its text is unchanged.
 
-        Keeps room for max_new_tokens, but for no more than half of the context (or max_length); an encoder-decoder's
+        Keeps room for max_new_tokens, at most half of the context (or max_length); an encoder-decoder's
         new tokens have a separate context. Special tokens that the tokenizer puts around a prompt stay: its BOS, and an
         encoder's EOS.
         """

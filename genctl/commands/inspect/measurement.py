@@ -44,7 +44,7 @@ class Measurement:
                     layer["new"] = 0 if layer["kind"] == CROSS else layer["new"]
 
     def _pass(self, event: events.CacheRead) -> None:
-        """Add the entry of a pass, but for one that a search needs beyond the steps, to score a token that it chose."""
+        """Add the entry of a pass; not of the extra one in which a search scores its last token."""
         given = event.given
         assert given is not None
         rows = event.lanes or (event.lane,)

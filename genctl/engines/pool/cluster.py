@@ -32,6 +32,7 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": "(?s).*",
+    "RAY_BACKEND_LOG_LEVEL": "fatal",  # its C++ part writes errors about workers that died to standard error
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # below `uv run` workers would import a copy of the working directory
     "RAY_process_group_cleanup_enabled": "0",  # workers stay in the process group of the daemons
 }
