@@ -1,50 +1,17 @@
-"""Where the texts of a list differ: each from where it diverges, or with the words at which it does."""
+"""Texts of a list cut so that different ones look different: each with the words at which it diverges."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from rich.cells import cell_len
-from rich.text import Text
 
 from genctl.events import shared_length
-from genctl.terminal import theme
 from genctl.terminal.text_width import first_cells, last_cells, one_line
 
 LONGEST_WORD = 24  # characters that a divergence moves back at most, to the beginning of a word
-BRIEF = 32  # shared characters up to which short texts are shown in full
 LEAST = 8  # cells of the last part of a text
-ENDS = "(ends here)"
-SAME = "(the same text)"
-
-
-@dataclass(frozen=True)
-class BranchPoint:
-    """Where a text diverges from the one with which it shares most."""
-
-    character: int  # of the text; a word that both have begun is not shared
-    shared: int  # token ids that both begin with, or characters where ids are unknown
-    same: bool = False  # the nearest text is equal
-
-
-def divergences(texts: Sequence[str], ids: Sequence[Sequence[int]]) -> list[BranchPoint]:
-    """Where each text diverges from the nearest one above it, and the first from the nearest of all.
-
-    `ids` are the token ids of each (empty where they are unknown).
-    """
-    found = []
-    for place, text in enumerate(texts):
-        others = range(place) if place else range(1, len(texts))
-        nearest = max(others, key=lambda other: (shared_length(text, texts[other]), -other), default=None)
-        if nearest is None:
-            found.append(BranchPoint(0, 0))
-            continue
-        characters = word_boundary(text, texts[nearest])
-        shared = shared_length(ids[place], ids[nearest]) if all(ids) else characters
-        found.append(BranchPoint(characters, shared, text == texts[nearest]))
-    return found
 
 
 def word_boundary(text: str, other: str) -> int:
@@ -60,43 +27,6 @@ def word_boundary(text: str, other: str) -> int:
     while back and not text[back - 1].isspace():
         back -= 1
     return back if at - back <= LONGEST_WORD else at
-
-
-def column(found: Sequence[BranchPoint]) -> list[str]:
-    """The column `+31 │` before the texts, empty for the first; [] where no text shares anything with one above it."""
-    if not any(each.shared for each in found[1:]):
-        return []
-    cells = ["", *(f"+{each.shared}" if each.shared else "" for each in found[1:])]
-    size = max(map(len, cells))
-    return [f"{cell:>{size}} │ " for cell in cells]
-
-
-def legend(ids: Sequence[Sequence[int]]) -> str:
-    """What the numbers of the column count."""
-    return f"+n {'tokens' if all(ids) else 'characters'} shared with the nearest text above"
-
-
-def parts(texts: Sequence[str], found: Sequence[BranchPoint], width: int) -> list[Text]:
-    """The texts in `width` cells each, from where each diverges from its nearest.
-
-    Where all are short and fit, they are shown in full, and what is shared is dimmed.
-    """
-    brief = max((each.character for each in found), default=0) <= BRIEF
-    if brief and all(cell_len(one_line(text)) <= width for text in texts):
-        return [
-            Text.assemble((one_line(text[: each.character]), theme.DIM), one_line(text[each.character :]))
-            for text, each in zip(texts, found, strict=True)
-        ]
-    shown = []
-    for text, each in zip(texts, found, strict=True):
-        rest = text[each.character :]
-        if not each.character:
-            shown.append(first_cells(text, width))
-        elif each.same or not rest.strip():
-            shown.append(first_cells(SAME if each.same else ENDS, width))
-        else:
-            shown.append("…" + first_cells(rest, max(width - 1, 1)))
-    return list(map(Text, shown))
 
 
 def disambiguate(texts: Sequence[str], width: int, *, growing: bool = False) -> list[str]:

@@ -158,11 +158,6 @@ def text_lines(section: Section, look: Look, console: Console, height: int, widt
     return lines
 
 
-def no_room(look: Look, width: int) -> list[str]:
-    """What `step_lines` leaves out because the terminal is narrow."""
-    return widgets.no_room(width)
-
-
 def step_lines(path: Path, look: Look, width: int, *, last: int | None = None) -> list[Text]:
     """The lines of each step of a path, or of the `last` steps."""
     tokens = path.tokens(last)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -14,22 +11,6 @@ from rich.text import Text
 from genctl.terminal import loading_line
 
 FRAME_S = 0.05
-V = TypeVar("V", bound="ErasedView")
-
-
-class ErasedView(ABC):
-    """A view that is erased at the end of a `with` block."""
-
-    @abstractmethod
-    def hide(self) -> None:
-        """Erase the live region and every bar."""
-
-    def __enter__(self: V) -> V:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        with contextlib.suppress(OSError) if isinstance(error, OSError) else contextlib.nullcontext():
-            self.hide()
 
 
 class LiveRegion:
@@ -50,13 +31,10 @@ class LiveRegion:
         """Whether the last frame is old enough for the next one."""
         return now - self._drawn >= FRAME_S
 
-    def draw(self, lines: Sequence[Text], settled: Sequence[Text] = ()) -> None:
-        """Replace what is drawn by `lines`. The `settled` lines are printed above it and stay."""
+    def draw(self, lines: Sequence[Text]) -> None:
+        """Replace what is drawn by `lines`."""
         if self._live is None:
             loading_line.end()  # it stands where the region begins
-            for line in settled:
-                self._console.print(line)
-            settled = ()
             self._live = Live(
                 console=self._console,
                 auto_refresh=False,
@@ -66,9 +44,7 @@ class LiveRegion:
                 vertical_overflow="crop",
             )
             self._live.start()
-        self._live.update(Group(*lines), refresh=not settled)
-        if settled:
-            self._console.print(Group(*settled))  # this redraws the region too
+        self._live.update(Group(*lines), refresh=True)
         self._drawn = self._clock()  # after drawing, so that a slow terminal does not take more than its share
 
     def hide(self) -> None:

@@ -14,9 +14,6 @@ from genctl.events.history import LaneHistory
 
 MOVED_AT_LEAST = 1e-9  # a smaller total variation is rounding
 
-# Strategies whose seed nothing draws from: recordings of earlier versions have one all the same.
-NEVER_DRAWN = ("greedy", "beam", "diverse-beam", "constrained-beam", "contrastive")
-
 
 @dataclass(slots=True)
 class ProcessorTally:
@@ -95,7 +92,7 @@ class RunHistory:
         elif isinstance(event, Ended):
             self._count(event.written)
         elif isinstance(event, Began):
-            if totals.seed is None and event.strategy not in NEVER_DRAWN:
+            if totals.seed is None:
                 totals.seed = event.seed
         elif isinstance(event, Finished):
             totals.finish(lane, event)

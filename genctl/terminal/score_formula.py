@@ -15,19 +15,11 @@ def searches(lane: LaneHistory) -> bool:
 
 
 def penalty_of(lane: LaneHistory) -> float:
-    """The length_penalty of a lane: as recorded, else derived from its scores, else 1."""
+    """The length_penalty of a lane, as recorded; 1 where the recording has none."""
     if lane.began is None:
         return 0.0
     setting = lane.began.settings.get("length_penalty")
-    if isinstance(setting, (int, float)) and not isinstance(setting, bool):
-        return float(setting)
-    hypotheses = [path.hypothesis for path in lane.endings or ()]
-    hypotheses += lane.finished.hypotheses if lane.finished else ()
-    for hypothesis in sorted(hypotheses, key=lambda hypothesis: -len(hypothesis.tokens)):
-        ratio = hypothesis.total / hypothesis.score if hypothesis.score else math.nan
-        if len(hypothesis.tokens) > 1 and ratio > 0 and math.isfinite(ratio):
-            return round(math.log(ratio) / math.log(len(hypothesis.tokens)), 6) + 0.0
-    return 1.0
+    return float(setting) if isinstance(setting, (int, float)) and not isinstance(setting, bool) else 1.0
 
 
 def score(total: float, tokens: int, penalty: float) -> float:
@@ -60,25 +52,12 @@ def formula(lane: LaneHistory, best: Hypothesis) -> str:
 
 def meaning(lane: LaneHistory, best: Hypothesis) -> str:
     """What length_penalty does here, in one sentence: its sign is often misread."""
-    kind = lane.began.strategy if lane.began else ""
-    penalty = penalty_of(lane)
-    first = "Sequences that keep every promise come first; among them, totals" if kind.startswith("con") else "Totals"
     if best.total > 0:
         return (
             "This total is above 0 (a processor raised the scores above log-probabilities), which reverses the effect: "
             "here a larger length_penalty favours SHORTER sequences."
         )
-    if penalty > 0:
-        return (
-            f"{first} are negative, and dividing by more tokens brings them closer to 0: length_penalty = {penalty!r} "
-            "favours LONGER sequences, a larger one more so."
-        )
-    if penalty < 0:
-        return (
-            f"{first} are negative, and a negative exponent multiplies them by the length: length_penalty = "
-            f"{penalty!r} favours SHORTER sequences; above 0 favours longer ones."
-        )
-    return (
-        f"{first} get smaller with every token, and length_penalty = 0.0 leaves them unchanged: SHORTER sequences are "
-        "favoured; above 0 favours longer ones."
-    )
+    kind, penalty = lane.began.strategy if lane.began else "", penalty_of(lane)
+    first = "Sequences that keep every promise come first; among them, totals" if kind.startswith("con") else "Totals"
+    effect = "favours LONGER sequences" if penalty > 0 else "favours SHORTER sequences; above 0 favours longer ones"
+    return f"{first} are negative and divided by tokens ** length_penalty: length_penalty = {penalty!r} {effect}."

@@ -132,11 +132,6 @@ def _columns(width: int | None) -> tuple[int, int]:
     return (TOKEN, BAR) if width is None or width >= WHOLE else (SHORT_TOKEN, 0)
 
 
-def no_room(width: int | None) -> list[str]:
-    """The columns of `score_line` that a narrow terminal lacks."""
-    return [] if _columns(width)[1] else ["the bar of the probability"]
-
-
 def rounded(value: float) -> str:
     """A number with three decimals; what rounds to nothing has no sign."""
     text = f"{value:.3f}"

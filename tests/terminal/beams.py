@@ -38,7 +38,7 @@ def search(
 ) -> Iterator[Event]:
     """The events of a beam search whose steps are given. Totals are the sums of the log-probabilities."""
     settings: dict[str, Any] = {"num_beams": kept, "length_penalty": penalty} if told else {}
-    yield Began(lane, prompt, kind, "builtin:stories", 7, settings, int(lane) + 1)
+    yield Began(lane, prompt, kind, "builtin:stories", None, settings, int(lane) + 1)
     yield Prefilled(lane, 5, 0.02)
     rows: list[tuple[tuple[int, ...], str, float]] = [((), "", 0.0)]
     done: list[Hypothesis] = []

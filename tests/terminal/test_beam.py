@@ -209,12 +209,11 @@ BEST = Hypothesis((1, 2, 3, 4), -8.0, -8.0, "eos", -2.0)
         (-1.0, -32.0, "-8.000 / 4 ** -1.0 = -32.000", "SHORTER"),
     ],
 )
-@pytest.mark.parametrize("told", [True, False])
 def test_the_formula_has_its_numbers_and_says_what_the_sign_does(
-    penalty: float, score: float, line: str, word: str, told: bool
+    penalty: float, score: float, line: str, word: str
 ) -> None:
     best = dataclasses.replace(BEST, score=score)
-    began = Began("0", "p", "beam", settings={"length_penalty": penalty} if told else {})
+    began = Began("0", "p", "beam", settings={"length_penalty": penalty})
     lane_history = history([began, Finished("0", (best,))])
     assert penalty_of(lane_history) == penalty
     assert formula(lane_history, best) == f"score = total / tokens ** length_penalty = {line}"

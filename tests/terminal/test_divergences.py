@@ -9,7 +9,7 @@ from genctl.commands.run.beam_picture import picture, table
 from genctl.commands.run.run_view import RunView
 from genctl.events import Ended, Event, Finished, Hypothesis, Row, Stepped, Token
 from genctl.events.history import LaneHistory, Path
-from genctl.terminal.divergences import ENDS, SAME, column, disambiguate, divergences, parts, word_boundary
+from genctl.terminal.divergences import disambiguate, word_boundary
 from genctl.terminal.live_layout import Look
 from tests.terminal.beams import search
 from tests.terminal.streams import Clock, console, written
@@ -40,40 +40,9 @@ def test_rows_of_the_table_that_begin_alike_show_where_they_differ_at_every_widt
         assert all(len(line) <= width for line in lines)
 
 
-def test_each_text_leaves_the_one_that_it_is_nearest_to() -> None:
-    texts = ["a b c d", "x y", "a b c e", "a b f"]
-    ids = [[1, 2, 3, 4], [7, 8], [1, 2, 3, 5], [1, 2, 6]]
-    found = divergences(texts, ids)
-    assert column(found) == ["   │ ", "   │ ", "+3 │ ", "+2 │ "]
-    assert [part.plain for part in parts(texts, found, 5)] == ["…d", "x y", "…e", "…f"]
-
-
-def test_short_texts_are_shown_in_full_where_there_is_room() -> None:
-    texts = ["a b c", "a b d"]
-    shown = parts(texts, divergences(texts, [()] * 2), 20)
-    assert [part.plain for part in shown] == texts
-    assert [part.plain[span.start : span.end] for part in shown for span in part.spans if str(span.style) == "dim"] == [
-        "a b "
-    ] * 2
-
-
-def test_texts_that_end_or_are_equal_are_called_so() -> None:
-    texts = [f"{OPENING} a", f"{OPENING} a c", "q", "q"]
-    shown = [part.plain for part in parts(texts, divergences(texts, [()] * 4), 20)]
-    assert shown == [ENDS, "… c", "q", SAME]
-
-
 def test_a_word_that_both_have_begun_is_shown_from_its_beginning() -> None:
     assert word_boundary("the badger", "the badge of honour") == 4
     assert word_boundary("the old.", "the old") == 7
-
-
-@given(st.lists(st.text("ab .", max_size=12), min_size=2, max_size=6))
-def test_what_is_left_out_is_shared_with_another_text(texts: list[str]) -> None:
-    found = divergences(texts, [()] * len(texts))
-    for place, (text, each) in enumerate(zip(texts, found, strict=True)):
-        others = texts[:place] + texts[place + 1 :]
-        assert any(other.startswith(text[: each.character]) for other in others)
 
 
 def test_several_samples_dim_what_they_share_too() -> None:

@@ -7,9 +7,8 @@ import pytest
 from genctl.commands.inspect import report
 from genctl.comparing import statistics
 from genctl.errors import count
-from genctl.events import Began, Hypothesis
+from genctl.events import Hypothesis
 from genctl.terminal import score_formula, widgets
-from genctl.terminal.run_history import RunHistory
 
 
 def test_what_rounds_to_nothing_has_no_sign() -> None:
@@ -31,13 +30,6 @@ def test_a_large_perplexity_is_written_in_digits() -> None:
         "2,051,000",
         "3.00e+12",
     ]
-
-
-def test_only_runs_that_draw_have_a_seed_in_the_summary() -> None:
-    for strategy, seed in (("greedy", None), ("sample", 7)):
-        history = RunHistory()
-        history.feed(Began("0", "p", strategy, "m", 7))
-        assert history.totals.seed == seed
 
 
 def test_nouns_follow_their_numbers() -> None:

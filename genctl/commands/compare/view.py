@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -14,9 +15,10 @@ from rich.text import Text
 from genctl.comparing.metrics import Divergence
 from genctl.comparing.outputs import Measured
 from genctl.events import Event, Failed, Finished, Stepped
-from genctl.terminal import divergences, theme, widgets
+from genctl.terminal import theme, widgets
+from genctl.terminal.divergences import disambiguate, word_boundary
 from genctl.terminal.live_layout import Look, sections_of, text_lines
-from genctl.terminal.live_region import ErasedView, LiveRegion
+from genctl.terminal.live_region import LiveRegion
 from genctl.terminal.progress_bars import LoadingBar, RowsBar
 from genctl.terminal.run_history import RunHistory
 from genctl.terminal.score_formula import number
@@ -108,7 +110,7 @@ def marked_text(one: Measured, before: str) -> Text:
     What it shares with the text `before` it, of the same run, is dimmed.
     """
     text, point = one.sequence.shown, one.divergence
-    shared = divergences.word_boundary(text, before) if before else 0
+    shared = word_boundary(text, before) if before else 0
     at = len(text) if point is None else min(point.character, len(text))
     line = Text(widgets.visible(text[:at]))
     if point is not None:
@@ -124,18 +126,16 @@ def marked_text(one: Measured, before: str) -> Text:
 
 def others_lines(one: Measured, width: int) -> list[Text]:
     """The best samples that best_of or mbr_samples did not choose, below the last text of a result: the score of each,
-    and its text from where it leaves the chosen.
+    and the words at which its text leaves the others.
     """
     others = one.result.others
     if not others or one.number + 1 < len(one.result.sequences):
         return []
     texts = [one.sequence.shown, *(other.shown for other in others[:OTHERS])]
-    found = divergences.divergences(texts, [()] * len(texts))
     more = f", {len(others) - OTHERS} more are lower" if len(others) > OTHERS else ""
     lines = [Text(f"score {number(one.sequence.score)}; not chosen{more}:", style=theme.DIM)]
-    parts = divergences.parts(texts, found, max(width - 12, 8))
-    for other, part in zip(others, parts[1:], strict=False):
-        lines.append(Text(f"  {number(other.score):>9} ", style=theme.DIM).append_text(part))
+    for other, text in zip(others, disambiguate(texts, max(width - 12, 8))[1:], strict=False):
+        lines.append(Text.assemble((f"  {number(other.score):>9} ", theme.DIM), text))
     return [widgets.fit(line, width) for line in lines]
 
 
@@ -181,7 +181,7 @@ class Column(NamedTuple):
     lanes: tuple[str, ...]
 
 
-class CompareView(ErasedView):
+class CompareView:
     """Draws the texts of one prompt on `out` if `live`, else how many are done on `err`.
 
     `begin` says which lanes belong to which column. Redrawn at most every 50 ms; `hide` erases it, so that results can
@@ -208,6 +208,13 @@ class CompareView(ErasedView):
         self._heading: Text | None = None
         self._columns: tuple[Column, ...] = ()
         self._region = LiveRegion(out, clock)
+
+    def __enter__(self) -> CompareView:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        with contextlib.suppress(OSError) if isinstance(error, OSError) else contextlib.nullcontext():
+            self.hide()
 
     def begin(self, heading: Text | None, columns: Sequence[Column]) -> None:
         """Start the next texts: their heading, and a column for each run. Finished lanes stay until `forget`."""

@@ -18,7 +18,7 @@ from genctl.events.history import LaneHistory, Path, StablePrefix
 from genctl.terminal import theme, widgets
 from genctl.terminal.divergences import word_boundary
 from genctl.terminal.explain import explain_summary
-from genctl.terminal.live_layout import Look, names, no_room, place_words, returned, sections_of, step_lines, tail
+from genctl.terminal.live_layout import Look, names, place_words, returned, sections_of, step_lines, tail
 from genctl.terminal.live_region import LiveRegion
 from genctl.terminal.progress_bars import LoadingBar
 from genctl.terminal.run_history import RunHistory
@@ -72,7 +72,6 @@ class RunView:
         self._errors = RepeatedErrors(lambda line: put_words(err, Text(line, style=theme.ERROR)))
         self._blocks = 0
         self._summed_up = 0  # prompts with a line of their own
-        self._stepped = False  # lines of steps were printed
         self._closed = False
         self._started: float | None = None
         self._read: float | None = None
@@ -124,8 +123,6 @@ class RunView:
                 left += self._settle_unfinished(lane)
         self._text.end_line()
         self._errors.close()
-        if self._stepped and (left_out := no_room(self.look, self.out.width)):
-            put_words(self.out, Text(f"no room for {', '.join(left_out)}", style=theme.DIM))
         if self.look.explain and self.history.tallies:
             width = self.err.width if self.err.is_terminal else None
             self.err.print(explain_summary(self.history, width), soft_wrap=False)
@@ -267,7 +264,6 @@ class RunView:
         if self.look.steps and path is None:
             self.out.print(Text("the steps of this text were not recorded", style=theme.DIM))
         elif self.look.steps and path is not None:
-            self._stepped = True
             self.out.print(Group(*step_lines(path, self.look, self.out.width)))
 
     def _sum_up(self, unfinished: int, left: int) -> None:
