@@ -1,8 +1,9 @@
-"""What an audit of a trace finds, as values. Imports no torch."""
+"""What an audit of a trace finds, as values, and numbers that no model gives. Imports no torch."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -65,26 +66,13 @@ class Audit:
 # -- numbers that no model gives ---------------------------------------------------------------------------------------
 
 LEAST = -9999.0  # servers write this, or less, for the logarithm of 0
-WHOLE = 0.99  # what listed probabilities add up to, at least, where others in the list are 0
-
-
-@dataclass
-class _Kind:
-    """Numbers of a kind: how many there are, the first, and whether all are equal."""
-
-    first: str
-    value: float
-    count: int = 0
-    is_constant: bool = True
 
 
 @dataclass
 class Impossible:
     """Finds what no model gives: a chosen token of probability 0, NaN, an id beyond the vocabulary.
 
-    Of such a number the rest of an audit knows nothing. A log-probability above 0 counts where no cause explains it
-    (a probability is one), and probabilities of 0 in a list where the others do not add up to 1, as they do behind a
-    filter.
+    A log-probability above 0 counts where no cause explains it: a probability is one.
     """
 
     vocabulary: int
@@ -92,13 +80,13 @@ class Impossible:
     missing: int = 0  # of these, without a number
     unlisted: int = 0  # chosen, of which OpenAI says that they are not in the list
     zeros: int = 0  # listed
-    _kinds: dict[str, _Kind] = field(default_factory=dict)
+    _firsts: dict[str, str] = field(default_factory=dict)  # the first of each kind
+    _counts: Counter[str] = field(default_factory=Counter)
 
     def _add(self, kind: str, row: str, index: int | None, value: float) -> None:
-        place = f"row {row}, its prompt" if index is None else f"row {row}, token {index + 1}"
-        found = self._kinds.setdefault(kind, _Kind(place, value))
-        found.count += 1
-        found.is_constant &= found.value == value
+        place = "its prompt" if index is None else f"token {index + 1}"
+        self._firsts.setdefault(kind, f"row {row}, {place}, {value:g}")
+        self._counts[kind] += 1
 
     def known(self, row: str, index: int | None, ids: Sequence[int]) -> int:
         """How many ids from the beginning are in the vocabulary; `index` is that of the first, None in a prompt."""
@@ -129,10 +117,7 @@ class Impossible:
         if wrong:
             self._add("nan", row, index, wrong[0])
         found = {other: number for other, number in numbers.items() if LEAST < number < math.inf}
-        zeros = len(numbers) - len(found) - len(wrong)
-        self.zeros += zeros
-        if zeros and math.fsum(math.exp(min(number, 0.0)) for number in found.values()) < WHOLE:
-            self._add("masked", row, index, -math.inf)
+        self.zeros += len(numbers) - len(found) - len(wrong)
         return found
 
     def judge(self, one: Audit) -> Audit:
@@ -145,30 +130,21 @@ class Impossible:
             f"{self.zeros} listed tokens have probability 0: they are left out": self.zeros,
         }
         one = replace(one, notes=(*one.notes, *(note for note, count in notes.items() if count)))
-        counts = {
-            "zero": True, "nan": True, "ids": True, "above": one.verdict == "unexplained",
-            "masked": one.verdict != "explained",
-        }  # fmt: skip
-        kinds = [kind for kind, does in counts.items() if does and kind in self._kinds]
-        if not kinds:
+        words = {
+            "zero": "probability 0 for {} of {} chosen tokens",
+            "nan": "NaN or infinity for {} of {} tokens",
+            "ids": f"ids beyond the vocabulary (0 to {self.vocabulary - 1}), {{}}",
+            "above": "a log-probability above 0 for {} of {} chosen tokens",
+        }
+        if one.verdict != "unexplained":
+            del words["above"]
+        found = [
+            f"{sentence.format(self._counts[kind], self.tokens)} (the first: {self._firsts[kind]})"
+            for kind, sentence in words.items()
+            if kind in self._firsts
+        ]
+        if not found:
             return one
-        found = [*map(self._words, kinds)]
         if one.reason:
-            is_sure = not {"zero", "nan", "ids"}.isdisjoint(kinds)
-            found.append((f"all else is {one.verdict}: " if is_sure else "") + one.reason)
+            found.append((f"all else is {one.verdict}: " if self._firsts.keys() - {"above"} else "") + one.reason)
         return replace(one, verdict="unexplained", reason="; ".join(found), causes=(), explained=0.0)
-
-    def _words(self, kind: str) -> str:
-        own = self._kinds[kind]
-        of = f"{own.count} of {self.tokens}"
-        what = {
-            "zero": f"probability 0 for {of} chosen tokens",
-            "nan": f"NaN or infinity for {of} tokens",
-            "ids": f"ids beyond the vocabulary (0 to {self.vocabulary - 1}), {own.count}",
-            "above": f"a log-probability above 0 for {of} chosen tokens",
-            "masked": f"lists with probabilities of 0 whose others do not add up to 1, for {of} tokens",
-        }[kind]
-        if kind == "zero" and own.is_constant and own.count > 1 and math.isfinite(own.value):
-            what += f", always {own.value:g}, as some servers write the logarithm of 0"
-        value = f", {own.value:g}" if kind != "masked" else ""
-        return f"{what} (the first: {own.first}{value})"

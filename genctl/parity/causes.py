@@ -1,9 +1,9 @@
-"""What an engine may have done otherwise than it should: name, words, advice, and how numbers are rounded. No torch."""
+"""What an engine may compute otherwise than it should: name, words, advice, and how numbers are rounded. No torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 Family: TypeAlias = Literal["number", "prompt", "arithmetic", "model"]
 
@@ -24,14 +24,6 @@ class Cause:
         return self.words.format(self.parameter)
 
 
-class ContextShift(NamedTuple):
-    """A context that is shifted when it is full, as llama-server does: the older half of its tokens is dropped."""
-
-    full: int  # tokens that are read when it is shifted
-    first: int | None  # the token at its beginning, if that stays
-    longest: int  # of all texts
-
-
 @dataclass(frozen=True)
 class Form:
     """How an engine rounds numbers, beside its dtype. Roundings are names of `forms.ROUNDINGS`; "" rounds nothing."""
@@ -40,13 +32,10 @@ class Form:
     weights: str = ""  # a rounding, a file type of llama.cpp, or "file": the types of the GGUF file that is read
     activations: str = ""  # what the products of weights read; of a file type its own, where this is ""
     linears: bool = False  # the embeddings and the head are as they are
-    overflows: bool = False  # sums of two products of codes end at 16 bits (vpmaddubsw: CTranslate2 without VNNI)
     keys: str = ""
     values: str = ""
-    attention: Literal["", "products", "flash"] = ""  # llama.cpp also rounds what is multiplied with keys and values
+    flash: bool = False  # llama.cpp's attention adds up in float16, and rounds what is multiplied with keys
     rotated: bool = False  # keys and values are turned by a Hadamard matrix before they are rounded (llama.cpp, 2026)
-    gelu: bool = False  # llama.cpp's table of GELU, in float16
-    shift: ContextShift | None = None
 
     def and_(self, other: Form) -> Form:
         """Both; where both round the same numbers, as this one does."""
@@ -56,29 +45,24 @@ class Form:
     @property
     def is_wide(self) -> bool:
         """Whether it rounds within operations that are seen in float64 alone."""
-        return bool(self.keys or self.values or self.attention or self.gelu or self.shift)
+        return bool(self.keys or self.values)
 
 
-# File types; those after the first are mixtures, which may come to the same in a small model
-GGUF = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "q6_k", "q5_k_m", "q5_k_s", "q4_k_m", "q4_k_s")
-SEARCHED = ("q6_k", "q5_k_m", "q5_k_s", "q4_k_m", "q4_k_s", "iq4_nl")  # whose codes are searched for
+GGUF = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")  # file types, and types of llama.cpp's cache
 _PROCESSED = "ask for raw log-probabilities (vLLM: logprobs_mode=raw_logprobs; llama-server: post_sampling_probs=false)"
-_DTYPE, _EIGHT, _FOUR = (
-    "load the weights in the dtype of the checkpoint", "load without 8-bit quantisation",
-    "load without 4-bit quantisation",
-)  # fmt: skip
+_DTYPE = "load the weights in the dtype of the checkpoint"
+_EIGHT = "load without 8-bit quantisation"
+_FOUR = "load without 4-bit quantisation"
 _CACHE = "llama.cpp: --cache-type-k f16 --cache-type-v f16"
 _FULL = "llama.cpp: --cache-type-k f32 --cache-type-v f32 --flash-attn off"
 
 
-def _cached(kind: str, *, each: bool) -> tuple[Form, ...]:
-    """A cache in blocks of llama.cpp; `each`: of keys alone and of values alone, too."""
-    flash = [Form(keys=kind, values=kind, attention="flash")]
-    if each:
-        flash += [Form(", keys alone", keys=kind, values=other, attention="flash") for other in ("f16", "")]
-        flash += [Form(", values alone", keys=other, values=kind, attention="flash") for other in ("f16", "")]
-    plain = [replace(form, attention="products") for form in flash if form.values == "f16"]
-    return (Form(keys=kind, values=kind), *flash, *(replace(form, rotated=True) for form in flash), *plain)
+def _cached(kind: str) -> tuple[Form, ...]:
+    """A cache in blocks of llama.cpp, also of keys alone and of values alone."""
+    flash = [Form(keys=kind, values=kind, flash=True)]
+    flash += [Form(", keys alone", keys=kind, values=other, flash=True) for other in ("f16", "")]
+    flash += [Form(", values alone", keys=other, values=kind, flash=True) for other in ("f16", "")]
+    return (Form(keys=kind, values=kind), *flash, *(replace(form, rotated=True) for form in flash))
 
 
 _ROWS: dict[Family, tuple[tuple[str, str, str], ...]] = {
@@ -88,8 +72,6 @@ _ROWS: dict[Family, tuple[tuple[str, str, str], ...]] = {
         ("top-p", "renormalised after top-p {}", _PROCESSED),
         ("min-p", "renormalised after min-p {}", _PROCESSED),
         ("repetition", "after a repetition penalty of {}", _PROCESSED),
-        ("presence", "after a presence penalty of {}", _PROCESSED),
-        ("frequency", "after a frequency penalty of {}", _PROCESSED),
         ("base-2", "logarithms to base 2", "multiply by 0.6931"),
         ("base-10", "logarithms to base 10", "multiply by 2.3026"),
         ("probability", "probabilities, not their logarithms", "take the logarithm"),
@@ -114,7 +96,6 @@ _ROWS: dict[Family, tuple[tuple[str, str, str], ...]] = {
         ("special-as-text", "special tokens read as text", "parse special tokens (llama.cpp: parse_special=true)"),
         ("spaces", "spaces {}", "send the prompt as it is, without trimming"),
         ("truncated", "prompt truncated left to {} tokens", "raise the context or the truncation limit"),
-        ("context-shifted", "context shifted at token {}", "llama.cpp: raise --ctx-size, or leave out --context-shift"),
     ),
     "model": (
         ("rope-scaling-ignored", "rope scaling ignored", "pass rope_scaling of config.json"),
@@ -124,9 +105,7 @@ _ROWS: dict[Family, tuple[tuple[str, str, str], ...]] = {
         ("window-ignored", "sliding window ignored", "enable the sliding window"),
         ("window-off-by-one", "sliding window of {} tokens", "check whether the window counts the token itself"),
         ("softcap-missing", "soft cap of the {} missing", "use an attention that has soft caps"),
-        ("head-tied", "the embeddings used as the head", "load lm_head.weight (tie_word_embeddings=false)"),
         ("epsilon", "an epsilon of {} in the norms", "pass rms_norm_eps of config.json"),
-        ("scale-ignored", "{} ignored", "pass the factor of config.json"),
         ("adapter-missing", "adapter not loaded", "load the adapter; check its name in the request"),
         ("adapter-doubled", "adapter applied twice", "merge the adapter, or load it, not both"),
         ("checkpoint-other", "another checkpoint: {}", "serve the checkpoint that is named"),
@@ -135,11 +114,10 @@ _ROWS: dict[Family, tuple[tuple[str, str, str], ...]] = {
 _ARITHMETIC: tuple[tuple[str, str, str, tuple[Form, ...]], ...] = (
     ("bfloat16", "weights in bfloat16", _DTYPE, (Form(weights="bf16", activations="bf16"),)),
     ("float16", "weights in float16", _DTYPE, (Form(weights="f16", activations="f16"),)),
-    ("int8", "int8 weights and activations{}", _EIGHT, (
-        Form(weights="int8", activations="int8"), Form(weights="int8", activations="int8", linears=True),
-        Form(", whose sums overflow 16 bits", weights="int8", overflows=True))),
+    ("int8", "int8 weights and activations", _EIGHT, (
+        Form(weights="int8", activations="int8"), Form(weights="int8", activations="int8", linears=True))),
     ("int8-weights", "int8 weights", _EIGHT, (Form(weights="int8"), Form(weights="int8", linears=True))),
-    *((name, f"GGUF {name.upper()}{{}}", "use a GGUF file with more bits", (Form(weights=name),)) for name in GGUF),
+    *((name, f"GGUF {name.upper()}", "use a GGUF file with more bits", (Form(weights=name),)) for name in GGUF),
     ("int4", "int4 weights in groups of 32", _FOUR, (Form(weights="int4"), Form(weights="int4", linears=True))),
     ("int4-128", "int4 weights in groups of 128", _FOUR, (Form(weights="int4-128", linears=True),)),
     ("nf4", "NF4 weights", _FOUR, (Form(weights="nf4", linears=True),)),
@@ -147,15 +125,12 @@ _ARITHMETIC: tuple[tuple[str, str, str, tuple[Form, ...]], ...] = (
         Form(weights="fp8", linears=True), Form(weights="fp8-rows", linears=True),
         Form(weights="fp8-rows", activations="fp8-rows", linears=True))),
     ("flash-float16", "flash attention in float16, as llama.cpp computes by default", _FULL, (
-        Form(keys="f16", values="f16", attention="flash"),)),
-    ("cache-float16", "KV cache in float16", _FULL, (
-        Form(keys="f16", values="f16"), Form(keys="f16", values="f16", attention="products"))),
+        Form(keys="f16", values="f16", flash=True),)),
+    ("cache-float16", "KV cache in float16", _FULL, (Form(keys="f16", values="f16"),)),
     ("cache-bfloat16", "KV cache in bfloat16", "keep the cache in the dtype of the weights", (
-        Form(keys="bf16", values="bf16"), Form(keys="bf16", values="bf16", attention="products"),
-        Form(keys="bf16", values="bf16", attention="flash"))),
-    ("cache-q8_0", "KV cache in 8-bit blocks{}", _CACHE, _cached("q8_0", each=True)),
-    *((f"cache-{kind}", f"KV cache in {kind.upper()}{{}}", _CACHE, _cached(kind, each=kind == "q4_0"))
-      for kind in ("q5_1", "q5_0", "q4_1", "iq4_nl", "q4_0")),
+        Form(keys="bf16", values="bf16"), Form(keys="bf16", values="bf16", flash=True))),
+    ("cache-q8_0", "KV cache in 8-bit blocks{}", _CACHE, _cached("q8_0")),
+    *((f"cache-{kind}", f"KV cache in {kind.upper()}{{}}", _CACHE, _cached(kind)) for kind in GGUF[1:]),
     ("cache-fp8", "KV cache in 8-bit floats", "vLLM: --kv-cache-dtype auto", (Form(keys="fp8", values="fp8"),)),
 )  # fmt: skip
 _ALL = {**_ROWS, "arithmetic": tuple(row[:3] for row in _ARITHMETIC)}

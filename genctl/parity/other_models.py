@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,11 +16,6 @@ from genctl.parity.sides import LocalSide
 
 Config = dict[str, Any]
 Change = tuple[str, str, Config]  # the key of a cause, its parameter, and what config.json would say
-# factors that config.json multiplies by, and that an engine may not know
-_FACTORS = (
-    "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling", "logit_scale",
-    "query_pre_attn_scalar",
-)  # fmt: skip
 
 
 def changes(config: Mapping[str, Any]) -> Iterator[Change]:
@@ -57,19 +51,11 @@ def changes(config: Mapping[str, Any]) -> Iterator[Change]:
     for name, words in (("final_logit_softcapping", "logits"), ("attn_logit_softcapping", "scores")):
         if config.get(name):
             yield "softcap-missing", words, {name: None}
-    if config.get("tie_word_embeddings") is False:
-        yield "head-tied", "", {"tie_word_embeddings": True}
     for name in ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon"):
         if isinstance(eps := config.get(name), float):
             for other in (1e-5, 1e-6, 1e-12):
                 if other != eps:
                     yield "epsilon", f"{other:g}", {name: other}
-    for name in _FACTORS:
-        value: Any = config.get(name)
-        if isinstance(value, (int, float)) and value != 1:
-            plain_value = config.get("head_dim", 1) if name == "query_pre_attn_scalar" else 1.0
-            if plain_value != value:
-                yield "scale-ignored", name, {name: plain_value}
 
 
 class OtherModels:
@@ -90,7 +76,7 @@ class OtherModels:
         loaded, runtime = self._side.session.loaded, self._side.session.planner.runtime
         if (adapter := runtime.adapter) is not None:
             yield "adapter-missing", "", lambda: self._load({"adapter": None})
-            yield "adapter-doubled", "", lambda: self._load({"adapter": self._doubled(Path(str(adapter)))})
+            yield "adapter-doubled", "", lambda: self._doubled(Path(str(adapter)))
         if loaded.checkpoint is not None and not loaded.checkpoint.gguf:
             for key, parameter, config in changes(loaded.checkpoint.config):
                 yield key, parameter, partial(self._with_config, loaded, config)
@@ -105,16 +91,6 @@ class OtherModels:
             raise ValueError
         return LocalSide(self._side.name, session, self._side.resolved, whole=True)
 
-    def _copy(self, source: Path, name: str, change: Callable[[Config], Config]) -> Path:
-        """The files of a folder beside another config.json, which has this name there."""
-        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="genctl-audit-")))
-        for path in source.iterdir():
-            if path.name != name:
-                (folder / path.name).symlink_to(path.resolve())
-        config = change(json.loads((source / name).read_text(encoding="utf-8")))
-        (folder / name).write_text(json.dumps(config), encoding="utf-8")
-        return folder
-
     def _with_config(self, loaded: LoadedModel, change: Config) -> LocalSide:
         """The files of a checkpoint beside another config.json."""
 
@@ -122,24 +98,21 @@ class OtherModels:
             # null is not the same as nothing, which may stand for a default
             return {key: value for key, value in (own | change).items() if value is not None or key in own}
 
-        folder = self._copy(loaded.path, "config.json", changed)
-        if change.get("tie_word_embeddings") and (weights := folder / "model.safetensors").exists():
-            weights.unlink()
-            _without_head(loaded.path / weights.name, weights)
-        return self._load({"model": str(folder)})
+        return self._load({"model": self._copy(loaded.path, "config.json", changed)})
 
-    def _doubled(self, adapter: Path) -> str:
+    def _doubled(self, adapter: Path) -> LocalSide:
         """An adapter with twice the effect."""
-        name = "adapter_config.json"
-        return str(self._copy(adapter, name, lambda own: own | {"lora_alpha": 2 * own.get("lora_alpha", 8)}))
+        twice = self._copy(
+            adapter, "adapter_config.json", lambda own: own | {"lora_alpha": 2 * own.get("lora_alpha", 8)}
+        )
+        return self._load({"adapter": twice})
 
-
-def _without_head(source: Path, place: Path) -> None:
-    """The same weights, with a head under a name that is not read: where there is none, it is the embeddings."""
-    shutil.copyfile(source, place)
-    with place.open("r+b") as file:
-        header = file.read(int.from_bytes(file.read(8), "little"))
-        at = header.find(b'"lm_head.weight"')
-        if at >= 0:
-            file.seek(8 + at)
-            file.write(b'"lm_hea.version"')
+    def _copy(self, source: Path, name: str, change: Callable[[Config], Config]) -> str:
+        """A folder with the files of another one, and a changed config that has this name there."""
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="genctl-audit-")))
+        for path in source.iterdir():
+            if path.name != name:
+                (folder / path.name).symlink_to(path.resolve())
+        config = change(json.loads((source / name).read_text(encoding="utf-8")))
+        (folder / name).write_text(json.dumps(config), encoding="utf-8")
+        return str(folder)
