@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -16,13 +17,11 @@ from torch import Tensor
 
 from genctl.errors import GenctlError, percent
 from genctl.parity import ways
-from genctl.parity.audit_values import Audit, AuditPosition, TriedCause
-from genctl.parity.causes import FORMS, GGUF, Cause, Form, cause
+from genctl.parity.causes import FORMS, GGUF, Audit, AuditPosition, Form, TriedCause, cause
 from genctl.parity.numbers import RAW, Number, numbers, remains
-from genctl.parity.oracle import Oracle
-from genctl.parity.other_models import OtherModels
+from genctl.parity.other_models import other_models
 from genctl.parity.prompts import AuditPrompts, AuditRow
-from genctl.parity.rereading import Rereader, RowNoise, kind_of
+from genctl.parity.rereading import Rereader
 from genctl.parity.sides import LocalSide
 from genctl.parity.ways import ERROR_RATE, PLAIN, Explanation, Way, beats, contains, excess, likelihood, slope
 
@@ -57,11 +56,10 @@ class Auditor(Rereader):
     ) -> None:
         """`others`: checkpoints that may run in place of this one. `how`: of the `Rereader`."""
         super().__init__(side, rows, **how)
-        self._prompts, self._models, self._stage = prompts, OtherModels(side, others), on_stage
+        self._prompts, self._others, self._stage = prompts, others, on_stage
         self._codes = 0.0  # nats, by which what the engine rounds beside a cause may differ
         self._count = 0  # hypotheses
         self._notes: dict[str, None] = {}
-        self._own_noise: dict[tuple[Cause, ...], RowNoise] = {}  # of other models
         self._beaten: list[Explanation] = []  # on a row, and not tried on others
         self._most = 0.0  # the most that a hypothesis gains on this row
         self._cut = torch.zeros(len(self.places.token), dtype=torch.float64)  # what cut digits may change
@@ -92,7 +90,7 @@ class Auditor(Rereader):
             if (audit := self._beside_codes(nothing)) is not None:
                 return audit
         found.sort(key=lambda pair: pair[1].median)
-        with self._models:
+        with ExitStack() as self._folders:
             audits = (self._explained(*pair) for pair in (found[:1] if self._declared else found))
             first = next(audits)
             return first if first.verdict == "explained" else next(
@@ -266,11 +264,9 @@ class Auditor(Rereader):
 
     def rows_left(self, one: Explanation, rows: Sequence[int]) -> list[int]:
         """Rows with a position that is beyond noise."""
-        noise, at = self._own_noise.get(one.causes) or self.noise(self._dtype), self._at(rows)
-        scale = torch.maximum(one.scale, noise.typical[at]) if one.causes in self._own_noise else one.scale
-        known = self.places.known
-        most = (noise.most / noise.typical[known].median())[at] * scale[known[at]].median()
-        beyond = (one.sizes > noise.allowed * torch.maximum(scale, most)) & known[at]
+        noise, at, known = self.noise(self._dtype), self._at(rows), self.places.known
+        most = (noise.most / noise.typical[known].median())[at] * one.scale[known[at]].median()
+        beyond = (one.sizes > noise.allowed * torch.maximum(one.scale, most)) & known[at]
         return [row for row, own in self._spans(rows) if bool(beyond[own].any())]
 
     def _telling(self, nothing: Explanation, rows: Sequence[int]) -> list[int]:
@@ -316,7 +312,8 @@ class Auditor(Rereader):
         if "arithmetic" in families:
             yield from ways.arithmetic(self._oracle, self._dtype, self._declared)
         if "model" in families:
-            yield from (Way(cause(key, more), load=load) for key, more, load in self._models.all())
+            models = other_models(self._side, self._others, self._folders)
+            yield from (Way(cause(key, more), load=load) for key, more, load in models)
 
     def _screened(
         self, tried: tuple[Way, ...], wanted: Sequence[Number] | None, sample: Sequence[int], first: Explanation
@@ -374,24 +371,25 @@ class Auditor(Rereader):
     # -- the verdict ---------------------------------------------------------------------------------------------------
 
     def _same(self, nothing: Explanation) -> Audit:
-        reason = f"the difference is {nothing.ratio:.2g} × rounding error"
-        return self._audit("same", reason, nothing, nothing, [], [])
+        return self._audit("same", f"the difference is {nothing.ratio:.2g} × rounding error", nothing)
 
     def _concluded(self, nothing: Explanation, first: Explanation, tried: list[Explanation]) -> Audit:
         tried.sort(key=lambda one: one.total, reverse=True)
         best = next((one for one in tried if self._fits(one)), first)
         if best is first or not beats(best, first, self._count):
-            return self._unexplained(nothing, tried, [])
+            reason = "no cause that was tried explains the difference"
+            if tried and tried[0].explained > 0.2:
+                reason += f"; the nearest is {tried[0].words} ({percent(tried[0].explained)} of it)"
+            return self._audit("unexplained", reason, nothing, tried=tried)
         parts = (one for one in tried if contains(best, one) and self._fits(one) and not beats(best, one, self._count))
         best = next(parts, best)  # the numbers do not show more causes
         rivals = [one for one in tried if one.keys != best.keys and not contains(one, best)]
         doubtful = [one for one in rivals if one.plausible and not beats(best, one, self._count)]
         if doubtful:
-            return self._unexplained(nothing, tried, [best, *doubtful])
-        for way in best.ways:
-            if way.load is not None:
-                side = self._side_of(way)
-                self._own_noise[best.causes] = self._measured(self._dtype, Oracle(side, kind_of(side)), side)
+            candidates = [best, *doubtful]
+            words = ", or ".join(dict.fromkeys(one.words for one in candidates[:4]))
+            reason = f"these explain it equally well: {words}"
+            return self._audit("unexplained", reason, nothing, tried=tried, candidates=candidates)
         whole = self._try(best.ways, [best.number], self._every, exact=True)[0]
         self._loaded = (None, self._side)
         self._rated([whole], nothing, self._every)
@@ -399,32 +397,20 @@ class Auditor(Rereader):
         beyond = float((whole.sizes > noise.allowed * whole.scale)[self.places.known].double().mean())
         if (left > LEFT * len(self._rows) and beyond > LEFT_TOKENS) or whole.ratio > noise.typical_allowed:
             reason = f"{whole.words} explains the sample, and leaves {left} of {len(self._rows)} rows"
-            return self._audit("unexplained", reason, nothing, nothing, tried, [])
+            return self._audit("unexplained", reason, nothing, tried=tried)
         return self._found(nothing, whole, tried)
-
-    def _unexplained(
-        self, nothing: Explanation, tried: Sequence[Explanation], candidates: Sequence[Explanation]
-    ) -> Audit:
-        if candidates:
-            words = ", or ".join(dict.fromkeys(one.words for one in candidates[:4]))
-            reason = f"these explain it equally well: {words}"
-        else:
-            reason = "no cause that was tried explains the difference"
-            if tried and tried[0].explained > 0.2:
-                reason += f"; the nearest is {tried[0].words} ({percent(tried[0].explained)} of it)"
-        return self._audit("unexplained", reason, nothing, nothing, tried, candidates)
 
     def _found(self, nothing: Explanation, best: Explanation, tried: Sequence[Explanation]) -> Audit:
         left = len(self.rows_left(best, self._every))
         of = f"{left} of {len(self._rows)} rows left" if left else "no row left"
         reason = f"{best.words} ({percent(best.explained)} of the difference; {of})"
-        return self._audit("explained", reason, nothing, best, tried, [])
+        return self._audit("explained", reason, nothing, best, tried)
 
     def _audit(
-        self, verdict: str, reason: str, nothing: Explanation, best: Explanation, tried: Sequence[Explanation],
-        candidates: Sequence[Explanation],
+        self, verdict: str, reason: str, nothing: Explanation, best: Explanation | None = None,
+        tried: Sequence[Explanation] = (), candidates: Sequence[Explanation] = (),
     ) -> Audit:  # fmt: skip
-        noise, places = self.noise(self._dtype), self.places
+        noise, places, best = self.noise(self._dtype), self.places, best or nothing
         own = places.chosen
         written = (part[own].tolist() for part in (places.position, places.value, nothing.left))
         chosen = {place: (value, value - left) for place, value, left in zip(*written, strict=True)}

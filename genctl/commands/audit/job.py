@@ -25,7 +25,7 @@ from genctl.models.text import detokenizer
 from genctl.params import Runtime
 from genctl.parity import traces
 from genctl.parity.audit import Auditor
-from genctl.parity.audit_values import Audit
+from genctl.parity.causes import Audit
 from genctl.parity.prompts import AuditPrompts, AuditRow
 from genctl.parity.shapes import rows_of
 from genctl.parity.sides import LocalSide, greedy

@@ -16,7 +16,7 @@ from genctl.errors import count, percent
 from genctl.events import Token
 from genctl.io import writers
 from genctl.io.records import finding
-from genctl.parity.audit_values import Audit, TriedCause
+from genctl.parity.causes import Audit, TriedCause
 from genctl.terminal import theme, widgets
 
 SHOWN = 8  # hypotheses

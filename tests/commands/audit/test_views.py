@@ -12,7 +12,7 @@ import pytest
 from genctl.commands.audit import view
 from genctl.commands.page_file import PageFile
 from genctl.parity.audit import Auditor
-from genctl.parity.audit_values import Audit, AuditPosition
+from genctl.parity.causes import Audit, AuditPosition
 from genctl.parity.values import Text
 from tests.cli.tool import genctl
 from tests.commands.audit.traces import MARKS, PROMPTS, STORIES, audit, auditor, doubled, rollouts, written
