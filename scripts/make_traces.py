@@ -230,13 +230,11 @@ def kept(name: str, value: float, temperature: float = 1.0) -> Number:
     return number
 
 
-def penalised(repetition: float = 1.0, presence: float = 0.0) -> Number:
+def penalised(repetition: float) -> Number:
     def number(logits: Tensor, before: list[int], written: list[int]) -> Tensor:
         logits = logits.double().clone()
-        for id in {*before, *written} if repetition != 1 else ():
+        for id in {*before, *written}:
             logits[id] = logits[id] / repetition if logits[id] > 0 else logits[id] * repetition
-        for id in set(written):
-            logits[id] -= presence
         return logits.log_softmax(-1)
 
     return number
@@ -298,12 +296,6 @@ def noisy(tensors: dict[str, Tensor]) -> None:
             tensors[name] = tensor
 
 
-def untied(tensors: dict[str, Tensor]) -> None:
-    generator = torch.Generator().manual_seed(6)
-    head = tensors["model.embed_tokens.weight"].clone()
-    tensors["lm_head.weight"] = head + 0.3 * head.std() * torch.randn(head.shape, generator=generator)
-
-
 def traces(folder: Path, arguments: argparse.Namespace) -> Iterator[tuple[str, str, Rows, Asked]]:
     """Engine, cause, rows and how the audit is asked for each trace."""
     stories = BUILTIN / "stories"
@@ -352,7 +344,6 @@ def planted(stories: Path, models: Path, make: Any, draw: random.Random) -> Iter
     for cause, number in {
         "temperature": warm(t), "top-k": kept("top-k", k), "top-p": kept("top-p", p), "min-p": kept("min-p", 0.05),
         "temperature top-p": kept("top-p", p, t), "repetition": penalised(draw.choice([1.1, 1.2, 1.3])),
-        "presence": penalised(1.0, 0.6),
     }.items():  # fmt: skip
         yield cause, partial(told, number=number, drawn=True, greedy=False)
     for cause, change in {
@@ -378,8 +369,6 @@ def planted(stories: Path, models: Path, make: Any, draw: random.Random) -> Iter
         "window-ignored": MISTRAL,
     }.items():  # fmt: skip
         yield cause, partial(told, {"model": str(with_config(stories, models / cause, **fields))})
-    place = with_weights(stories, models / "untied", untied, tie_word_embeddings=False)
-    yield "head-tied", partial(told, {"model": str(place)})
     place = with_weights(stories, models / "other", noisy)
     yield "checkpoint-other", partial(told, {**STORIES, "also": str(place)}, place)
     for cause, form in {

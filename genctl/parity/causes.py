@@ -1,9 +1,17 @@
-"""What an engine may have done otherwise than it should: name, words, advice, and how numbers are rounded. No torch."""
+"""What an engine may compute otherwise than it should, and what an audit finds of it, as values. Imports no torch.
+
+A cause has a name, words, advice, and, if it is arithmetic, the forms in which numbers are rounded.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Literal, NamedTuple, TypeAlias
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Literal, TypeAlias
+
+from genctl.parity.values import Text
 
 Family: TypeAlias = Literal["number", "prompt", "arithmetic", "model"]
 
@@ -24,14 +32,6 @@ class Cause:
         return self.words.format(self.parameter)
 
 
-class ContextShift(NamedTuple):
-    """A context that is shifted when it is full, as llama-server does: the older half of its tokens is dropped."""
-
-    full: int  # tokens that are read when it is shifted
-    first: int | None  # the token at its beginning, if that stays
-    longest: int  # of all texts
-
-
 @dataclass(frozen=True)
 class Form:
     """How an engine rounds numbers, beside its dtype. Roundings are names of `forms.ROUNDINGS`; "" rounds nothing."""
@@ -40,13 +40,10 @@ class Form:
     weights: str = ""  # a rounding, a file type of llama.cpp, or "file": the types of the GGUF file that is read
     activations: str = ""  # what the products of weights read; of a file type its own, where this is ""
     linears: bool = False  # the embeddings and the head are as they are
-    overflows: bool = False  # sums of two products of codes end at 16 bits (vpmaddubsw: CTranslate2 without VNNI)
     keys: str = ""
     values: str = ""
-    attention: Literal["", "products", "flash"] = ""  # llama.cpp also rounds what is multiplied with keys and values
+    flash: bool = False  # llama.cpp's attention adds up in float16, and rounds what is multiplied with keys
     rotated: bool = False  # keys and values are turned by a Hadamard matrix before they are rounded (llama.cpp, 2026)
-    gelu: bool = False  # llama.cpp's table of GELU, in float16
-    shift: ContextShift | None = None
 
     def and_(self, other: Form) -> Form:
         """Both; where both round the same numbers, as this one does."""
@@ -56,29 +53,24 @@ class Form:
     @property
     def is_wide(self) -> bool:
         """Whether it rounds within operations that are seen in float64 alone."""
-        return bool(self.keys or self.values or self.attention or self.gelu or self.shift)
+        return bool(self.keys or self.values)
 
 
-# File types; those after the first are mixtures, which may come to the same in a small model
-GGUF = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "q6_k", "q5_k_m", "q5_k_s", "q4_k_m", "q4_k_s")
-SEARCHED = ("q6_k", "q5_k_m", "q5_k_s", "q4_k_m", "q4_k_s", "iq4_nl")  # whose codes are searched for
+GGUF = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")  # file types, and types of llama.cpp's cache
 _PROCESSED = "ask for raw log-probabilities (vLLM: logprobs_mode=raw_logprobs; llama-server: post_sampling_probs=false)"
-_DTYPE, _EIGHT, _FOUR = (
-    "load the weights in the dtype of the checkpoint", "load without 8-bit quantisation",
-    "load without 4-bit quantisation",
-)  # fmt: skip
+_DTYPE = "load the weights in the dtype of the checkpoint"
+_EIGHT = "load without 8-bit quantisation"
+_FOUR = "load without 4-bit quantisation"
 _CACHE = "llama.cpp: --cache-type-k f16 --cache-type-v f16"
 _FULL = "llama.cpp: --cache-type-k f32 --cache-type-v f32 --flash-attn off"
 
 
-def _cached(kind: str, *, each: bool) -> tuple[Form, ...]:
-    """A cache in blocks of llama.cpp; `each`: of keys alone and of values alone, too."""
-    flash = [Form(keys=kind, values=kind, attention="flash")]
-    if each:
-        flash += [Form(", keys alone", keys=kind, values=other, attention="flash") for other in ("f16", "")]
-        flash += [Form(", values alone", keys=other, values=kind, attention="flash") for other in ("f16", "")]
-    plain = [replace(form, attention="products") for form in flash if form.values == "f16"]
-    return (Form(keys=kind, values=kind), *flash, *(replace(form, rotated=True) for form in flash), *plain)
+def _cached(kind: str) -> tuple[Form, ...]:
+    """A cache in blocks of llama.cpp, also of keys alone and of values alone."""
+    flash = [Form(keys=kind, values=kind, flash=True)]
+    flash += [Form(", keys alone", keys=kind, values=other, flash=True) for other in ("f16", "")]
+    flash += [Form(", values alone", keys=other, values=kind, flash=True) for other in ("f16", "")]
+    return (Form(keys=kind, values=kind), *flash, *(replace(form, rotated=True) for form in flash))
 
 
 _ROWS: dict[Family, tuple[tuple[str, str, str], ...]] = {
@@ -88,8 +80,6 @@ _ROWS: dict[Family, tuple[tuple[str, str, str], ...]] = {
         ("top-p", "renormalised after top-p {}", _PROCESSED),
         ("min-p", "renormalised after min-p {}", _PROCESSED),
         ("repetition", "after a repetition penalty of {}", _PROCESSED),
-        ("presence", "after a presence penalty of {}", _PROCESSED),
-        ("frequency", "after a frequency penalty of {}", _PROCESSED),
         ("base-2", "logarithms to base 2", "multiply by 0.6931"),
         ("base-10", "logarithms to base 10", "multiply by 2.3026"),
         ("probability", "probabilities, not their logarithms", "take the logarithm"),
@@ -114,7 +104,6 @@ _ROWS: dict[Family, tuple[tuple[str, str, str], ...]] = {
         ("special-as-text", "special tokens read as text", "parse special tokens (llama.cpp: parse_special=true)"),
         ("spaces", "spaces {}", "send the prompt as it is, without trimming"),
         ("truncated", "prompt truncated left to {} tokens", "raise the context or the truncation limit"),
-        ("context-shifted", "context shifted at token {}", "llama.cpp: raise --ctx-size, or leave out --context-shift"),
     ),
     "model": (
         ("rope-scaling-ignored", "rope scaling ignored", "pass rope_scaling of config.json"),
@@ -124,9 +113,7 @@ _ROWS: dict[Family, tuple[tuple[str, str, str], ...]] = {
         ("window-ignored", "sliding window ignored", "enable the sliding window"),
         ("window-off-by-one", "sliding window of {} tokens", "check whether the window counts the token itself"),
         ("softcap-missing", "soft cap of the {} missing", "use an attention that has soft caps"),
-        ("head-tied", "the embeddings used as the head", "load lm_head.weight (tie_word_embeddings=false)"),
         ("epsilon", "an epsilon of {} in the norms", "pass rms_norm_eps of config.json"),
-        ("scale-ignored", "{} ignored", "pass the factor of config.json"),
         ("adapter-missing", "adapter not loaded", "load the adapter; check its name in the request"),
         ("adapter-doubled", "adapter applied twice", "merge the adapter, or load it, not both"),
         ("checkpoint-other", "another checkpoint: {}", "serve the checkpoint that is named"),
@@ -135,11 +122,10 @@ _ROWS: dict[Family, tuple[tuple[str, str, str], ...]] = {
 _ARITHMETIC: tuple[tuple[str, str, str, tuple[Form, ...]], ...] = (
     ("bfloat16", "weights in bfloat16", _DTYPE, (Form(weights="bf16", activations="bf16"),)),
     ("float16", "weights in float16", _DTYPE, (Form(weights="f16", activations="f16"),)),
-    ("int8", "int8 weights and activations{}", _EIGHT, (
-        Form(weights="int8", activations="int8"), Form(weights="int8", activations="int8", linears=True),
-        Form(", whose sums overflow 16 bits", weights="int8", overflows=True))),
+    ("int8", "int8 weights and activations", _EIGHT, (
+        Form(weights="int8", activations="int8"), Form(weights="int8", activations="int8", linears=True))),
     ("int8-weights", "int8 weights", _EIGHT, (Form(weights="int8"), Form(weights="int8", linears=True))),
-    *((name, f"GGUF {name.upper()}{{}}", "use a GGUF file with more bits", (Form(weights=name),)) for name in GGUF),
+    *((name, f"GGUF {name.upper()}", "use a GGUF file with more bits", (Form(weights=name),)) for name in GGUF),
     ("int4", "int4 weights in groups of 32", _FOUR, (Form(weights="int4"), Form(weights="int4", linears=True))),
     ("int4-128", "int4 weights in groups of 128", _FOUR, (Form(weights="int4-128", linears=True),)),
     ("nf4", "NF4 weights", _FOUR, (Form(weights="nf4", linears=True),)),
@@ -147,15 +133,12 @@ _ARITHMETIC: tuple[tuple[str, str, str, tuple[Form, ...]], ...] = (
         Form(weights="fp8", linears=True), Form(weights="fp8-rows", linears=True),
         Form(weights="fp8-rows", activations="fp8-rows", linears=True))),
     ("flash-float16", "flash attention in float16, as llama.cpp computes by default", _FULL, (
-        Form(keys="f16", values="f16", attention="flash"),)),
-    ("cache-float16", "KV cache in float16", _FULL, (
-        Form(keys="f16", values="f16"), Form(keys="f16", values="f16", attention="products"))),
+        Form(keys="f16", values="f16", flash=True),)),
+    ("cache-float16", "KV cache in float16", _FULL, (Form(keys="f16", values="f16"),)),
     ("cache-bfloat16", "KV cache in bfloat16", "keep the cache in the dtype of the weights", (
-        Form(keys="bf16", values="bf16"), Form(keys="bf16", values="bf16", attention="products"),
-        Form(keys="bf16", values="bf16", attention="flash"))),
-    ("cache-q8_0", "KV cache in 8-bit blocks{}", _CACHE, _cached("q8_0", each=True)),
-    *((f"cache-{kind}", f"KV cache in {kind.upper()}{{}}", _CACHE, _cached(kind, each=kind == "q4_0"))
-      for kind in ("q5_1", "q5_0", "q4_1", "iq4_nl", "q4_0")),
+        Form(keys="bf16", values="bf16"), Form(keys="bf16", values="bf16", flash=True))),
+    ("cache-q8_0", "KV cache in 8-bit blocks{}", _CACHE, _cached("q8_0")),
+    *((f"cache-{kind}", f"KV cache in {kind.upper()}{{}}", _CACHE, _cached(kind)) for kind in GGUF[1:]),
     ("cache-fp8", "KV cache in 8-bit floats", "vLLM: --kv-cache-dtype auto", (Form(keys="fp8", values="fp8"),)),
 )  # fmt: skip
 _ALL = {**_ROWS, "arithmetic": tuple(row[:3] for row in _ARITHMETIC)}
@@ -166,3 +149,145 @@ FORMS = {key: forms for key, _, _, forms in _ARITHMETIC}  # in which an engine m
 def cause(key: str, parameter: str = "") -> Cause:
     """A cause with its parameter."""
     return replace(CAUSES[key], parameter=parameter)
+
+
+# -- what an audit finds -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AuditPosition:
+    """A token before and after the explanation, in nats and in units of the noise."""
+
+    id: str
+    index: int
+    token: int
+    number: float  # as written
+    reference: float  # the log-probability in the reference
+    before: float
+    after: float
+    ratio: float  # of `before` to noise
+    ratio_after: float
+
+
+@dataclass(frozen=True)
+class TriedCause:
+    """A line of the report."""
+
+    causes: tuple[str, ...]
+    words: str
+    explained: float
+    log_likelihood: float  # over that of no cause
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Audit:
+    """All that is found about a trace."""
+
+    trace: str
+    reference: str
+    verdict: str  # same, explained, unexplained
+    reason: str
+    causes: tuple[Cause, ...] = ()
+    candidates: tuple[TriedCause, ...] = ()  # between which the numbers do not decide
+    tried: tuple[TriedCause, ...] = ()
+    positions: tuple[AuditPosition, ...] = ()
+    texts: tuple[Text, ...] = ()
+    explained: float = 0.0
+    rows_left: int = 0
+    first: tuple[str, int] | None = None  # the first position with a difference
+    ratio: float = math.nan  # median of the difference to noise, before an explanation
+    allowed: float = math.nan
+    noise: float = math.nan  # nats, median
+    notes: tuple[str, ...] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<{self.trace} against {self.reference}: {self.verdict}>"
+
+
+# -- numbers that no model gives ---------------------------------------------------------------------------------------
+
+LEAST = -9999.0  # servers write this, or less, for the logarithm of 0
+
+
+@dataclass
+class Impossible:
+    """Finds what no model gives: a chosen token of probability 0, NaN, an id beyond the vocabulary.
+
+    A log-probability above 0 counts where no cause explains it: a probability is one.
+    """
+
+    vocabulary: int
+    tokens: int = 0  # chosen, so far
+    missing: int = 0  # of these, without a number
+    unlisted: int = 0  # chosen, of which OpenAI says that they are not in the list
+    zeros: int = 0  # listed
+    _firsts: dict[str, str] = field(default_factory=dict)  # the first of each kind
+    _counts: Counter[str] = field(default_factory=Counter)
+
+    def _add(self, kind: str, row: str, index: int | None, value: float) -> None:
+        place = "its prompt" if index is None else f"token {index + 1}"
+        self._firsts.setdefault(kind, f"row {row}, {place}, {value:g}")
+        self._counts[kind] += 1
+
+    def known(self, row: str, index: int | None, ids: Sequence[int]) -> int:
+        """How many ids from the beginning are in the vocabulary; `index` is that of the first, None in a prompt."""
+        for place, id in enumerate(ids):
+            if id >= self.vocabulary:
+                self._add("ids", row, None if index is None else index + place, id)
+                return place
+        return len(ids)
+
+    def number(self, row: str, index: int, number: float | None, *, unlisted: bool) -> float:
+        """A number of a chosen token, as far as a model can give it, else NaN. `unlisted`: its list lacks it."""
+        self.tokens += 1
+        if number is None:
+            self.missing += 1
+        elif number == LEAST and unlisted:
+            self.unlisted += 1
+        elif not LEAST < number < math.inf:
+            self._add("zero" if number <= LEAST else "nan", row, index, number)
+        else:
+            if number > 0:
+                self._add("above", row, index, number)
+            return number
+        return math.nan
+
+    def listed(self, row: str, index: int, numbers: Mapping[int, float]) -> dict[int, float]:
+        """The numbers of a list, and of the chosen token, that a model can give."""
+        wrong = [number for number in numbers.values() if math.isnan(number) or number == math.inf]
+        if wrong:
+            self._add("nan", row, index, wrong[0])
+        found = {other: number for other, number in numbers.items() if LEAST < number < math.inf}
+        self.zeros += len(numbers) - len(found) - len(wrong)
+        return found
+
+    def judge(self, one: Audit) -> Audit:
+        """An audit with this evidence: no cause explains it."""
+        notes = {
+            f"{self.missing} of {self.tokens} tokens have no number": self.missing,
+            f"{self.unlisted} chosen tokens have {LEAST:g}, OpenAI's number of a token that its list lacks": (
+                self.unlisted
+            ),
+            f"{self.zeros} listed tokens have probability 0: they are left out": self.zeros,
+        }
+        one = replace(one, notes=(*one.notes, *(note for note, count in notes.items() if count)))
+        words = {
+            "zero": "probability 0 for {} of {} chosen tokens",
+            "nan": "NaN or infinity for {} of {} tokens",
+            "ids": f"ids beyond the vocabulary (0 to {self.vocabulary - 1}), {{}}",
+            "above": "a log-probability above 0 for {} of {} chosen tokens",
+        }
+        if one.verdict != "unexplained":
+            del words["above"]
+        found = [
+            f"{sentence.format(self._counts[kind], self.tokens)} (the first: {self._firsts[kind]})"
+            for kind, sentence in words.items()
+            if kind in self._firsts
+        ]
+        if not found:
+            return one
+        if one.reason:
+            found.append((f"all else is {one.verdict}: " if self._firsts.keys() - {"above"} else "") + one.reason)
+        return replace(one, verdict="unexplained", reason="; ".join(found), causes=(), explained=0.0)

@@ -13,14 +13,13 @@ import torch
 from genctl.engines.protocol import Request, never
 from genctl.errors import GenctlError
 from genctl.events import shared_length
-from genctl.parity.fault import FoundFault, find_fault
+from genctl.parity.fault import FoundFault, different_settings, equal_weights, find_fault, other_weights
 from genctl.parity.noise import MeasuredNoise, measure_noise
 from genctl.parity.oracle import Reading
 from genctl.parity.reading import ReadBoth, ReadOnce
 from genctl.parity.sides import LocalSide
 from genctl.parity.statistics import summary
 from genctl.parity.values import Noise, Parity, Position, Text, TextParting, Verdict, worst
-from genctl.parity.weights import different_settings, equal_weights, other_weights
 
 CHECKED, LEAST_CHECKED = 128, 16  # positions on which noise is measured at most, and at least
 CHECKED_LOGITS = 2**21  # logits of a side at these positions: 16 MiB in float64

@@ -7,22 +7,19 @@ r = (b - a) - (B - A), is rounding if both sides compute the same; and how large
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from genctl.decode.threads import set_threads
 from genctl.errors import GenctlError, count
 from genctl.parity.oracle import Oracle, Reading, places_read
 from genctl.parity.sides import LocalSide
 from genctl.parity.statistics import quantiles, shift
 from genctl.parity.values import Noise, Variation
 
-FEW = 8  # positions on which numbers of threads are compared: two threads may wait for each other
 EQUAL = 1e-9  # of the largest logit
 TINY = torch.finfo(torch.float64).tiny
 SEEDS = 4  # shaken readings of each side
@@ -99,7 +96,9 @@ def measure_noise(
         before = own_rounding.float()
     del exact_b, before
     variations, own = [], []
-    for name, each in _variations(reference, readings, a):
+    widths = {} if reference.whole else {"alone": 1, "together": max(2, min(len(readings), 8))}
+    for name, width in widths.items():  # the reference against itself
+        each = read_rows(reference, readings, width=width)
         moved = each.double() - a
         own.append(shift(moved))
         margins.append(_margin(best, moved))
@@ -132,7 +131,7 @@ def measure_noise(
         largest_ratio=float(ratios.max()),
         how=(
             f"{count(len(a), 'position')}: float64 reference, {SEEDS} runs with random {name} rounding, "
-            "single and batched, 1 and 2 threads"
+            "single and batched"
         ),
         typical_allowed=typical_allowed,
     )
@@ -180,30 +179,9 @@ def _oracles(reference: LocalSide, other: LocalSide) -> tuple[Oracle, Oracle]:
         return mine, Oracle(other, own)
 
 
-# -- the reference against itself --------------------------------------------------------------------------------------
-
-
-def _variations(reference: LocalSide, readings: Sequence[Reading], rows: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The reference's logits f32 [M, V] read in other ways, with their names. Threads are tried on a few positions."""
-    if reference.whole:
-        return
-    yield "alone", read_rows(reference, readings, width=1)
-    yield "together", read_rows(reference, readings, width=max(2, min(len(readings), 8)))
-    if reference.session.forward.device.type == "cpu":
-        first = readings[0]
-        few = replace(first, indices=first.indices[:FEW])
-        for number in (1, 2):
-            with threads(number):
-                found = read_rows(reference, [few], threaded=False)
-            yield f"{number} thread{'s' * (number > 1)}", torch.cat([found, rows[len(found) :]])
-
-
-def read_rows(
-    side: LocalSide, readings: Sequence[Reading], *, width: int | None = None, threaded: bool = True
-) -> Tensor:
+def read_rows(side: LocalSide, readings: Sequence[Reading], *, width: int | None = None) -> Tensor:
     """The logits f32 [M, V] of a side at the positions of readings."""
     own = LocalSide(side.name, side.session, side.resolved, width=width or side.width, whole=side.whole)
-    own.threaded = threaded
     wanted = {(place, index) for place, reading in enumerate(readings) for index in reading.indices}
     rows: dict[tuple[int, int], Tensor] = {}
 
@@ -218,14 +196,3 @@ def read_rows(
     if failed:
         raise GenctlError(next(iter(failed.values())))
     return torch.stack([rows[place] for place in sorted(rows)])
-
-
-@contextmanager
-def threads(number: int) -> Iterator[None]:
-    """So many threads for the while."""
-    before = torch.get_num_threads()
-    set_threads(number)
-    try:
-        yield
-    finally:
-        set_threads(before)

@@ -1,4 +1,4 @@
-"""Which number an engine wrote of a token: from the reference's logits, without reading again.
+"""Which number an engine wrote of a token: made of the reference's logits, with parameters that are fitted to a trace.
 
 Filters of samplers renormalise what they keep. They follow one another as in transformers and llama.cpp; a temperature
 comes before them (transformers, vLLM) or behind them (llama.cpp).
@@ -10,39 +10,101 @@ P values of a parameter.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from genctl.parity.entries import Entries
-
-FILTERS = ("top-k", "top-p", "min-p")  # in the order in which they are applied
+CAP = 20.0  # nats: a larger difference is no worse
 HEAD = 2048  # best tokens that are sorted; all others only where a filter keeps more
+FITTED = 24  # positions on which parameters are fitted, at least; half as many sums
+LARGE = 2**18  # their logits, where there are more positions
+ALIKE = 1.02  # times as much is left by parameters that are as good
+STEPS = 12  # of a golden-section search
+Ids: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Number:
-    """How a written number is made of logits. `causes`: keys of what is not as it should be, with its parameter."""
+class Entries:
+    """Positions in order, and the entries at them."""
 
-    causes: tuple[tuple[str, str], ...] = ()
-    temperature: float = 1.0
-    filters: tuple[tuple[str, float], ...] = ()  # after which the rest is renormalised
-    filters_first: bool = False  # before the temperature
-    repetition: float = 1.0
-    presence: float = 0.0
-    frequency: float = 0.0
-    recent: bool = False  # penalties of the last tokens, prompts too, as llama.cpp has them
-    shift: int = 0  # it belongs to the position so much later
-    lists_too: bool = True  # the lists of best tokens are shifted, too
-    first: bool = False  # it is the first choice's
-    unit: str = ""
-    parameters: int = 0  # fitted
+    token: Tensor  # int64 [M], the chosen one
+    follows: Tensor  # bool [M]: whether the position before is the one of the token before
+    position: Tensor  # int64 [E]
+    entry: Tensor  # int64 [E], a token
+    chosen: Tensor  # bool [E]: whether the number is that of the chosen token
+    value: Tensor  # f64 [E], as written
+    before: tuple[tuple[Ids, Ids], ...] = ()  # [M]: the prompt, and what is written so far
+    owner: Tensor | None = None  # int64 [E]: where one number is the sum of several entries, the position it counts at
+
+    def few(self, keep: Tensor) -> Entries:
+        """The entries at some positions int64 [K], in order."""
+        number = torch.full((len(self.token),), -1)
+        number[keep] = torch.arange(len(keep))
+        entries = number[self.position] >= 0
+        follows = self.follows[keep].clone()
+        follows[1:] &= keep[1:] == keep[:-1] + 1
+        follows[:1] = False
+        owner = None
+        if self.owner is not None:
+            owner = torch.where(self.owner < 0, -1, number[self.owner.clamp(min=0)])[entries]
+        return Entries(
+            self.token[keep], follows, number[self.position[entries]], self.entry[entries], self.chosen[entries],
+            self.value[entries], tuple(self.before[place] for place in keep.tolist()), owner,
+        )  # fmt: skip
+
+    def sizes(self, residual: Tensor) -> Tensor:
+        """The root mean square of what remains at each position [..., M], from that of entries [..., E]."""
+        residual = residual.nan_to_num(CAP, CAP, -CAP).clamp(-CAP, CAP)
+        total = torch.zeros(*residual.shape[:-1], len(self.token), dtype=torch.float64)
+        if self.owner is None:
+            total.index_add_(-1, self.position, residual.square())
+        else:
+            shared = self.owner >= 0
+            total.index_add_(-1, self.owner[shared], residual[..., shared])
+            total = total.square().index_add_(-1, self.position[~shared], residual[..., ~shared].square())
+        return (total / self.counts.clamp(min=1)).sqrt()
+
+    def added(self, square: Tensor) -> Tensor:
+        """Squares of what rounds at positions [..., M]: where a number is a sum, those of its tokens, added up.
+
+        Rounding of one token does not depend on that of another.
+        """
+        if self.owner is None:
+            return square
+        shared = self.owner >= 0
+        at = self.owner[shared]
+        return square.index_fill(-1, at, 0.0).index_add(-1, at, square[..., self.position[shared]])
+
+    @cached_property
+    def seen(self) -> tuple[Tensor, Tensor]:
+        """Positions, and the tokens before each, of prompts too: int64 [P] each."""
+        pairs = {(place, id) for place, row in enumerate(self.before) for part in row for id in part}
+        found = torch.tensor([*pairs], dtype=torch.long).reshape(-1, 2)
+        return found[:, 0], found[:, 1]
+
+    @cached_property
+    def known(self) -> Tensor:
+        """Whether a position has a number, bool [M]."""
+        return self.counts > 0
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """Entries at each position, f64 [M]; a sum counts once."""
+        total = torch.zeros(len(self.token), dtype=torch.float64)
+        alone = torch.ones_like(self.chosen) if self.owner is None else self.owner < 0
+        if self.owner is not None:
+            total[self.owner[~alone]] = 1.0
+        return total.index_add_(0, self.position[alone], torch.ones_like(self.value[alone]))
 
 
-RAW = Number()
-_UNITS: dict[str, Callable[[Tensor], Tensor]] = {
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+FILTERS = ("top-k", "top-p", "min-p")  # in the order in which they are applied
+_UNITS: dict[str, Callable[[Tensor], Tensor]] = {  # from what is written to nats
     "": lambda value: value,
     "base-2": lambda value: value * math.log(2),
     "base-10": lambda value: value * math.log(10),
@@ -52,119 +114,225 @@ _UNITS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@dataclass(frozen=True)
+class Number:
+    """How a written number is made of logits."""
+
+    temperature: float = 1.0
+    filters: tuple[tuple[str, float], ...] = ()  # after which the rest is renormalised
+    filters_first: bool = False  # before the temperature
+    repetition: float = 1.0  # of prompts, too
+    shift: int = 0  # it belongs to the position so much later
+    first: bool = False  # it is the first choice's
+    unit: str = ""
+
+    @property
+    def fitted(self) -> tuple[tuple[str, str], ...]:
+        """Keys of causes that have a fitted parameter, with it."""
+        fields = {"repetition": self.repetition, "temperature": self.temperature}
+        own = [(key, f"{value:.4g}") for key, value in fields.items() if value != 1.0]
+        filters = [(name, f"{value:g}") for name, value in self.filters]
+        return (*filters, *own) if self.filters_first else (*own, *filters)
+
+    @property
+    def causes(self) -> tuple[tuple[str, str], ...]:
+        """Keys of what is not as it should be, each with its parameter."""
+        shifted = (("shifted", "later" if self.shift > 0 else "earlier"),) if self.shift else ()
+        return (*self.fitted, *shifted, *((("drafted", ""),) * self.first), *(((self.unit, ""),) * bool(self.unit)))
+
+    @property
+    def changes_something(self) -> bool:
+        """Whether no parameter has the value, as it is shown, that changes nothing."""
+        return all(float(value) != 1.0 for key, value in self.fitted if key in ("repetition", "temperature"))
+
+
+RAW = Number()
+
+
 def remains(number: Number, logits: Tensor, places: Entries) -> Tensor:
     """Written less predicted, in nats f64 [E]; NaN where there is no prediction. `logits` f64 [M, V]."""
-    plain = logits = _penalised(number, logits, places)
-    if number.temperature != 1.0:
-        logits = logits / number.temperature
+    if number.repetition != 1.0:  # Keskar et al. 2019, arXiv:1909.05858
+        part = logits[places.seen]
+        logits = logits.index_put(places.seen, part * torch.where(part > 0, 1 / number.repetition, number.repetition))
     at, token, missing = places.position, places.entry, None
     if number.shift:
         moved = at + number.shift
         there = moved.clamp(0, len(places.token) - 1)
-        edge = places.follows[torch.maximum(at, there)] & (moved == there)
-        shifted = places.chosen | number.lists_too
-        missing = ~edge & shifted
-        token = torch.where(places.chosen, places.token[there], token)
-        at = torch.where(shifted, there, at)
+        missing = ~(places.follows[torch.maximum(at, there)] & (moved == there))
+        token, at = torch.where(places.chosen, places.token[there], token), there
     if number.filters:
-        predicted = _among_kept(number, plain, places)
+        predicted = _among_kept(number, logits, places)
     else:
+        logits = logits / number.temperature
         predicted = logits[at, token]
         if number.first:
             predicted = torch.where(places.chosen, logits.amax(-1)[at], predicted)
-        predicted = predicted - log_total(logits, places)[at, 0]
+        predicted = predicted - logits.logsumexp(-1)[at]
     found = _UNITS[number.unit](places.value) - predicted
     if missing is None:
         return found
     return torch.where(missing, torch.where(places.value == 0, 0.0, torch.nan), found)  # 0 fills the place
 
 
-def _penalised(number: Number, logits: Tensor, places: Entries) -> Tensor:
-    if number.repetition == 1.0 and not number.presence and not number.frequency:
-        return logits
-    logits = logits.clone()
-    if number.repetition != 1.0:  # Keskar et al. 2019, arXiv:1909.05858
-        at, token, _ = places.recent if number.recent else places.seen
-        part = logits[at, token]
-        logits[at, token] = part * torch.where(part > 0, 1 / number.repetition, number.repetition)
-    if number.presence or number.frequency:
-        at, token, times = places.recent if number.recent else places.written
-        logits[at, token] -= number.presence + number.frequency * times
-    return logits
-
-
-def log_total(logits: Tensor, places: Entries) -> Tensor:
-    """The logarithm of the sum of all exp(logits) [M, V] -> [M, 1]."""
-    return (logits if places.copies is None else logits + places.copies).logsumexp(-1, keepdim=True)
-
-
-# -- filters -----------------------------------------------------------------------------------------------------------
-
-
 def _among_kept(number: Number, logits: Tensor, places: Entries) -> Tensor:
     """Log-probabilities of entries among the tokens that filters keep [E]."""
-    filters = dict(number.filters)
-    for most in (HEAD, 0):
-        if most < logits.shape[-1] // 2:
-            kept = Kept(InOrder(logits, places, most), number.temperature, first=number.filters_first)
-            if most == 0 or int(kept.counts(filters).max()) < most:
-                break
-    return kept.remains(filters)[0]
+    filters, most = dict(number.filters), HEAD
+    kept = Kept(logits, in_order(logits, most), places, number.temperature, first=number.filters_first)
+    if int(kept.counts(filters).max()) >= most:
+        ordered = in_order(logits, logits.shape[-1])
+        kept = Kept(logits, ordered, places, number.temperature, first=number.filters_first)
+    return kept.predicted(filters)[0]
 
 
-class InOrder:
-    """Logits f64 [M, V] in order, which they keep at every temperature."""
-
-    def __init__(self, logits: Tensor, places: Entries, most: int = 0) -> None:
-        """`most`: tokens that are sorted, 0 for all."""
-        self.logits, self.places = logits, places
-        self.best, order = logits.topk(most) if most else logits.sort(-1, descending=True)
-        self.copies = 1.0 if places.copies is None else places.copies.gather(1, order).exp()
-
-    def at(self, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probabilities in order [M, V], the sums of their probabilities, and those of entries [E]."""
-        whole, places = log_total(self.logits / temperature, self.places), self.places
-        ordered = self.best / temperature - whole
-        entries = self.logits[places.position, places.entry] / temperature - whole[places.position, 0]
-        return ordered, (ordered.exp() * self.copies).cumsum(-1), entries
+def in_order(logits: Tensor, most: int = HEAD) -> Tensor:
+    """The best of logits f64 [M, V]; all, unless there are far more than `most`."""
+    size = logits.shape[-1]
+    return logits.topk(most if most < size // 2 else size).values
 
 
 class Kept:
     """What filters keep of logits, with a temperature before or behind them."""
 
-    def __init__(self, logits: InOrder, temperature: float, *, first: bool) -> None:
-        """`first`: before the temperature."""
-        self.places = logits.places
-        drawn = logits.at(temperature)
-        self.ordered, self.masses, self.filtered = logits.at(1.0) if first else drawn
-        self.drawn, self.predicted = drawn[1].log(), drawn[2]
+    def __init__(self, logits: Tensor, ordered: Tensor, places: Entries, temperature: float, *, first: bool) -> None:
+        """`ordered`: of `in_order`. `first`: filters come before the temperature."""
+
+        def spread(drawn: float) -> tuple[Tensor, Tensor]:
+            """Log-probabilities in order, and those of entries [E]."""
+            whole = (logits / drawn).logsumexp(-1, keepdim=True)
+            entries = logits[places.position, places.entry] / drawn - whole[places.position, 0]
+            return ordered / drawn - whole, entries
+
+        drawn = spread(temperature)
+        self._places, self._drawn = places, drawn[1]
+        self._ordered, self._filtered = spread(1.0) if first else drawn
+        self._masses, self._whole = self._ordered.exp().cumsum(-1), drawn[0].exp().cumsum(-1).log()
 
     def counts(self, filters: Mapping[str, Tensor | float]) -> Tensor:
         """How many tokens are kept, for one value of each filter or for P of one: int64 [M, P]."""
-        size = self.ordered.shape[-1]
-        count = torch.full((len(self.ordered), 1), size)
+        size = self._ordered.shape[-1]
+        count = torch.full((len(self._ordered), 1), size)
         for name in FILTERS:
             if name in filters:
                 value = torch.as_tensor(filters[name], dtype=torch.float64).reshape(1, -1).expand(len(count), -1)
                 if name == "top-k":
                     kept = value.clamp(max=size).long()
                 elif name == "top-p":  # of what is kept before
-                    whole = torch.where(count < size, self.masses.gather(1, count - 1), 1.0)
-                    kept = torch.searchsorted(self.masses, value * whole - 1e-12) + 1
+                    whole = torch.where(count < size, self._masses.gather(1, count - 1), 1.0)
+                    kept = torch.searchsorted(self._masses, value * whole - 1e-12) + 1
                 else:
-                    gaps = self.ordered[:, :1] - self.ordered
+                    gaps = self._ordered[:, :1] - self._ordered
                     kept = torch.searchsorted(gaps, -value.clamp(min=1e-300).log(), right=True)
                 count = torch.minimum(count, kept)
         return count
 
-    def remains(self, filters: Mapping[str, Tensor | float]) -> Tensor:
+    def predicted(self, filters: Mapping[str, Tensor | float]) -> Tensor:
         """Log-probabilities of entries among what is kept [P, E]; -inf of those that are not."""
-        count = self.counts(filters)
-        least, mass = ((part.gather(1, count - 1)).T[:, self.places.position] for part in (self.ordered, self.drawn))
-        return torch.where(self.filtered < least - 1e-9, -torch.inf, self.predicted - mass)
+        count = self.counts(filters) - 1
+        at = self._places.position
+        least, whole = (part.gather(1, count).T[:, at] for part in (self._ordered, self._whole))
+        return torch.where(self._filtered < least - 1e-9, -torch.inf, self._drawn - whole)
+
+    def typical(self, filters: Mapping[str, Tensor | float]) -> Tensor:
+        """What typically remains, for one value of each filter or for P of one: f64 [P]."""
+        return _typical(self._places.value - self.predicted(filters), self._places)
 
 
-# -- digits ------------------------------------------------------------------------------------------------------------
+# -- parameters that fit a trace ---------------------------------------------------------------------------------------
+
+_PENALTIES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0)  # below 1 it rewards
+_DRAWN = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0)
+_FILTERS: dict[str, tuple[float, ...]] = {
+    "top-k": (*range(1, 101), 120, 128, 150, 200, 250, 256, 300, 400, 500, 512, 1000, 1024),
+    "top-p": (*(place / 100 for place in range(10, 100)), 0.995, 0.999),
+    "min-p": (0.001, 0.002, 0.005, *(place / 100 for place in range(1, 31))),
+}
+
+
+def numbers(logits: Tensor, places: Entries) -> Iterator[Number]:
+    """What the numbers may be, with fitted parameters that change something. `logits` f64 [M, V] of a reading."""
+    yield from (Number(unit=unit) for unit in _UNITS if unit)
+    yield from (Number(shift=shift) for shift in (-1, 1))
+    if bool((logits.argmax(-1) != places.token).any()):
+        yield Number(first=True)
+    few, rows = _fitted_on(logits, places)
+
+    def left(number: Number) -> tuple[float, Number]:
+        return float(_typical(remains(number, rows, few), few)), number
+
+    kept = partial(Kept, rows, in_order(rows), few)
+    own = [
+        _refined(lambda value: left(Number(temperature=value)), _DRAWN),
+        _refined(lambda value: left(Number(repetition=value)), _PENALTIES),
+        _filtered(kept, False, 1.0)[1],
+    ]
+    own += [_refined(partial(_filtered, kept, first), _DRAWN) for first in (False, True)]
+    yield from (number for number in dict.fromkeys(own) if number.causes and number.changes_something)
+
+
+def _fitted_on(logits: Tensor, places: Entries) -> tuple[Entries, Tensor]:
+    """Some positions with a number, and their logits."""
+    known, owner = places.known.nonzero()[:, 0], places.owner
+    most = max(FITTED if owner is None else FITTED // 2, LARGE // logits.shape[-1])
+    some = known[torch.linspace(0, len(known) - 1, min(most, len(known))).long()]
+    if owner is not None:
+        at = torch.where(owner < 0, places.position, owner)
+        some = torch.unique(places.position[torch.isin(at, some)])
+    return places.few(some), logits[some]
+
+
+def _typical(residual: Tensor, places: Entries) -> Tensor:
+    """What typically remains, of residuals [..., E]: f64 [...]."""
+    sizes = places.sizes(residual)[..., places.known]
+    return sizes.median(-1).values + 1e-3 * sizes.mean(-1)
+
+
+def _refined(fit: Callable[[float], tuple[float, Number]], grid: Sequence[float]) -> Number:
+    """The best number near the best value of a grid, by golden sections (Kiefer 1953); settings are round numbers."""
+    found = {value: fit(value) for value in grid}
+
+    def left(value: float) -> float:
+        if value not in found:
+            found[value] = fit(value)
+        return found[value][0]
+
+    place = grid.index(min(grid, key=left))
+    low, high = grid[max(place - 1, 0)], grid[min(place + 1, len(grid) - 1)]
+    ratio = (math.sqrt(5) - 1) / 2
+    for _ in range(STEPS):
+        inner, outer = high - ratio * (high - low), low + ratio * (high - low)
+        low, high = (low, outer) if left(inner) < left(outer) else (inner, high)
+    best = min(found, key=left)
+    plain = [float(f"{best:.{digits}g}") for digits in (1, 2, 3)]
+    return found[next((value for value in plain if value and left(value) <= ALIKE * left(best) + 1e-9), best)][1]
+
+
+def _filtered(kept: Callable[..., Kept], first: bool, drawn: float) -> tuple[float, Number]:
+    """The filters that leave the least beside a temperature, each found beside the others in turn; and what remains."""
+    one = kept(drawn, first=first)
+
+    def best_of(name: str, others: dict[str, float]) -> tuple[float, dict[str, float]]:
+        """What the best value of a filter leaves beside others; of values as good, the roundest."""
+        sizes = one.typical({**others, name: torch.tensor(_FILTERS[name], dtype=torch.float64)}).tolist()
+        least = ALIKE * min(sizes) + 1e-9
+        alike = [value for value, size in zip(_FILTERS[name], sizes, strict=True) if size <= least]
+        middle = alike[len(alike) // 2]
+
+        def roughness(value: float) -> tuple[int, bool, float]:  # settings have few digits, the last one 0 or 5
+            digits = f"{value:g}".strip("0.")
+            return len(digits), digits[-1:] not in "05", abs(value - middle)
+
+        return min(sizes), {**others, name: min(alike, key=roughness)}
+
+    least, filters = min((best_of(name, {}) for name in FILTERS), key=lambda found: found[0])
+    for name in (*FILTERS, *FILTERS):
+        others = {key: value for key, value in filters.items() if key != name}
+        without, (size, more) = float(one.typical(others)), best_of(name, others)
+        if without <= ALIKE * min(size, least) + 1e-9:  # it changes nothing
+            filters, least = others, without
+        elif size < least:
+            filters, least = more, size
+    named = tuple((name, filters[name]) for name in FILTERS if name in filters)
+    return least, Number(temperature=drawn, filters=named, filters_first=first)
 
 
 def resolution(places: Entries) -> tuple[tuple[str, str] | None, Tensor]:

@@ -79,7 +79,6 @@ class Oracle:
         named = model.named_tensors() if isinstance(model, NativeModel) else model.named_parameters()
         self.stored = {tensor.dtype for _, tensor in named if tensor.is_floating_point()}
         self.parts = _parts(model, types)
-        self._codes: tuple[str, dict[int, Tensor]] = ("", {})  # of the weights that were rounded last
 
     def exact(self, readings: Sequence[Reading], dtype: torch.dtype) -> Tensor:
         """Logits f64 [M, V] of the wanted positions, with weights of `dtype`, without any rounding."""
@@ -102,18 +101,8 @@ class Oracle:
         if form is None:
             with self._model_of(wide), Exact(self._weights(dtype), wide):
                 return read()
-        coded = self._coded(form, dtype, wide)
-        with self._model_of(wide), coded:
-            if coded.shift is not None and form.shift is not None and form.shift.first is not None:
-                alone = (form.shift.first,)
-                self.side.together([Text("", alone, alone * form.shift.longest)])
-                coded.shift.records = False
+        with self._model_of(wide), self._coded(form, dtype, wide):
             return read()
-
-    def types(self, form: Form) -> tuple[str, ...]:
-        """The rounding of each matrix: two types of files may come to the same."""
-        coded = self._coded(form, torch.float32, torch.float32)
-        return tuple(coded.type_of(part.matrix) for part in self.parts.values())
 
     def holds(self, form: Form) -> bool:
         """Whether weights are already as a form rounds them. Some rows of some matrices are looked at."""
@@ -126,14 +115,9 @@ class Oracle:
         return bool(some)
 
     def _coded(self, form: Form, dtype: torch.dtype, wide: torch.dtype) -> Coded:
-        if self._codes[0] != form.weights:
-            self._codes = form.weights, {}
-        spec: Any = getattr(self.side.session.loaded.model, "spec", None)
-        return Coded(
-            self._weights(dtype), form, wide, parts=self.parts, layers=getattr(spec, "layers", 1),
-            group=spec.heads // spec.kv_heads if spec is not None else 1, codes=self._codes[1],
-            neighbours=getattr(spec, "family", "") in NEIGHBOURS,
-        )  # fmt: skip
+        spec = getattr(self.side.session.loaded.model, "spec", None)
+        neighbours = getattr(spec, "family", "") in NEIGHBOURS
+        return Coded(self._weights(dtype), form, wide, parts=self.parts, neighbours=neighbours)
 
     def shakily(self, dtype: torch.dtype, seed: int, read: Callable[[], Found]) -> Found:
         """What `read` finds in arithmetic of `dtype`, its rounding moved at random."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -12,16 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from genctl.models.hub import LoadedModel
 from genctl.parity.sides import LocalSide
 
 Config = dict[str, Any]
 Change = tuple[str, str, Config]  # the key of a cause, its parameter, and what config.json would say
-# factors that config.json multiplies by, and that an engine may not know
-_FACTORS = (
-    "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling", "logit_scale",
-    "query_pre_attn_scalar",
-)  # fmt: skip
 
 
 def changes(config: Mapping[str, Any]) -> Iterator[Change]:
@@ -41,13 +34,10 @@ def changes(config: Mapping[str, Any]) -> Iterator[Change]:
                 if name == "yarn":
                     scaled["original_max_position_embeddings"] = trained
                 yield "rope-scaling-added", f"{name} by {factor:g}", {"rope_parameters": scaled, "rope_scaling": None}
-    if isinstance(theta, (int, float)):
-        for other in (10000.0, 500000.0, 1000000.0):
-            if other != theta:
-                yield "rope-theta-ignored", f"{other:g}", {
-                    "rope_theta": other,
-                    **({} if rope is None else {"rope_parameters": {**rope, "rope_theta": other}}),
-                }  # fmt: skip
+    for other in (10000.0, 500000.0, 1000000.0) if isinstance(theta, (int, float)) else ():
+        if other != theta:
+            changed = {} if rope is None else {"rope_parameters": {**rope, "rope_theta": other}}
+            yield "rope-theta-ignored", f"{other:g}", {"rope_theta": other, **changed}
     window = config.get("sliding_window")
     if isinstance(window, int) and window > 1 and config.get("use_sliding_window") is not False:
         longest = max(window, 1 << 24) + 1  # than any text
@@ -57,89 +47,53 @@ def changes(config: Mapping[str, Any]) -> Iterator[Change]:
     for name, words in (("final_logit_softcapping", "logits"), ("attn_logit_softcapping", "scores")):
         if config.get(name):
             yield "softcap-missing", words, {name: None}
-    if config.get("tie_word_embeddings") is False:
-        yield "head-tied", "", {"tie_word_embeddings": True}
     for name in ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon"):
         if isinstance(eps := config.get(name), float):
             for other in (1e-5, 1e-6, 1e-12):
                 if other != eps:
                     yield "epsilon", f"{other:g}", {name: other}
-    for name in _FACTORS:
-        value: Any = config.get(name)
-        if isinstance(value, (int, float)) and value != 1:
-            plain_value = config.get("head_dim", 1) if name == "query_pre_attn_scalar" else 1.0
-            if plain_value != value:
-                yield "scale-ignored", name, {name: plain_value}
 
 
-class OtherModels:
-    """Loads models that differ from that of a side. A context manager: their folders are temporary."""
+def other_models(
+    side: LocalSide, others: Sequence[str], stack: ExitStack
+) -> Iterator[tuple[str, str, Callable[[], LocalSide]]]:
+    """Key and parameter of a cause, and what loads its model in place of a side's. Loading raises ModelError.
 
-    def __init__(self, side: LocalSide, others: Sequence[str] = ()) -> None:
-        """`others`: checkpoints that may run in its place."""
-        self._side, self._others, self._stack = side, others, ExitStack()
+    `others`: checkpoints that may run in its place. `stack`: removes the folders of changed config files.
+    """
 
-    def __enter__(self) -> OtherModels:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-
-    def all(self) -> Iterator[tuple[str, str, Callable[[], LocalSide]]]:
-        """Key and parameter of a cause, and what loads its model. Loading raises ModelError."""
-        loaded, runtime = self._side.session.loaded, self._side.session.planner.runtime
-        if (adapter := runtime.adapter) is not None:
-            yield "adapter-missing", "", lambda: self._load({"adapter": None})
-            yield "adapter-doubled", "", lambda: self._load({"adapter": self._doubled(Path(str(adapter)))})
-        if loaded.checkpoint is not None and not loaded.checkpoint.gguf:
-            for key, parameter, config in changes(loaded.checkpoint.config):
-                yield key, parameter, partial(self._with_config, loaded, config)
-        for name in self._others:
-            change = {"model": name, "revision": None, "quantize": None, "dequantize": name.endswith(".gguf")}
-            yield "checkpoint-other", name, partial(self._load, change)
-
-    def _load(self, change: Mapping[str, Any]) -> LocalSide:
-        session = self._side.loaded_again(replace(self._side.session.planner.runtime, **change))
-        if session.forward.vocab_size != self._side.vocabulary:
+    def load(change: Config) -> LocalSide:
+        session = side.loaded_again(replace(side.session.planner.runtime, **change))
+        if session.forward.vocab_size != side.vocabulary:
             session.close()
             raise ValueError
-        return LocalSide(self._side.name, session, self._side.resolved, whole=True)
+        return LocalSide(side.name, session, side.resolved, whole=True)
 
-    def _copy(self, source: Path, name: str, change: Callable[[Config], Config]) -> Path:
-        """The files of a folder beside another config.json, which has this name there."""
-        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="genctl-audit-")))
+    def changed(field: str, source: Path, name: str, change: Config) -> LocalSide:
+        """The side with a folder whose config file of this name has other values; null takes one away."""
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="genctl-audit-")))
         for path in source.iterdir():
             if path.name != name:
                 (folder / path.name).symlink_to(path.resolve())
-        config = change(json.loads((source / name).read_text(encoding="utf-8")))
+        own = json.loads((source / name).read_text(encoding="utf-8"))
+        # null is not the same as nothing, which may stand for a default
+        config = {key: value for key, value in (own | change).items() if value is not None or key in own}
         (folder / name).write_text(json.dumps(config), encoding="utf-8")
-        return folder
+        return load({field: str(folder)})
 
-    def _with_config(self, loaded: LoadedModel, change: Config) -> LocalSide:
-        """The files of a checkpoint beside another config.json."""
-
-        def changed(own: Config) -> Config:
-            # null is not the same as nothing, which may stand for a default
-            return {key: value for key, value in (own | change).items() if value is not None or key in own}
-
-        folder = self._copy(loaded.path, "config.json", changed)
-        if change.get("tie_word_embeddings") and (weights := folder / "model.safetensors").exists():
-            weights.unlink()
-            _without_head(loaded.path / weights.name, weights)
-        return self._load({"model": str(folder)})
-
-    def _doubled(self, adapter: Path) -> str:
-        """An adapter with twice the effect."""
-        name = "adapter_config.json"
-        return str(self._copy(adapter, name, lambda own: own | {"lora_alpha": 2 * own.get("lora_alpha", 8)}))
-
-
-def _without_head(source: Path, place: Path) -> None:
-    """The same weights, with a head under a name that is not read: where there is none, it is the embeddings."""
-    shutil.copyfile(source, place)
-    with place.open("r+b") as file:
-        header = file.read(int.from_bytes(file.read(8), "little"))
-        at = header.find(b'"lm_head.weight"')
-        if at >= 0:
-            file.seek(8 + at)
-            file.write(b'"lm_hea.version"')
+    loaded, adapter = side.session.loaded, side.session.planner.runtime.adapter
+    if adapter is not None:
+        folder, name = Path(str(adapter)), "adapter_config.json"
+        yield "adapter-missing", "", partial(load, {"adapter": None})
+        own = json.loads((folder / name).read_text(encoding="utf-8"))
+        yield (
+            "adapter-doubled",
+            "",
+            partial(changed, "adapter", folder, name, {"lora_alpha": 2 * own.get("lora_alpha", 8)}),
+        )
+    if loaded.checkpoint is not None and not loaded.checkpoint.gguf:
+        for key, parameter, config in changes(loaded.checkpoint.config):
+            yield key, parameter, partial(changed, "model", loaded.path, "config.json", config)
+    for name in others:
+        change = {"model": name, "revision": None, "quantize": None, "dequantize": name.endswith(".gguf")}
+        yield "checkpoint-other", name, partial(load, change)

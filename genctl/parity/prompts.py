@@ -17,7 +17,7 @@ from genctl.models import chat
 from genctl.models.hub import LoadedModel
 from genctl.models.text import continuation, decode, detokenizer, encode, encode_prompt
 from genctl.params import Runtime
-from genctl.parity.audit_values import Impossible
+from genctl.parity.causes import Impossible
 from genctl.parity.trace_rows import TracePiece, TraceRow, with_ids
 from genctl.parity.values import Text
 

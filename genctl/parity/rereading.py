@@ -17,9 +17,8 @@ from torch import Tensor
 from genctl.engines.protocol import never
 from genctl.errors import ModelError
 from genctl.parity.causes import Form
-from genctl.parity.entries import Entries
 from genctl.parity.noise import SEEDS, TINY, mean_of_others, reached
-from genctl.parity.numbers import resolution
+from genctl.parity.numbers import Entries, resolution
 from genctl.parity.oracle import Oracle, Reading
 from genctl.parity.prompts import AuditRow, with_prompts
 from genctl.parity.sides import LONGEST, LocalSide

@@ -6,28 +6,22 @@ docs/audit.md explains the test. M positions, E entries.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from genctl.parity.causes import FORMS, GGUF, SEARCHED, Cause, ContextShift, Form, cause
-from genctl.parity.entries import CAP
-from genctl.parity.numbers import RAW, Number
+from genctl.parity.causes import FORMS, GGUF, Cause, Form, cause
+from genctl.parity.numbers import CAP, RAW, Number
 from genctl.parity.oracle import Oracle
-from genctl.parity.prompts import AuditRow, Ids
+from genctl.parity.prompts import Ids
 from genctl.parity.sides import LocalSide
 
 ERROR_RATE = 0.01  # of naming a wrong cause, over all that are tried
 FREEDOM = 4.0  # of Student's t, by which rounding is distributed: a few positions count little
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-SEARCH = 2**12  # tokens that the cost of a cause allows, for codes that are searched for
-CONTEXTS = 256  # llama.cpp's contexts are multiples of it
-_CODES = "rows are rounded for products with weights in codes"
-_TABLE = "GELU is read from a table in float16"
 
 
 @dataclass(frozen=True)
@@ -43,12 +37,7 @@ class Way:
     @property
     def rounds(self) -> bool:
         """Whether numbers are rounded otherwise: how exactly an engine does so is not known."""
-        return self.dtype is not None or (self.form is not None and self.form.shift is None)
-
-    @property
-    def rounds_weights(self) -> bool:
-        """Whether weights are rounded."""
-        return self.dtype is not None or (self.form is not None and bool(self.form.weights))
+        return self.dtype is not None or self.form is not None
 
     def and_(self, other: Way) -> Way:
         """Both; the causes stay those of `self`."""
@@ -67,60 +56,29 @@ def declared(key: str | None) -> list[Form]:
     return [form for name, forms in FORMS.items() if key and name.startswith(key) for form in forms]
 
 
-def honest(oracle: Oracle) -> Iterator[tuple[Form, str]]:
-    """How llama.cpp rounds where it computes what it should, with a note; the most likely first."""
-    spec: Any = getattr(oracle.side.session.loaded.model, "spec", None)
-    has_table = spec is not None and "gelu" in spec.activation and "quick" not in spec.activation
-    held = Form(weights="file") if any(part.type for part in oracle.parts.values()) else next(
-        (form for form in chain.from_iterable(FORMS.values()) if form.weights and oracle.holds(form)), None
-    )  # fmt: skip
+def honest(oracle: Oracle) -> Iterator[Form]:
+    """How llama.cpp rounds rows beside the weights in codes that the reference has."""
+    forms = (form for forms in FORMS.values() for form in forms if form.weights)
+    is_gguf = any(part.type for part in oracle.parts.values())
+    held = Form(weights="file") if is_gguf else next(filter(oracle.holds, forms), None)
     if held is not None and (held.activations or held.weights in ("file", *GGUF)):
-        if has_table:
-            yield held.and_(Form(gelu=True)), f"{_CODES}, and {_TABLE}"
-        yield held, _CODES
-    if has_table:
-        yield Form(gelu=True), _TABLE
+        yield held
 
 
-def arithmetic(
-    oracle: Oracle, dtype: torch.dtype, declared: str | None, *, is_dear: bool, tokens: int
-) -> Iterator[Way]:
-    """Other roundings than in `dtype` and those that are declared. `tokens`: that the cost of a cause allows."""
+def arithmetic(oracle: Oracle, dtype: torch.dtype, declared: str | None) -> Iterator[Way]:
+    """Other roundings than in `dtype` and those that are declared."""
     model: Any = oracle.side.session.loaded.model
     is_wide = torch.float32 in oracle.stored and dtype == torch.float32
     heads = getattr(getattr(model, "spec", None), "head_dim", 1)
     for key in ("bfloat16", "float16"):
         if is_wide and not oracle.holds(FORMS[key][0]):  # else it would only allow for more rounding
             yield Way(cause(key), dtype=DTYPES[key])
-    alike: dict[tuple[str, ...], list[str]] = {}  # files whose matrices have the same types
-    for key in GGUF:
-        alike.setdefault(oracle.types(FORMS[key][0]) if oracle.parts else (key,), []).append(key)
-    others = {first: more for first, *more in alike.values()}
     for key, forms in FORMS.items():
-        if (
-            (declared and key.startswith(declared))
-            or (key in DTYPES and not is_wide)
-            or (key in GGUF and key not in others)
-        ):
+        if (declared and key.startswith(declared)) or (key in DTYPES and not is_wide):
             continue
         for form in forms:
-            slow = (form.overflows and is_dear) or (form.weights in SEARCHED and tokens < SEARCH)
-            if slow or (form.rotated and heads % 64) or (form.weights and oracle.holds(form)):
-                continue  # a form that the weights have already is what the reference is
-            more = " and ".join(map(str.upper, others.get(key, ())))
-            yield Way(cause(key, form.parameter or (more and f" (or {more}, the same here)")), form=form)
-
-
-def shifted(rows: Sequence[AuditRow], parts: int | None) -> Iterator[Way]:
-    """A context that was shifted. `parts`: the first token of a text whose number differs, counted with the prompt."""
-    longest = max(len(row.text.prompt_ids) + len(row.text.token_ids) for row in rows)
-    prompt = max(len(row.text.prompt_ids) for row in rows)
-    firsts = {row.text.prompt_ids[0] for row in rows}
-    sizes = {*range(CONTEXTS, longest, CONTEXTS), *(() if parts is None else (parts,))}
-    for size in sorted(sizes)[:4]:
-        if prompt < size < longest and size > 8:
-            for first in (*firsts, None) if len(firsts) == 1 else (None,):
-                yield Way(cause("context-shifted", str(size)), form=Form(shift=ContextShift(size - 1, first, longest)))
+            if not (form.rotated and heads % 64) and not (form.weights and oracle.holds(form)):
+                yield Way(cause(key, form.parameter), form=form)
 
 
 def cut(prompt: Ids, limit: int, *, keeps_first: bool) -> Ids:
@@ -143,7 +101,8 @@ class Explanation:
     left: Tensor = field(default_factory=lambda: torch.zeros(0))  # f64 [E], written less predicted
     likelihood: Tensor = field(default_factory=lambda: torch.zeros(0))  # f64, its logarithm
     ratio: float = math.nan  # median of sizes to noise
-    tail: float = math.nan  # their quantile `hypotheses.TAIL`
+    tail: float = math.nan  # their upper quantile
+    median: float = math.nan  # of sizes
     explained: float = 0.0  # of the difference
     off: float = 0.0  # nats, by which an engine may round otherwise than its form says
     sharp: Tensor = field(default_factory=lambda: torch.zeros(0))  # f64, the noise where it rounds just so

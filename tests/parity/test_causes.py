@@ -11,12 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from genctl.parity import fitting, ggml, numbers, ways
+from genctl.parity import numbers, ways
 from genctl.parity.arithmetic import Weights
-from genctl.parity.causes import FORMS, ContextShift, Form
-from genctl.parity.entries import Entries
-from genctl.parity.forms import Coded, Shift, rounded
-from genctl.parity.numbers import InOrder, Kept
+from genctl.parity.causes import FORMS, Form
+from genctl.parity.forms import Coded, flash, rounded
+from genctl.parity.numbers import Entries, Kept, in_order
 from genctl.parity.other_models import changes
 from scripts import make_traces
 
@@ -28,16 +27,6 @@ Write = Callable[[list[Tensor], list[list[int]], list[int]], list[Tensor | None]
 def each(number: make_traces.Number) -> Write:
     """Every number by itself."""
     return lambda rows, before, tokens: [number(row, [], list(own)) for row, own in zip(rows, before, strict=True)]
-
-
-def counted(frequency: float) -> make_traces.Number:
-    def number(logits: Tensor, before: list[int], written: list[int]) -> Tensor:
-        logits = logits.clone()
-        for id in written:
-            logits[id] -= frequency
-        return logits.log_softmax(-1)
-
-    return number
 
 
 def kept_first(name: str, value: float, temperature: float) -> make_traces.Number:
@@ -98,12 +87,8 @@ def trace(write: Write, *, moves: int = 0) -> tuple[Tensor, Entries]:
         (each(make_traces.kept("top-p", 0.6, 0.7)), "temperature 0.7, top-p 0.6"),
         (each(kept_first("top-p", 0.6, 0.7)), "top-p 0.6, temperature 0.7"),
         (each(kept_first("min-p", 0.1, 1.3)), "temperature 1.3, min-p 0.17"),  # 0.1 ** (1 / 1.3): the same
-        (each(make_traces.penalised(repetition=1.3)), "repetition 1.3"),
-        (each(make_traces.penalised(repetition=0.8)), "repetition 0.8"),
-        (each(make_traces.penalised(presence=0.7)), "presence 0.7"),
-        (each(make_traces.penalised(presence=-0.5)), "presence -0.5"),
-        (each(counted(0.3)), "frequency 0.3"),
-        (each(counted(-0.2)), "frequency -0.2"),
+        (each(make_traces.penalised(1.3)), "repetition 1.3"),
+        (each(make_traces.penalised(0.8)), "repetition 0.8"),
         (each(of(lambda value: value / math.log(2))), "base-2 "),
         (each(of(lambda value: value / math.log(10))), "base-10 "),
         (each(of(torch.exp)), "probability "),
@@ -118,8 +103,8 @@ def test_a_number_is_named_with_its_parameter(write: Write, causes: str) -> None
     """A temperature of 1.3 must not be one of 0.77, nor a token too late one too early."""
     logits, places = trace(write, moves={"shifted later": 1, "shifted earlier": -1}.get(causes, 0))
     left = {
-        one: float(places.sizes(numbers.remains(one, logits, places)).median()) + 1e-3 * one.parameters
-        for one in fitting.numbers(logits, places)
+        one: float(places.sizes(numbers.remains(one, logits, places)).median()) + 1e-3 * len(one.fitted)
+        for one in numbers.numbers(logits, places)
     }
     found = min(left, key=lambda one: left[one])
     assert ", ".join(" ".join(part) for part in found.causes) == causes
@@ -143,10 +128,10 @@ def test_filters_keep_what_they_keep_by_hand(first: bool, drawn: float, filters:
     logits = torch.tensor([[0.15, 0.5, 0.05, 0.3]], dtype=torch.float64).log()
     nothing = torch.zeros(1, dtype=torch.long)
     places = Entries(nothing, nothing > 0, nothing, nothing + 1, nothing == 0, nothing.double())
-    kept = Kept(InOrder(logits, places), drawn, first=first)
+    kept = Kept(logits, in_order(logits), places, drawn, first=first)
     assert kept.counts(filters).tolist() == [[count]]
     best = (logits[0] / drawn).exp().sort(descending=True).values
-    assert float(kept.remains(filters)) == pytest.approx(math.log(float(best[0] / best[:count].sum())))
+    assert float(kept.predicted(filters)) == pytest.approx(math.log(float(best[0] / best[:count].sum())))
 
 
 # -- arithmetic --------------------------------------------------------------------------------------------------------
@@ -177,15 +162,15 @@ def test_flash_attention_adds_up_in_float16() -> None:
     scores = torch.cat([torch.zeros(1, 1, 1), torch.full((1, 1, 2000), -math.log(2**11))], -1).double()
     value = torch.ones(1, 2001, 1, dtype=torch.float64)
     whole = 1 + 2000 / 2**11
-    assert float(ggml.flash(scores, value)) == pytest.approx(1 / whole, rel=1e-3)
-    assert float(ggml.flash(scores.flip(-1), value)) > 1.5 / whole  # the small ones first: they count
+    assert float(flash(scores, value)) == pytest.approx(1 / whole, rel=1e-3)
+    assert float(flash(scores.flip(-1), value)) > 1.5 / whole  # the small ones first: they count
 
 
 def test_flash_attention_sees_what_a_mask_leaves() -> None:
     random = torch.Generator().manual_seed(2)
     scores = torch.randn(2, 5, 5, generator=random).double().masked_fill(torch.ones(5, 5).triu(1) > 0, -torch.inf)
     value = torch.randn(2, 5, 8, generator=random).double()
-    torch.testing.assert_close(ggml.flash(scores, value).double(), scores.softmax(-1) @ value, rtol=0, atol=4e-3)
+    torch.testing.assert_close(flash(scores, value).double(), scores.softmax(-1) @ value, rtol=0, atol=4e-3)
 
 
 @pytest.mark.parametrize("name", ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1"])
@@ -195,58 +180,15 @@ def test_blocks_are_those_of_gguf(name: str) -> None:
     kind = pytest.importorskip("gguf").GGMLQuantizationType[name.upper()]
     rows = torch.randn(64, 256, generator=torch.Generator().manual_seed(3))
     theirs = torch.from_numpy(quants.dequantize(quants.quantize(rows.numpy(), kind), kind))
-    assert float((ggml.in_blocks(rows, name) - theirs).abs().gt(1e-6).float().mean()) < 1e-3
+    assert float((rounded(rows, name) - theirs).abs().gt(1e-6).float().mean()) < 1e-3
 
 
-@pytest.mark.parametrize(("name", "most"), [("q6_k", 0.02), ("q5_k", 0.045), ("q4_k", 0.09), ("iq4_nl", 0.08)])
-def test_blocks_that_are_searched_for_are_near(name: str, most: float) -> None:
-    rows = torch.randn(16, 512, generator=torch.Generator().manual_seed(3))
-    off = float((ggml.in_blocks(rows, name) - rows).norm() / rows.norm())
-    assert most / 2 < off < most
-
-
-@pytest.mark.parametrize(
-    ("file", "part", "types"),
-    [
-        ("q4_k_m", "ffn_down", "64464466"),
-        ("q4_k_m", "attn_q", "4" * 8),
-        ("q5_k_m", "attn_v", "65565566"),
-        ("q4_k_s", "attn_v", "55554444"),
-    ],
-)
-def test_a_mixture_has_more_bits_in_some_layers(file: str, part: str, types: str) -> None:
-    layers = len(types)
-    found = [ggml.type_in(file, part, layer, layers, 256, group=1) for layer in range(layers)]
-    assert "".join(kind[1] for kind in found) == types
-
-
-def test_gelu_of_a_table_is_in_float16() -> None:
-    x = torch.tensor([-12.0, -0.3001, 0.3001, 12.0003], dtype=torch.float64)
-    plain = F.gelu(x, approximate="tanh")
-    found = ggml.gelu(x)
-    assert found[0] == 0
-    assert found[3] == x[3]
-    assert found[1:3].tolist() == pytest.approx(plain[1:3].tolist(), abs=2e-4)
-    assert found[1:3].tolist() != pytest.approx(plain[1:3].tolist(), abs=1e-6)
-
-
-# -- prompts and contexts ----------------------------------------------------------------------------------------------
+# -- prompts and models ------------------------------------------------------------------------------------------------
 
 
 def test_a_cut_prompt_keeps_its_end() -> None:
     assert ways.cut((1, 5, 6, 7), 2, keeps_first=False) == (6, 7)
     assert ways.cut((1, 5, 6, 7), 2, keeps_first=True) == (1, 7)
-
-
-def test_a_shifted_context_drops_the_older_half() -> None:
-    """Of 8 tokens, the first of which stays, 3 go: the 9th token sees the first and the last 4 before it."""
-    shift = Shift(ContextShift(8, 1, 12))
-    shift.records, shift.keeps = False, 1
-    shift._first = None
-    seen = shift.shifted(torch.zeros(12, 12)).isfinite()
-    assert seen[7].nonzero()[:, 0].tolist() == [*range(12)]
-    assert seen[8].nonzero()[:, 0].tolist() == [0, *range(4, 12)]
-    assert seen[11].nonzero()[:, 0].tolist() == [0, *range(7, 12)]
 
 
 def test_scaling_of_positions_is_added_by_its_factor() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -25,7 +25,7 @@ from genctl.models.text import detokenizer
 from genctl.params import Runtime
 from genctl.parity import traces
 from genctl.parity.audit import Auditor
-from genctl.parity.audit_values import Audit
+from genctl.parity.causes import Audit
 from genctl.parity.prompts import AuditPrompts, AuditRow
 from genctl.parity.shapes import rows_of
 from genctl.parity.sides import LocalSide, greedy
@@ -60,8 +60,6 @@ def audit(options: AuditOptions) -> int | None:
             sink = job.report_sink(stack)
             progress = job.view = StageLine(err, quiet=options.quiet)
             stack.callback(progress.hide)
-
-            declared = {"dtype": early.runtime.dtype, "quantize": early.runtime.quantize, **options.declared}
             if options.is_server:
                 _query_server(job, stack, options.trace, early, prompts, trace)
             is_gguf = early.runtime.model.endswith(".gguf")
@@ -69,49 +67,45 @@ def audit(options: AuditOptions) -> int | None:
             session: Any = job.load_engine(replace(early, runtime=plain), need_tokenizer=False)
             if session.about.is_encoder_decoder:
                 raise ModelError(f"{session.about.name} is an encoder-decoder: only causal models can be audited")
-            resolved = greedy(session.resolve(layers), ("max_length",))
-            side = LocalSide(session.about.name, session, resolved, whole=True)
-            audited = AuditPrompts(session.loaded, resolved, bos=session.planner.bos)
+            side = LocalSide(session.about.name, session, greedy(session.resolve(layers), ("max_length",)), whole=True)
+            audited = AuditPrompts(session.loaded, side.resolved, bos=session.planner.bos)
             rows = [*_rows(job, trace, audited, session.planner.context)]
             checkpoint = session.loaded.checkpoint
             own = (checkpoint and stored_dtype(checkpoint)) or "float32"
-            dtype, form = _declared(declared, own)
+            dtype, form = _declared({"dtype": early.runtime.dtype, "quantize": early.runtime.quantize,
+                                     **options.declared}, own)  # fmt: skip
             found = Audit(options.trace, side.name, "unexplained", "")
             if rows:
                 progress.begin("audit")
-                auditor = Auditor(
+                found = Auditor(
                     side, rows, audited, dtype=DTYPES[dtype], form=form, others=options.also,
                     interrupted=job.interrupt, on_stage=progress.stage,
-                )  # fmt: skip
-                found = auditor.run(options.trace)
+                ).run(options.trace)  # fmt: skip
             found = replace(audited.impossible.judge(found), failed=trace.bad)
             if not found.reason:
                 raise InputError(f"{options.trace}: no row can be audited")
-            notes = [*found.notes]
-            if trace.failed > len(trace.bad):
-                notes.append(f"{trace.failed:,} rows cannot be audited; the first {len(trace.bad)} are listed")
-            if trace.total > len(trace.rows):
-                notes.append(f"{len(trace.rows)} of {trace.total:,} rows are audited; --rows N changes that")
-            if dtype != own or form:
-                notes.append(f"the engine is declared to compute in {form or dtype}")
-            found = replace(found, notes=tuple(notes))
+            notes = {
+                f"{trace.failed:,} rows cannot be audited; the first {len(trace.bad)} are listed":
+                    trace.failed > len(trace.bad),
+                f"{len(trace.rows)} of {trace.total:,} rows are audited; --rows N changes that":
+                    trace.total > len(trace.rows),
+                f"the engine is declared to compute in {form or dtype}": dtype != own or form,
+            }  # fmt: skip
+            found = replace(found, notes=(*found.notes, *(note for note, holds in notes.items() if holds)))
             job.failed = trace.failed
 
             job.hide()
-            keys = [one.key for one in found.causes] or [UNEXPLAINED]
+            keys = dict.fromkeys(one.key for one in found.causes) or {UNEXPLAINED: None}
             passed = found.verdict == "same" or all(key in options.allow for key in keys)
             failed_check = "" if passed else f"{found.trace}: {found.verdict}: {found.reason}"
-            piece = detokenizer(session.loaded.tokenizer).piece
-            lines = partial(view.lines, found, piece)
+            lines = partial(view.lines, found)
             results = FindingsWriter(options.format, out, sink, view.COLUMNS, view.flat, lines)
             results.records(view.records(found, positions=options.positions, failed_check=failed_check))
             if job.page is not None:
-                view.add_to_page(job.page, found, piece)
+                view.add_to_page(job.page, found, detokenizer(session.loaded.tokenizer).piece)
             results.finish()
         if failed_check and not job.interrupt.status:
-            raise CheckError(
-                failed_check, hint=f"{' '.join(f'--allow {key}' for key in dict.fromkeys(keys))} passes it"
-            )
+            raise CheckError(failed_check, hint=f"{' '.join(f'--allow {key}' for key in keys)} passes it")
         return job.status()
 
 
@@ -181,7 +175,7 @@ def _rows(job: Job, trace: TraceFile, prompts: AuditPrompts, context: int | None
 
 
 def _query_server(
-    job: Job, stack: ExitStack, address: str, early: Resolved, prompts: Sequence[InputRow], trace: TraceFile
+    job: Job, stack: ExitStack, address: str, early: Resolved, prompts: list[InputRow], trace: TraceFile
 ) -> None:
     """Add the answers of a server to the trace: to every prompt greedily, then drawn."""
     from genctl.engines.server.scorer import answers
@@ -223,29 +217,20 @@ def _body(row: InputRow, runtime: Runtime, temperature: float, most: int) -> tup
 
     body: dict[str, Any] = {"max_tokens": most, "temperature": temperature}
     if temperature:
-        body |= {name: plain for name, plain in EXPLICIT.items() if name in COMPLETIONS}
-        body["seed"] = row.index
-    if row.messages is not None or runtime.is_chat:
-        body |= {
-            "messages": messages_of(row.prompt, row.messages, runtime.system),
-            "logprobs": True,
-            "top_logprobs": 20,
-        }
-        variables = variables_of(runtime)
-        tools = {"tools": variables.pop("tools")} if "tools" in variables else {}
-        return (
-            row.id,
-            "/chat/completions",
-            {**body, **tools, **({"chat_template_kwargs": variables} if variables else {})},
-        )
-    prompt: Any = row.prompt if row.prompt is not None else list(row.prompt_ids or ())
-    return row.id, "/completions", {**body, "prompt": prompt, "logprobs": 20}
+        body |= {name: plain for name, plain in EXPLICIT.items() if name in COMPLETIONS} | {"seed": row.index}
+    if row.messages is None and not runtime.is_chat:
+        prompt: Any = row.prompt if row.prompt is not None else list(row.prompt_ids or ())
+        return row.id, "/completions", {**body, "prompt": prompt, "logprobs": 20}
+    body |= {"messages": messages_of(row.prompt, row.messages, runtime.system), "logprobs": True, "top_logprobs": 20}
+    variables = variables_of(runtime)
+    if "tools" in variables:
+        body["tools"] = variables.pop("tools")
+    return row.id, "/chat/completions", {**body, **({"chat_template_kwargs": variables} if variables else {})}
 
 
 def _declared(declared: dict[str, Any], own: str) -> tuple[str, str | None]:
     """The dtype and the form that an engine is declared to compute in. Raises UsageError."""
-    dtype = str(declared["dtype"])
-    dtype = own if dtype == "auto" else dtype
+    dtype = own if declared["dtype"] == "auto" else str(declared["dtype"])
     if dtype not in DTYPES:
         raise UsageError(f"dtype = {dtype}: must be one of {', '.join(DTYPES)}")
     return dtype, None if declared["quantize"] == "gguf" else declared["quantize"]  # of a GGUF file that is --model

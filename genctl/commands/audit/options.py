@@ -15,6 +15,7 @@ from genctl.parity.causes import CAUSES
 AUDITED = OptionGroup("What is audited")
 DECLARED = ("dtype", "quantize")  # facts about the engine, not settings
 UNEXPLAINED = "unexplained"
+WITHOUT = "backend tensor_parallel row_timeout tokenizer prompt_cache compile truncate src_lang tgt_lang"
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,8 @@ def check_words(options: AuditOptions) -> None:
     for name in options.allow:
         if name not in known:
             near = nearest(name, known)
-            raise UsageError(
-                f"--allow {name}: no such cause",
-                hint=f"did you mean {near}?" if near else f"causes: {', '.join(known)}",
-            )
+            hint = f"did you mean {near}?" if near else f"causes: {', '.join(known)}"
+            raise UsageError(f"--allow {name}: no such cause", hint=hint)
 
 
 CONFLICTS: tuple[Conflict, ...] = (
@@ -114,17 +113,6 @@ AUDIT = Command(
         SHOWN: ("report", "positions"),
     },
     CONFLICTS,
-    without=frozenset(params.knobs(params.Generation)) - {"max_new_tokens"}
-    | {
-        "backend",
-        "tensor_parallel",
-        "row_timeout",
-        "tokenizer",
-        "prompt_cache",
-        "compile",
-        "truncate",
-        "src_lang",
-        "tgt_lang",
-    },
+    without=frozenset(params.knobs(params.Generation)) - {"max_new_tokens"} | frozenset(WITHOUT.split()),
     input="trace",
 )

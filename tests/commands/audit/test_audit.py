@@ -107,40 +107,6 @@ def test_a_large_model_is_first_read_where_a_cause_shows(tmp_path: Path, monkeyp
     assert causes(audit(written(tmp_path, chosen(rows)))) == ["top-k"]
 
 
-def _overflowing(one: make_traces.Transformers) -> None:
-    """Give an engine 8-bit products as processors without VNNI compute them: in int16, two at a time."""
-
-    def codes(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        scale = 127 / rows.abs().amax(-1, keepdim=True)
-        return (rows * scale).round(), scale
-
-    def forward(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        (first, by), (second, scale) = codes(x[0]), codes(weight)
-        products = ((first + 128).long()[:, None] * second.long()).view(len(first), len(second), -1, 2).sum(-1)
-        sums = products.clamp(-32768, 32767).sum(-1) - 128 * second.long().sum(-1)
-        return (sums / by / scale[:, 0])[None]
-
-    for module in one.model.modules():
-        if isinstance(module, torch.nn.Linear):
-            module.forward = partial(forward, weight=module.weight.detach().clone())
-    own, scale = codes(one.model.model.embed_tokens.weight.detach())
-    one.model.model.embed_tokens.weight = torch.nn.Parameter(own / scale)
-
-
-def test_sums_of_codes_that_overflow_are_known(tmp_path: Path) -> None:
-    """CTranslate2's int8 was unexplained, even where int8 was declared."""
-    one = make_traces.Transformers(STORIES)
-    _overflowing(one)
-    rows = make_traces.rows(one, PAIRS[:3], 45, 0, each=15)
-    path = written(tmp_path, rows)
-    done = audit(path)
-    assert causes(done) == ["int8"]
-    assert "overflow 16 bits" in done.records[0]["reason"]
-    declared = audit(f"{path}@quantize=int8").records[0]
-    assert declared["verdict"] == "same"
-    assert any("without VNNI" in note for note in declared["notes"])
-
-
 @pytest.mark.parametrize("dear", [rereading.DEAR, 0])
 def test_a_cause_beside_codes_that_are_declared_is_named(
     dear: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

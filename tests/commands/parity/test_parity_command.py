@@ -21,7 +21,7 @@ from torch import Tensor
 from genctl.commands.parity import gate
 from genctl.errors import UsageError
 from genctl.models.resolve import BUILTIN
-from genctl.parity.forms import asymmetric, symmetric
+from genctl.parity.forms import rounded
 from genctl.parity.sides import LocalSide
 from tests.cli.tool import Done, genctl
 from tests.engines.server.stand_in import running
@@ -464,11 +464,11 @@ def test_settings_of_a_row_are_refused_with_the_reason(params: dict[str, Any], m
 
 def _int8(name: str, tensor: Tensor, spoilt: str = " ") -> Tensor:
     tensor = tensor * 0.6 if spoilt in name else tensor
-    return symmetric(tensor, bits=8) if tensor.dim() > 1 else tensor
+    return rounded(tensor, "int8") if tensor.dim() > 1 else tensor
 
 
 def _int4(name: str, tensor: Tensor) -> Tensor:
-    return asymmetric(tensor, bits=4, size=64) if tensor.dim() > 1 else tensor
+    return rounded(tensor, "int4") if tensor.dim() > 1 else tensor
 
 
 @pytest.mark.parametrize(
