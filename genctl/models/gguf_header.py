@@ -11,15 +11,13 @@ import math
 import mmap
 import re
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
-from itertools import starmap
 from pathlib import Path
 from typing import Any
 
 from genctl.errors import ModelError, reason_of
-from genctl.models import tokenizer_limits
-from genctl.models.tokenizer_limits import SPECIAL_TYPES
+from genctl.models.tokenizer_limits import SPECIAL_TYPES, check_vocabulary
 from genctl.models.weights import LARGEST_JSON, LARGEST_NUMBER, Tensor, shown
 
 MAGIC = b"GGUF"
@@ -27,18 +25,13 @@ _VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _MOST_DIMENSIONS = 4  # ggml's limit
-_MOST_LISTED = 4096  # items of an array that is read: one for each layer, and the sections of M-RoPE
 _MOST_ITEMS = 1 << 22  # in all arrays; three times those of the largest public vocabularies
-_LARGEST_ALIGNMENT = 1 << 20
-_LISTS = {  # of a tokenizer, each with the types that its items may have; the last is bytes of a normalizer
-    "tokens": (_STRING,),
-    "token_type": (5, 4),
-    "scores": (6, 5),
-    "merges": (_STRING,),
-    "precompiled_charsmap": (0, 1),
-}
-_TOKENS, _TOKEN_TYPE = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
-_ENDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
+_MOST_FACTORS = 1 << 16
+_ALIGNMENT, _LARGEST_ALIGNMENT = 32, 1 << 20
+_KEY = "tokenizer.ggml"
+_LISTS: dict[str, Any] = {  # of a tokenizer, and the type of their items
+    "tokens": str, "token_type": int, "scores": (float, int), "merges": str, "precompiled_charsmap": int,
+}  # fmt: skip
 # Tokens that end a turn or a text where the file has no key for them, as llama.cpp knows them.
 _ENDING = """
     <|eot_id|> <|eom_id|> <|im_end|> <|end|> <|return|> <|call|> <|calls|> <|flush|> <end_of_turn> <|endoftext|> </s>
@@ -47,21 +40,8 @@ _ENDING = """
     <reponame> <|file_sep|>
 """
 END_TEXTS = frozenset(_ENDING.split())
-_LONGEST_END = max(len(text.encode()) for text in END_TEXTS)
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")  # the name of a part: llama.cpp's
-_ALIGNMENT = 32  # if the file has none
 _NUMBERS = ("F", "BF", "Q", "IQ", "TQ", "MXFP", "NVFP")  # beginnings of the names of types that hold weights
-
-
-@dataclass(frozen=True)
-class TokenLists:
-    """The lists of a tokenizer: an item for each token, and pairs of tokens with a space between; [] without one."""
-
-    tokens: list[str]
-    types: list[int]
-    scores: list[float]
-    merges: list[str]
-    charsmap: list[int]  # the bytes of SentencePiece's normalizer
 
 
 @dataclass(frozen=True)
@@ -73,20 +53,42 @@ class GgufTensor(Tensor):
 
 @dataclass(frozen=True)
 class Header:
-    """The content of a header: values of metadata, and tensors by name.
-
-    Of the tokenizer's arrays, of long ones and of those of texts, `metadata` has the number of items.
-    """
+    """The content of a header: values of metadata (an array is a list), and tensors by name."""
 
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
     files: tuple[Path, ...] = ()  # the parts, the first of which has the metadata
-    ends: tuple[int, ...] = ()  # ids of tokens that end a turn or a text, the end of a text first
-    vocabulary: TokenLists = TokenLists([], [], [], [], [])  # if it is read
 
     @property
     def architecture(self) -> str:
         return str(self.metadata["general.architecture"])
+
+    @property
+    def tokens(self) -> list[str]:
+        """The tokens by their ids; [] without a tokenizer."""
+        return list(self.metadata.get(f"{_KEY}.tokens", ()))
+
+    def ends(self) -> tuple[int, ...]:
+        """Ids of tokens that end a turn or a text: those that keys name, and those known by their texts."""
+        named = (self.metadata.get(f"{_KEY}.{name}_token_id") for name in ("eos", "eot", "eom"))
+        ids = {text: id for id, text in enumerate(self.tokens)}
+        known = sorted(ids[text] for text in END_TEXTS.intersection(ids).difference(inner_ends(ids)))
+        return tuple(dict.fromkeys([*(id for id in named if type(id) is int), *known]))
+
+    def factors(self, name: str) -> tuple[float, ...]:
+        """The numbers of a small tensor; () without it. Raises ModelError."""
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            return ()
+        file = self.files[tensor.part]
+        if tensor.numel > _MOST_FACTORS:
+            raise ModelError(f"{shown(file.name)}: {name} holds {tensor.numel:,} factors")
+        with file.open("rb") as opened:
+            opened.seek(tensor.begin)
+            data = opened.read(tensor.end - tensor.begin)
+        if tensor.dtype != "F32" or not all(map(math.isfinite, found := struct.unpack(f"<{tensor.numel}f", data))):
+            raise ModelError(f"{shown(file.name)}: {name} holds no factors")
+        return found
 
 
 def inner_ends(tokens: Collection[str]) -> list[str]:
@@ -99,12 +101,12 @@ def inner_ends(tokens: Collection[str]) -> list[str]:
     return ["<|end|>"] * parts + ["</s>"] * ("<|tool_response>" in tokens or "<|plamo:eos|>" in tokens)
 
 
-def read(path: Path, *, vocabulary: bool = False) -> Header:
-    """The header of a file, with the `vocabulary` on request. Raises ModelError, naming the file, if it is damaged.
+def read(path: Path) -> Header:
+    """The header of a file. Raises ModelError, naming the file, if it is damaged.
 
-    A model that lies in several files (`-00001-of-00003.gguf`) is read from the first of them.
+    A model in several files (`-00001-of-00003.gguf`) is read from the first of them.
     """
-    header = _read(path, 0, vocabulary)
+    header = _read(path, 0)
     name, count, place = shown(path.name), header.metadata.get("split.count", 0), header.metadata.get("split.no", 0)
     if type(count) is not int or type(place) is not int or count <= 1:
         return replace(header, files=(path,))
@@ -118,26 +120,21 @@ def read(path: Path, *, vocabulary: bool = False) -> Header:
     for number, file in enumerate(files[1:], 1):
         if not file.is_file():
             raise ModelError(f"{name} is the first of {count} parts, and {shown(file.name)} is not beside it")
-        part = _read(file, number, vocabulary=False)
+        part = _read(file, number)
         if (part.metadata.get("split.no"), part.metadata.get("split.count")) != (number, count):
             raise ModelError(f"{shown(file.name)} does not say that it is part {number + 1} of {count}")
-        if twice := sorted(tensors.keys() & part.tensors.keys()):
-            raise ModelError(f"{shown(file.name)} holds {shown(twice[0])}, which an earlier part holds too")
         tensors |= part.tensors
-    if header.metadata.get("split.tensors.count", len(tensors)) != len(tensors):
-        stated = header.metadata["split.tensors.count"]
-        raise ModelError(f"{name} says that its parts hold {stated!r:.20} tensors, and they hold {len(tensors):,}")
     return replace(header, tensors=tensors, files=tuple(files))
 
 
-def _read(path: Path, part: int, vocabulary: bool) -> Header:
+def _read(path: Path, part: int) -> Header:
     name = shown(path.name)
     try:
         with path.open("rb") as file:
             if file.read(len(MAGIC)) != MAGIC:
                 raise ModelError(f"{name} is no GGUF file: it does not begin with GGUF")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _Reader(name, data, part).header(vocabulary)
+                return _Reader(name, data, part).header()
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read {name}: {reason_of(error)}") from error
 
@@ -147,11 +144,8 @@ class _Reader:
 
     def __init__(self, name: str, data: mmap.mmap, part: int) -> None:
         self.name, self.data, self.part, self.at, self.items = name, data, part, len(MAGIC), 0
-        self.tokens: list[tuple[int, int]] = []  # where each lies
-        self.types = b""  # the kind of each
-        self.arrays: dict[str, tuple[int, int, int]] = {}  # type, place and number of the items
 
-    def header(self, vocabulary: bool) -> Header:
+    def header(self) -> Header:
         version = self.number("<I")
         if version & 0xFFFF == 0:
             raise self.refused("it was written for big-endian machines")
@@ -163,99 +157,58 @@ class _Reader:
             key = self.string("a key")
             if key in metadata:
                 raise self.refused(f"the key {shown(key, 60)} is given twice")
-            metadata[key] = self.value(key)
+            metadata[key] = self.value(shown(key, 60), self.number("<I"))
         if not isinstance(metadata.get("general.architecture"), str) and not (self.part or metadata.get("split.no")):
             raise self.refused("its general.architecture does not say which architecture it is")
-        tensors = self.tensors(count, self.alignment(metadata))
-        self.check_vocabulary(metadata)
-        found = TokenLists(*starmap(self.items_of, _LISTS.items())) if vocabulary else Header.vocabulary
-        return Header(metadata, tensors, ends=self.ends(metadata), vocabulary=found)
+        self.check_lists(metadata)
+        return Header(metadata, self.tensors(count, metadata.get("general.alignment", _ALIGNMENT)))
 
-    def items_of(self, name: str, kinds: tuple[int, ...]) -> list[Any]:
-        key = f"tokenizer.ggml.{name}"
-        kind, self.at, count = self.arrays.get(key, (kinds[0], 0, 0))
-        if kind not in kinds:
-            raise self.refused(f"{key} is an array of the type {kind}")
-        if kind == _STRING:
-            return [self.string(f"an item of {key}") for _ in range(count)]
-        return self.listed(key) if count else []
-
-    def listed(self, key: str) -> list[Any]:
-        """The items of an array of numbers."""
-        kind, at, count = self.arrays[key]
-        return list(struct.unpack_from(f"<{count}{_SCALARS[kind][1:]}", self.data, at))
-
-    def ends(self, metadata: dict[str, Any]) -> tuple[int, ...]:
-        """The end tokens that keys name, and those that are known by their texts."""
-        named = [metadata[key] for key in _ENDS if type(metadata.get(key)) is int]
-        texts = {
-            self.data[begin:end].decode(errors="replace"): id
-            for id, (begin, end) in enumerate(self.tokens)
-            if end - begin <= _LONGEST_END and self.data[begin : begin + 1] in (b"<", b"[", b"_")
-        }
-        found = [id for text, id in texts.items() if text in END_TEXTS.difference(inner_ends(texts))]
-        return tuple(dict.fromkeys([*named, *found]))
-
-    def value(self, key: str) -> Any:
-        kind = self.number("<I")
+    def value(self, name: str, kind: int) -> Any:
         if kind in _SCALARS:
             return self.number(_SCALARS[kind])
         if kind == _STRING:
-            return self.string(shown(key, 60))
+            return self.string(name)
         if kind != _ARRAY:
-            raise self.refused(f"{shown(key, 60)} has the unknown type {kind:,}")
-        kind, count, name = self.number("<I"), self.number("<Q"), shown(key, 60)
+            raise self.refused(f"{name} has the unknown type {kind:,}")
+        kind, count = self.number("<I"), self.number("<Q")
         if kind not in _SCALARS and kind != _STRING:
             raise self.refused(f"{name} is an array of the unknown type {kind:,}")
         size = 8 if kind == _STRING else struct.calcsize(_SCALARS[kind])
         self.fits(count, size, f"items of {name}")
         self.items += count
-        self.arrays[key] = (kind, self.at, count)
         if self.items > _MOST_ITEMS:
             raise self.refused(f"its arrays hold {self.items:,} items, far above what any model has")
-        if kind != _STRING:
-            if key == _TOKEN_TYPE:
-                self.types = self.data[self.at : self.at + count * size : size]  # little endian, and small numbers
-            self.skip(count * size, name)
-            return count if key.startswith("tokenizer.") or count > _MOST_LISTED else self.listed(key)
-        if key == _TOKENS:
-            tokenizer_limits.check_vocabulary(self.name, tokens=count)
-        for _ in range(count):
-            before = self.at + 8
-            self.skip(self.number("<Q"), name)
-            if key == _TOKENS:
-                self.tokens.append((before, self.at))
-        return count
+        if kind == _STRING:
+            return self.strings(count, name)
+        self.at += count * size
+        return list(struct.unpack_from(f"<{count}{_SCALARS[kind][1:]}", self.data, self.at - count * size))
 
-    def check_vocabulary(self, metadata: dict[str, Any]) -> None:
+    def check_lists(self, metadata: dict[str, Any]) -> None:
         """Raises ModelError for a vocabulary of which a library would make tables larger than those of any model."""
-        lengths = [end - begin for begin, end in self.tokens]
-        added = sum(size for size, kind in zip(lengths, self.types, strict=False) if kind in SPECIAL_TYPES)
-        merges = metadata.get("tokenizer.ggml.merges")
-        tokenizer_limits.check_vocabulary(
+        lists = {name: metadata.get(f"{_KEY}.{name}", []) for name in _LISTS}
+        for name, kind in _LISTS.items():
+            if not isinstance(lists[name], list) or not all(isinstance(item, kind) for item in lists[name][:1]):
+                raise self.refused(f"{_KEY}.{name} is no list of {'texts' if kind is str else 'numbers'}")
+        tokens = lists["tokens"]
+        special = (token for token, kind in zip(tokens, lists["token_type"], strict=False) if kind in SPECIAL_TYPES)
+        check_vocabulary(
             self.name,
-            tokens=len(lengths),
-            merges=merges if isinstance(merges, int) else 0,
-            added=added,
-            pieces=sum(lengths) if metadata.get("tokenizer.ggml.model") == "t5" else 0,
+            tokens=len(tokens),
+            merges=len(lists["merges"]),
+            added=sum(len(token.encode()) for token in special),
+            pieces=sum(len(token.encode()) for token in tokens) if metadata.get(f"{_KEY}.model") == "t5" else 0,
         )
-        if sum(lengths) > LARGEST_JSON:
-            raise self.refused(f"its tokens have {sum(lengths):,} bytes, far above what any model has")
 
-    def alignment(self, metadata: dict[str, Any]) -> int:
-        found = metadata.get("general.alignment", _ALIGNMENT)
-        if type(found) is not int or not 0 < found <= _LARGEST_ALIGNMENT or found & (found - 1):
-            raise self.refused(f"its general.alignment is {found!r:.40}, which is no power of two up to 2^20")
-        return found
-
-    def tensors(self, count: int, alignment: int) -> dict[str, GgufTensor]:
+    def tensors(self, count: int, alignment: Any) -> dict[str, GgufTensor]:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+        if type(alignment) is not int or not 0 < alignment <= _LARGEST_ALIGNMENT or alignment & (alignment - 1):
+            raise self.refused(f"its general.alignment is {alignment!r:.40}, which is no power of two up to 2^20")
         kinds = {int(kind): (kind.name, *GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}
-        tensors: dict[str, GgufTensor] = {}
+        found: dict[str, GgufTensor] = {}
         for _ in range(self.fits(count, 24, "tensors")):
             name = self.string("the name of a tensor")
-            if name in tensors:
+            if name in found:
                 raise self.refused(f"tensor {shown(name)} is there twice")
             dimensions = self.number("<I")
             if dimensions > _MOST_DIMENSIONS:
@@ -273,24 +226,16 @@ class _Reader:
                 raise self.refused(f"tensor {shown(name)} has an impossible shape")
             if offset % alignment:
                 raise self.refused(f"tensor {shown(name)} does not lie at a multiple of {alignment:,} bytes")
-            tensors[name] = GgufTensor(dtype, shape, offset, offset + math.prod(shape) // block * size)
-        begin = -(-self.at // alignment) * alignment
-        placed = {
-            name: replace(tensor, begin=begin + tensor.begin, end=begin + tensor.end, part=self.part)
-            for name, tensor in tensors.items()
-        }
-        self.check_ranges(placed)
-        return placed
-
-    def check_ranges(self, tensors: Mapping[str, Tensor]) -> None:
-        before, at = "", 0
-        for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
-            if tensor.begin < at:
+            found[name] = GgufTensor(dtype, shape, offset, offset + math.prod(shape) // block * size, self.part)
+        start, before, end = -(-self.at // alignment) * alignment, "", 0
+        for name, tensor in sorted(found.items(), key=lambda item: (item[1].begin, item[1].end)):
+            found[name] = replace(tensor, begin=start + tensor.begin, end=start + tensor.end)
+            if tensor.begin < end:
                 raise self.refused(f"tensor {shown(name)} overlaps {before}")
-            if tensor.end > len(self.data):
-                missing = tensor.end - len(self.data)
+            if (missing := start + tensor.end - len(self.data)) > 0:
                 raise self.refused(f"{missing:,} bytes of tensor {shown(name)} lie beyond its end")
-            before, at = shown(name), tensor.end
+            before, end = shown(name), tensor.end
+        return found
 
     def number(self, form: str) -> Any:
         size = struct.calcsize(form)
@@ -300,17 +245,26 @@ class _Reader:
         return struct.unpack_from(form, self.data, self.at - size)[0]
 
     def string(self, what: str) -> str:
-        begin = self.at + 8
-        self.skip(self.number("<Q"), what)
+        return self.strings(1, what)[0]
+
+    def strings(self, count: int, what: str) -> list[str]:
+        """So many strings, one after another."""
+        at, size, length_at, found = self.at, len(self.data), struct.Struct("<Q").unpack_from, []
+        for _ in range(count):
+            begin = at + 8
+            if begin > size:
+                raise self.refused("it ends within its header")
+            at = begin + length_at(self.data, at)[0]
+            if at > size:
+                raise self.refused(f"{what} claims {at - begin:,} bytes, and {size - begin:,} are left")
+            if at - self.at > LARGEST_JSON + 8 * count:
+                raise self.refused(f"{what} has {at - self.at:,} bytes, far above what any model has")
+            found.append(self.data[begin:at])
+        self.at = at
         try:
-            return self.data[begin : self.at].decode("utf-8")
+            return [each.decode() for each in found]
         except UnicodeDecodeError:
             raise self.refused(f"{what} is not UTF-8 text") from None
-
-    def skip(self, size: int, what: str) -> None:
-        if size > len(self.data) - self.at:
-            raise self.refused(f"{what} claims {size:,} bytes, and {len(self.data) - self.at:,} are left")
-        self.at += size
 
     def fits(self, count: int, least: int, what: str) -> int:
         """Returns `count`. Raises ModelError unless that many items of `least` bytes fit into the rest of the file."""

@@ -347,7 +347,7 @@ def _model(
     if checkpoint.gguf:
         from genctl.models import gguf
 
-        unused = gguf.check_read(model, sorted(report["unexpected_keys"]), checkpoint.folder / checkpoint.gguf)
+        unused = gguf.check_read(model, checkpoint.folder / checkpoint.gguf)
     else:
         unused = check_unused(model, report["unexpected_keys"], checkpoint.weights.tensors, checkpoint.config)
     if unused:
