@@ -267,12 +267,10 @@ class _Vocabulary:
         return backend
 
     def _unigram(self) -> Tokenizer:
-        unknown, charsmap = (
-            self._special("unknown"),
-            bytes(value & 0xFF for value in self._list("precompiled_charsmap")),
-        )
+        unknown, charsmap = self._special("unknown"), bytes(each & 0xFF for each in self._list("precompiled_charsmap"))
         if unknown is None:
             raise self.refused("unknown_token_id names no token")
+        check_charsmap(self.name, charsmap)
         backend = Tokenizer(models.Unigram(list(zip(self.tokens, self._list("scores"), strict=False)), unknown, False))
         steps: list[Any] = [normalizers.Precompiled(charsmap)] if charsmap else []
         prefix, merged = self._flag("add_space_prefix", False), self._flag("remove_extra_whitespaces", False)
