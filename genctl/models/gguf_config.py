@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file as the fields of a config.json, by a table with a row for each architecture. No torch.
+"""A GGUF file as a checkpoint: its metadata as the fields of a config.json, by a row for each architecture. No torch.
 
 Keys are those of llama.cpp without the name of the architecture (gguf-py/gguf/constants.py, `Keys`). Where no key says
 something, it is what llama.cpp's code takes (src/models/), or what the tensors show. A key that the table lacks is an
@@ -8,23 +8,49 @@ error: whatever it means would be left out.
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from genctl.errors import ModelError
+from genctl.models import check, config_limits
 from genctl.models.architectures import facts_of
-from genctl.models.gguf_header import Header
-from genctl.models.weights import shown
+from genctl.models.check import GenerationSettings
+from genctl.models.fingerprint import stamps
+from genctl.models.gguf import Header, tokenizer_header
+from genctl.models.weights import WeightFiles, shown
 
 Config = dict[str, Any]
 _LARGEST = 3e38  # of float32, nearly
 _FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")  # of longrope
+_LAYER = re.compile(r"blk\.(\d{1,9})\.")
 _PATTERN = "attention.sliding_window_pattern"
 # Keys that change nothing for a text, beside those that do not begin with the architecture (general.*, split.*).
 _HARMLESS = ("tensor_data_layout", "pooling_type", "classifier.output_labels", "rope.scaling.finetuned")
+
+
+def inspect(path: Path, *, need_tokenizer: bool) -> check.Checkpoint:
+    """Check a GGUF file and read its config. Raises ModelError."""
+    name, header = shown(path.name), tokenizer_header(path, needed=need_tokenizer)
+    if not header.tensors:
+        raise ModelError(f"{name} holds no tensors")
+    config = config_of(name, header)
+    # activations are in float32 where matrices have blocks or float16
+    dtypes = {tensor.dtype for tensor in header.tensors.values() if len(tensor.shape) > 1}
+    weights = WeightFiles(
+        header.files, {**header.tensors}, dtype="bfloat16" if "BF16" in dtypes - {"F32"} else "float32"
+    )
+    config_limits.check_numbers(config, source=name)
+    config_limits.check_size(config, weights, source=name)
+    files = stamps(path.parent, header.files, code=False)
+    own, ends = {file.name: files[file.name] for file in header.files}, header.ends()
+    further = ends and ends != (header.metadata.get("tokenizer.ggml.eos_token_id"),)  # which the config has
+    settings = GenerationSettings({"eos_token_id": list(ends)} if further else {}, name)
+    return check.Checkpoint(path.parent, config, settings, weights, bool(header.tokens), own, path.name)
 
 
 class _File:
@@ -101,6 +127,12 @@ def config_of(name: str, header: Header) -> Config:
             f"{name}: GGUF files of the architecture {header.architecture!r:.60} are not read",
             hint="give the folder that the file was made of, which transformers' classes may run",
         )
+    layers = {int(match[1]) for match in map(_LAYER.match, header.tensors) if match}
+    if not layers:
+        raise ModelError(f"{name} holds no layers (tensors named blk.0 and so on)")
+    key = f"{header.architecture}.block_count"
+    if (count := header.metadata.get(key)) != max(layers) + 1:
+        raise ModelError(f"{name} holds blk.0 to blk.{max(layers)}, but {key} is {count!r:.40}")
     file = _File(name, header)
     config: Config = {"model_type": row.model_type, **row.fixed}
     for key, what in row.keys.items():
@@ -124,7 +156,8 @@ def config_of(name: str, header: Header) -> Config:
         value = f"{shown(file.begin + unknown, 80)} = {header.metadata[file.begin + unknown]!r:.40}"
         raise ModelError(f"{name}: {value} is not known, and texts may depend on it")
     native = facts_of(config["model_type"]).native
-    config["architectures"] = ["Qwen2MoeForCausalLM" if native is None else native.model_class]
+    assert native is not None, "every row is of a native family"
+    config["architectures"] = [native.model_class]
     for what, kind in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
         if type(id := header.metadata.get(f"tokenizer.ggml.{kind}_token_id")) is int:
             config[f"{what}_token_id"] = id
@@ -318,12 +351,10 @@ _EXPERTS = {
     "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }  # fmt: skip
-_SHARED = {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
 _MULTIPLIERS = {
     "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
 }  # fmt: skip
-_SOFTMAX = {"expert_gating_func": (1, 0), "expert_weights_scale": (1.0, 0.0)}  # routers without groups and factors
 _SILU, _GELU = {"hidden_act": "silu"}, {"hidden_activation": "gelu_pytorch_tanh"}
 _QWEN = {**_SILU, "use_sliding_window": False, "sliding_window": None}
 _BIAS = {"attention_bias": "attn_q.bias"}
@@ -335,13 +366,10 @@ ROWS = {
     "mistral3": _LLAMA,
     "qwen2": _Row("qwen2", _RMS, _QWEN),
     "qwen3": _Row("qwen3", _HEAD, _QWEN, _BIAS),
-    "qwen2moe": _Row(
-        "qwen2_moe", {**_RMS, **_EXPERTS, **_SHARED}, {**_QWEN, "norm_topk_prob": False},
-        only={**_SOFTMAX, "expert_weights_norm": (False,)},
-    ),
     "qwen3moe": _Row(
         "qwen3_moe", {**_HEAD, **_EXPERTS}, {**_QWEN, "norm_topk_prob": True}, _BIAS,
-        only={**_SOFTMAX, "expert_weights_norm": (True,)},
+        # routers that choose by a softmax, without groups and factors
+        only={"expert_gating_func": (1, 0), "expert_weights_scale": (1.0, 0.0), "expert_weights_norm": (True,)},
     ),
     "gemma": _Row("gemma", _HEAD, {"hidden_act": "gelu_pytorch_tanh"}, _BIAS),
     "gemma2": _Row(

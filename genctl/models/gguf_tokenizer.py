@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from genctl.errors import ModelError
-from genctl.models import gguf_header
-from genctl.models.gguf_header import END_TEXTS, Header
+from genctl.models import gguf
+from genctl.models.gguf import END_TEXTS, Header
 from genctl.models.tokenizer import PlainTokenizer
-from genctl.models.tokenizer_limits import check_charsmap
+from genctl.models.tokenizer_files import check_charsmap
 from genctl.models.weights import shown
 
 
@@ -147,7 +147,7 @@ _SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # u
 
 def plain(path: Path) -> PlainTokenizer:
     """The tokenizer of a GGUF file. Raises ModelError for one that is damaged or of an unknown kind."""
-    return _Vocabulary(shown(path.name), gguf_header.read(path)).tokenizer(path.parent)
+    return _Vocabulary(shown(path.name), gguf.read(path)).tokenizer(path.parent)
 
 
 class _Vocabulary:
@@ -174,7 +174,7 @@ class _Vocabulary:
     def _types(self) -> list[int]:
         """The type of each token; llama.cpp knows some better than the file."""
         types = self._list("token_type")[: len(self.tokens)] or [_NORMAL] * len(self.tokens)
-        inner = gguf_header.inner_ends(self.ids)
+        inner = gguf.inner_ends(self.ids)
         known = dict.fromkeys(_CONTROL_TEXTS, _CONTROL) | dict.fromkeys(_SHOWN_TEXTS, _USER)
         known |= {text: _USER if text == "<|end|>" else _NORMAL for text in inner}
         for text, kind in known.items():

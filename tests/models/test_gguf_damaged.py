@@ -14,7 +14,7 @@ import torch
 
 from genctl.decode.runtime import Pass
 from genctl.errors import ModelError
-from genctl.models import gguf_header
+from genctl.models.gguf import read
 from genctl.models.hub import load
 from genctl.native.runtime import NativeRuntime
 from genctl.params import Runtime
@@ -143,13 +143,13 @@ def test_a_file_cut_anywhere_in_its_header_is_refused(sound: bytes, tmp_path: Pa
     for length in range(4, len(sound), 997):
         path.write_bytes(sound[:length])
         with pytest.raises(ModelError, match=r"cut\.gguf is damaged: "):
-            gguf_header.read(path)
+            read(path)
 
 
 def test_the_header_is_read_as_its_library_reads_it(sound: bytes, tmp_path: Path) -> None:
     path = tmp_path / "sound.gguf"
     path.write_bytes(sound)
-    header, theirs = gguf_header.read(path), gguf.GGUFReader(path)
+    header, theirs = read(path), gguf.GGUFReader(path)
     assert header.metadata["qwen2.block_count"] == 2
     assert {tensor.name for tensor in theirs.tensors} == set(header.tensors)
     for tensor in theirs.tensors:
