@@ -124,15 +124,6 @@ class PlainTokenizer:
         token: str | None = self.backend_tokenizer.id_to_token(id)
         return token
 
-    def get_chat_template(self) -> str:
-        """The chat template. Raises ValueError if there is none, or no default among several."""
-        template = self.chat_template
-        if isinstance(template, dict):
-            template = template.get("default")
-        if template is None:
-            raise ValueError("this tokenizer has no chat template")
-        return template
-
 
 def plain(folder: Path, model: dict[str, Any]) -> PlainTokenizer:
     """The tokenizer of a checkpoint folder; `model` is its config.json. Raises UnsupportedTokenizer with a reason."""

@@ -288,12 +288,6 @@ def test_a_chat(where: str, name: str, tmp_path: Path) -> None:
     assert encode(ours, chat.render_chat_text(ours, messages), add_special_tokens=False) == ids
 
 
-def test_templates_without_a_default(tmp_path: Path) -> None:
-    config = folder(tmp_path, llama(), "llama", {"chat_template": [{"name": "rag", "template": "x"}]})
-    with pytest.raises(ValueError, match="no chat template"):
-        plain(tmp_path, config).get_chat_template()
-
-
 # -- left to transformers ----------------------------------------------------------------------------------------------
 
 
