@@ -103,13 +103,13 @@ class _File:
 
 
 @dataclass(frozen=True)
-class _Row:
+class _GgufRow:
     """What is known of an architecture."""
 
     model_type: str
     keys: Mapping[str, str]  # key -> field of the config
     fixed: Config = field(default_factory=dict)  # fields without a key
-    held: Mapping[str, str] = field(default_factory=dict)  # field that is true where the first layer has this tensor
+    present: Mapping[str, str] = field(default_factory=dict)  # field that is true where the first layer has this tensor
     # the field for the share of a head that turns; "": whole heads turn; None: positions are no angles
     rotary: str | None = ""
     theta: str = "rope_theta"
@@ -138,7 +138,7 @@ def config_of(name: str, header: Header) -> Config:
     for key, what in row.keys.items():
         if (value := file.take(key)) is not None and key != _PATTERN:
             config[what] = value
-    config |= {what: file.holds(tensor) for what, tensor in row.held.items()}
+    config |= {what: file.holds(tensor) for what, tensor in row.present.items()}
     embedding = header.tensors.get("token_embd.weight")
     config["vocab_size"] = file.take("vocab_size") or (embedding.shape[0] if embedding is not None else 0)
     config["tie_word_embeddings"] = "output.weight" not in header.tensors
@@ -175,7 +175,7 @@ def decimal(value: Any) -> Any:
     return next((each for each in short if struct.pack("<f", each) == struct.pack("<f", value)), value)
 
 
-def _heads(file: _File, row: _Row, config: Config) -> None:
+def _heads(file: _File, row: _GgufRow, config: Config) -> None:
     """The features of a head."""
     heads, size = file.size("attention.head_count"), file.head_dim
     if "attention.key_length" in row.keys:
@@ -189,7 +189,7 @@ def _heads(file: _File, row: _Row, config: Config) -> None:
         file.only("attention.head_count_kv", heads)
 
 
-def _angles(file: _File, row: _Row, config: Config) -> None:
+def _angles(file: _File, row: _GgufRow, config: Config) -> None:
     """Rotary positions: their base, how much of a head turns, and how they are stretched."""
     config[row.theta] = file.number("rope.freq_base", 10000.0)
     size = file.head_dim
@@ -360,69 +360,69 @@ _QWEN = {**_SILU, "use_sliding_window": False, "sliding_window": None}
 _BIAS = {"attention_bias": "attn_q.bias"}
 _BIASES = {**_BIAS, "mlp_bias": "ffn_up.bias"}
 _PARTIAL = "partial_rotary_factor"
-_LLAMA = _Row("llama", _HEAD, _SILU, _BIASES, finish=_llama)
+_LLAMA = _GgufRow("llama", _HEAD, _SILU, _BIASES, finish=_llama)
 ROWS = {
     "llama": _LLAMA,
     "mistral3": _LLAMA,
-    "qwen2": _Row("qwen2", _RMS, _QWEN),
-    "qwen3": _Row("qwen3", _HEAD, _QWEN, _BIAS),
-    "qwen3moe": _Row(
+    "qwen2": _GgufRow("qwen2", _RMS, _QWEN),
+    "qwen3": _GgufRow("qwen3", _HEAD, _QWEN, _BIAS),
+    "qwen3moe": _GgufRow(
         "qwen3_moe", {**_HEAD, **_EXPERTS}, {**_QWEN, "norm_topk_prob": True}, _BIAS,
         # routers that choose by a softmax, without groups and factors
         only={"expert_gating_func": (1, 0), "expert_weights_scale": (1.0, 0.0), "expert_weights_norm": (True,)},
     ),
-    "gemma": _Row("gemma", _HEAD, {"hidden_act": "gelu_pytorch_tanh"}, _BIAS),
-    "gemma2": _Row(
+    "gemma": _GgufRow("gemma", _HEAD, {"hidden_act": "gelu_pytorch_tanh"}, _BIAS),
+    "gemma2": _GgufRow(
         "gemma2", {**_HEAD, **_WINDOW, **_CAPS}, {**_GELU, "attn_logit_softcapping": 50.0}, _BIAS,
         period=2, finish=partial(_gemma, 46),
     ),
-    "gemma3": _Row(
+    "gemma3": _GgufRow(
         "gemma3_text", {**_HEAD, **_WINDOW, **_CAPS}, _GELU, _BIAS, own_angles=True, period=6, finish=_gemma3,
     ),
-    "granite": _Row(
+    "granite": _GgufRow(
         "granite", {**_RMS, **_MULTIPLIERS}, _SILU, _BIASES, finish=_granite,
         only={"rope.scaling.finetuned": (True,), "expert_count": (0,)},  # llama.cpp: without the first nothing turns
     ),
-    "olmo": _Row(
+    "olmo": _GgufRow(
         "olmo", {**_SIZES, "attention.clamp_kqv": "clip_qkv"}, _SILU, _BIAS,
         only={"attention.layer_norm_epsilon": (1e-5,)},
     ),
-    "olmo2": _Row("olmo2", {**_RMS, **_WINDOW}, _SILU, _BIAS, own_angles=True, period=4, finish=_olmo2),
-    "stablelm": _Row(
+    "olmo2": _GgufRow("olmo2", {**_RMS, **_WINDOW}, _SILU, _BIAS, own_angles=True, period=4, finish=_olmo2),
+    "stablelm": _GgufRow(
         "stablelm", {**_NORM, **_PARALLEL}, _SILU,
         {"use_qkv_bias": "attn_q.bias", "qk_layernorm": "attn_q_norm.weight"}, rotary=_PARTIAL,
     ),
-    "starcoder2": _Row(
+    "starcoder2": _GgufRow(
         "starcoder2", {**_NORM, "attention.layer_norm_epsilon": "norm_epsilon"},
         {"hidden_act": "gelu_pytorch_tanh", "sliding_window": None}, {"use_bias": "attn_q.bias"},
     ),
-    "phi2": _Row("phi", _NORM, {"hidden_act": "gelu_new"}, {"qk_layernorm": "attn_q_norm.weight"}, rotary=_PARTIAL),
-    "phi3": _Row(
+    "phi2": _GgufRow("phi", _NORM, {"hidden_act": "gelu_new"}, {"qk_layernorm": "attn_q_norm.weight"}, rotary=_PARTIAL),
+    "phi3": _GgufRow(
         "phi3", {**_RMS, "attention.sliding_window": "sliding_window"}, _SILU, rotary=_PARTIAL, finish=_phi3
     ),
-    "smollm3": _Row("smollm3", _HEAD, {**_SILU, "no_rope_layers": None, "no_rope_layer_interval": 4}, _BIASES),
-    "glm4": _Row("glm4", _HEAD, _SILU, _BIAS, rotary=_PARTIAL),
-    "ernie4_5": _Row("ernie4_5", _HEAD, _SILU, {"use_bias": "attn_q.bias"}),
-    "cohere2": _Row("cohere2", {**_NORM, **_WINDOW, "logit_scale": "logit_scale"}, _SILU, _BIAS, period=4),
-    "gpt2": _Row("gpt2", _GPT, {"activation_function": "gelu_new"}, rotary=None),
-    "starcoder": _Row(
+    "smollm3": _GgufRow("smollm3", _HEAD, {**_SILU, "no_rope_layers": None, "no_rope_layer_interval": 4}, _BIASES),
+    "glm4": _GgufRow("glm4", _HEAD, _SILU, _BIAS, rotary=_PARTIAL),
+    "ernie4_5": _GgufRow("ernie4_5", _HEAD, _SILU, {"use_bias": "attn_q.bias"}),
+    "cohere2": _GgufRow("cohere2", {**_NORM, **_WINDOW, "logit_scale": "logit_scale"}, _SILU, _BIAS, period=4),
+    "gpt2": _GgufRow("gpt2", _GPT, {"activation_function": "gelu_new"}, rotary=None),
+    "starcoder": _GgufRow(
         "gpt_bigcode", {**_GPT, "attention.head_count_kv": "num_key_value_heads"},
         {"activation_function": "gelu_pytorch_tanh", "multi_query": True}, rotary=None,
         only={"attention.head_count_kv": (1,)},
     ),
-    "gptneox": _Row(
+    "gptneox": _GgufRow(
         "gpt_neox", {**_sizes(*_USUAL, inner="intermediate_size", norm="layer_norm_eps"), **_PARALLEL},
         {"hidden_act": "gelu"}, {"attention_bias": "attn_qkv.bias"}, rotary="rotary_pct", theta="rotary_emb_base",
     ),
-    "bloom": _Row(
+    "bloom": _GgufRow(
         "bloom", _sizes("n_layer", "seq_length", "hidden_size", "n_head", norm="layer_norm_epsilon"),
         rotary=None, finish=_bloom,
     ),
-    "mpt": _Row(
+    "mpt": _GgufRow(
         "mpt", _sizes("n_layers", "max_seq_len", "d_model", "n_heads", norm="layer_norm_epsilon"),
         rotary=None, finish=_mpt,
     ),
-    "falcon": _Row(
+    "falcon": _GgufRow(
         "falcon", _sizes(*_USUAL, inner="ffn_hidden_size", kv="num_kv_heads", norm="layer_norm_epsilon"),
         {"activation": "gelu", "alibi": False, "parallel_attn": True}, {"bias": "attn_qkv.bias"}, finish=_falcon,
     ),

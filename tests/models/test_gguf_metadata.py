@@ -120,6 +120,8 @@ def test_keys_that_change_nothing_are_listed(tmp_path: Path) -> None:
         ("llama", put("llama.attention.temperature_scale", 0.1, "FLOAT32"), "llama.attention.temperature_scale = 0.1"),
         ("llama", put("llama.attention.sliding_window", 8), "llama.attention.sliding_window = 8 is not known"),
         ("llama", put("llama.attention.value_length", 16), "llama.attention.value_length is 16; known here is 8"),
+        ("llama", put("llama.rope.scaling.factor", float("inf"), "FLOAT32"), "factor is inf; known here is a number"),
+        ("llama", put("llama.rope.dimension_count", 4_000_000_000), "count is 4000000000; known here is 8"),
         ("llama", put("llama.rope.dimension_count", 4), "llama.rope.dimension_count is 4; known here is 8"),
         ("llama", put("llama.attention.causal", False, "BOOL"), "llama.attention.causal is False; known here is True"),
         ("llama", put("llama.rope.scaling.type", "ntk", "STRING"), "llama.rope.scaling.type is 'ntk'; known here is"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,7 @@ import pytest
 
 from genctl.errors import ModelError
 from genctl.models import tokenizer_files
-from tests.cli.tool import genctl
 
-STORIES = Path(tokenizer_files.__file__).parent / "builtin" / "stories"
 Vocabulary = Callable[[Path, int], object]
 
 
@@ -146,16 +143,3 @@ def test_usual_steps_pass(tmp_path: Path) -> None:
 def test_a_real_vocabulary_fits() -> None:
     """262,144 tokens, 6,242 of them added, and 514,906 merges: Gemma 3's. 28,672 more are added by speech models."""
     tokenizer_files.check_vocabulary("x", tokens=262_144 + 28_672, merges=514_906, added=(6_242 + 28_672) * 24)
-
-
-def test_the_command_says_it_in_one_line(tmp_path: Path) -> None:
-    folder = shutil.copytree(STORIES, tmp_path / "model")
-    data = json.loads((folder / "tokenizer.json").read_text())
-    data["added_tokens"].append(
-        {**data["added_tokens"][0], "id": 9999, "content": "x" * (tokenizer_files.MOST_ADDED + 1)}
-    )
-    (folder / "tokenizer.json").write_text(json.dumps(data))
-    done = genctl("run", "-m", str(folder), "Once", "-n", "1")
-    assert done.status == 3
-    assert "bytes of added tokens and settings, and at most 4,194,304 are read" in done.err
-    assert len(done.err.splitlines()) == 1
