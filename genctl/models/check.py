@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from genctl.config.names import FIELDS
 from genctl.errors import ModelError, reason_of
-from genctl.models import tokenizer_files, weights
+from genctl.models import tokenizer_limits, weights
 from genctl.models.config_limits import check_numbers, check_size, parts
 from genctl.models.fingerprint import Stamps, fingerprint, stamps
 from genctl.models.libraries import is_library_error
@@ -135,7 +135,7 @@ def inspect(folder: Path, *, allow_pickle: bool, trust_remote_code: bool, need_t
 def check_tokenizer(folder: Path, *, needed: bool) -> bool:
     """Whether a folder has a tokenizer, whose files are checked. Raises ModelError if it is `needed` and missing."""
     has_tokenizer = any((folder / name).is_file() for name in TOKENIZERS)
-    tokenizer_files.check(folder)
+    tokenizer_limits.check(folder)
     if needed and not has_tokenizer:
         raise ModelError(
             f"{folder} has no tokenizer (tokenizer.json, tokenizer.model, vocab.json, …), so it cannot read text",

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from genctl.errors import ModelError, reason_of
 from genctl.models import libraries
-from genctl.models.tokenizer_files import SPECIAL_TYPES, check_vocabulary
+from genctl.models.tokenizer_limits import SPECIAL_TYPES, check_vocabulary
 from genctl.models.weights import LARGEST_JSON, LARGEST_NUMBER, Tensor, few, shown
 from genctl.native.gguf_names import ROPE_FACTORS
 

@@ -36,8 +36,6 @@ _HARMLESS = ("tensor_data_layout", "pooling_type", "classifier.output_labels", "
 def inspect(path: Path, *, need_tokenizer: bool) -> check.Checkpoint:
     """Check a GGUF file and read its config. Raises ModelError."""
     name, header = shown(path.name), tokenizer_header(path, needed=need_tokenizer)
-    if not header.tensors:
-        raise ModelError(f"{name} holds no tensors")
     config = config_of(name, header)
     # activations are in float32 where matrices have blocks or float16
     dtypes = {tensor.dtype for tensor in header.tensors.values() if len(tensor.shape) > 1}

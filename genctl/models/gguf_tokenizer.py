@@ -25,7 +25,7 @@ from genctl.errors import ModelError
 from genctl.models import gguf
 from genctl.models.gguf import END_TEXTS, Header
 from genctl.models.tokenizer import PlainTokenizer
-from genctl.models.tokenizer_files import check_charsmap
+from genctl.models.tokenizer_limits import check_charsmap
 from genctl.models.weights import shown
 
 

@@ -259,8 +259,8 @@ def tokenizer_of(
     """
 
     def read() -> tuple[Any, str]:
-        from genctl.models import tokenizer, tokenizer_files
-        from genctl.models.tokenizer_files import UnsupportedTokenizer
+        from genctl.models import tokenizer, tokenizer_limits
+        from genctl.models.tokenizer import UnsupportedTokenizer
 
         if checkpoint.gguf:
             from genctl.models import gguf_tokenizer
@@ -272,7 +272,7 @@ def tokenizer_of(
                 return tokenizer.plain(checkpoint.folder, checkpoint.config), ""
         except UnsupportedTokenizer as error:
             reason = str(error)
-        tokenizer_files.forget()
+        tokenizer_limits.forget()
         from transformers import AutoTokenizer
 
         how = {"trust_remote_code": trust_remote_code, "local_files_only": True}

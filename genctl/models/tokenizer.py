@@ -19,8 +19,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from genctl.documents import reader
 from genctl.documents.reader import Unreadable
-from genctl.models import tokenizer_files
-from genctl.models.tokenizer_files import BACKEND, UnsupportedTokenizer, class_of
+from genctl.models import tokenizer_limits
+from genctl.models.architectures import BACKEND, LEFT_TO_TRANSFORMERS, NO_CLASS, facts_of
 from genctl.models.weights import LARGEST_JSON, read_json
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -40,6 +40,10 @@ _READ = frozenset(
     | {"extra_special_tokens", "additional_special_tokens"}
 )
 Settings: TypeAlias = dict[str, Any]  # of tokenizer_config.json; tokens are str or AddedToken
+
+
+class UnsupportedTokenizer(Exception):
+    """Why a tokenizer is left to transformers."""
 
 
 class PlainTokenizer:
@@ -142,13 +146,13 @@ def _plain(folder: Path, model: dict[str, Any]) -> PlainTokenizer:
     settings: Settings = {}
     if (folder / "tokenizer_config.json").is_file():
         settings = read_json(folder / "tokenizer_config.json", "tokenizer_config.json")
-    name = class_of(model, settings, byte_level=lambda: '"ByteLevel"' in path.read_text(encoding="utf-8"))
+    name = _class_of(model, settings, byte_level=lambda: '"ByteLevel"' in path.read_text(encoding="utf-8"))
     for field in settings:
         if field not in _NO_EFFECT | _READ and not field.endswith("_token"):
             raise UnsupportedTokenizer(f"tokenizer_config.json has the field {field!r:.60}")
     template, cleans = _template(folder, settings), settings.get("clean_up_tokenization_spaces")
-    file = tokenizer_files.parsed(path)
-    tokenizer_files.forget()
+    file = tokenizer_limits.parsed(path)
+    tokenizer_limits.forget()
     kind = file["model"].get("type") if isinstance(file.get("model"), dict) else None
     if cleans and kind != "BPE":
         raise UnsupportedTokenizer("it cleans up spaces")
@@ -268,6 +272,44 @@ def _flag(settings: Settings, name: str, default: bool) -> bool:
     if value is not None and not isinstance(value, bool):
         raise UnsupportedTokenizer(f"{name} = {value!r:.40} is neither true nor false")
     return default if value is None else value
+
+
+# -- the class that transformers' `AutoTokenizer` uses for a folder, by the rules of version 5 -------------------------
+
+# Names of the class that takes tokenizer.json unchanged, and of classes that it replaces.
+_BACKENDS = frozenset({BACKEND, "PreTrainedTokenizer", "PreTrainedTokenizerFast", "PythonBackend", "BloomTokenizer"})
+
+
+def _class_of(config: dict[str, Any], tokenizer_config: dict[str, Any], *, byte_level: Callable[[], bool]) -> str:
+    """`BACKEND` or one of `RECIPES`. `byte_level` returns whether tokenizer.json has a ByteLevel part.
+
+    tokenizer_config.json or config.json may name a class, and each model type has a registered one. Raises
+    UnsupportedTokenizer for any other class.
+    """
+    model_type = config.get("model_type")
+    facts = facts_of(model_type)
+    if facts.tokenizer in ("", LEFT_TO_TRANSFORMERS):
+        raise UnsupportedTokenizer(f"model type {model_type!r:.40} has rules of its own")
+    if tokenizer_config.get("auto_map") is not None or "model_name" in config:
+        raise UnsupportedTokenizer("its class may be another than the one that is named")
+    name = tokenizer_config.get("tokenizer_class")
+    name = config.get("tokenizer_class") if name is None else name
+    registered = None if facts.tokenizer == NO_CLASS else facts.tokenizer
+    if name is None:
+        name = registered or BACKEND
+    elif not isinstance(name, str) or not name:
+        raise UnsupportedTokenizer(f"tokenizer_class = {name!r:.40}")
+    else:
+        name = name.removesuffix("Fast")
+        if name == "LlamaTokenizer" and not facts.tokenizer_wins and not facts.reads_tekken and byte_level():
+            return BACKEND
+        if registered is not None and (registered == BACKEND or facts.tokenizer_wins):
+            name = registered
+    if name in _BACKENDS:
+        return BACKEND
+    if name not in RECIPES:
+        raise UnsupportedTokenizer(f"{name:.60} is not known to genctl")
+    return str(name)
 
 
 # -- classes that take the vocabulary, the merges and the post-processor of tokenizer.json, and set all other parts ----

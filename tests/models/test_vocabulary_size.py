@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from genctl.errors import ModelError
-from genctl.models import tokenizer_files
+from genctl.models import tokenizer_limits
 
 Vocabulary = Callable[[Path, int], object]
 
@@ -69,33 +69,33 @@ EVERY = [
 def test_more_than_the_bound_is_refused_with_the_bound(
     bound: str, what: str, name: str, make: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenizer_files, bound, 21)
+    monkeypatch.setattr(tokenizer_limits, bound, 21)
     make(tmp_path, 21)
-    tokenizer_files.check(tmp_path)
+    tokenizer_limits.check(tmp_path)
     make(tmp_path, 22)
     with pytest.raises(ModelError, match=f"has 22 {what}, and at most 21 are read"):
-        tokenizer_files.check(tmp_path)
+        tokenizer_limits.check(tmp_path)
 
 
-@pytest.mark.parametrize("name", [*tokenizer_files.LISTS, *tokenizer_files.SENTENCEPIECES])
+@pytest.mark.parametrize("name", [*tokenizer_limits.LISTS, *tokenizer_limits.SENTENCEPIECES])
 def test_a_file_that_is_not_json_is_refused_by_its_length(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenizer_files, "LARGEST_LIST", 21)
+    monkeypatch.setattr(tokenizer_limits, "LARGEST_LIST", 21)
     (tmp_path / name).write_bytes(b"x" * 21)
-    tokenizer_files.check(tmp_path)
+    tokenizer_limits.check(tmp_path)
     (tmp_path / name).write_bytes(b"x" * 22)
     with pytest.raises(ModelError, match="has 22 bytes, and at most 21 are read"):
-        tokenizer_files.check(tmp_path)
+        tokenizer_limits.check(tmp_path)
 
 
 def test_a_sentencepiece_model_beside_a_tokenizer_json_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenizer_files, "LARGEST_LIST", 21)
+    monkeypatch.setattr(tokenizer_limits, "LARGEST_LIST", 21)
     (tmp_path / "tokenizer.model").write_bytes(b"x" * 22)
     (tmp_path / "tokenizer.json").write_text("{}")
-    tokenizer_files.check(tmp_path)
+    tokenizer_limits.check(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_the_tokens_of_a_gguf_file_have_the_same_bounds(
     from genctl.models import gguf
     from tests.models.test_gguf_tokenizer import write
 
-    monkeypatch.setattr(tokenizer_files, bound, 3)
+    monkeypatch.setattr(tokenizer_limits, bound, 3)
     gguf.read(write(tmp_path / "fits.gguf", model, [(letter, types) for letter in "abc"]))
     path = write(tmp_path / "more.gguf", model, [(letter, types) for letter in "abcd"])
     with pytest.raises(ModelError, match=f"has 4 {what}, and at most 3 are read"):
@@ -137,9 +137,9 @@ def test_usual_steps_pass(tmp_path: Path) -> None:
         ]},
     }  # fmt: skip
     (tmp_path / "tokenizer.json").write_text(json.dumps(data))
-    tokenizer_files.check(tmp_path)
+    tokenizer_limits.check(tmp_path)
 
 
 def test_a_real_vocabulary_fits() -> None:
     """262,144 tokens, 6,242 of them added, and 514,906 merges: Gemma 3's. 28,672 more are added by speech models."""
-    tokenizer_files.check_vocabulary("x", tokens=262_144 + 28_672, merges=514_906, added=(6_242 + 28_672) * 24)
+    tokenizer_limits.check_vocabulary("x", tokens=262_144 + 28_672, merges=514_906, added=(6_242 + 28_672) * 24)

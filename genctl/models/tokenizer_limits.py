@@ -1,4 +1,4 @@
-"""The files of a tokenizer before a library reads them: their bounds, and the class that they stand for.
+"""Bounds on the files of a tokenizer, checked before a library reads them.
 
 The library (github.com/huggingface/tokenizers) allocates what a file claims, makes tables of added tokens and Unigram
 pieces that are up to 340 times as large as their text, and aborts the process if memory runs out. So counts, lengths
@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from genctl.errors import ModelError
-from genctl.models.architectures import BACKEND as BACKEND
-from genctl.models.architectures import LEFT_TO_TRANSFORMERS, NO_CLASS, facts_of
 from genctl.models.weights import read_json, shown
 
 MOST_TOKENS = 1 << 20  # no published vocabulary of a model that writes texts has half of them
@@ -39,10 +37,6 @@ _INSERTED = ("prepend", "content", "end_of_word_suffix", "continuing_subword_pre
 LISTS = ("merges.txt", "vocab.txt", "tiktoken.model")
 SENTENCEPIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "sentencepiece.model", "source.spm",
                   "target.spm")  # fmt: skip
-
-
-class UnsupportedTokenizer(Exception):
-    """Why a tokenizer is left to transformers."""
 
 
 @lru_cache(maxsize=1)  # large files take half a second
@@ -155,42 +149,3 @@ def _bytes(value: Any) -> int:
 
 def _count(value: Any) -> int:
     return len(value) if isinstance(value, (list, dict)) else 0
-
-
-# -- the class that transformers' `AutoTokenizer` uses for a folder, by the rules of version 5 -------------------------
-
-# Names of the class that takes tokenizer.json unchanged, and of classes that it replaces.
-_BACKENDS = frozenset({BACKEND, "PreTrainedTokenizer", "PreTrainedTokenizerFast", "PythonBackend", "BloomTokenizer"})
-CLASSES = frozenset({"GPT2Tokenizer", "GPTNeoXTokenizer", "GemmaTokenizer", "LlamaTokenizer", "Qwen2Tokenizer"})
-
-
-def class_of(config: dict[str, Any], tokenizer_config: dict[str, Any], *, byte_level: Callable[[], bool]) -> str:
-    """`BACKEND` or one of `CLASSES`. `byte_level` returns whether tokenizer.json has a ByteLevel part.
-
-    tokenizer_config.json or config.json may name a class, and each model type has a registered one. Raises
-    UnsupportedTokenizer for any other class.
-    """
-    model_type = config.get("model_type")
-    facts = facts_of(model_type)
-    if facts.tokenizer in ("", LEFT_TO_TRANSFORMERS):
-        raise UnsupportedTokenizer(f"model type {model_type!r:.40} has rules of its own")
-    if tokenizer_config.get("auto_map") is not None or "model_name" in config:
-        raise UnsupportedTokenizer("its class may be another than the one that is named")
-    name = tokenizer_config.get("tokenizer_class")
-    name = config.get("tokenizer_class") if name is None else name
-    registered = None if facts.tokenizer == NO_CLASS else facts.tokenizer
-    if name is None:
-        name = registered or BACKEND
-    elif not isinstance(name, str) or not name:
-        raise UnsupportedTokenizer(f"tokenizer_class = {name!r:.40}")
-    else:
-        name = name.removesuffix("Fast")
-        if name == "LlamaTokenizer" and not facts.tokenizer_wins and not facts.reads_tekken and byte_level():
-            return BACKEND
-        if registered is not None and (registered == BACKEND or facts.tokenizer_wins):
-            name = registered
-    if name in _BACKENDS:
-        return BACKEND
-    if name not in CLASSES:
-        raise UnsupportedTokenizer(f"{name:.60} is not known to genctl")
-    return str(name)
