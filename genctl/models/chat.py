@@ -61,19 +61,15 @@ def render_chat_text(
         key: list(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
         for key, value in tokenizer.special_tokens_map.items()
     }
-    request: dict[str, Any] = {
-        "template": source,
-        "messages": fields,
-        "special": special,
-        "variables": dict(variables or {}),
-    }
+    request: dict[str, Any] = {"template": source, "messages": fields, "special": special}
+    request["variables"] = dict(variables or {})
     if not continues:
         return _RENDERER.render(request)
     last = fields[-1].get("content")
     if not isinstance(last, str):
         raise InputError("the last message has no text that could be continued")
     fields[-1]["content"] = last + _HERE
-    request["variables"] = {**(variables or {}), "add_generation_prompt": False}
+    request["variables"]["add_generation_prompt"] = False
     before, mark, after = _RENDERER.render(request).rpartition(_HERE.strip())
     if not mark or not before.rstrip().endswith(last.strip()):
         raise ModelError("the chat template leaves out the last message, so it cannot be continued")
@@ -135,24 +131,17 @@ def check_template(
     several = getattr(tokenizer, "chat_template", None)
     named = several if isinstance(several, dict) else {"default": several} if several else {}
     whose = name or getattr(tokenizer, "name_or_path", "") or "the checkpoint"
-    if chosen is None and tools and "tool_use" in named:
-        chosen = "tool_use"
-    if chosen in named:
-        return str(named[chosen])
-    if chosen is not None and named:
-        raise ModelError(
-            f"{whose} has no chat template named {quote(chosen)}", hint=f"chat_template can be {', '.join(named)}"
-        )
-    try:
-        return str(tokenizer.get_chat_template())
-    except ValueError as error:
-        if named:
-            raise ModelError(
-                f"{whose} has several chat templates and no default",
-                hint=f"set chat_template to one of {', '.join(named)}",
-            ) from error
+    wanted = chosen or ("tool_use" if tools and "tool_use" in named else "default")
+    if wanted in named:
+        return str(named[wanted])
+    if not named:
         hint = "use the prompt as it is (without --chat), or a checkpoint that was tuned for chat"
-        raise ModelError(f"{whose} has no chat template", hint=hint) from error
+        raise ModelError(f"{whose} has no chat template", hint=hint)
+    if chosen is None:
+        hint = f"set chat_template to one of {', '.join(named)}"
+        raise ModelError(f"{whose} has several chat templates and no default", hint=hint)
+    hint = f"chat_template can be {', '.join(named)}"
+    raise ModelError(f"{whose} has no chat template named {quote(chosen)}", hint=hint)
 
 
 def check_messages(messages: Any, system: str | None = None) -> list[dict[str, Any]]:
@@ -190,10 +179,9 @@ def _with_arguments(call: Any) -> Any:
         return call
     arguments = function.get("arguments") or {}
     try:
-        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        read = {**function, "arguments": json.loads(arguments) if isinstance(arguments, str) else arguments}
     except (ValueError, RecursionError):
         raise InputError(f"the arguments of the tool {quote(str(function['name']))} are no JSON object") from None
-    read = {**function, "arguments": arguments}
     return {**call, "function": read} if "function" in call else read
 
 
@@ -249,20 +237,16 @@ class _Renderer:
 
     def _exchange(self, line: bytes, seconds: float) -> dict[str, Any] | None:
         """Send a request and read the answer; None, and the worker is killed, if it does not answer in time."""
-        process = self.process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
+        process: Any = self.process
         alarm = threading.Timer(seconds, process.kill)
         alarm.daemon = True
         alarm.start()
+        reply = b""
         try:
-            if line:
+            with suppress(OSError):
                 process.stdin.write(line)
                 process.stdin.flush()
-            reply = process.stdout.readline()
-        except OSError:
-            reply = b""
+                reply = process.stdout.readline()
         except BaseException:  # an interrupted exchange cannot be continued
             self.close()
             raise

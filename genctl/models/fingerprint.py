@@ -1,7 +1,7 @@
 """The identity of a checkpoint: one digest of every byte that determines its output.
 
-Weight files are read completely, in parallel. Their digests are cached by path, size, times and inode, so that an
-unchanged checkpoint is read once (`digests`).
+Weight files are read completely, in parallel. The digest is cached by folder, sizes, times and inodes, so that an
+unchanged checkpoint is read once.
 """
 
 from __future__ import annotations
@@ -17,16 +17,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from genctl import process
 from genctl.documents import reader
 from genctl.documents.reader import Unreadable
 from genctl.errors import ModelError, reason_of
 from genctl.identity import PREFIX
-
-# -- the files of a checkpoint that determine its output, each with the state it is in (`fingerprint` reads them) ------
-
 
 Stamps: TypeAlias = Mapping[str, "Stamp"]  # the name of a file inside the checkpoint -> size, times and inode
 
@@ -77,50 +74,13 @@ def stamps(folder: Path, weights: Iterable[Path], *, code: bool) -> Stamps:
     return {name: state for name, state in states.items() if state is not None}
 
 
-# -- a cache of digests of large files between runs: one small file in genctl's cache folder ---------------------------
-# `$XDG_CACHE_HOME/genctl/digests.json`, else `~/.cache/genctl/digests.json`. It only saves time: if it is damaged,
-# or cannot be written, files are read again without a message.
+# -- the digest --------------------------------------------------------------------------------------------------------
 
-
-SMALLEST = 1 << 20  # bytes; reading smaller files is as fast as the lookup
-MOST = 1000  # entries; the oldest go
-_KIND = "genctl-digests/1"
-_LARGEST = 4 << 20  # bytes of the file; a longer one is not read, and written anew
+MOST = 1000  # checkpoints in the cache; the oldest go
+_LARGEST = 4 << 20  # bytes of the cache; a longer file is not read, and written anew
 # A file may be written again with the same time: within a tick of its file system's clock (up to 2 seconds, FAT), or
-# through a mapping whose first write set the time. Younger files are not stored.
+# through a mapping whose first write set the time. A checkpoint with younger files is not stored.
 _SETTLED_S = 30.0
-
-
-def _read(file: Path) -> dict[str, list[Any]]:
-    """The entries; {} for a file that is missing, incomplete or too large."""
-    with contextlib.suppress(Unreadable, ValueError, KeyError, TypeError, RecursionError):
-        content = json.loads(reader.read(file, _LARGEST, regular=True))
-        entries = content["files"]
-        if content["kind"] == _KIND and content["digest"] == _sum(entries):
-            return dict(entries)
-    return {}
-
-
-def _write(file: Path, entries: dict[str, list[Any]]) -> None:
-    """Replace the file atomically."""
-    text = json.dumps({"kind": _KIND, "digest": _sum(entries), "files": entries})
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=".digests-")  # readable by its owner only
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
-            handle.write(text)
-            handle.flush()
-            os.fsync(descriptor)  # else a power cut could leave half of it under its name
-        Path(temporary).replace(file)
-    except BaseException:  # Ctrl-C too: remove the temporary file
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _sum(entries: dict[str, list[Any]]) -> str:
-    return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
-
-
 _CHUNK = 16 << 20  # bytes of one leaf of a file's digest; part of the definition of `PREFIX`
 _PIECE = 1 << 20  # bytes read at once
 _THREADS = 8
@@ -129,37 +89,55 @@ _THREADS = 8
 def fingerprint(folder: Path, files: Stamps, *, clock: Callable[[], float] = time.time) -> str:
     """`sha256:` and 64 hex digits over the names and all bytes of `files`, independent of their location.
 
-    Raises ModelError for a file that cannot be read, or that changed since its stamp was taken.
+    `digests.json` in genctl's cache folder has it by the folder and the stamps. That only saves time: if the file is
+    damaged, or cannot be written, the checkpoint is read again without a message. Raises ModelError for a file that
+    cannot be read, or that changed since its stamp was taken.
     """
     if not files:
         raise ValueError("a checkpoint that was not checked has no fingerprint")
     began = clock()  # later writes are too young to be stored
     home = process.cache_folder()
     cache = None if home is None else home / "digests.json"
-    entries = {} if cache is None else _read(cache)
-    keys = {name: os.path.realpath(folder / name) for name, entry in files.items() if entry.size >= SMALLEST}
-    digest_of = {
-        name: str(entry[-1])
-        for name, key in keys.items()
-        if (entry := entries.get(key)) is not None and entry[:-1] == list(files[name])
-    }
+    state = json.dumps([os.path.realpath(folder), sorted(files.items())])
+    key = hashlib.sha256(state.encode()).hexdigest()
     _check(folder, files)
-    missing = {name: (folder / name, entry.size) for name, entry in files.items() if name not in digest_of}
-    digest_of |= _digests(missing)
+    if (known := _known(cache).get(key)) is not None:
+        return known
+    digest_of = _digests({name: (folder / name, entry.size) for name, entry in files.items()})
     _check(folder, files)
-    fresh = {
-        keys[name]: [*files[name], digest_of[name]]
-        for name in sorted(keys.keys() & missing.keys())
-        if max(files[name].modified, files[name].changed) / 1e9 <= began - _SETTLED_S
-    }
-    if fresh and cache is not None:
-        with contextlib.suppress(OSError, ValueError):
-            newest_last = {key: entry for key, entry in _read(cache).items() if key not in fresh} | fresh
-            _write(cache, dict(list(newest_last.items())[-MOST:]))
     whole = hashlib.sha256()
     for name in sorted(digest_of):
         whole.update(f"{name}\0{files[name].size}\0{digest_of[name]}\n".encode())
-    return PREFIX + whole.hexdigest()
+    found = PREFIX + whole.hexdigest()
+    newest = max(max(entry.modified, entry.changed) for entry in files.values())
+    if cache is not None and newest / 1e9 <= began - _SETTLED_S:
+        with contextlib.suppress(OSError, ValueError):
+            _write(cache, dict([*_known(cache).items(), (key, found)][-MOST:]))
+    return found
+
+
+def _known(cache: Path | None) -> dict[str, str]:
+    """The fingerprints in the cache; {} for a file that is missing, incomplete or too large."""
+    with contextlib.suppress(Unreadable, ValueError, TypeError, AttributeError, RecursionError):
+        if cache is not None:
+            entries = json.loads(reader.read(cache, _LARGEST, regular=True)).items()
+            return {key: found for key, found in entries if re.fullmatch(f"{PREFIX}[0-9a-f]{{64}}", found)}
+    return {}
+
+
+def _write(cache: Path, entries: dict[str, str]) -> None:
+    """Replace the cache atomically."""
+    cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=cache.parent, prefix=".digests-")  # readable by its owner only
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
+            json.dump(entries, handle)
+            handle.flush()
+            os.fsync(descriptor)  # else a power cut could leave half of it under its name
+        Path(temporary).replace(cache)
+    except BaseException:  # Ctrl-C too: remove the temporary file
+        Path(temporary).unlink(missing_ok=True)
+        raise
 
 
 def _check(folder: Path, files: Stamps) -> None:

@@ -1,73 +1,149 @@
-"""GGUF files: one file with the config, the tokenizer and the weights.
+"""GGUF files: their header, and what transformers has read of them. Every claimed length is checked against the file.
 
-The native runtime reads them (`gguf_config`, `native.gguf_names`, `native.gguf_file`), with the weights as they lie or
-unpacked; transformers reads some more architectures, unpacked. Before either does, the header is checked
-(`gguf_header`), and the sizes in it are compared with its tensors. transformers skips unknown tensors, so the tensors
-that it has read are compared with those of the file (`check_read`).
+Little endian (github.com/ggml-org/ggml/blob/master/docs/gguf.md): `GGUF`, u32 version, u64 count of tensors, u64 count
+of keys; each key as a string (u64 length, bytes), u32 type, value; each tensor as a name, u32 count of dimensions, u64
+dimensions (the fastest first), u32 type, u64 offset. The tensors follow at the next multiple of `general.alignment`.
+
+The native runtime reads the tensors (`native.gguf_names`, `native.gguf_file`), as they lie or unpacked, or
+transformers, unpacked. It skips tensors without a word, so what it has read is compared with the file (`check_read`).
 """
 
 from __future__ import annotations
 
-import json
 import math
+import mmap
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from genctl.errors import ModelError
-from genctl.models import check, config_limits, gguf_config, gguf_header, libraries
-from genctl.models.check import GenerationSettings
-from genctl.models.fingerprint import stamps
-from genctl.models.gguf_header import Header
-from genctl.models.libraries import guarded
-from genctl.models.weights import WeightFiles, few, shown
+from genctl.errors import ModelError, reason_of
+from genctl.models import libraries
+from genctl.models.tokenizer_limits import SPECIAL_TYPES, check_vocabulary
+from genctl.models.weights import LARGEST_JSON, LARGEST_NUMBER, Tensor, few, shown
 from genctl.native.gguf_names import ROPE_FACTORS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_LIST = "tokenizer.ggml.tokens"
-_LAYER = re.compile(r"((?:enc\.|dec\.)?blk)\.(\d{1,9})\.")
+    from genctl.models.check import Checkpoint
+
+MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_STRING, _ARRAY = 8, 9
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_MOST_DIMENSIONS = 4  # ggml's limit
+_MOST_ITEMS = 1 << 22  # in all arrays; three times those of the largest public vocabularies
+_MOST_FACTORS = 1 << 16
+_ALIGNMENT, _LARGEST_ALIGNMENT = 32, 1 << 20
+_KEY = "tokenizer.ggml"
+_LISTS: dict[str, Any] = {  # of a tokenizer, and the type of their items
+    "tokens": str, "token_type": int, "scores": (float, int), "merges": str, "precompiled_charsmap": int,
+}  # fmt: skip
+# Tokens that end a turn or a text where the file has no key for them, as llama.cpp knows them.
+_ENDING = """
+    <|eot_id|> <|eom_id|> <|im_end|> <|end|> <|return|> <|call|> <|calls|> <|flush|> <end_of_turn> <|endoftext|> </s>
+    <|end_of_text|> <EOT> _<EOT> [EOT] [EOS] <end_of_utterance> <eos> <turn|> <|tool_response> [e~[
+    <｜end▁of▁sentence｜> <|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] <|fim_repo|> <|repo_name|> <fim-repo> <REPO>
+    <reponame> <|file_sep|>
+"""
+END_TEXTS = frozenset(_ENDING.split())
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")  # the name of a part: llama.cpp's
+_NUMBERS = ("F", "BF", "Q", "IQ", "TQ", "MXFP", "NVFP")  # beginnings of the names of types that hold weights
 # Tensors without an effect: tables computed from the config, layers that predict further tokens, other modalities.
 _UNREAD = re.compile(r".*(rot_embd|\.nextn\.|mtp).*|(v|a|mm)\..*|rope_factors_(short|long)\.weight")
 
 
-def inspect(path: Path, *, need_tokenizer: bool) -> check.Checkpoint:
-    """Check a GGUF file and read its config. Raises ModelError."""
-    name = shown(path.name)
-    header = tokenizer_header(path, needed=need_tokenizer)
-    if not header.tensors:
-        raise ModelError(f"{name} holds no tensors")
-    _check_layers(name, header)
-    factors = {tensor: _factors(header, tensor) for tensor in gguf_config.FACTORS}
-    config = gguf_config.config_of(name, header, factors)
-    has_tokenizer = _LIST in header.metadata
-    if config is None:
-        config = guarded(lambda: _their_config(path, header), f"the metadata of {name} cannot be used")
-        if not has_tokenizer:  # transformers counts the tokens, and takes its class's default where there are none
-            config["vocab_size"] = header.metadata.get(f"{header.architecture}.vocab_size", config.get("vocab_size"))
-    # activations are in float32 where matrices have blocks or float16
-    dtypes = {tensor.dtype for tensor in header.tensors.values() if len(tensor.shape) > 1}
-    weights = WeightFiles(
-        header.files, {**header.tensors}, dtype="bfloat16" if "BF16" in dtypes - {"F32"} else "float32"
-    )
-    config_limits.check_numbers(config, source=name)
-    config_limits.check_size(config, weights, source=name)
-    files = stamps(path.parent, header.files, code=False)
-    own = {file.name: files[file.name] for file in header.files}
-    further = header.ends != (header.metadata.get("tokenizer.ggml.eos_token_id"),)  # which the config has
-    settings = GenerationSettings({"eos_token_id": list(header.ends)} if header.ends and further else {}, name)
-    return check.Checkpoint(path.parent, config, settings, weights, has_tokenizer, own, path.name)
+@dataclass(frozen=True)
+class GgufTensor(Tensor):
+    """A tensor of a file that may be in several parts."""
+
+    part: int = 0  # of the file, from 0
+
+
+@dataclass(frozen=True)
+class Header:
+    """The content of a header: values of metadata (an array is a list), and tensors by name."""
+
+    metadata: dict[str, Any]
+    tensors: dict[str, GgufTensor]
+    files: tuple[Path, ...] = ()  # the parts, the first of which has the metadata
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata["general.architecture"])
+
+    @property
+    def tokens(self) -> list[str]:
+        """The tokens by their ids; [] without a tokenizer."""
+        return list(self.metadata.get(f"{_KEY}.tokens", ()))
+
+    def ends(self) -> tuple[int, ...]:
+        """Ids of tokens that end a turn or a text: those that keys name, and those known by their texts."""
+        named = (self.metadata.get(f"{_KEY}.{name}_token_id") for name in ("eos", "eot", "eom"))
+        ids = {text: id for id, text in enumerate(self.tokens)}
+        known = sorted(ids[text] for text in END_TEXTS.intersection(ids).difference(inner_ends(ids)))
+        return tuple(dict.fromkeys([*(id for id in named if type(id) is int), *known]))
+
+    def factors(self, name: str) -> tuple[float, ...]:
+        """The numbers of a small tensor; () without it. Raises ModelError."""
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            return ()
+        file = self.files[tensor.part]
+        if tensor.numel > _MOST_FACTORS:
+            raise ModelError(f"{shown(file.name)}: {name} holds {tensor.numel:,} factors")
+        with file.open("rb") as opened:
+            opened.seek(tensor.begin)
+            data = opened.read(tensor.end - tensor.begin)
+        if tensor.dtype != "F32" or not all(map(math.isfinite, found := struct.unpack(f"<{tensor.numel}f", data))):
+            raise ModelError(f"{shown(file.name)}: {name} holds no factors")
+        return found
+
+
+def inner_ends(tokens: Collection[str]) -> list[str]:
+    """Texts of END_TEXTS that end nothing in a vocabulary with these tokens, by llama.cpp's rules.
+
+    <|end|> ends a part of an answer beside <|return|> and <|call|> (gpt-oss); </s> is a normal token of Gemma 4.
+    """
+    calls = "<|call|>" in tokens or "<|calls|>" in tokens
+    parts = calls and ("<|return|>" in tokens or "<|flush|>" in tokens)
+    return ["<|end|>"] * parts + ["</s>"] * ("<|tool_response>" in tokens or "<|plamo:eos|>" in tokens)
+
+
+def read(path: Path) -> Header:
+    """The header of a file. Raises ModelError, naming the file, if it is damaged.
+
+    A model in several files (`-00001-of-00003.gguf`) is read from the first of them.
+    """
+    header = _read(path, 0)
+    name, count, place = shown(path.name), header.metadata.get("split.count", 0), header.metadata.get("split.no", 0)
+    if type(count) is not int or type(place) is not int or count <= 1:
+        return replace(header, files=(path,))
+    match = _PART.fullmatch(path.name)
+    if match is None or (int(match[2]), int(match[3])) != (place + 1, count):
+        raise ModelError(f"{name} is part {place + 1} of {count}, and its name does not say so (-00001-of-{count:05})")
+    files = [path.with_name(f"{match[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+    if place:
+        raise ModelError(f"{name} is part {place + 1} of {count}", hint=f"give the first part: {shown(files[0].name)}")
+    tensors = dict(header.tensors)
+    for number, file in enumerate(files[1:], 1):
+        if not file.is_file():
+            raise ModelError(f"{name} is the first of {count} parts, and {shown(file.name)} is not beside it")
+        part = _read(file, number)
+        if (part.metadata.get("split.no"), part.metadata.get("split.count")) != (number, count):
+            raise ModelError(f"{shown(file.name)} does not say that it is part {number + 1} of {count}")
+        tensors |= part.tensors
+    return replace(header, tensors=tensors, files=tuple(files))
 
 
 def tokenizer_header(path: Path, *, needed: bool = True) -> Header:
     """The header of a GGUF file that holds a tokenizer, if one is `needed`. Raises ModelError."""
-    name = shown(path.name)
-    header = gguf_header.read(path)
+    name, header = shown(path.name), read(path)
     libraries.require(name, ("gguf",), "gguf")
-    if needed and _LIST not in header.metadata:
+    if needed and not header.tokens:
         raise ModelError(
             f"{name} holds no tokenizer, so it cannot read text",
             hint='prompts in token ids need none: rows such as {"prompt_ids": [5, 60, 7]} in a JSONL input',
@@ -75,183 +151,206 @@ def tokenizer_header(path: Path, *, needed: bool = True) -> Header:
     return header
 
 
-def _their_config(path: Path, header: Header) -> dict[str, Any]:
-    """The config as transformers reads it. Raises ModelError for a key that may mean something, and is not read."""
-    from transformers import AutoConfig
+def rope_factors(checkpoint: Checkpoint) -> tuple[float, ...]:
+    """By what the frequencies of the rotary positions are divided; () if the file does not say. Raises ModelError."""
+    return Header({}, checkpoint.weights.tensors, checkpoint.weights.files).factors(ROPE_FACTORS)  # type: ignore[arg-type]
 
-    if len(header.files) > 1:
-        raise ModelError(
-            f"{shown(path.name)} is in {len(header.files)} parts, and transformers, which reads this architecture, "
-            "reads one",
-            hint="llama-gguf-split --merge joins them",
+
+def _read(path: Path, part: int) -> Header:
+    name = shown(path.name)
+    try:
+        with path.open("rb") as file:
+            if file.read(len(MAGIC)) != MAGIC:
+                raise ModelError(f"{name} is no GGUF file: it does not begin with GGUF")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                return _Reader(name, data, part).header()
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {name}: {reason_of(error)}") from error
+
+
+class _Reader:
+    """A place in a mapped file. Every step raises ModelError if the file is shorter than it claims."""
+
+    def __init__(self, name: str, data: mmap.mmap, part: int) -> None:
+        self.name, self.data, self.part, self.at, self.items = name, data, part, len(MAGIC), 0
+
+    def header(self) -> Header:
+        version = self.number("<I")
+        if version & 0xFFFF == 0:
+            raise self.refused("it was written for big-endian machines")
+        if version not in _VERSIONS:
+            raise self.refused(f"its format has version {version:,}; known are 2 and 3")
+        count, keys = self.number("<Q"), self.number("<Q")
+        metadata: dict[str, Any] = {}
+        for _ in range(self.fits(keys, 13, "keys")):
+            key = self.string("a key")
+            if key in metadata:
+                raise self.refused(f"the key {shown(key, 60)} is given twice")
+            metadata[key] = self.value(shown(key, 60), self.number("<I"))
+        if not isinstance(metadata.get("general.architecture"), str) and not (self.part or metadata.get("split.no")):
+            raise self.refused("its general.architecture does not say which architecture it is")
+        self.check_lists(metadata)
+        return Header(metadata, self.tensors(count, metadata.get("general.alignment", _ALIGNMENT)))
+
+    def value(self, name: str, kind: int) -> Any:
+        if kind in _SCALARS:
+            return self.number(_SCALARS[kind])
+        if kind == _STRING:
+            return self.string(name)
+        if kind != _ARRAY:
+            raise self.refused(f"{name} has the unknown type {kind:,}")
+        kind, count = self.number("<I"), self.number("<Q")
+        if kind not in _SCALARS and kind != _STRING:
+            raise self.refused(f"{name} is an array of the unknown type {kind:,}")
+        size = 8 if kind == _STRING else struct.calcsize(_SCALARS[kind])
+        self.fits(count, size, f"items of {name}")
+        self.items += count
+        if self.items > _MOST_ITEMS:
+            raise self.refused(f"its arrays hold {self.items:,} items, far above what any model has")
+        if kind == _STRING:
+            return self.strings(count, name)
+        self.at += count * size
+        return list(struct.unpack_from(f"<{count}{_SCALARS[kind][1:]}", self.data, self.at - count * size))
+
+    def check_lists(self, metadata: dict[str, Any]) -> None:
+        """Raises ModelError for a vocabulary of which a library would make tables larger than those of any model."""
+        lists = {name: metadata.get(f"{_KEY}.{name}", []) for name in _LISTS}
+        for name, kind in _LISTS.items():
+            if not isinstance(lists[name], list) or not all(isinstance(item, kind) for item in lists[name][:1]):
+                raise self.refused(f"{_KEY}.{name} is no list of {'texts' if kind is str else 'numbers'}")
+        tokens = lists["tokens"]
+        special = (token for token, kind in zip(tokens, lists["token_type"], strict=False) if kind in SPECIAL_TYPES)
+        check_vocabulary(
+            self.name,
+            tokens=len(tokens),
+            merges=len(lists["merges"]),
+            added=sum(len(token.encode()) for token in special),
+            pieces=sum(len(token.encode()) for token in tokens) if metadata.get(f"{_KEY}.model") == "t5" else 0,
         )
-    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
-    fields = {**json.loads(config.to_json_string(use_diff=False)), "model_type": config.model_type}
-    fields.pop("_model_name_or_path", None)  # general.name
-    if header.architecture == "t5":  # transformers takes every one for gated, with the activation of those that are not
-        is_gated = "enc.blk.0.ffn_gate.weight" in header.tensors
-        left_out = ("is_gated_act", "dense_act_fn", "scale_decoder_outputs")
-        fields = {key: value for key, value in fields.items() if key not in left_out}
-        fields["feed_forward_proj"] = "gated-gelu" if is_gated else "relu"
-        fields["tie_word_embeddings"] = "output.weight" not in header.tensors  # scales what the head reads
-    _check_keys(shown(path.name), header, fields)
-    return fields
+
+    def tensors(self, count: int, alignment: Any) -> dict[str, GgufTensor]:
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        if type(alignment) is not int or not 0 < alignment <= _LARGEST_ALIGNMENT or alignment & (alignment - 1):
+            raise self.refused(f"its general.alignment is {alignment!r:.40}, which is no power of two up to 2^20")
+        kinds = {int(kind): (kind.name, *GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}
+        found: dict[str, GgufTensor] = {}
+        for _ in range(self.fits(count, 24, "tensors")):
+            name = self.string("the name of a tensor")
+            if name in found:
+                raise self.refused(f"tensor {shown(name)} is there twice")
+            dimensions = self.number("<I")
+            if dimensions > _MOST_DIMENSIONS:
+                raise self.refused(f"tensor {shown(name)} has {dimensions:,} dimensions; at most 4 are known")
+            shape = tuple(self.number("<Q") for _ in range(dimensions))[::-1]
+            kind, offset = self.number("<I"), self.number("<Q")
+            if kind not in kinds:
+                raise self.refused(f"tensor {shown(name)} has the unknown type {kind:,}")
+            dtype, block, size = kinds[kind]
+            if not dtype.startswith(_NUMBERS):
+                raise self.refused(
+                    f"tensor {shown(name)} holds {dtype} numbers; weights must be floating-point numbers"
+                )
+            if max((*shape, math.prod(shape)), default=0) >= LARGEST_NUMBER or (shape and shape[-1] % block):
+                raise self.refused(f"tensor {shown(name)} has an impossible shape")
+            if offset % alignment:
+                raise self.refused(f"tensor {shown(name)} does not lie at a multiple of {alignment:,} bytes")
+            found[name] = GgufTensor(dtype, shape, offset, offset + math.prod(shape) // block * size, self.part)
+        start, before, end = -(-self.at // alignment) * alignment, "", 0
+        for name, tensor in sorted(found.items(), key=lambda item: (item[1].begin, item[1].end)):
+            found[name] = replace(tensor, begin=start + tensor.begin, end=start + tensor.end)
+            if tensor.begin < end:
+                raise self.refused(f"tensor {shown(name)} overlaps {before}")
+            if (missing := start + tensor.end - len(self.data)) > 0:
+                raise self.refused(f"{missing:,} bytes of tensor {shown(name)} lie beyond its end")
+            before, end = shown(name), tensor.end
+        return found
+
+    def number(self, form: str) -> Any:
+        size = struct.calcsize(form)
+        if self.at + size > len(self.data):
+            raise self.refused("it ends within its header")
+        self.at += size
+        return struct.unpack_from(form, self.data, self.at - size)[0]
+
+    def string(self, what: str) -> str:
+        return self.strings(1, what)[0]
+
+    def strings(self, count: int, what: str) -> list[str]:
+        """So many strings, one after another."""
+        at, size, length_at, found = self.at, len(self.data), struct.Struct("<Q").unpack_from, []
+        for _ in range(count):
+            begin = at + 8
+            if begin > size:
+                raise self.refused("it ends within its header")
+            at = begin + length_at(self.data, at)[0]
+            if at > size:
+                raise self.refused(f"{what} claims {at - begin:,} bytes, and {size - begin:,} are left")
+            if at - self.at > LARGEST_JSON + 8 * count:
+                raise self.refused(f"{what} has {at - self.at:,} bytes, far above what any model has")
+            found.append(self.data[begin:at])
+        self.at = at
+        try:
+            return [each.decode() for each in found]
+        except UnicodeDecodeError:
+            raise self.refused(f"{what} is not UTF-8 text") from None
+
+    def fits(self, count: int, least: int, what: str) -> int:
+        """Returns `count`. Raises ModelError unless that many items of `least` bytes fit into the rest of the file."""
+        if count * least > len(self.data) - self.at:
+            raise self.refused(f"it claims {count:,} {what}, more than fit into {len(self.data):,} bytes")
+        return count
+
+    def refused(self, why: str) -> ModelError:
+        return ModelError(f"{self.name} is damaged: {why}")
 
 
-# Keys that transformers leaves out, with the fields whose defaults they must equal.
-_LEFT_OUT = {
-    "attention.key_length": ("head_dim", "d_kv"),
-    "attention.value_length": ("head_dim", "d_kv"),
-    "attention.layer_norm_rms_epsilon": ("layer_norm_epsilon", "rms_norm_eps"),
-    "attention.sliding_window": ("sliding_window",),
-    "decoder_block_count": ("num_decoder_layers",),
-    "expert_feed_forward_length": ("moe_intermediate_size", "intermediate_size"),
-}
+# -- what transformers has read ----------------------------------------------------------------------------------------
 
 
-def _check_keys(name: str, header: Header, config: dict[str, Any]) -> None:
-    """Raises ModelError for a key that transformers leaves out of the config, where it may mean something."""
-    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
-
-    begin, read = f"{header.architecture}.", GGUF_CONFIG_MAPPING.get(header.architecture.replace("-", "_"))
-    for key, value in header.metadata.items():
-        own = key.removeprefix(begin)
-        if read is None or own == key or own in read or own in gguf_config.HARMLESS or own.startswith("rope.scaling."):
-            continue  # of scalings see `_check_scaling`
-        fields = [
-            gguf_config.decimal(config[field]) for field in _LEFT_OUT.get(own, ()) if config.get(field) is not None
-        ]
-        if value and gguf_config.decimal(value) not in fields:
-            raise ModelError(f"{name}: transformers does not read {shown(key, 60)} = {value!r:.40}")
-
-
-def _check_layers(name: str, header: Header) -> None:
-    """Compare the number of layers with the tensors, before a library makes lists of such lengths."""
-    layers: dict[str, set[int]] = {}
-    for tensor in header.tensors:
-        if match := _LAYER.match(tensor):
-            layers.setdefault(match[1], set()).add(int(match[2]))
-    for kind, numbers in layers.items():
-        own = f"{header.architecture}.block_count"
-        key = f"{header.architecture}.decoder_block_count" if kind == "dec.blk" else own
-        count = header.metadata.get(key, header.metadata.get(own))
-        if count != max(numbers) + 1:
-            raise ModelError(f"{name} holds {kind}.0 to {kind}.{max(numbers)}, but {key} is {count!r:.40}")
-    if not layers:
-        raise ModelError(f"{name} holds no layers (tensors named blk.0 and so on)")
-
-
-_SHARED_GATE = re.compile(r"model\.layers\.(\d+)\.mlp\.shared_expert_gate\.weight")
-
-
-def read_gates(model: PreTrainedModel, mismatched: list[str], path: Path) -> list[str]:
-    """Read Qwen2-MoE's gates [1, hidden], to which transformers gives one dimension more than they have.
-
-    Returns the other names that are `mismatched`.
-    """
-    header = gguf_header.read(path)
-    for name in mismatched:
-        if match := _SHARED_GATE.fullmatch(name):
-            import torch
-
-            gate = torch.tensor(_factors(header, f"blk.{match[1]}.ffn_gate_inp_shexp.weight"))
-            model.get_parameter(name).data.copy_(gate.view(1, -1))
-    return [name for name in mismatched if not _SHARED_GATE.fullmatch(name)]
-
-
-def check_read(model: PreTrainedModel, unexpected: list[str], path: Path) -> list[str]:
+def check_read(model: PreTrainedModel, path: Path) -> list[str]:
     """Apply the tensors that transformers skips. Returns the names of those without an effect.
 
-    `unexpected` are the names that transformers reports. Raises ModelError for tensors that the model has no place for.
+    Raises ModelError for tensors that the model has no place for.
     """
-    header = gguf_header.read(path)
-    reads = reader_of(model, header.architecture)
+    header = read(path)
     if header.architecture == "falcon" and getattr(model.config, "new_decoder_architecture", False):
         raise ModelError(
             f"{shown(path.name)}: transformers reads queries, keys and values of this Falcon in another order"
         )
-    left = sorted(unexpected if reads is None else (name for name in header.tensors if not reads(name)))
+    reads = reader_of(model, header.architecture)
+    left = sorted(name for name in header.tensors if not reads(name))
     if ROPE_FACTORS in left and _scale_frequencies(model, header):
         left.remove(ROPE_FACTORS)
-    missed = [name for name in left if not _UNREAD.fullmatch(name)]
-    if missed:
+    if missed := [name for name in left if not _UNREAD.fullmatch(name)]:
         raise ModelError(
             f"{shown(path.name)} holds {len(missed)} tensors for which the model of its metadata has no place: "
             f"{few(missed)}"
         )
-    if reads is not None and header.architecture not in gguf_config.ROWS:
-        _check_scaling(shown(path.name), header)
     return left
 
 
-def reader_of(model: Any, architecture: str) -> Callable[[str], bool] | None:
-    """Whether a tensor of a GGUF file goes into `model`, by its name; None if transformers reports those left out."""
-    try:
-        from transformers.integrations.gguf.utils import is_gguf_arch_supported
-
-        if is_gguf_arch_supported(architecture):
-            return None
-    except ImportError:  # an older transformers has only the other reader
-        pass
+def reader_of(model: Any, architecture: str) -> Callable[[str], bool]:
+    """Whether transformers reads a tensor of a GGUF file into `model`, by its name. Raises ModelError."""
     try:
         from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
     except ImportError as error:
         raise ModelError(f"this transformers does not say which tensors of a GGUF file it reads: {error}") from error
-    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config={})
-    names = {*get_gguf_hf_weights_map(model, processor)}
-
-    def goes_in(name: str) -> bool:
-        # stacked experts have no suffix in the map; GPT-2's head is read under its own name
-        return (
-            name in names or name.removesuffix(".weight") in names or (architecture, name) == ("gpt2", "output.weight")
-        )
-
-    return goes_in
+    names = {*get_gguf_hf_weights_map(model, TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config={}))}
+    if architecture == "gpt2":
+        names.add("output.weight")  # read under its own name
+    return lambda name: name in names or name.removesuffix(".weight") in names  # stacked experts have no suffix there
 
 
 def _scale_frequencies(model: PreTrainedModel, header: Header) -> bool:
     """Divide the rotary frequencies by the factors of the file (Llama 3.1); whether the model has such frequencies."""
     import torch
 
-    factors = torch.tensor(_factors(header, ROPE_FACTORS))
-    scaled = 0
+    factors, scaled = torch.tensor(header.factors(ROPE_FACTORS)), False
     for module in model.modules():
         for name in ("inv_freq", "original_inv_freq"):
             frequencies = getattr(module, name, None)
             if isinstance(frequencies, torch.Tensor) and frequencies.shape == factors.shape:
                 frequencies.div_(factors.to(frequencies))
-                scaled += 1
-    return scaled > 0
-
-
-def rope_factors(checkpoint: check.Checkpoint) -> tuple[float, ...]:
-    """By what the frequencies of the rotary positions are divided; () if the file does not say. Raises ModelError."""
-    header = Header({}, checkpoint.weights.tensors, checkpoint.weights.files)  # type: ignore[arg-type]
-    return _factors(header, ROPE_FACTORS)
-
-
-def _factors(header: Header, name: str) -> tuple[float, ...]:
-    """The numbers of a small tensor; () without it. Raises ModelError."""
-    held = header.tensors.get(name)
-    if held is None:
-        return ()
-    if held.numel > config_limits.MOST:
-        raise ModelError(f"{shown(header.files[held.part].name)}: {name} holds {held.numel:,} factors")
-    file = header.files[held.part]
-    with file.open("rb") as opened:
-        opened.seek(held.begin)
-        data = opened.read(held.end - held.begin)
-    if held.dtype != "F32" or not all(map(math.isfinite, factors := struct.unpack(f"<{held.numel}f", data))):
-        raise ModelError(f"{shown(file.name)}: {name} holds no factors")
-    return factors
-
-
-def _check_scaling(name: str, header: Header) -> None:
-    """Refuse a scaling of positions, which transformers does not read from the file."""
-    begin = f"{header.architecture}.rope.scal"
-    kind = header.metadata.get(f"{begin}ing.type", "none" if f"{begin}ing.factor" not in header.metadata else "linear")
-    factor = header.metadata.get(f"{begin}ing.factor", header.metadata.get(f"{begin}e_linear", 1.0))
-    if factor != 1.0 and kind != "none":
-        raise ModelError(
-            f"{name} scales positions ({kind!r:.40} by {factor!r:.20}), and transformers does not read that"
-        )
+                scaled = True
+    return scaled

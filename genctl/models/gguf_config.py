@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file as the fields of a config.json: one table for each architecture. No torch.
+"""A GGUF file as a checkpoint: its metadata as the fields of a config.json, by a row for each architecture. No torch.
 
 Keys are those of llama.cpp without the name of the architecture (gguf-py/gguf/constants.py, `Keys`). Where no key says
 something, it is what llama.cpp's code takes (src/models/), or what the tensors show. A key that the table lacks is an
@@ -8,65 +8,55 @@ error: whatever it means would be left out.
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from genctl.errors import ModelError
+from genctl.models import check, config_limits
 from genctl.models.architectures import facts_of
-from genctl.models.gguf_header import Header
-from genctl.models.weights import shown
+from genctl.models.check import GenerationSettings
+from genctl.models.fingerprint import stamps
+from genctl.models.gguf import Header, tokenizer_header
+from genctl.models.weights import WeightFiles, shown
 
 Config = dict[str, Any]
 _LARGEST = 3e38  # of float32, nearly
-FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")  # of longrope
-
+_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")  # of longrope
+_LAYER = re.compile(r"blk\.(\d{1,9})\.")
+_PATTERN = "attention.sliding_window_pattern"
 # Keys that change nothing for a text, beside those that do not begin with the architecture (general.*, split.*).
-HARMLESS = ("tensor_data_layout", "pooling_type", "classifier.output_labels", "rope.scaling.finetuned")
+_HARMLESS = ("tensor_data_layout", "pooling_type", "classifier.output_labels", "rope.scaling.finetuned")
 
-# Keys that are the same in every architecture, and the fields of most.
-_SIZES = {
-    "block_count": "num_hidden_layers",
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-}
-_GPT_SIZES = {
-    "block_count": "n_layer",
-    "context_length": "n_positions",
-    "embedding_length": "n_embd",
-    "feed_forward_length": "n_inner",
-    "attention.head_count": "n_head",
-    "attention.layer_norm_epsilon": "layer_norm_epsilon",
-}
-_RMS = {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
-_LAYER_NORM = {"attention.layer_norm_epsilon": "layer_norm_eps"}
-_HEAD = {"attention.key_length": "head_dim"}
-_WINDOW = {"attention.sliding_window": "sliding_window", "attention.sliding_window_pattern": "layer_types"}
-_CAPS = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
-_EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
-_MOE = {"expert_feed_forward_length": "moe_intermediate_size"}
-_SCALING = tuple(
-    f"rope.scaling.{name}"
-    for name in (
-        *("type", "factor", "original_context_length", "attn_factor", "yarn_log_multiplier", "yarn_ext_factor"),
-        *("yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow"),
+
+def inspect(path: Path, *, need_tokenizer: bool) -> check.Checkpoint:
+    """Check a GGUF file and read its config. Raises ModelError."""
+    name, header = shown(path.name), tokenizer_header(path, needed=need_tokenizer)
+    config = config_of(name, header)
+    # activations are in float32 where matrices have blocks or float16
+    dtypes = {tensor.dtype for tensor in header.tensors.values() if len(tensor.shape) > 1}
+    weights = WeightFiles(
+        header.files, {**header.tensors}, dtype="bfloat16" if "BF16" in dtypes - {"F32"} else "float32"
     )
-)
-_QKV_BIAS = {"attention_bias": "attn_q.bias"}
-_BIASES = {**_QKV_BIAS, "mlp_bias": "ffn_up.bias"}
+    config_limits.check_numbers(config, source=name)
+    config_limits.check_size(config, weights, source=name)
+    files = stamps(path.parent, header.files, code=False)
+    own, ends = {file.name: files[file.name] for file in header.files}, header.ends()
+    further = ends and ends != (header.metadata.get("tokenizer.ggml.eos_token_id"),)  # which the config has
+    settings = GenerationSettings({"eos_token_id": list(ends)} if further else {}, name)
+    return check.Checkpoint(path.parent, config, settings, weights, bool(header.tokens), own, path.name)
 
 
 class _File:
     """The metadata and the tensors of a file. Every key that is taken is known."""
 
-    def __init__(self, name: str, header: Header, factors: Mapping[str, tuple[float, ...]]) -> None:
-        self.name, self.header, self.factors = name, header, factors
-        self.begin = f"{header.architecture}."
-        self.known: set[str] = {*HARMLESS}
+    def __init__(self, name: str, header: Header) -> None:
+        self.name, self.header, self.begin = name, header, f"{header.architecture}."
+        self.known: set[str] = {*_HARMLESS}
 
     def take(self, key: str, default: Any = None) -> Any:
         """The value of a key; a list of one value for all layers is that value."""
@@ -109,49 +99,44 @@ class _File:
         names = (f"blk.0.{name}" for name in (tensor, tensor.replace("attn_q.", "attn_qkv.")))
         return any(name in self.header.tensors for name in names)
 
-    def rest(self) -> None:
-        """Raises ModelError for a key of the architecture that was not taken."""
-        keys = (key.removeprefix(self.begin) for key in self.header.metadata if key.startswith(self.begin))
-        for key in keys:
-            if key not in self.known:
-                value = f"{shown(self.begin + key, 80)} = {self.header.metadata[self.begin + key]!r:.40}"
-                raise ModelError(f"{self.name}: {value} is not known, and texts may depend on it")
-
 
 @dataclass(frozen=True)
-class GgufArchitecture:
+class _GgufRow:
     """What is known of an architecture."""
 
     model_type: str
     keys: Mapping[str, str]  # key -> field of the config
     fixed: Config = field(default_factory=dict)  # fields without a key
-    held: Mapping[str, str] = field(default_factory=dict)  # field that is true where the first layer has this tensor
+    present: Mapping[str, str] = field(default_factory=dict)  # field that is true where the first layer has this tensor
     # the field for the share of a head that turns; "": whole heads turn; None: positions are no angles
     rotary: str | None = ""
     theta: str = "rope_theta"
     own_angles: bool = False  # the layers with a window have their own
     period: int = 0  # of the layers one in so many has no window, where no key says which
-    only: Mapping[str, Any] = field(default_factory=dict)  # keys with the one value that is known
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # keys with the only values that are known
     finish: Callable[[_File, Config], None] | None = None  # what needs code
 
 
-_PATTERN = "attention.sliding_window_pattern"
-
-
-def config_of(name: str, header: Header, factors: Mapping[str, tuple[float, ...]]) -> Config | None:
-    """The config of a file; None for an architecture that the table lacks. Raises ModelError.
-
-    `name` is the file's, for messages; `factors` are the numbers of the tensors in `FACTORS`.
-    """
+def config_of(name: str, header: Header) -> Config:
+    """The config of a file; `name` is for messages. Raises ModelError."""
     row = ROWS.get(header.architecture)
     if row is None:
-        return None
-    file = _File(name, header, factors)
+        raise ModelError(
+            f"{name}: GGUF files of the architecture {header.architecture!r:.60} are not read",
+            hint="give the folder that the file was made of, which transformers' classes may run",
+        )
+    layers = {int(match[1]) for match in map(_LAYER.match, header.tensors) if match}
+    if not layers:
+        raise ModelError(f"{name} holds no layers (tensors named blk.0 and so on)")
+    key = f"{header.architecture}.block_count"
+    if (count := header.metadata.get(key)) != max(layers) + 1:
+        raise ModelError(f"{name} holds blk.0 to blk.{max(layers)}, but {key} is {count!r:.40}")
+    file = _File(name, header)
     config: Config = {"model_type": row.model_type, **row.fixed}
     for key, what in row.keys.items():
         if (value := file.take(key)) is not None and key != _PATTERN:
             config[what] = value
-    config |= {what: file.holds(tensor) for what, tensor in row.held.items()}
+    config |= {what: file.holds(tensor) for what, tensor in row.present.items()}
     embedding = header.tensors.get("token_embd.weight")
     config["vocab_size"] = file.take("vocab_size") or (embedding.shape[0] if embedding is not None else 0)
     config["tie_word_embeddings"] = "output.weight" not in header.tensors
@@ -162,14 +147,19 @@ def config_of(name: str, header: Header, factors: Mapping[str, tuple[float, ...]
         _windows(file, row.period, config)
     if row.finish is not None:
         row.finish(file, config)
-    for key, value in {"attention.causal": True, **row.only}.items():
-        file.only(key, value)
-    file.rest()
+    for key, values in {"attention.causal": (True,), **row.only}.items():
+        file.only(key, *values)
+    own = (key.removeprefix(file.begin) for key in header.metadata if key.startswith(file.begin))
+    if (unknown := next((key for key in own if key not in file.known), None)) is not None:
+        value = f"{shown(file.begin + unknown, 80)} = {header.metadata[file.begin + unknown]!r:.40}"
+        raise ModelError(f"{name}: {value} is not known, and texts may depend on it")
     native = facts_of(config["model_type"]).native
-    config["architectures"] = [_CLASSES[config["model_type"]] if native is None else native.model_class]
-    ids = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding", "unk_token_id": "unknown"}
-    own = {what: header.metadata.get(f"tokenizer.ggml.{kind}_token_id") for what, kind in ids.items()}
-    return {**config, **{what: value for what, value in own.items() if type(value) is int}}
+    assert native is not None, "every row is of a native family"
+    config["architectures"] = [native.model_class]
+    for what, kind in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
+        if type(id := header.metadata.get(f"tokenizer.ggml.{kind}_token_id")) is int:
+            config[f"{what}_token_id"] = id
+    return config
 
 
 def decimal(value: Any) -> Any:
@@ -183,13 +173,13 @@ def decimal(value: Any) -> Any:
     return next((each for each in short if struct.pack("<f", each) == struct.pack("<f", value)), value)
 
 
-def _heads(file: _File, row: GgufArchitecture, config: Config) -> None:
+def _heads(file: _File, row: _GgufRow, config: Config) -> None:
     """The features of a head."""
-    hidden, heads = file.size("embedding_length"), file.size("attention.head_count")
-    size = file.head_dim
+    heads, size = file.size("attention.head_count"), file.head_dim
     if "attention.key_length" in row.keys:
         config["head_dim"] = size
-    file.only("attention.key_length", size if "head_dim" in config else hidden // heads)
+    else:
+        file.only("attention.key_length", file.size("embedding_length") // heads)
     file.only("attention.value_length", size)
     if "attention.head_count_kv" in row.keys:
         config.setdefault(row.keys["attention.head_count_kv"], heads)
@@ -197,7 +187,7 @@ def _heads(file: _File, row: GgufArchitecture, config: Config) -> None:
         file.only("attention.head_count_kv", heads)
 
 
-def _angles(file: _File, row: GgufArchitecture, config: Config) -> None:
+def _angles(file: _File, row: _GgufRow, config: Config) -> None:
     """Rotary positions: their base, how much of a head turns, and how they are stretched."""
     config[row.theta] = file.number("rope.freq_base", 10000.0)
     size = file.head_dim
@@ -209,34 +199,36 @@ def _angles(file: _File, row: GgufArchitecture, config: Config) -> None:
         raise file.refused("rope.dimension_count", str(size))
     if not row.own_angles:  # the layers with a window turn as the others
         file.only("rope.freq_base_swa", config[row.theta])
-    if scaling := _scaling(file, size if not row.rotary else turning):
+    if scaling := _scaling(file, turning):
         config["rope_scaling"] = scaling
 
 
 def _scaling(file: _File, turning: int) -> Config:
     """`rope_scaling`; {} without one."""
-    for key in _SCALING:
-        file.take(key)
     factor = file.number("rope.scaling.factor") or file.number("rope.scale_linear") or 1.0
     kind = file.take("rope.scaling.type", "linear")
-    original = file.size("rope.scaling.original_context_length", file.size("context_length"))
-    attention = file.number("rope.scaling.attn_factor", 1.0)
-    if any(file.factors.values()) or kind == "longrope":
-        short, long = (list(file.factors.get(name, ())) for name in FACTORS)
-        if len(short) != turning // 2 or len(long) != turning // 2:
+    context = file.size("context_length")
+    original = file.size("rope.scaling.original_context_length", context)
+    attention, own = (file.number(f"rope.scaling.{name}", 1.0) for name in ("attn_factor", "yarn_attn_factor"))
+    mscale = file.number("rope.scaling.yarn_log_multiplier")
+    betas = {name: file.number(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
+    extrapolates = file.take("rope.scaling.yarn_ext_factor", 1.0) in (1.0, -1.0)
+    factors = {name: list(file.header.factors(name)) for name in _FACTORS}
+    if any(factors.values()) or kind == "longrope":
+        if any(len(each) != turning // 2 for each in factors.values()):
             raise ModelError(f"{file.name} stretches positions as longrope, without {turning // 2} factors for them")
+        short, long = factors.values()
         found = {"rope_type": "longrope", "short_factor": short, "long_factor": long, "attention_factor": attention}
-        return found | {"original_max_position_embeddings": original, "factor": file.size("context_length") / original}
+        return found | {"original_max_position_embeddings": original, "factor": context / original}
     if kind == "yarn":
-        file.only("rope.scaling.yarn_ext_factor", 1.0, -1.0)
+        if not extrapolates:
+            raise file.refused("rope.scaling.yarn_ext_factor", "1.0 or -1.0")
         found = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-        for name in ("beta_fast", "beta_slow"):
-            if value := file.number(f"rope.scaling.yarn_{name}"):
-                found[name] = value
-        if (own := file.number("rope.scaling.yarn_attn_factor", 1.0)) != 1.0 or attention != 1.0:
+        found |= {name: value for name, value in betas.items() if value}
+        if own != 1.0 or attention != 1.0:
             sharp = 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0
             found["attention_factor"] = own if own != 1.0 else sharp * attention
-        elif mscale := file.number("rope.scaling.yarn_log_multiplier"):
+        elif mscale:
             found |= {"mscale": 1.0, "mscale_all_dim": mscale}
         return found
     if kind not in ("linear", "none"):
@@ -270,15 +262,8 @@ def _llama(file: _File, config: Config) -> None:
         return
     config |= {"model_type": "mixtral", "num_local_experts": count, "sliding_window": None}
     config["num_experts_per_tok"] = file.size("expert_used_count")
-    for name in (*_BIASES, "hidden_act"):
+    for name in ("attention_bias", "mlp_bias", "hidden_act"):
         config.pop(name, None)
-
-
-def _experts(file: _File, config: Config) -> None:
-    """Routers that choose by a softmax, without groups and factors."""
-    file.only("expert_gating_func", 1, 0)
-    file.only("expert_weights_scale", 1.0, 0.0)
-    file.only("expert_weights_norm", config["norm_topk_prob"])
 
 
 def _granite(file: _File, config: Config) -> None:
@@ -288,19 +273,15 @@ def _granite(file: _File, config: Config) -> None:
         config[name] = config.get(name) or 1.0
 
 
-def _gemma(largest: int) -> Callable[[_File, Config], None]:
+def _gemma(largest: int, file: _File, config: Config) -> None:
     """Scores are divided by the root of the size of a head, but in the `largest` model by that of hidden / heads."""
-
-    def finish(file: _File, config: Config) -> None:
-        is_largest = file.size("block_count") == largest
-        whole = file.size("embedding_length") // file.size("attention.head_count")
-        config["query_pre_attn_scalar"] = whole if is_largest else file.head_dim
-
-    return finish
+    is_largest = file.size("block_count") == largest
+    whole = file.size("embedding_length") // file.size("attention.head_count")
+    config["query_pre_attn_scalar"] = whole if is_largest else file.head_dim
 
 
 def _gemma3(file: _File, config: Config) -> None:
-    _gemma(62)(file, config)
+    _gemma(62, file, config)
     config["rope_local_base_freq"] = file.number("rope.freq_base_swa", 10000.0)
     config.setdefault("final_logit_softcapping", None)
 
@@ -335,113 +316,112 @@ def _falcon(file: _File, config: Config) -> None:
         config |= {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 2 if two else 1}
 
 
-def _mpt(file: _File, config: Config) -> None:
-    clip, bias = file.number("attention.clamp_kqv"), file.number("attention.max_alibi_bias", 8.0)
-    config["attn_config"] = {"alibi": bias != 0, "alibi_bias_max": int(bias), "clip_qkv": clip or None}
-    file.only("feed_forward_length", 4 * file.size("embedding_length"))
-
-
 def _bloom(file: _File, config: Config) -> None:
     file.only("feed_forward_length", 4 * file.size("embedding_length"))
 
 
+def _mpt(file: _File, config: Config) -> None:
+    clip, bias = file.number("attention.clamp_kqv"), file.number("attention.max_alibi_bias", 8.0)
+    config["attn_config"] = {"alibi": bias != 0, "alibi_bias_max": int(bias), "clip_qkv": clip or None}
+    _bloom(file, config)
+
+
 # -- the table ---------------------------------------------------------------------------------------------------------
 
-_LLAMA_KEYS = {**_SIZES, **_HEAD, **_RMS}
-_LLAMA = GgufArchitecture("llama", _LLAMA_KEYS, {"hidden_act": "silu"}, _BIASES, finish=_llama)
-_QWEN = {"hidden_act": "silu", "use_sliding_window": False, "sliding_window": None}
-_GELU = {"hidden_activation": "gelu_pytorch_tanh"}
-_SHARED = {**_MOE, "expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
+
+def _sizes(layers: str, context: str, hidden: str, heads: str, **more: str) -> dict[str, str]:
+    """The keys that every architecture has, and how its config names them."""
+    names = {"inner": "feed_forward_length", "kv": "attention.head_count_kv", "norm": "attention.layer_norm_epsilon"}
+    found = {"block_count": layers, "context_length": context, "embedding_length": hidden}
+    return found | {"attention.head_count": heads} | {names[name]: what for name, what in more.items()}
+
+
+_USUAL = ("num_hidden_layers", "max_position_embeddings", "hidden_size", "num_attention_heads")
+_SIZES = _sizes(*_USUAL, inner="intermediate_size", kv="num_key_value_heads")
+_RMS = {**_SIZES, "attention.layer_norm_rms_epsilon": "rms_norm_eps"}
+_NORM = {**_SIZES, "attention.layer_norm_epsilon": "layer_norm_eps"}
+_HEAD = {**_RMS, "attention.key_length": "head_dim"}
+_GPT = _sizes("n_layer", "n_positions", "n_embd", "n_head", inner="n_inner", norm="layer_norm_epsilon")
+_WINDOW = {"attention.sliding_window": "sliding_window", _PATTERN: "layer_types"}
+_CAPS = {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")}
+_PARALLEL = {"use_parallel_residual": "use_parallel_residual"}
+_EXPERTS = {
+    "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}  # fmt: skip
+_MULTIPLIERS = {
+    "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
+}  # fmt: skip
+_SILU, _GELU = {"hidden_act": "silu"}, {"hidden_activation": "gelu_pytorch_tanh"}
+_QWEN = {**_SILU, "use_sliding_window": False, "sliding_window": None}
+_BIAS = {"attention_bias": "attn_q.bias"}
+_BIASES = {**_BIAS, "mlp_bias": "ffn_up.bias"}
+_PARTIAL = "partial_rotary_factor"
+_LLAMA = _GgufRow("llama", _HEAD, _SILU, _BIASES, finish=_llama)
 ROWS = {
     "llama": _LLAMA,
     "mistral3": _LLAMA,
-    "qwen2": GgufArchitecture("qwen2", {**_SIZES, **_RMS}, _QWEN),
-    "qwen3": GgufArchitecture("qwen3", _LLAMA_KEYS, _QWEN, _QKV_BIAS),
-    "qwen2moe": GgufArchitecture(
-        "qwen2_moe", {**_SIZES, **_RMS, **_EXPERTS, **_SHARED}, {**_QWEN, "norm_topk_prob": False}, finish=_experts
+    "qwen2": _GgufRow("qwen2", _RMS, _QWEN),
+    "qwen3": _GgufRow("qwen3", _HEAD, _QWEN, _BIAS),
+    "qwen3moe": _GgufRow(
+        "qwen3_moe", {**_HEAD, **_EXPERTS}, {**_QWEN, "norm_topk_prob": True}, _BIAS,
+        # routers that choose by a softmax, without groups and factors
+        only={"expert_gating_func": (1, 0), "expert_weights_scale": (1.0, 0.0), "expert_weights_norm": (True,)},
     ),
-    "qwen3moe": GgufArchitecture(
-        "qwen3_moe", {**_LLAMA_KEYS, **_EXPERTS, **_MOE}, {**_QWEN, "norm_topk_prob": True}, _QKV_BIAS, finish=_experts
+    "gemma": _GgufRow("gemma", _HEAD, {"hidden_act": "gelu_pytorch_tanh"}, _BIAS),
+    "gemma2": _GgufRow(
+        "gemma2", {**_HEAD, **_WINDOW, **_CAPS}, {**_GELU, "attn_logit_softcapping": 50.0}, _BIAS,
+        period=2, finish=partial(_gemma, 46),
     ),
-    "gemma": GgufArchitecture("gemma", _LLAMA_KEYS, {"hidden_act": "gelu_pytorch_tanh"}, _QKV_BIAS),
-    "gemma2": GgufArchitecture(
-        "gemma2", {**_LLAMA_KEYS, **_WINDOW, **_CAPS}, {**_GELU, "attn_logit_softcapping": 50.0}, _QKV_BIAS,
-        period=2, finish=_gemma(46),
+    "gemma3": _GgufRow(
+        "gemma3_text", {**_HEAD, **_WINDOW, **_CAPS}, _GELU, _BIAS, own_angles=True, period=6, finish=_gemma3,
     ),
-    "gemma3": GgufArchitecture(
-        "gemma3_text", {**_LLAMA_KEYS, **_WINDOW, **_CAPS}, _GELU, _QKV_BIAS, own_angles=True, period=6, finish=_gemma3,
+    "granite": _GgufRow(
+        "granite", {**_RMS, **_MULTIPLIERS}, _SILU, _BIASES, finish=_granite,
+        only={"rope.scaling.finetuned": (True,), "expert_count": (0,)},  # llama.cpp: without the first nothing turns
     ),
-    "granite": GgufArchitecture(
-        "granite",
-        {
-            **_SIZES, **_RMS, "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
-            "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
-        },
-        {"hidden_act": "silu"}, _BIASES, finish=_granite,
-        only={"rope.scaling.finetuned": True, "expert_count": 0},  # llama.cpp: without the first nothing turns
+    "olmo": _GgufRow(
+        "olmo", {**_SIZES, "attention.clamp_kqv": "clip_qkv"}, _SILU, _BIAS,
+        only={"attention.layer_norm_epsilon": (1e-5,)},
     ),
-    "olmo": GgufArchitecture(
-        "olmo", {**_SIZES, "attention.clamp_kqv": "clip_qkv"}, {"hidden_act": "silu"}, _QKV_BIAS,
-        only={"attention.layer_norm_epsilon": 1e-5},
+    "olmo2": _GgufRow("olmo2", {**_RMS, **_WINDOW}, _SILU, _BIAS, own_angles=True, period=4, finish=_olmo2),
+    "stablelm": _GgufRow(
+        "stablelm", {**_NORM, **_PARALLEL}, _SILU,
+        {"use_qkv_bias": "attn_q.bias", "qk_layernorm": "attn_q_norm.weight"}, rotary=_PARTIAL,
     ),
-    "olmo2": GgufArchitecture(
-        "olmo2", {**_SIZES, **_RMS, **_WINDOW}, {"hidden_act": "silu"}, _QKV_BIAS, own_angles=True, period=4,
-        finish=_olmo2,
-    ),
-    "stablelm": GgufArchitecture(
-        "stablelm", {**_SIZES, **_LAYER_NORM, "use_parallel_residual": "use_parallel_residual"}, {"hidden_act": "silu"},
-        {"use_qkv_bias": "attn_q.bias", "qk_layernorm": "attn_q_norm.weight"}, rotary="partial_rotary_factor",
-    ),
-    "starcoder2": GgufArchitecture(
-        "starcoder2", {**_SIZES, "attention.layer_norm_epsilon": "norm_epsilon"},
+    "starcoder2": _GgufRow(
+        "starcoder2", {**_NORM, "attention.layer_norm_epsilon": "norm_epsilon"},
         {"hidden_act": "gelu_pytorch_tanh", "sliding_window": None}, {"use_bias": "attn_q.bias"},
     ),
-    "phi2": GgufArchitecture(
-        "phi", {**_SIZES, **_LAYER_NORM}, {"hidden_act": "gelu_new"}, {"qk_layernorm": "attn_q_norm.weight"},
-        rotary="partial_rotary_factor",
+    "phi2": _GgufRow("phi", _NORM, {"hidden_act": "gelu_new"}, {"qk_layernorm": "attn_q_norm.weight"}, rotary=_PARTIAL),
+    "phi3": _GgufRow(
+        "phi3", {**_RMS, "attention.sliding_window": "sliding_window"}, _SILU, rotary=_PARTIAL, finish=_phi3
     ),
-    "phi3": GgufArchitecture(
-        "phi3", {**_SIZES, **_RMS, "attention.sliding_window": "sliding_window"}, {"hidden_act": "silu"},
-        rotary="partial_rotary_factor", finish=_phi3,
-    ),
-    "smollm3": GgufArchitecture(
-        "smollm3", _LLAMA_KEYS, {"hidden_act": "silu", "no_rope_layers": None, "no_rope_layer_interval": 4}, _BIASES
-    ),
-    "glm4": GgufArchitecture("glm4", _LLAMA_KEYS, {"hidden_act": "silu"}, _QKV_BIAS, rotary="partial_rotary_factor"),
-    "ernie4_5": GgufArchitecture("ernie4_5", _LLAMA_KEYS, {"hidden_act": "silu"}, {"use_bias": "attn_q.bias"}),
-    "cohere2": GgufArchitecture(
-        "cohere2", {**_SIZES, **_LAYER_NORM, **_WINDOW, "logit_scale": "logit_scale"}, {"hidden_act": "silu"},
-        _QKV_BIAS, period=4,
-    ),
-    "gpt2": GgufArchitecture("gpt2", _GPT_SIZES, {"activation_function": "gelu_new"}, rotary=None),
-    "starcoder": GgufArchitecture(
-        "gpt_bigcode", {**_GPT_SIZES, "attention.head_count_kv": "num_key_value_heads"},
+    "smollm3": _GgufRow("smollm3", _HEAD, {**_SILU, "no_rope_layers": None, "no_rope_layer_interval": 4}, _BIASES),
+    "glm4": _GgufRow("glm4", _HEAD, _SILU, _BIAS, rotary=_PARTIAL),
+    "ernie4_5": _GgufRow("ernie4_5", _HEAD, _SILU, {"use_bias": "attn_q.bias"}),
+    "cohere2": _GgufRow("cohere2", {**_NORM, **_WINDOW, "logit_scale": "logit_scale"}, _SILU, _BIAS, period=4),
+    "gpt2": _GgufRow("gpt2", _GPT, {"activation_function": "gelu_new"}, rotary=None),
+    "starcoder": _GgufRow(
+        "gpt_bigcode", {**_GPT, "attention.head_count_kv": "num_key_value_heads"},
         {"activation_function": "gelu_pytorch_tanh", "multi_query": True}, rotary=None,
-        only={"attention.head_count_kv": 1},
+        only={"attention.head_count_kv": (1,)},
     ),
-    "gptneox": GgufArchitecture(
-        "gpt_neox",
-        {**{key: what for key, what in _SIZES.items() if key != "attention.head_count_kv"}, **_LAYER_NORM,
-         "use_parallel_residual": "use_parallel_residual"},
+    "gptneox": _GgufRow(
+        "gpt_neox", {**_sizes(*_USUAL, inner="intermediate_size", norm="layer_norm_eps"), **_PARALLEL},
         {"hidden_act": "gelu"}, {"attention_bias": "attn_qkv.bias"}, rotary="rotary_pct", theta="rotary_emb_base",
     ),
-    "bloom": GgufArchitecture(
-        "bloom",
-        {"block_count": "n_layer", "context_length": "seq_length", "embedding_length": "hidden_size",
-         "attention.head_count": "n_head", "attention.layer_norm_epsilon": "layer_norm_epsilon"},
+    "bloom": _GgufRow(
+        "bloom", _sizes("n_layer", "seq_length", "hidden_size", "n_head", norm="layer_norm_epsilon"),
         rotary=None, finish=_bloom,
     ),
-    "mpt": GgufArchitecture(
-        "mpt",
-        {"block_count": "n_layers", "context_length": "max_seq_len", "embedding_length": "d_model",
-         "attention.head_count": "n_heads", "attention.layer_norm_epsilon": "layer_norm_epsilon"},
+    "mpt": _GgufRow(
+        "mpt", _sizes("n_layers", "max_seq_len", "d_model", "n_heads", norm="layer_norm_epsilon"),
         rotary=None, finish=_mpt,
     ),
-    "falcon": GgufArchitecture(
-        "falcon",
-        {**_SIZES, "feed_forward_length": "ffn_hidden_size", "attention.head_count_kv": "num_kv_heads",
-         "attention.layer_norm_epsilon": "layer_norm_epsilon"},
+    "falcon": _GgufRow(
+        "falcon", _sizes(*_USUAL, inner="ffn_hidden_size", kv="num_kv_heads", norm="layer_norm_epsilon"),
         {"activation": "gelu", "alibi": False, "parallel_attn": True}, {"bias": "attn_qkv.bias"}, finish=_falcon,
     ),
 }  # fmt: skip
-_CLASSES = {"qwen2_moe": "Qwen2MoeForCausalLM"}  # of those that are not native

@@ -227,9 +227,9 @@ def _find(
     flags = {"allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code}
     place = resolve(runtime.model, revision=runtime.revision, offline=runtime.offline, on_event=on_event, **flags)
     if place.gguf is not None:
-        from genctl.models import gguf
+        from genctl.models import gguf_config
 
-        return place, gguf.inspect(place.gguf, need_tokenizer=need_tokenizer)
+        return place, gguf_config.inspect(place.gguf, need_tokenizer=need_tokenizer)
     return place, check.inspect(place.folder, need_tokenizer=need_tokenizer, **flags)
 
 
@@ -260,7 +260,7 @@ def tokenizer_of(
 
     def read() -> tuple[Any, str]:
         from genctl.models import tokenizer, tokenizer_limits
-        from genctl.models.tokenizer_files import UnsupportedTokenizer
+        from genctl.models.tokenizer import UnsupportedTokenizer
 
         if checkpoint.gguf:
             from genctl.models import gguf_tokenizer

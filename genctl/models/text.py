@@ -9,18 +9,24 @@ is always a prefix, and it holds back only what later tokens can still change.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from genctl.errors import InputError, ModelError, UsageError
+from genctl.decode.processors.token_bytes import bytes_of, is_byte, is_byte_level, special_of, steps_of
+from genctl.errors import InputError, ModelError, UsageError, nearest, quote
 from genctl.events import shared_length
-from genctl.models.decoding import cleans, decoded, safe_cut, vocabulary_of
 from genctl.models.libraries import is_library_error, without_panic_reports
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from genctl.models.hub import LoadedModel
+
+DecodeMode: TypeAlias = Literal["bytes", "pieces", "whole"]
+_LANGUAGE = re.compile(r"[a-z]{2,3}(_[A-Za-z]{2,4})?")  # "en", "en_XX", "eng_Latn"
 
 
 def encode_prompt(loaded: LoadedModel, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -85,7 +91,125 @@ def check_ids(ids: Sequence[int], vocab_size: int) -> None:
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> str:
     """The text of a record: special tokens left out, undecodable bytes as U+FFFD."""
-    return decoded(tokenizer, list(ids), skip_special_tokens=True, clean=cleans(tokenizer))
+    return decode_as(tokenizer, list(ids), skip_special_tokens=True)
+
+
+def decode_as(tokenizer: PreTrainedTokenizerBase, ids: list[int], *, skip_special_tokens: bool) -> str:
+    """The text of ids, with special tokens or without them. Raises ModelError."""
+    how = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": _cleans(tokenizer)}
+    try:
+        return str(tokenizer.decode(ids, **how))
+    except BaseException as error:
+        if is_library_error(error):
+            raise ModelError(f"the tokenizer cannot decode its own ids: {type(error).__name__}") from error
+        raise
+
+
+def _cleans(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether decode() removes spaces before punctuation. transformers never does so for BPE unless forced to."""
+    if not getattr(tokenizer, "clean_up_tokenization_spaces", False):
+        return False
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+    return backend is None or type(backend.model).__name__ != "BPE" or bool(getattr(tokenizer, forced, False))
+
+
+class DecodingVocabulary:
+    """State that detokenizers of one tokenizer share: how it decodes, and the text of single tokens."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, skip: bool) -> None:
+        self.tokenizer, self.skip = tokenizer, skip
+        self.backend = getattr(tokenizer, "backend_tokenizer", None)
+        self.mode, self.fallback = _decode_mode(tokenizer)
+        self.special = frozenset(tokenizer.all_special_ids) if self.backend is None else special_of(self.backend)
+        # of one id; called for each token of a text
+        self.bytes_of, self.piece = cache(self._bytes_of), cache(self._piece)
+        # whether it takes part in decoding: decode() leaves out skipped ids and those without a token
+        self.writes = cache(lambda id: not (skip and id in self.special) and self.token(id) is not None)
+        self.characters, self.alone = cache(self._characters), cache(lambda id: self.text([id]))
+        self._anchor: int | None = None
+
+    def text(self, ids: list[int]) -> str:
+        """decode() of ids."""
+        return decode_as(self.tokenizer, ids, skip_special_tokens=self.skip)
+
+    def lead(self, prompt: Sequence[int]) -> list[int]:
+        """The end of a prompt that decides what text new tokens add: nothing before it changes that."""
+        places = range(len(prompt) - 1, -1, -1) if self.mode != "whole" else ()
+        return list(prompt[next((place for place in places if self._begins(prompt[place])), 0) :])
+
+    def _begins(self, id: int) -> bool:
+        """Whether the text from this id on does not depend on what is before it, but for a blank at its beginning."""
+        if not self.writes(id):
+            return False
+        if self.mode == "bytes":
+            return bool(self.bytes_of(id)) and not 0x80 <= self.bytes_of(id)[0] < 0xC0
+        return not self.is_byte(id)
+
+    def token(self, id: int) -> str | None:
+        """The token of an id; None for an id without one."""
+        if self.backend is not None:
+            return cast("str | None", self.backend.id_to_token(id))
+        return cast("str | None", self.tokenizer.convert_ids_to_tokens(id))
+
+    def is_byte(self, id: int) -> bool:
+        """Whether the token is one byte (<0xE2>) of a byte-fallback vocabulary."""
+        return self.fallback and is_byte(self.token(id))
+
+    def _bytes_of(self, id: int) -> bytes:
+        """The bytes of a token of a byte-level vocabulary; b"" for an id that it lacks."""
+        literal = getattr(self.tokenizer, "literal", {})
+        return literal[id].encode() if id in literal else bytes_of(self.token(id) or "")
+
+    def _characters(self, id: int) -> str | None:
+        """What a token of a byte-level vocabulary adds between characters; None if it leaves one incomplete."""
+        content = self.bytes_of(id) if self.writes(id) else b""
+        text, read = codecs.utf_8_decode(content, "replace", False)
+        return text if read == len(content) else None
+
+    def _piece(self, id: int) -> str:
+        """The text of one token alone (`Detokenizer.piece`)."""
+        token = self.token(id)
+        if token is None:
+            return f"<{id}>"
+        if id in self.special or self.is_byte(id):
+            return token
+        if self.mode == "bytes":
+            return "".join(
+                f"<0x{ord(char) - 0xDC00:02X}>" if 0xDC80 <= ord(char) <= 0xDCFF else char
+                for char in self.bytes_of(id).decode("utf-8", errors="surrogateescape")
+            )
+        if self._anchor is None:  # a token whose text does not change what follows
+            plain = (one for one in range(len(self.tokenizer)) if one not in self.special and not self.is_byte(one))
+            self._anchor = next((one for one in plain if self.alone(one).strip()), id)
+        before, both = self.alone(self._anchor), self.text([self._anchor, id])
+        return both[len(before) :] if both.startswith(before) else self.alone(id)
+
+
+@lru_cache(maxsize=8)  # tokenizers are equal only to themselves, and a process has only a few
+def _vocabulary_of(tokenizer: PreTrainedTokenizerBase, skip: bool) -> DecodingVocabulary:
+    return DecodingVocabulary(tokenizer, skip)
+
+
+def _decode_mode(tokenizer: PreTrainedTokenizerBase) -> tuple[DecodeMode, bool]:
+    """How text can be decoded piece by piece, and whether runs of byte tokens must stay together."""
+    if _cleans(tokenizer):
+        return "whole", False
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return ("pieces", True) if hasattr(tokenizer, "sp_model") else ("whole", False)
+    steps, fused = steps_of(backend), False
+    if is_byte_level(steps):
+        return "bytes", False
+    for step in steps:
+        if step["type"] == "Strip":
+            if step["stop"] or not fused:
+                return "whole", False
+        elif step["type"] == "Fuse":
+            fused = True
+        elif step["type"] not in ("Replace", "ByteFallback", "Metaspace", "WordPiece", "BPEDecoder") or fused:
+            return "whole", False
+    return "pieces", any(step["type"] == "ByteFallback" for step in steps)
 
 
 class Detokenizer:
@@ -94,21 +218,19 @@ class Detokenizer:
     The results of `push` and the last one of `flush` add up to decode(ids). `push` has constant amortised cost. A new
     one begins a text; that of `after` continues a prompt.
     Byte-level vocabularies hold back at most three bytes. Byte-fallback ones hold back the current run of byte tokens,
-    since one bad byte changes the text of the whole run. Vocabularies whose decoder can change any earlier text (rare)
-    hold back everything.
+    since one bad byte changes the text of the whole run. Vocabularies whose decoder can change any earlier text (rare,
+    such as a WordPiece with a clean-up of spaces) hold back everything.
     """
 
     only_ids = False
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool = True) -> None:
         self.tokenizer = tokenizer
-        self.vocabulary = vocabulary_of(tokenizer, skip_special_tokens)
+        self.vocabulary = _vocabulary_of(tokenizer, skip_special_tokens)
         # Everything below is replaced and never changed in place, so that a fork may share it.
         self._bytes = b""  # in the mode "bytes": of a character that is incomplete
         self._context: list[int] = []  # in the mode "pieces": the id before `_pending`
         self._pending: list[int] = []
-        self._held = ""  # decoded, but the clean-up of spaces may still change it
-        self._searched = 0  # characters of `_held` that were searched for a place to cut
         self._lead: list[int] = []  # the end of the prompt, as much of it as changes what follows
         self._lead_text = ""
         self._shown = ""  # the end of `_lead_text` that new tokens may change: the first text may repeat it
@@ -123,13 +245,13 @@ class Detokenizer:
         words = Detokenizer(self.tokenizer, self.vocabulary.skip)
         words._lead = self.vocabulary.lead(prompt)
         certain = "".join([words.push(id) for id in words._lead])
-        words._lead_text = self._whole([*words._lead, *cut])
+        words._lead_text = self.vocabulary.text([*words._lead, *cut])
         words._shown = words._lead_text[len(certain) :]
         return words
 
     def push(self, id: int) -> str:
         """The characters that this token completes; "" while one is incomplete."""
-        return self._added(self._clean(self._raw(id), final=False))
+        return self._added(self._raw(id))
 
     def flush(self) -> str:
         """The rest. An incomplete character is U+FFFD, as in decode()."""
@@ -137,11 +259,11 @@ class Detokenizer:
             text, self._bytes = self._bytes.decode(errors="replace"), b""
         else:
             text = self._settle()
-        return self._added(self._clean(text, final=True))
+        return self._added(text)
 
     def rest(self) -> str:
         """What `flush` would return, and the text does not end."""
-        return self.fork().flush() if self._bytes or self._pending or self._held or self._repeated else ""
+        return self.fork().flush() if self._bytes or self._pending or self._repeated else ""
 
     def fork(self) -> Detokenizer:
         """A second detokenizer in the same state."""
@@ -151,7 +273,7 @@ class Detokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The whole text at once."""
-        text = self._whole([*self._lead, *ids])
+        text = self.vocabulary.text([*self._lead, *ids])
         known = self._lead_text
         return text[len(known) if text.startswith(known) else shared_length(text, known) :]
 
@@ -162,10 +284,6 @@ class Detokenizer:
     def piece(self, id: int) -> str:
         """The text of one token alone, special tokens included; incomplete characters as bytes: <0xE2>."""
         return self.vocabulary.piece(id)
-
-    def _whole(self, ids: list[int]) -> str:
-        vocabulary = self.vocabulary
-        return decoded(self.tokenizer, ids, skip_special_tokens=vocabulary.skip, clean=vocabulary.clean)
 
     def _added(self, text: str) -> str:
         """A text without what it repeats of the prompt."""
@@ -200,21 +318,9 @@ class Detokenizer:
         if not self._pending:
             return ""
         before = self.vocabulary.alone(self._context[0]) if self._context else ""
-        text = self.vocabulary.raw(self._context + self._pending)[len(before) :]
+        text = self.vocabulary.text(self._context + self._pending)[len(before) :]
         self._context, self._pending = self._pending[-1:], []
         return text
-
-    def _clean(self, text: str, *, final: bool) -> str:
-        if not self.vocabulary.clean:
-            return text
-        self._held += text
-        cut = len(self._held) if final else safe_cut(self._held, self._searched)
-        if not cut:
-            self._searched = len(self._held)
-            return ""
-        ready, self._held = self._held[:cut], self._held[cut:]
-        self._searched = len(self._held)
-        return str(self.tokenizer.clean_up_tokenization(ready))
 
 
 class IdDetokenizer:
@@ -226,23 +332,19 @@ class IdDetokenizer:
         """Itself: there is no text."""
         return self
 
-    def writes(self, id: int) -> bool:
-        """No."""
-        return False
-
-    def flush(self) -> str:
-        """Nothing: there is no text."""
-        return ""
-
-    rest = flush
-
     def fork(self) -> IdDetokenizer:
         """Itself: there is no state."""
         return self
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def writes(self, id: int) -> bool:
+        """No."""
+        return False
+
+    def decode(self, ids: Iterable[int] = ()) -> str:
         """No text."""
         return ""
+
+    flush = rest = decode
 
     def piece(self, id: int) -> str:
         """The id, as a Detokenizer shows an id that its tokenizer lacks."""
@@ -277,9 +379,12 @@ def _watched_id(loaded: LoadedModel, token: str) -> int:
     tokenizer = loaded.tokenizer
     if tokenizer is None:
         raise UsageError(f"--watch {token!r}: {loaded.name} has no tokenizer", hint="--watch id:N names a token's id")
-    words = detokenizer(tokenizer)
+    words = Detokenizer(tokenizer)
     try:
-        ids = _ids_of(tokenizer, words, token) if token else []
+        ids = encode(tokenizer, token, add_special_tokens=False) if token else []
+        if token and (len(ids) != 1 or (words.piece(ids[0]) != token and token[0].isspace())):
+            behind = continuation(tokenizer, token)  # one token only behind other text
+            ids = behind if len(behind) == 1 and words.piece(behind[0]) == token else ids
     except InputError as error:
         raise UsageError(f"--watch {token!r}: {error.message}") from None
     if len(ids) != 1:
@@ -288,18 +393,57 @@ def _watched_id(loaded: LoadedModel, token: str) -> int:
             f"--watch {token!r} is not one token of {loaded.name}" + (f" but {len(ids)}: {parts}" if ids else ""),
             hint="name one of them: a space before a word belongs to its token" if ids else "",
         )
-    unknown = tokenizer.unk_token_id
-    if ids[0] == unknown and token.strip() != tokenizer.unk_token:
-        raise UsageError(f"--watch {token!r}: the tokenizer of {loaded.name} does not know it and reads id:{unknown}")
+    if ids[0] == tokenizer.unk_token_id and token.strip() != tokenizer.unk_token:
+        raise UsageError(f"--watch {token!r}: the tokenizer of {loaded.name} does not know it and reads id:{ids[0]}")
     if ids[0] >= loaded.vocab_size:
         raise UsageError(f"--watch {token!r} is id:{ids[0]}, but {loaded.name} has only {loaded.vocab_size} ids")
     return ids[0]
 
 
-def _ids_of(tokenizer: Any, words: Words, token: str) -> list[int]:
-    """The ids of a text: as it stands alone, or behind other text where only so it is one token."""
-    alone = encode(tokenizer, token, add_special_tokens=False)
-    if len(alone) == 1 and (words.piece(alone[0]) == token or not token[0].isspace()):
-        return alone
-    behind = continuation(tokenizer, token)
-    return behind if len(behind) == 1 and words.piece(behind[0]) == token else alone
+# -- languages of multilingual tokenizers (NLLB, mBART, M2M-100): each has a token, in a source and in a translation ---
+# As in transformers' translation pipeline: the tokenizer writes the token of `src_lang` beside a source, and the token
+# of `tgt_lang` is the first that the decoder is made to write (`forced_bos_token_id`).
+
+
+def languages_of(tokenizer: Any) -> dict[str, int]:
+    """The id of the token of each language, by the tokenizer's own names; {} where it has none."""
+    if not hasattr(type(tokenizer), "src_lang"):
+        return {}
+    added = [str(token) for token in tokenizer.added_tokens_decoder.values()]
+    codes = getattr(tokenizer, "lang_code_to_id", None) or filter(
+        _LANGUAGE.fullmatch, (one.strip("_") for one in added)
+    )
+    found: dict[str, int] = {}
+    for name in (code.strip("_") for code in codes):
+        for token in (f"__{name}__", name):
+            id = tokenizer.convert_tokens_to_ids(token)
+            if id is not None and id != tokenizer.unk_token_id:
+                found.setdefault(name, int(id))
+    return found
+
+
+def language_id(tokenizer: Any, setting: str, name: str, checkpoint: str) -> int:
+    """The id of the token of a language; `setting` names it with its place. Raises UsageError where there is none."""
+    languages = languages_of(tokenizer)
+    if not languages:
+        raise UsageError(f"{setting}: the tokenizer of {checkpoint} has no languages")
+    if name not in languages:
+        near = nearest(name, languages)
+        raise UsageError(
+            f"{setting}: {checkpoint} has no language {quote(name)}" + (f"; did you mean {near}?" if near else ""),
+            hint=f"its languages are {', '.join(sorted(languages))}",
+        )
+    return languages[name]
+
+
+@contextmanager
+def reading(tokenizer: Any, language: str | None) -> Iterator[None]:
+    """Texts that are read meanwhile are in `language`; None: in the tokenizer's own."""
+    before = None if language is None else tokenizer.src_lang
+    if language is not None:
+        tokenizer.src_lang = language
+    try:
+        yield
+    finally:
+        if language is not None:
+            tokenizer.src_lang = before

@@ -1,29 +1,29 @@
 """A checkpoint's tokenizer.json with the tokenizers library alone, as transformers reads it.
 
-transformers reads the same file with the same library, adds tokenizer_config.json and two older files, and some of its
-classes rebuild parts of the tokenizer (`tokenizer_class`, `tokenizer_recipes`). The steps are those of
-`PreTrainedTokenizerBase.from_pretrained` and `TokenizersBackend.__init__` of transformers 5. Folders with an unknown
-field or class are left to `AutoTokenizer`.
+transformers reads the same file with the same library, adds tokenizer_config.json and an older file, and some of its
+classes take the vocabulary alone from tokenizer.json and set all other parts (`RECIPES`; transformers 5,
+`models/*/tokenization_*.py`). The steps are those of `PreTrainedTokenizerBase.from_pretrained` and
+`TokenizersBackend.__init__` of transformers 5. Folders with an unknown field or class are left to `AutoTokenizer`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple, TypeAlias
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from genctl.documents import reader
 from genctl.documents.reader import Unreadable
 from genctl.models import tokenizer_limits
-from genctl.models.tokenizer_files import BACKEND, UnsupportedTokenizer, class_of
+from genctl.models.architectures import BACKEND, LEFT_TO_TRANSFORMERS, NO_CLASS, facts_of
 from genctl.models.weights import LARGEST_JSON, read_json
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_EXTRA = frozenset({"extra_special_tokens", "additional_special_tokens"})
 _TOKEN = frozenset({"content", "lstrip", "rstrip", "single_word", "normalized", "special", "__type"})
 # Fields that transformers reads before it builds a class, or that affect neither ids nor texts.
 _NO_EFFECT = frozenset(
@@ -32,11 +32,18 @@ _NO_EFFECT = frozenset(
     | {"model_input_names", "chat_template", "clean_up_tokenization_spaces", "processor_class", "padding_side"}
     | {"truncation_side", "add_bos_token", "add_eos_token", "errors", "sp_model_kwargs", "use_fast", "from_slow"}
     | {"spaces_between_special_tokens", "special_tokens_map_file", "tokenizer_file", "vocab_file"}
-    | {"full_tokenizer_file"}
-    | {"use_default_system_prompt", "return_token_type_ids", "device_map", "legacy_behaviour", "merges_file"}
+    | {"full_tokenizer_file", "use_default_system_prompt", "return_token_type_ids", "device_map", "legacy_behaviour"}
+    | {"merges_file"}
 )
-_READ = frozenset({"added_tokens_decoder", "add_prefix_space", "trim_offsets", "legacy", "split_special_tokens"})
-_SIDES = ("left", "right")
+_READ = frozenset(
+    {"added_tokens_decoder", "add_prefix_space", "trim_offsets", "legacy", "split_special_tokens"}
+    | {"extra_special_tokens", "additional_special_tokens"}
+)
+Settings: TypeAlias = dict[str, Any]  # of tokenizer_config.json; tokens are str or AddedToken
+
+
+class UnsupportedTokenizer(Exception):
+    """Why a tokenizer is left to transformers."""
 
 
 class PlainTokenizer:
@@ -48,7 +55,6 @@ class PlainTokenizer:
         special: dict[str, str],
         extra: Iterable[str] = (),
         *,
-        clean: bool = False,
         template: str | dict[str, str] | None = None,
         place: str = "",
         literal: dict[int, str] | None = None,
@@ -58,7 +64,6 @@ class PlainTokenizer:
         self.literal = literal or {}
         self.name_or_path = place
         self.chat_template = template
-        self.clean_up_tokenization_spaces = clean
         self.special_tokens_map = special
         self.all_special_tokens = list(dict.fromkeys([*special.values(), *extra]))
 
@@ -68,17 +73,16 @@ class PlainTokenizer:
     def __getattr__(self, name: str) -> Any:
         """bos_token, eos_token_id and so on; None for tokens that do not exist."""
         special = self.__dict__.get("special_tokens_map", {})
-        if name in NAMED or name in special:
-            return special.get(name)
-        if name.endswith("_id") and (name[:-3] in NAMED or name[:-3] in special):
-            token = special.get(name[:-3])
-            return None if token is None else self.backend_tokenizer.token_to_id(token)
-        raise AttributeError(f"{type(self).__name__} has no {name}")
+        key = name.removesuffix("_id")
+        if key not in NAMED and key not in special:
+            raise AttributeError(f"{type(self).__name__} has no {name}")
+        token = special.get(key)
+        return token if key == name or token is None else self.backend_tokenizer.token_to_id(token)
 
     @property
     def all_special_ids(self) -> list[int]:
         """The ids of all special tokens."""
-        ids = (self.backend_tokenizer.token_to_id(token) for token in self.all_special_tokens)
+        ids = map(self.backend_tokenizer.token_to_id, self.all_special_tokens)
         return [id for id in ids if id is not None]
 
     def get_vocab(self) -> dict[str, int]:
@@ -99,31 +103,21 @@ class PlainTokenizer:
         encoding = self.backend_tokenizer.encode(
             text_target if text is None else text, add_special_tokens=add_special_tokens
         )
-        output: dict[str, list[Any]] = {"input_ids": encoding.ids}
-        if return_offsets_mapping:
-            output["offset_mapping"] = encoding.offsets
-        return output
+        return {"input_ids": encoding.ids} | ({"offset_mapping": encoding.offsets} if return_offsets_mapping else {})
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text."""
-        ids: list[int] = self(text, add_special_tokens=add_special_tokens)["input_ids"]
-        return ids
+        return self(text, add_special_tokens=add_special_tokens)["input_ids"]
 
     def decode(
         self, ids: Sequence[int], skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
     ) -> str:
-        """The text of ids. Spaces are cleaned up on request, except after a BPE."""
-        runs = [list(run) for _, run in groupby(ids, self.literal.get)] if self.literal else [list(ids)]
-        text = "".join(
-            (self.literal and self.literal.get(run[0], "") * len(run))
-            or str(self.backend_tokenizer.decode(run, skip_special_tokens=skip_special_tokens))
-            for run in runs
+        """The text of ids. Nothing is cleaned up: vocabularies with that are left to transformers."""
+        runs = ((text, list(run)) for text, run in groupby(ids, self.literal.get))
+        return "".join(
+            text * len(run) if text else self.backend_tokenizer.decode(run, skip_special_tokens=skip_special_tokens)
+            for text, run in runs
         )
-        clean = (
-            self.clean_up_tokenization_spaces if clean_up_tokenization_spaces is None else clean_up_tokenization_spaces
-        )
-        bpe = type(self.backend_tokenizer.model).__name__ == "BPE"
-        return self.clean_up_tokenization(text) if clean and not bpe else text
 
     def batch_decode(self, several: Iterable[Sequence[int]], **options: Any) -> list[str]:
         """`decode` of each sequence."""
@@ -133,25 +127,6 @@ class PlainTokenizer:
         """The token of an id."""
         token: str | None = self.backend_tokenizer.id_to_token(id)
         return token
-
-    def get_chat_template(self) -> str:
-        """The chat template. Raises ValueError if there is none, or no default among several."""
-        template = self.chat_template
-        if isinstance(template, dict):
-            template = template.get("default")
-        if template is None:
-            raise ValueError("this tokenizer has no chat template")
-        return template
-
-    @staticmethod
-    def clean_up_tokenization(text: str) -> str:
-        """Remove the spaces that a WordPiece vocabulary leaves before punctuation."""
-        for mark in ".?!,":
-            text = text.replace(f" {mark}", mark)
-        text = text.replace(" ' ", "'")
-        for end in ("n't", "'m", "'s", "'ve", "'re"):
-            text = text.replace(f" {end}", end)
-        return text
 
 
 def plain(folder: Path, model: dict[str, Any]) -> PlainTokenizer:
@@ -168,151 +143,111 @@ def _plain(folder: Path, model: dict[str, Any]) -> PlainTokenizer:
         raise UnsupportedTokenizer("there is no tokenizer.json")
     if (folder / "tekken.json").exists():
         raise UnsupportedTokenizer("tekken.json may take its place")
-    settings: dict[str, Any] = {}
+    settings: Settings = {}
     if (folder / "tokenizer_config.json").is_file():
         settings = read_json(folder / "tokenizer_config.json", "tokenizer_config.json")
-    name = class_of(str(folder), model, settings, byte_level=lambda: '"ByteLevel"' in path.read_text(encoding="utf-8"))
-    _check_fields(settings)
-    template = _template(folder, settings.get("chat_template"))
-    clean = bool(settings.get("clean_up_tokenization_spaces", False))
+    name = _class_of(model, settings, byte_level=lambda: '"ByteLevel"' in path.read_text(encoding="utf-8"))
+    for field in settings:
+        if field not in _NO_EFFECT | _READ and not field.endswith("_token"):
+            raise UnsupportedTokenizer(f"tokenizer_config.json has the field {field!r:.60}")
+    template, cleans = _template(folder, settings), settings.get("clean_up_tokenization_spaces")
     file = tokenizer_limits.parsed(path)
     tokenizer_limits.forget()
-    settings, specific, added = _merged(folder, settings, file)
-
-    from tokenizers import AddedToken, Tokenizer
-
-    from genctl.models.tokenizer_recipes import RECIPES, Fields, alone, post_processor
-
-    fields = Fields(settings, file)
+    kind = file["model"].get("type") if isinstance(file.get("model"), dict) else None
+    if cleans and kind != "BPE":
+        raise UnsupportedTokenizer("it cleans up spaces")
+    settings, own, added = _settings(folder, settings, file)
     if name == BACKEND:
         backend = Tokenizer.from_file(str(path))
     else:
-        recipe = RECIPES[name]
-        if not isinstance(file.get("model"), dict) or file["model"].get("type") != "BPE":
+        if kind != "BPE":
             raise UnsupportedTokenizer(f"{name} takes no such vocabulary")
-        fields.settings = settings = {**recipe.tokens, **settings}
-        backend = recipe.parts(fields)
-        if (last := post_processor(file)) is not None:
-            backend.post_processor = last
+        recipe = RECIPES[name]
+        settings = {**recipe.tokens, **settings}
+        backend = recipe.build(settings, file)
+        if file.get("post_processor") is not None:
+            empty = {**json.loads(Tokenizer(models.BPE()).to_str()), "post_processor": file["post_processor"]}
+            backend.post_processor = Tokenizer.from_str(json.dumps(empty)).post_processor
     if isinstance(file.get("padding"), dict):
         settings.setdefault("pad_token", file["padding"].get("pad_token"))
     backend.no_padding()
     backend.no_truncation()
-    backend.encode_special_tokens = fields.flag("split_special_tokens", False)
-    named = {key: settings[key] for key in NAMED if settings.get(key) is not None} | specific
-    special = {key: named[key] for key in dict.fromkeys((*NAMED, *named)) if key in named}
+    backend.encode_special_tokens = _flag(settings, "split_special_tokens", False)
+    special = {key: settings[key] for key in NAMED if settings.get(key) is not None} | own
     extra = list(settings.get("extra_special_tokens", settings.get("additional_special_tokens")) or ())
-    if not all(
-        str(token) and (isinstance(token, str) or type(token).__name__ == "AddedToken")
-        for token in (*special.values(), *extra)
-    ):
+    every = [*special.values(), *extra]
+    if not all(isinstance(token, (str, AddedToken)) and str(token) for token in every):
         raise UnsupportedTokenizer("a special token is no text")
-    _add(backend, added, special, extra)
+    _add(backend, added, {str(token) for token in special.values()}, every)
     if backend.post_processor is None or name == "GPTNeoXTokenizer":
-        backend.post_processor = alone()
+        backend.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
     if name == "Qwen2Tokenizer":  # which adds its special tokens again
-        backend.add_tokens(
-            [AddedToken(token, special=True) for token in dict.fromkeys(map(str, (*special.values(), *extra)))]
-        )
+        backend.add_tokens([AddedToken(token, special=True) for token in dict.fromkeys(map(str, every))])
     names = {key: str(token) for key, token in special.items()}
-    return PlainTokenizer(backend, names, map(str, extra), clean=clean, template=template, place=str(folder))
+    return PlainTokenizer(backend, names, map(str, extra), template=template, place=str(folder))
 
 
-def _check_fields(settings: dict[str, Any]) -> None:
-    known = _NO_EFFECT | _READ | _EXTRA
-    for name, value in settings.items():
-        if name not in known and not name.endswith("_token"):
-            raise UnsupportedTokenizer(f"tokenizer_config.json has the field {name!r:.60}")
-        if name in ("padding_side", "truncation_side") and value not in _SIDES:
-            raise UnsupportedTokenizer(f"{name} = {value!r:.40}")
-        if name == "model_input_names" and not isinstance(value, list):
-            raise UnsupportedTokenizer(f"{name} = {value!r:.40}")
+def _settings(folder: Path, settings: Settings, file: dict[str, Any]) -> tuple[Settings, Settings, list[AddedToken]]:
+    """The arguments of the class, special tokens under the checkpoint's own names, and added tokens by their ids.
 
-
-def _merged(
-    folder: Path, settings: dict[str, Any], file: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any], dict[int, Any]]:
-    """The arguments of the class: its fields, special tokens under the checkpoint's own names, and added tokens by id.
-
-    Without an added_tokens_decoder in it an older special_tokens_map.json overrides it. Lists in that file, and an
+    Without an added_tokens_decoder an older special_tokens_map.json overrides the fields. Lists in that file, and an
     added_tokens.json, are left to transformers.
     """
-    from tokenizers import AddedToken
-
     settings = {key: value for key, value in settings.items() if key not in _NO_EFFECT}
     if "additional_special_tokens" in settings and not settings.get("extra_special_tokens"):
         settings["extra_special_tokens"] = settings.pop("additional_special_tokens")
-    own = {
-        key: settings.pop(key)
-        for key in list(settings)
-        if key not in NAMED and key.endswith("_token") and isinstance(settings[key], str)
-    }
+    own = {key: settings.pop(key) for key in list(settings) if key.endswith("_token") and key not in NAMED}
+    if not all(isinstance(token, str | None) for token in own.values()):
+        raise UnsupportedTokenizer("a token of its own is no text")
+    own = {key: token for key, token in own.items() if token is not None}
     if isinstance(settings.get("extra_special_tokens"), dict):
         own |= settings.pop("extra_special_tokens")
     decoder = settings.pop("added_tokens_decoder", None)
     if decoder is None:
         path = folder / "special_tokens_map.json"
         for key, value in read_json(path, path.name).items() if path.is_file() else ():
-            if not key.endswith("_token"):
+            if key not in NAMED:
                 raise UnsupportedTokenizer(f"{path.name} has the field {key!r:.60}")
             settings[key] = AddedToken(**{**_parts(value), "special": True}) if isinstance(value, dict) else value
         if (folder / "added_tokens.json").is_file():
             raise UnsupportedTokenizer("added_tokens.json adds tokens")
         entries = [dict(entry) for entry in file.get("added_tokens") or ()]
-        decoder = {entry.pop("id", None): entry for entry in entries}
-    if not isinstance(decoder, dict) or not all(str(number).isdecimal() for number in decoder):
+        decoder = {entry.pop("id"): entry for entry in entries}
+    if not all(str(number).isdecimal() for number in decoder):
         raise UnsupportedTokenizer("added tokens without ids")
-    added = {int(number): AddedToken(**_parts(token)) for number, token in decoder.items()}
-    by_text = {str(token): token for token in added.values()}
+    added = [AddedToken(**_parts(token)) for _, token in sorted(decoder.items(), key=lambda item: int(item[0]))]
+    by_text = {str(token): token for token in added}
     settings = {key: _converted(value) for key, value in settings.items()}
-    for key in NAMED:
-        if settings.get(key) is not None:
-            settings[key] = by_text.get(str(settings[key]), settings[key])
-    late = {key: value for key, value in settings.items() if key not in NAMED and key.endswith("_token")}
-    settings = {key: value for key, value in settings.items() if key not in late}
-    late = {key: value for key, value in late.items() if value is not None}
-    return settings, late | {key: _converted(value) for key, value in own.items()}, added
+    settings |= {key: by_text.get(str(settings[key]), settings[key]) for key in NAMED if settings.get(key) is not None}
+    return settings, {key: _converted(value) for key, value in own.items()}, added
 
 
-def _add(backend: Tokenizer, added: dict[int, Any], special: dict[str, Any], extra: Sequence[Any]) -> None:
-    """Add the tokens in the order of their ids, then the missing special ones."""
-    from tokenizers import AddedToken
-
-    tokens = [token for _, token in sorted(added.items())]
-    there = {token.content for token in backend.get_added_tokens_decoder().values()} | {str(token) for token in tokens}
-    listed = set(tokens)
-    for token in (*special.values(), *extra):
-        if str(token) not in there and token not in listed:
-            tokens.append(token)
-            listed.add(token)
-    named = {str(token) for token in special.values()}
+def _add(backend: Tokenizer, added: list[AddedToken], named: set[str], special: Sequence[Any]) -> None:
+    """Add the tokens in the order of their ids, then the special ones that are missing."""
+    there = {str(token) for token in (*backend.get_added_tokens_decoder().values(), *added)}
+    tokens: list[Any] = [*added, *dict.fromkeys(token for token in special if str(token) not in there)]
     for place, token in enumerate(tokens):
         if isinstance(token, str):
             tokens[place] = AddedToken(token, special=True)
-        elif not token.special and str(token) in named:
+        elif str(token) in named:
             token.special = True
-    if tokens:
-        backend.add_tokens(tokens)
+    backend.add_tokens(tokens)
 
 
-def _template(folder: Path, template: Any) -> Any:
-    """The chat template, or several by name: from files, else from tokenizer_config.json."""
-    files = {"default": folder / "chat_template.jinja"} if (folder / "chat_template.jinja").is_file() else {}
-    more = folder / "additional_chat_templates"
-    files |= {path.stem: path for path in sorted(more.glob("*.jinja")) if path.is_file()} if more.is_dir() else {}
-    try:
-        texts = {name: reader.text(path, LARGEST_JSON, regular=True) for name, path in files.items()}
-    except Unreadable as error:
-        raise UnsupportedTokenizer(f"a chat template cannot be read: {error}") from None
-    if texts:
-        return texts["default"] if list(texts) == ["default"] else texts
-    if isinstance(template, list):
+def _template(folder: Path, settings: Settings) -> Any:
+    """The chat template, or several by name: from chat_template.jinja, else from tokenizer_config.json."""
+    if (folder / "additional_chat_templates").is_dir():
+        raise UnsupportedTokenizer("it has additional chat templates")
+    template = settings.get("chat_template")
+    if (folder / "chat_template.jinja").is_file():
         try:
-            template = {entry["name"]: entry["template"] for entry in template}
-        except (TypeError, KeyError):
-            template = False
-    texts = template if isinstance(template, dict) else {"": template}
-    if template is not None and not all(isinstance(text, str) for text in texts.values()):
+            template = reader.text(folder / "chat_template.jinja", LARGEST_JSON, regular=True)
+        except Unreadable as error:
+            raise UnsupportedTokenizer(f"its chat template cannot be read: {error}") from None
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}
+    texts = template.values() if isinstance(template, dict) else [template or ""]
+    if not all(isinstance(text, str) for text in texts):
         raise UnsupportedTokenizer("chat_template is no text")
     return template
 
@@ -327,7 +262,123 @@ def _parts(token: Any) -> dict[str, Any]:
 def _converted(value: Any) -> Any:
     """JSON with AddedToken objects for the dictionaries that describe them."""
     if isinstance(value, dict) and value.get("__type") == "AddedToken":
-        from tokenizers import AddedToken
-
         return AddedToken(**_parts(value))
     return [_converted(entry) for entry in value] if isinstance(value, list) else value
+
+
+def _flag(settings: Settings, name: str, default: bool) -> bool:
+    """A boolean setting; null counts as the default."""
+    value = settings.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise UnsupportedTokenizer(f"{name} = {value!r:.40} is neither true nor false")
+    return default if value is None else value
+
+
+# -- the class that transformers' `AutoTokenizer` uses for a folder, by the rules of version 5 -------------------------
+
+# Names of the class that takes tokenizer.json unchanged, and of classes that it replaces.
+_BACKENDS = frozenset({BACKEND, "PreTrainedTokenizer", "PreTrainedTokenizerFast", "PythonBackend", "BloomTokenizer"})
+
+
+def _class_of(config: dict[str, Any], tokenizer_config: dict[str, Any], *, byte_level: Callable[[], bool]) -> str:
+    """`BACKEND` or one of `RECIPES`. `byte_level` returns whether tokenizer.json has a ByteLevel part.
+
+    tokenizer_config.json or config.json may name a class, and each model type has a registered one. Raises
+    UnsupportedTokenizer for any other class.
+    """
+    model_type = config.get("model_type")
+    facts = facts_of(model_type)
+    if facts.tokenizer in ("", LEFT_TO_TRANSFORMERS):
+        raise UnsupportedTokenizer(f"model type {model_type!r:.40} has rules of its own")
+    if tokenizer_config.get("auto_map") is not None or "model_name" in config:
+        raise UnsupportedTokenizer("its class may be another than the one that is named")
+    name = tokenizer_config.get("tokenizer_class")
+    name = config.get("tokenizer_class") if name is None else name
+    registered = None if facts.tokenizer == NO_CLASS else facts.tokenizer
+    if name is None:
+        name = registered or BACKEND
+    elif not isinstance(name, str) or not name:
+        raise UnsupportedTokenizer(f"tokenizer_class = {name!r:.40}")
+    else:
+        name = name.removesuffix("Fast")
+        if name == "LlamaTokenizer" and not facts.tokenizer_wins and not facts.reads_tekken and byte_level():
+            return BACKEND
+        if registered is not None and (registered == BACKEND or facts.tokenizer_wins):
+            name = registered
+    if name in _BACKENDS:
+        return BACKEND
+    if name not in RECIPES:
+        raise UnsupportedTokenizer(f"{name:.60} is not known to genctl")
+    return str(name)
+
+
+# -- classes that take the vocabulary, the merges and the post-processor of tokenizer.json, and set all other parts ----
+
+_QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def _bpe(file: dict[str, Any], **options: Any) -> Tokenizer:
+    merges = file["model"].get("merges") or []
+    pairs: list[Any] = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in merges]
+    return Tokenizer(models.BPE(vocab=file["model"]["vocab"], merges=pairs, dropout=None, **options))
+
+
+def _byte_level(
+    settings: Settings, file: dict[str, Any], *, composed: bool = True, split: str = "", trims: bool = False
+) -> Tokenizer:
+    tokenizer = _bpe(file, continuing_subword_prefix="", end_of_word_suffix="", fuse_unk=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    if composed:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = last = pre_tokenizers.ByteLevel(
+        add_prefix_space=_flag(settings, "add_prefix_space", False),
+        trim_offsets=_flag(settings, "trim_offsets", True) if trims else True,
+        use_regex=not split,
+    )
+    if split:
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(split), "isolated"), last])
+    return tokenizer
+
+
+def _llama(settings: Settings, file: dict[str, Any]) -> Tokenizer:
+    space = _flag(settings, "add_prefix_space", True)
+    first = "always" if _flag(settings, "legacy", False) else "first"
+    tokenizer = _bpe(file, fuse_unk=True, byte_fallback=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
+        replacement="▁", prepend_scheme=first if space else "never", split=False
+    )
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(content=" ", left=1)] if space else steps)
+    return tokenizer
+
+
+def _gemma(settings: Settings, file: dict[str, Any]) -> Tokenizer:
+    tokenizer = _bpe(file, fuse_unk=True, unk_token=str(settings.get("unk_token")), byte_fallback=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern=" ", behavior="merged_with_previous", invert=False)
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    return tokenizer
+
+
+class Recipe(NamedTuple):
+    """How one class builds its tokenizer, and its default special tokens."""
+
+    build: Callable[[Settings, dict[str, Any]], Tokenizer]
+    tokens: dict[str, str | None]
+
+
+def _recipe(build: Callable[[Settings, dict[str, Any]], Tokenizer], **tokens: str | None) -> Recipe:
+    return Recipe(build, {f"{name}_token": token for name, token in tokens.items()})
+
+
+_END = "<|endoftext|>"
+RECIPES: dict[str, Recipe] = {
+    "GPT2Tokenizer": _recipe(partial(_byte_level, composed=False), unk=_END, bos=_END, eos=_END, pad=None),
+    "GPTNeoXTokenizer": _recipe(partial(_byte_level, trims=True), unk=_END, bos=_END, eos=_END, pad="<|padding|>"),
+    "Qwen2Tokenizer": _recipe(partial(_byte_level, split=_QWEN2), unk=_END, bos=None, eos=_END, pad=_END),
+    "LlamaTokenizer": _recipe(_llama, bos="<s>", eos="</s>", unk="<unk>"),
+    "GemmaTokenizer": _recipe(_gemma, unk="<unk>", bos="<bos>", eos="<eos>", pad="<pad>", mask="<mask>"),
+}

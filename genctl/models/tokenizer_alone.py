@@ -13,11 +13,8 @@ from typing import Any, NamedTuple
 from genctl.errors import InputError, printable
 from genctl.models import check, gguf, text
 from genctl.models.check import GenerationSettings
-from genctl.models.decoding import cleans, decoded
 from genctl.models.resolve import resolve
 from genctl.models.weights import WeightFiles, read_json
-
-_CACHED = "a tokenizer is read from the cache alone"
 
 
 class LoneTokenizer:
@@ -54,10 +51,11 @@ def find(name: str, revision: str | None = None) -> FoundTokenizer:
     """
     from genctl.models.hub import tokenizer_of
 
-    place = resolve(name, revision=revision, offline=_CACHED)
-    folder, config, settings = place.folder, {}, {}
+    place = resolve(name, revision=revision, offline="a tokenizer is read from the cache alone")
+    folder, config, settings, file = place.folder, {}, {}, ""
     if place.gguf is not None:
         gguf.tokenizer_header(place.gguf)
+        file = place.gguf.name
     else:
         check.check_files(folder)
         if (folder / "config.json").is_file() or not (folder / "tokenizer.json").is_file():
@@ -65,7 +63,6 @@ def find(name: str, revision: str | None = None) -> FoundTokenizer:
         check.check_tokenizer(folder, needed=True)
         if (folder / "tokenizer_config.json").is_file():
             settings = read_json(folder / "tokenizer_config.json", "tokenizer_config.json")
-    file = "" if place.gguf is None else place.gguf.name
     checkpoint = check.Checkpoint(folder, config, GenerationSettings({}, ""), WeightFiles((), {}), True, {}, file)
     tokenizer, left_to = tokenizer_of(checkpoint)
     if isinstance(size := config.get("vocab_size"), int):
@@ -108,7 +105,7 @@ class TokenReading:
 
 
 class TokenReader:
-    """Reads texts with the tokenizer of a checkpoint (see `find`), and says what is odd about them."""
+    """Reads texts with the tokenizer of a checkpoint (see `find`), and notes what is unusual."""
 
     def __init__(self, name: str, revision: str | None = None) -> None:
         self.name = name
@@ -122,13 +119,19 @@ class TokenReader:
         """The tokens of a text, to `align` with where they end in it. Raises InputError."""
         ids, bare = text.encode(self.tokenizer, prompt, add_special_tokens=True), self._bare(prompt)
         start = next((at for at in range(len(ids)) if ids[at : at + len(bare)] == bare), 0)
-        notes = [
+        notes = (
             text.doubled_bos(self.tokenizer, ids, self.found.bos, "the tokenizer writes it before each prompt"),
             self._missing_bos(ids, "tokenizer_config.json says that it is added, and the tokenizer does not"),
             self._specials("the text", prompt, bare),
             self._open_end(prompt, bare),
-        ]
-        ends = self._ends(prompt, ids) if align else []
+        )
+        ends: list[int] = []
+        if align:
+            try:
+                found = self.tokenizer(prompt, return_offsets_mapping=True, verbose=False)
+                ends = [end for _, end in found["offset_mapping"]] if list(found["input_ids"]) == ids else []
+            except (NotImplementedError, TypeError, ValueError):  # a tokenizer written in Python
+                pass
         pieces = self._pieces(ids, range(start, start + len(bare)), ends)
         return TokenReading(self.name, prompt, pieces, tuple(filter(None, notes)), bool(ends))
 
@@ -137,11 +140,11 @@ class TokenReader:
         unknown = next((id for id in ids if id >= 1 << 31 or self.vocabulary.token(id) is None), None)
         if unknown is not None:
             raise InputError(f"the tokenizer of {self.name} has no token {unknown}")
-        words = decoded(self.tokenizer, list(ids), skip_special_tokens=False, clean=cleans(self.tokenizer))
+        words = self.vocabulary.text(list(ids))
         same = [*ids] in (again := self._bare(words), self._bare(words, special=True))
-        note = f"the tokenizer reads this text as other ids: {', '.join(map(str, again[:12]))}" if not same else ""
-        note += " …" if note and len(again) > 12 else ""
-        return TokenReading(self.name, words, self._pieces(ids, range(len(ids))), (note,) if note else ())
+        more = " …" if len(again) > 12 else ""
+        note = f"the tokenizer reads this text as other ids: {', '.join(map(str, again[:12]))}{more}"
+        return TokenReading(self.name, words, self._pieces(ids, range(len(ids))), () if same else (note,))
 
     def read_chat(
         self, messages: Sequence[Mapping[str, Any]], *, system: str | None = None, **how: Any
@@ -157,12 +160,12 @@ class TokenReader:
         )
         ids = text.encode(self.tokenizer, rendered, add_special_tokens=False)
         why = "the chat template writes it before a message that begins with it"
-        notes = [
+        notes = (
             text.doubled_bos(self.tokenizer, ids, self.found.bos, why),
             self._missing_bos(ids, "the tokenizer puts it before a text, and the chat template leaves it out"),
             *(self._specials(f"message {at}", one.get("content") or "") for at, one in enumerate(messages, 1)),
             self._specials("the system message", system or ""),
-        ]
+        )
         return TokenReading(self.name, rendered, self._pieces(ids, range(len(ids))), tuple(filter(None, notes)))
 
     def _bare(self, words: str, *, special: bool = False) -> list[int]:
@@ -172,44 +175,28 @@ class TokenReader:
         except InputError:
             return []
 
-    def _ends(self, words: str, ids: Sequence[int]) -> list[int]:
-        """Where each token ends in a text; [] if the tokenizer does not say."""
-        try:
-            found = self.tokenizer(words, return_offsets_mapping=True, verbose=False)
-        except (NotImplementedError, TypeError, ValueError):  # one that is written in Python
-            return []
-        return [end for _, end in found["offset_mapping"]] if list(found["input_ids"]) == list(ids) else []
-
     def _pieces(self, ids: Sequence[int], own: range, ends: Sequence[int] = ()) -> tuple[TokenPiece, ...]:
         """The tokens; those outside of `own` are added by the tokenizer."""
         vocabulary, before, pieces = self.vocabulary, b"", []
         for place, id in enumerate(ids):
-            special = "" if id not in vocabulary.special else "written" if place in own else "added"
-            special = "unknown" if special == "written" and id == self.unknown else special
-            part = b"" if special else self._part(id)
+            special, part = "", b""
+            if id in vocabulary.special:
+                special = "added" if place not in own else "unknown" if id == self.unknown else "written"
+            elif vocabulary.is_byte(id):
+                part = bytes.fromhex(vocabulary.piece(id)[3:5])
+            elif vocabulary.mode == "bytes" and "\ufffd" in vocabulary.bytes_of(id).decode(errors="replace"):
+                part = vocabulary.bytes_of(id)
             done, read = codecs.utf_8_decode(before + part, "replace", False)
             before = (before + part)[read:] if part else b""
             done = "" if "\ufffd" in done or not part else done
-            end = ends[place] if ends else 0
-            pieces.append(TokenPiece(id, vocabulary.piece(id), part, done, special, end))
+            pieces.append(TokenPiece(id, vocabulary.piece(id), part, done, special, ends[place] if ends else 0))
         return tuple(pieces)
-
-    def _part(self, id: int) -> bytes:
-        """The bytes of a token that is not whole characters; b"" for others."""
-        vocabulary = self.vocabulary
-        if vocabulary.is_byte(id):
-            return bytes.fromhex(vocabulary.piece(id)[3:5])
-        content = vocabulary.bytes_of(id) if vocabulary.mode == "bytes" else b""
-        return content if content.decode(errors="ignore").encode() != content else b""
 
     def _missing_bos(self, ids: Sequence[int], why: str) -> str:
         """A note if a prompt does not begin with BOS though the tokenizer is to add it."""
         bos = self.found.bos
-        if (
-            not bos
-            or ids[0] in bos
-            or not (self.found.adds_bos or self._bare("a", special=True)[:1] in ([id] for id in bos))
-        ):
+        added = self.found.adds_bos or self._bare("a", special=True)[:1] in ([id] for id in bos)
+        if not bos or ids[0] in bos or not added:
             return ""
         return f"the prompt does not begin with {self.tokenizer.convert_ids_to_tokens(bos[0])}: {why}"
 
@@ -223,9 +210,7 @@ class TokenReader:
 
     def _open_end(self, words: str, ids: list[int]) -> str:
         """A note if a text ends with white space that belongs to the token of a word after it."""
-        if not words[-1:].isspace():
-            return ""
-        if all(self._bare(words + letter)[: len(ids)] == ids for letter in "atS"):
+        if not words[-1:].isspace() or all(self._bare(words + letter)[: len(ids)] == ids for letter in "atS"):
             return ""
         kind = "a space" if words[-1] == " " else "white space"
         return f"the text ends with {kind}, which is a part of the next word's token: leave it out, or --token-healing"

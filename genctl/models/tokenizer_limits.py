@@ -40,29 +40,24 @@ SENTENCEPIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", 
 
 
 @lru_cache(maxsize=1)  # large files take half a second
-def _parsed(path: Path, size: int, modified: int) -> dict[str, Any]:
+def parsed(path: Path) -> dict[str, Any]:
+    """tokenizer.json, which stays in memory until `forget`."""
     return read_json(path, path.name)
 
 
-def parsed(path: Path) -> dict[str, Any]:
-    """tokenizer.json, which stays in memory until `forget`."""
-    state = path.stat()
-    return _parsed(path, state.st_size, state.st_mtime_ns)
-
-
-forget = _parsed.cache_clear
+forget = parsed.cache_clear
 
 
 def check(folder: Path) -> None:
     """Raises ModelError for a tokenizer file that is not JSON, or that implies more than any tokenizer needs."""
+    forget()
     # a tokenizer.json is read in place of a SentencePiece model
     for name in LISTS if (folder / "tokenizer.json").is_file() else (*LISTS, *SENTENCEPIECES):
         if (folder / name).is_file():
             _at_most(name, "bytes", (folder / name).stat().st_size, LARGEST_LIST)
     for name in _FILES:
-        path = folder / name
-        if path.is_file():
-            _check_file(name, parsed(path) if name == "tokenizer.json" else read_json(path, name))
+        if (folder / name).is_file():
+            _check_file(name, parsed(folder / name) if name == "tokenizer.json" else read_json(folder / name, name))
 
 
 def _check_file(name: str, data: dict[str, Any]) -> None:
@@ -89,8 +84,8 @@ def _check_file(name: str, data: dict[str, Any]) -> None:
             raise ModelError(f"{name} says {shown(key, 40)} = {value!s:.30}, far above what any has")
     if (largest := max((id for id in ids if isinstance(id, int)), default=0)) >= MOST_IDS:
         raise ModelError(f"{name} holds the id {largest!s:.30}, far above what any model has")
-    if name == "tokenizer.json":
-        _check_steps(rest)
+    for part in _STEPS if name == "tokenizer.json" else ():
+        _check_steps(part, data.get(part) if part != "model" else rest["model"])
 
 
 def check_vocabulary(name: str, *, tokens: int = 0, merges: int = 0, added: int = 0, pieces: int = 0) -> None:
@@ -119,19 +114,18 @@ def _at_most(name: str, what: str, number: int, most: int) -> None:
         raise ModelError(f"{name} has {number:,} {what}, and at most {most:,} are read")
 
 
-def _check_steps(parts: dict[str, Any]) -> None:
-    """The steps through which a text goes, each an object: a step may insert a string or a list at every character."""
-    for part in _STEPS:
-        growth = 1
-        for step in _objects(parts.get(part)):
-            for key in _INSERTED:
-                if isinstance(step.get(key), (str, list)):
-                    growth *= max(1, len(step[key]) + (key == "prepend"))
-            if isinstance(charsmap := step.get("precompiled_charsmap"), str):
-                with suppress(ValueError):  # the library reports it
-                    check_charsmap("tokenizer.json", base64.b64decode(charsmap, validate=True))
-        if growth > MOST_GROWTH:
-            raise ModelError(f"tokenizer.json: its {part} makes texts more than {MOST_GROWTH} times as long")
+def _check_steps(part: str, steps: Any) -> None:
+    """The steps of a part of tokenizer.json: each may insert a string or a list at every character of a text."""
+    growth = 1
+    for step in _objects(steps):
+        for key in _INSERTED:
+            if isinstance(step.get(key), (str, list)):
+                growth *= max(1, len(step[key]) + (key == "prepend"))
+        if isinstance(charsmap := step.get("precompiled_charsmap"), str):
+            with suppress(ValueError):  # the library reports it
+                check_charsmap("tokenizer.json", base64.b64decode(charsmap, validate=True))
+    if growth > MOST_GROWTH:
+        raise ModelError(f"tokenizer.json: its {part} makes texts more than {MOST_GROWTH} times as long")
 
 
 def _nested(value: Any) -> Iterator[Any]:

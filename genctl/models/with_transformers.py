@@ -335,10 +335,6 @@ def _model(
         model, report = guarded(lambda: read(folder), f"{checkpoint.folder} cannot be loaded")
     missing = sorted(report["missing_keys"])
     mismatched = sorted(str(entry[0] if isinstance(entry, tuple) else entry) for entry in report["mismatched_keys"])
-    if mismatched and checkpoint.gguf:
-        from genctl.models import gguf
-
-        mismatched = gguf.read_gates(model, mismatched, checkpoint.folder / checkpoint.gguf)
     if mismatched:
         raise ModelError(f"{few(mismatched)}: the shape in the weight files is not the one that config.json implies")
     if missing:
@@ -347,7 +343,7 @@ def _model(
     if checkpoint.gguf:
         from genctl.models import gguf
 
-        unused = gguf.check_read(model, sorted(report["unexpected_keys"]), checkpoint.folder / checkpoint.gguf)
+        unused = gguf.check_read(model, checkpoint.folder / checkpoint.gguf)
     else:
         unused = check_unused(model, report["unexpected_keys"], checkpoint.weights.tensors, checkpoint.config)
     if unused:

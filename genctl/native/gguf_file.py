@@ -17,7 +17,7 @@ from genctl.native.pages import DTYPES
 
 
 class GgufFile:
-    """A file, in one part or several, whose header has been checked (see `models.gguf_header`).
+    """A file, in one part or several, whose header has been checked (see `models.gguf`).
 
     `check_tensor` is shown each tensor once, by its name, and may raise; of blocks it is shown the scales.
     """

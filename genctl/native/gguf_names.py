@@ -41,7 +41,7 @@ _NEIGHBOURS = ("llama", "mistral", "mixtral", "granite", "olmo", "smollm3")
 
 @dataclass(frozen=True)
 class GgufTensors:
-    """The tensors of a GGUF file by name (`models.gguf_header.GgufTensor`), and what is done to some of them."""
+    """The tensors of a GGUF file by name (`models.gguf.GgufTensor`), and what is done to some of them."""
 
     places: Mapping[str, Any]
     neighbours: Mapping[str, int]  # those whose first rows pair neighbours: heads -> pairs half a head apart

@@ -109,7 +109,7 @@ def test_a_cache_of_digests_is_whole_or_not_there(folder: Path) -> None:
     for number in range(2):
         disk = Disk(folder)
         before = {path.name: path.read_bytes() for path in folder.iterdir()}
-        entries = {f"/weights/{each}": [each, 1, 1, 1, 1, "0" * 64] for each in range(number + 1)}
+        entries = {f"{each}": f"sha256:{each:064x}" for each in range(number + 1)}
         with disk.recording():
             fingerprint._write(folder / NAME, entries)
         assert {files.get(NAME) for files in disk.crashes} == {before.get(NAME), (folder / NAME).read_bytes()}

@@ -21,7 +21,7 @@ from genctl.models.architectures import (
     facts_of,
     read_native,
 )
-from genctl.models.tokenizer_files import CLASSES
+from genctl.models.tokenizer import RECIPES
 from genctl.native.config import NotNative
 
 NATIVE = {row.name: row.native for row in ARCHITECTURES.values() if row.native is not None}
@@ -51,7 +51,7 @@ def test_no_architecture_has_two_rows() -> None:
 
 def test_every_tokenizer_has_a_recipe_or_is_left_to_others() -> None:
     rare = {"CohereTokenizer", "PegasusTokenizer", "RobertaTokenizer", "T5Tokenizer"}  # read by AutoTokenizer
-    known = {"", BACKEND, NO_CLASS, LEFT_TO_TRANSFORMERS, *CLASSES, *rare}
+    known = {"", BACKEND, NO_CLASS, LEFT_TO_TRANSFORMERS, *RECIPES, *rare}
     assert {row.name: row.tokenizer for row in ARCHITECTURES.values() if row.tokenizer not in known} == {}
 
 

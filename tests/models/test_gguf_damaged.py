@@ -10,13 +10,10 @@ from typing import Any
 
 import numpy
 import pytest
-import torch
 
-from genctl.decode.runtime import Pass
 from genctl.errors import ModelError
-from genctl.models import gguf_header
+from genctl.models.gguf import read
 from genctl.models.hub import load
-from genctl.native.runtime import NativeRuntime
 from genctl.params import Runtime
 from tests.cli.tool import genctl
 from tests.models.test_gguf import written
@@ -143,13 +140,13 @@ def test_a_file_cut_anywhere_in_its_header_is_refused(sound: bytes, tmp_path: Pa
     for length in range(4, len(sound), 997):
         path.write_bytes(sound[:length])
         with pytest.raises(ModelError, match=r"cut\.gguf is damaged: "):
-            gguf_header.read(path)
+            read(path)
 
 
 def test_the_header_is_read_as_its_library_reads_it(sound: bytes, tmp_path: Path) -> None:
     path = tmp_path / "sound.gguf"
     path.write_bytes(sound)
-    header, theirs = gguf_header.read(path), gguf.GGUFReader(path)
+    header, theirs = read(path), gguf.GGUFReader(path)
     assert header.metadata["qwen2.block_count"] == 2
     assert {tensor.name for tensor in theirs.tensors} == set(header.tensors)
     for tensor in theirs.tensors:
@@ -159,20 +156,6 @@ def test_the_header_is_read_as_its_library_reads_it(sound: bytes, tmp_path: Path
         assert ours.dtype == tensor.tensor_type.name
 
 
-@pytest.mark.usefixtures("little_memory")
-def test_rotary_dimensions_that_lie_are_refused(tmp_path: Path) -> None:
-    def refused(size: int) -> str:
-        path = written(
-            tmp_path / f"{size}.gguf", arch="llama", more=lambda writer: writer.add_rope_dimension_count(size)
-        )
-        with pytest.raises(ModelError) as said:
-            load(Runtime(model=str(path)))
-        return said.value.message
-
-    assert "llama.rope.dimension_count is 4000000000; known here is 8" in refused(4_000_000_000)
-    assert "65000.gguf: llama.rope.dimension_count is 65000; known here is 8" in refused(65_000)
-
-
 def test_a_tensor_that_the_model_has_no_place_for_is_refused(tmp_path: Path) -> None:
     def bias(writer: Any) -> None:
         writer.add_tensor("blk.0.attn_output.bias", numpy.ones(32, dtype=numpy.float32))
@@ -180,35 +163,3 @@ def test_a_tensor_that_the_model_has_no_place_for_is_refused(tmp_path: Path) -> 
     path = written(tmp_path / "more.gguf", more=bias)
     with pytest.raises(ModelError, match=r"more\.gguf holds 1 tensors .* has no place: blk\.0\.attn_output\.bias"):
         load(Runtime(model=str(path)))
-
-
-def test_positions_that_nobody_would_scale_are_refused(tmp_path: Path) -> None:
-    def scaled(writer: Any) -> None:
-        writer.add_rope_scaling_factor(float("inf"))
-
-    path = written(tmp_path / "scaled.gguf", more=scaled)
-    with pytest.raises(ModelError, match=r"scaled\.gguf: qwen2\.rope\.scaling\.factor is inf; known here is a number"):
-        load(Runtime(model=str(path)))
-
-
-def test_rotary_factors_are_applied(tmp_path: Path) -> None:
-    """A llama with scaled frequencies computes what transformers computes with them in its config."""
-    rope = {"rope_theta": 10_000.0, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
-    rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 32}
-    from tests.tiny import tiny
-
-    scaled, plain = tiny("llama", rope_parameters=rope), tiny("llama")
-    factors = plain.model.rotary_emb.inv_freq / scaled.model.rotary_emb.inv_freq
-    assert factors.max() > 2
-
-    def with_factors(writer: Any) -> None:
-        writer.add_tensor("rope_freqs.weight", factors.float().numpy())
-
-    path = written(tmp_path / "llama.gguf", arch="llama", packed=False, more=with_factors)
-    ids = torch.tensor([[5, 60, 250, 7] * 20])
-    with torch.no_grad():
-        model: Any = load(Runtime(model=str(path), pack=False)).model
-        found = NativeRuntime(model)(Pass(ids)).logits
-        expected, without = scaled(ids).logits, plain(ids).logits
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    assert (expected - without).abs().max() > 1e-2

@@ -305,7 +305,7 @@ def test_tensors_in_other_types_are_unpacked(tmp_path: Path) -> None:
     """A matrix whose rows are no whole blocks stays in float32, and TQ1_0, which has no product, is unpacked to it."""
     from gguf.quants import quantize
 
-    from genctl.models.gguf_header import read
+    from genctl.models.gguf import read
     from genctl.native.gguf_file import GgufFile
     from genctl.native.gguf_names import GgufTensors
 

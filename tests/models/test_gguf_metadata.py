@@ -13,7 +13,7 @@ from torch import Tensor
 
 from genctl.decode.runtime import Pass
 from genctl.errors import ModelError
-from genctl.models import gguf
+from genctl.models import gguf_config
 from genctl.models.hub import LoadedModel, load
 from genctl.native.runtime import NativeModel, NativeRuntime
 from genctl.params import Runtime
@@ -68,7 +68,7 @@ def test_other_types_of_numbers_are_near(name: str, kind: str, share: float, tmp
 
 
 @pytest.mark.parametrize(
-    "name", ["gemma2", "gemma3, linear rope", "llama, yarn", "phi3, longrope", "qwen3", "qwen3_moe", "qwen2_moe"]
+    "name", ["gemma2", "gemma3, linear rope", "llama, yarn", "phi3, longrope", "qwen3", "qwen3_moe"]
 )
 def test_transformers_classes_have_the_same_config(name: str, tmp_path: Path) -> None:
     loaded: Any = load(Runtime(model=str(written(tmp_path / "tiny.gguf", name)), runtime="transformers")).model
@@ -82,30 +82,11 @@ def test_falcons_with_groups_of_heads_are_not_read_by_transformers(tmp_path: Pat
         load(Runtime(model=str(path), runtime="transformers"))
 
 
-@pytest.mark.parametrize(("gate", "projection"), [(True, "gated-gelu"), (False, "relu")])
-def test_a_t5_is_gated_where_it_has_gates(gate: bool, projection: str, tmp_path: Path) -> None:
-    writer = library.GGUFWriter(tmp_path / "t5.gguf", "t5")
-    writer.add_name("T5")
-    sizes = {"context_length": 512, "block_count": 1, "decoder_block_count": 1, "embedding_length": 8}
-    sizes |= {"feed_forward_length": 16, "attention.head_count": 2, "attention.key_length": 4, "vocab_size": 9}
-    sizes |= {"attention.value_length": 4, "attention.relative_buckets_count": 32, "decoder_start_token_id": 0}
-    for key, value in sizes.items():
-        writer.add_uint32(f"t5.{key}", value)
-    for key in ("layer_norm_epsilon", "layer_norm_rms_epsilon"):
-        writer.add_float32(f"t5.attention.{key}", 1e-6)
-    for name in ("token_embd", "enc.blk.0.ffn_up", "dec.blk.0.ffn_up", *(["enc.blk.0.ffn_gate"] if gate else [])):
-        writer.add_tensor(f"{name}.weight", torch.zeros(16, 8).numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    config = gguf.inspect(tmp_path / "t5.gguf", need_tokenizer=False).config
-    assert (config["feed_forward_proj"], "is_gated_act" in config) == (projection, False)
-    data = (tmp_path / "t5.gguf").read_bytes()
-    at = data.index(b"t5.attention.value_length") + len(b"t5.attention.value_length") + 4
-    (tmp_path / "other.gguf").write_bytes(data[:at] + bytes([5]) + data[at + 1 :])
-    with pytest.raises(ModelError, match=r"transformers does not read t5.attention.value_length = 5"):
-        gguf.inspect(tmp_path / "other.gguf", need_tokenizer=False)
+def test_an_architecture_without_a_row_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "tiny.gguf", "bloom")
+    path.write_bytes(path.read_bytes().replace(b"bloom", b"blood"))
+    with pytest.raises(ModelError, match=r"tiny.gguf: GGUF files of the architecture 'blood' are not read"):
+        load(Runtime(model=str(path)))
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
@@ -139,6 +120,8 @@ def test_keys_that_change_nothing_are_listed(tmp_path: Path) -> None:
         ("llama", put("llama.attention.temperature_scale", 0.1, "FLOAT32"), "llama.attention.temperature_scale = 0.1"),
         ("llama", put("llama.attention.sliding_window", 8), "llama.attention.sliding_window = 8 is not known"),
         ("llama", put("llama.attention.value_length", 16), "llama.attention.value_length is 16; known here is 8"),
+        ("llama", put("llama.rope.scaling.factor", float("inf"), "FLOAT32"), "factor is inf; known here is a number"),
+        ("llama", put("llama.rope.dimension_count", 4_000_000_000), "count is 4000000000; known here is 8"),
         ("llama", put("llama.rope.dimension_count", 4), "llama.rope.dimension_count is 4; known here is 8"),
         ("llama", put("llama.attention.causal", False, "BOOL"), "llama.attention.causal is False; known here is True"),
         ("llama", put("llama.rope.scaling.type", "ntk", "STRING"), "llama.rope.scaling.type is 'ntk'; known here is"),
@@ -199,7 +182,7 @@ def test_yarn_has_the_fields_of_config_json(tmp_path: Path) -> None:
         for key, value in (("attn_factor", 1.5), ("yarn_beta_fast", 16.0), ("yarn_beta_slow", 2.0)):
             metadata[f"qwen2.rope.scaling.{key}"] = ("FLOAT32", "", value)
 
-    checkpoint = gguf.inspect(written(tmp_path / "tiny.gguf", "qwen2, yarn", change=yarn), need_tokenizer=False)
+    checkpoint = gguf_config.inspect(written(tmp_path / "tiny.gguf", "qwen2, yarn", change=yarn), need_tokenizer=False)
     sharp = 1 + 0.1 * torch.tensor(4.0).log().item()  # section 3.4 of the paper
     assert checkpoint.config["max_position_embeddings"] == 256
     assert checkpoint.config["rope_scaling"] == {

@@ -26,7 +26,7 @@ from tokenizers import pre_tokenizers
 
 from genctl.errors import ModelError
 from genctl.models import gguf_tokenizer
-from genctl.models.gguf_splits import SPLITS
+from genctl.models.gguf_tokenizer import SPLITS
 from genctl.models.hub import load
 from genctl.models.text import Detokenizer, decode
 from genctl.models.tokenizer import PlainTokenizer
@@ -261,8 +261,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a flag of another type": ({"add_bos_token": "yes"}, "add_bos_token is 'yes', neither true nor false"),
     "BOS that nothing names": ({"add_bos_token": True}, "add_bos_token is true, and bos_token_id names no token"),
     "types of too few": ({"token_type": [1, 1]}, "token_type has 2 items for 3 tokens"),
-    "types of texts": ({"token_type": ["1", "1", "1"]}, "token_type is an array of the type 8"),
-    "merges of numbers": ({"merges": [1, 2]}, "merges is an array of the type"),
+    "types of texts": ({"token_type": ["1", "1", "1"]}, "token_type is no list of numbers"),
+    "merges of numbers": ({"merges": [1, 2]}, "merges is no list of texts"),
     "a chat template of a number": ({"chat_template": 5}, "tokenizer.chat_template is no text"),
 }
 

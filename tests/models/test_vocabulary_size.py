@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,7 @@ import pytest
 
 from genctl.errors import ModelError
 from genctl.models import tokenizer_limits
-from tests.cli.tool import genctl
 
-STORIES = Path(tokenizer_limits.__file__).parent / "builtin" / "stories"
 Vocabulary = Callable[[Path, int], object]
 
 
@@ -110,14 +107,14 @@ def test_the_tokens_of_a_gguf_file_have_the_same_bounds(
     bound: str, what: str, types: int, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("gguf")
-    from genctl.models import gguf_header
+    from genctl.models import gguf
     from tests.models.test_gguf_tokenizer import write
 
     monkeypatch.setattr(tokenizer_limits, bound, 3)
-    gguf_header.read(write(tmp_path / "fits.gguf", model, [(letter, types) for letter in "abc"]))
+    gguf.read(write(tmp_path / "fits.gguf", model, [(letter, types) for letter in "abc"]))
     path = write(tmp_path / "more.gguf", model, [(letter, types) for letter in "abcd"])
     with pytest.raises(ModelError, match=f"has 4 {what}, and at most 3 are read"):
-        gguf_header.read(path)
+        gguf.read(path)
 
 
 def test_usual_steps_pass(tmp_path: Path) -> None:
@@ -146,16 +143,3 @@ def test_usual_steps_pass(tmp_path: Path) -> None:
 def test_a_real_vocabulary_fits() -> None:
     """262,144 tokens, 6,242 of them added, and 514,906 merges: Gemma 3's. 28,672 more are added by speech models."""
     tokenizer_limits.check_vocabulary("x", tokens=262_144 + 28_672, merges=514_906, added=(6_242 + 28_672) * 24)
-
-
-def test_the_command_says_it_in_one_line(tmp_path: Path) -> None:
-    folder = shutil.copytree(STORIES, tmp_path / "model")
-    data = json.loads((folder / "tokenizer.json").read_text())
-    data["added_tokens"].append(
-        {**data["added_tokens"][0], "id": 9999, "content": "x" * (tokenizer_limits.MOST_ADDED + 1)}
-    )
-    (folder / "tokenizer.json").write_text(json.dumps(data))
-    done = genctl("run", "-m", str(folder), "Once", "-n", "1")
-    assert done.status == 3
-    assert "bytes of added tokens and settings, and at most 4,194,304 are read" in done.err
-    assert len(done.err.splitlines()) == 1
