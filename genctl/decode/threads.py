@@ -135,34 +135,21 @@ def _busy_s() -> float | None:
 
 
 def quota(system: Path = Path("/")) -> float | None:
-    """Cores that the cgroup of this process, or one above it, allows; None without a limit."""
-    try:
-        groups = [line.split(":", 2) for line in (system / "proc/self/cgroup").read_text("utf-8").splitlines()]
-    except OSError:
-        return None
+    """Cores that the cgroup (version 2) of this process, or one above it, allows; None without a limit."""
     limits = []
-    for _, controllers, path in (group for group in groups if len(group) == 3):
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        root = system / "sys/fs/cgroup" / (controllers and "cpu")
-        place = root / path.lstrip("/")
-        for folder in (place, *place.parents):
-            limits += _limit(folder)
+    try:
+        groups = (system / "proc/self/cgroup").read_text("utf-8").splitlines()
+        path = next((line.removeprefix("0::/") for line in groups if line.startswith("0::/")), None)
+        root = system / "sys/fs/cgroup"
+        for folder in () if path is None else (root / path, *(root / path).parents):
+            if (folder / "cpu.max").exists():
+                allowed, period = (folder / "cpu.max").read_text("ascii").split()
+                limits += [int(allowed) / int(period)] if allowed != "max" else []
             if folder == root:
                 break
-    return min(limits, default=None)
-
-
-def _limit(folder: Path) -> list[float]:
-    """The limit of one cgroup in cores, for either version of cgroups; [] without a limit."""
-    try:
-        if (folder / "cpu.max").exists():
-            quota, period = (folder / "cpu.max").read_text("ascii").split()
-        else:
-            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text("ascii").strip() for name in ("quota", "period"))
-        return [int(quota) / int(period)] if quota != "max" and int(quota) > 0 else []
     except (OSError, ValueError):
-        return []
+        return None
+    return min(limits, default=None)
 
 
 def _beyond(number: int) -> str:

@@ -90,8 +90,7 @@ def test_ranks_and_other_devices_keep_what_torch_has(monkeypatch: pytest.MonkeyP
     ("groups", "files", "limit"),
     [
         ("0::/a/b\n", {"a/cpu.max": "150000 100000\n", "a/b/cpu.max": "max 100000\n"}, 1.5),
-        ("2:cpu,cpuacct:/x\n", {"cpu/x/cpu.cfs_quota_us": "300000\n", "cpu/x/cpu.cfs_period_us": "100000\n"}, 3.0),
-        ("1:cpu:/x\n0::/\n", {"cpu/x/cpu.cfs_quota_us": "-1\n", "cpu/x/cpu.cfs_period_us": "100000\n"}, None),
+        ("1:cpu:/x\n0::/\n", {"cpu.max": "300000 100000\n"}, 3.0),
         ("0::/../..\n", {}, None),
         ("", {}, None),
     ],

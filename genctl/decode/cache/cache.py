@@ -17,7 +17,7 @@ from genctl.decode.cache.growing import GrowingLayer, OffloadedLayer
 from genctl.decode.cache.layer import CROSS, CacheLayer
 
 if TYPE_CHECKING:
-    from genctl.decode.cache.static import SlotPlace, SlottedLayer, SlottedWindow
+    from genctl.decode.cache.forms import SlotPlace, SlottedLayer, SlottedWindow
 
 
 class Trait:
@@ -191,11 +191,11 @@ class Cache:
         one.
         """
         if form == "static":
-            from genctl.decode.cache.static import StaticLayer
+            from genctl.decode.cache.forms import StaticLayer
 
             self.layers = [layer.converted(StaticLayer, room) for layer in self.layers]
         elif form == "quantized":
-            from genctl.decode.cache.quantized import QuantizedLayer
+            from genctl.decode.cache.forms import QuantizedLayer
 
             self.layers = [layer.converted(QuantizedLayer) for layer in self.layers]
         elif form == "offloaded":
@@ -209,8 +209,7 @@ class Cache:
 
     def use_slots(self, *, windows: bool = False) -> None:
         """Prepare the growing layers for steps of one shape; with `windows` those that slide, too."""
-        from genctl.decode.cache.sliding import SlidingLayer
-        from genctl.decode.cache.static import SlottedLayer, SlottedWindow
+        from genctl.decode.cache.forms import SlidingLayer, SlottedLayer, SlottedWindow
 
         self.layers = [
             SlottedWindow.of(layer) if windows and type(layer) is SlidingLayer else layer.converted(SlottedLayer)
@@ -226,7 +225,7 @@ class Cache:
         """
         if self.is_slotted and self.length:
             return True
-        from genctl.decode.cache.sliding import SlidingLayer
+        from genctl.decode.cache.forms import SlidingLayer
 
         if any(not layer.is_slotted and type(layer) not in (GrowingLayer, SlidingLayer) for layer in self.layers):
             return False
@@ -256,7 +255,7 @@ class Cache:
             layer.written(count)
 
     def _slotted(self) -> list[SlottedLayer | SlottedWindow]:
-        from genctl.decode.cache.static import SlottedLayer, SlottedWindow
+        from genctl.decode.cache.forms import SlottedLayer, SlottedWindow
 
         return [layer for layer in self.layers if isinstance(layer, (SlottedLayer, SlottedWindow))]
 
@@ -320,7 +319,7 @@ def new_cache(windows: Sequence[int | None], room: int = 0) -> Cache:
     """
     if not any(windows):
         return Cache(GrowingLayer(room) for _ in windows)
-    from genctl.decode.cache.sliding import SlidingLayer
+    from genctl.decode.cache.forms import SlidingLayer
 
     return Cache(GrowingLayer(room) if size is None else SlidingLayer(size, room) for size in windows)
 
@@ -365,7 +364,7 @@ class RowOfPass(Cache):
         return self.whole.layers if self._own is None else self._own
 
 
-def run_of(caches: list[Cache | None]) -> list[RowOfPass]:
+def run_of(caches: Iterable[Cache | None]) -> list[RowOfPass]:
     """The first of some caches, as far as they are rows of one pass."""
     rows: list[RowOfPass] = []
     for cache in caches:

@@ -27,10 +27,9 @@ from transformers.cache_utils import (
 
 from genctl import compat
 from genctl.decode.cache.cache import Cache
+from genctl.decode.cache.forms import SlidingLayer, Slots
 from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.cache.layer import FULL, RECURRENT, SLIDING, CacheLayer, attention_entry, entry, shape_in_memory
-from genctl.decode.cache.sliding import SlidingLayer
-from genctl.decode.cache.static import Slots
 from genctl.errors import ModelError
 
 DynamicLayer.register(GrowingLayer)

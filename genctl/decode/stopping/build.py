@@ -7,19 +7,27 @@ knobs that are set. If several would end a row at the same token, the first is r
 A table of the list has `use`: the name of a knob, of an installed criterion, or `package.module:Class`. Its other keys
 are that knob's (by default as set elsewhere) or the arguments of the class. `config` has checked names, keys and the
 values of knobs.
+
+Stopping criteria of users: constructed and called.
+
+A criterion is called as `criterion(written)` and returns None or False to continue, True, a text, or a pair of finish
+reason and text; a subclass of transformers' StoppingCriteria is called with the new tokens as `input_ids` [1, T] and
+`scores` None instead. Either must depend only on its arguments: rows are reordered, forked and rolled back.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from genctl.config import listed_knobs
 from genctl.config.listed_knobs import criteria_of
 from genctl.decode.stopping import Criterion, Stop, Written
 from genctl.decode.stopping.stops import BROKEN, Marks, Pattern, Stops, Tags, Thoughts, added_tokens, marks, quoted
-from genctl.errors import PresetError, UsageError
+from genctl.errors import PresetError, UsageError, raised
 from genctl.params import Generation
 
 MIN_TOKENS = 5  # a mean over fewer tokens is too noisy
@@ -89,10 +97,8 @@ def stops_of(criteria: Sequence[NamedCriterion], *, keep: bool) -> Stops | None:
 def _from_table(table: dict[str, Any], context: StoppingContext) -> NamedCriterion:
     use, keys = table["use"], {name: value for name, value in table.items() if name != "use"}
     if use not in _MAKERS:
-        from genctl.decode.stopping import plugins
-
         offered = {"tokenizer": context.tokenizer, "decode": context.decode}
-        return NamedCriterion(use, plugins.make(use, keys, offered, allowed=context.allow_plugins))
+        return NamedCriterion(use, make(use, keys, offered, allowed=context.allow_plugins))
     values = {"min_tokens": MIN_TOKENS, **vars(context.generation), **keys}
     if use not in keys and values[use] in (None, [], ()):
         raise ValueError(f"{use} has no value: set {use} in this table or in the preset")
@@ -224,3 +230,44 @@ def _marks(context: StoppingContext) -> Marks:
     special |= set(getattr(context.tokenizer, "all_special_ids", ()))
     skipped = [token for token in sorted(special) if not context.decode([token])]
     return marks(context.tokenizer, skipped, [*stops, *(context.tags or ())[:2]], patterns)
+
+
+REASONS = ("eos", "length", "stop", "time")
+
+
+def make(use: str, arguments: Mapping[str, Any], offered: Mapping[str, Any], *, allowed: bool) -> Criterion:
+    """A criterion from a user's class or function and the keys of its table (see `genctl.config.listed_knobs.make`).
+
+    `offered` (the tokenizer, the decoder) is passed to parameters of that name. Raises UsageError.
+    """
+    criterion = listed_knobs.make("stopping criterion", use, arguments, allowed=allowed, offered=offered)
+    # by name, so that transformers is not imported for other criteria
+    names = {f"{base.__module__.split('.')[0]}.{base.__name__}" for base in type(criterion).__mro__}
+    is_transformers = "transformers.StoppingCriteria" in names
+    return partial(_call, use, partial(_with_tensors, criterion) if is_transformers else criterion)
+
+
+def _call(use: str, criterion: Callable[[Written], Any], written: Written) -> Stop | None:
+    try:
+        answer = criterion(written)
+    except Exception as error:
+        raise UsageError(f"the stopping criterion {use} failed at token {written.count}: {raised(error)}") from error
+    if answer is None or answer is False:
+        return None
+    if answer is True:
+        return Stop("stop", use, "plugin")
+    if isinstance(answer, str):
+        return Stop("stop", answer, "plugin")
+    if isinstance(answer, tuple) and len(answer) == 2 and answer[0] in REASONS and isinstance(answer[1], str):
+        return Stop(*answer, "plugin" if answer[0] == "stop" else "")
+    raise UsageError(
+        f"the stopping criterion {use} answered {answer!r}, not None, a truth value, a text, "
+        f"or a pair of {'|'.join(REASONS)} and a text"
+    )
+
+
+def _with_tensors(criterion: Callable[..., Any], written: Written) -> bool:
+    import torch
+
+    answer = criterion(torch.tensor([written.tail(written.count)]), None)
+    return bool(answer.all()) if isinstance(answer, torch.Tensor) else bool(answer)

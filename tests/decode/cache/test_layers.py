@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from genctl.decode.cache.forms import QuantizedLayer, SlidingLayer, StaticLayer
 from genctl.decode.cache.growing import GrowingLayer
-from genctl.decode.cache.quantized import QuantizedLayer
-from genctl.decode.cache.sliding import SlidingLayer
-from genctl.decode.cache.static import StaticLayer
 
 HEADS, SIZE, WINDOW = 2, 3, 5
 
