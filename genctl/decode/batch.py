@@ -17,7 +17,7 @@ from genctl.decode.cache.cache import Cache, run_of
 from genctl.decode.lane import LaneState
 from genctl.decode.memory import OutOfMemory, raise_shortage, shortages
 from genctl.decode.pass_prices import PassPlan, never_pays
-from genctl.decode.runtime import CacheObserver, ModelRuntime, Output, Pass, TokenPlaces, join_sources
+from genctl.decode.runtime import CacheObserver, ModelRuntime, Pass, TokenPlaces, join_sources
 from genctl.decode.score import ModelScores
 from genctl.decode.transfer import to_device
 from genctl.decode.types import Prefix, Sources
@@ -113,28 +113,25 @@ class Batch:
 
         Rows stay in their places until the host knows more: a row that turns out to have ended has one step in vain.
         """
-        tokens = self._tokens_ahead(chosen)
-        if tokens is None:
+        kv, states = self.kv, self.states
+        known = [each.next_tokens for each in chosen if each.next_tokens is not None]
+        if (
+            kv.cache is None
+            or self.watcher is not None
+            or not self.model.runs_ahead
+            or kv.held != [(state, state.row_count) for state in states]
+            or self.model.wants_history(kv.columns)
+            # a row at its last token ends for certain, perhaps because the context is full
+            or any(state.live.written + 1 >= state.lane.max_new_tokens for state in states)
+            or len(known) < len(chosen)
+        ):
             return
         try:
-            self.ahead = self._scores(tokens)
+            self.ahead = self._scores(torch.cat(known))
         except OutOfMemory as error:
             self.ahead = error.without_frames()
         except GenctlError as error:  # reported after the tokens of this step, as if the pass had been run after them
             self.ahead = error
-
-    def _tokens_ahead(self, chosen: Sequence[LanesChosen]) -> Tensor | None:
-        """The token of each row that the host does not know yet, int64 [N]; None if the next pass has to wait."""
-        kv, states = self.kv, self.states
-        if kv.cache is None or self.watcher is not None or not self.model.runs_ahead:
-            return None
-        if kv.held != [(state, state.row_count) for state in states] or self.model.wants_history(kv.columns):
-            return None
-        # a row at its last token ends for certain, perhaps because the context is full
-        if any(state.live.written + 1 >= state.lane.max_new_tokens for state in states):
-            return None
-        known = [each.next_tokens for each in chosen if each.next_tokens is not None]
-        return torch.cat(known) if len(known) == len(chosen) else None
 
     def draft(self) -> Iterator[events.Event]:
         """Let lanes draft what the next pass checks; Failed for each whose drafter fails. Raises OutOfMemory."""
@@ -212,19 +209,22 @@ class Batch:
     def _scores(self, tokens: Tensor | None = None) -> ModelScores:
         """The scores of one pass, in which each row is fed its own of `tokens`, int64 [N], or what it has not read."""
         try:
-            output = self._pass(tokens)
+            given = self._next_pass(tokens)
+            output = self.model(given)
         except (MemoryError, RuntimeError) as error:
             raise_shortage(error)
             raise
+        if given.cache is not None and given.places is None:
+            self.kv.columns += given.feed.shape[1]
         return ModelScores(output.logits, output.layers)
 
-    def _pass(self, tokens: Tensor | None) -> Output:
+    def _next_pass(self, tokens: Tensor | None) -> Pass:
         model, device = self.model, self.model.device
         hidden = any(state.lane.strategy.traits.needs_hidden for state in self.states)
         drafted = any(state.draft is not None for state in self.states)
         if self.kv.cache is not None and len(self.states) > 1 and (self.kv.gaps or drafted):
             if self._checks(self.states):
-                return model(self.kv.ragged_pass(self.states))
+                return self.kv.ragged_pass(self.states)
             self.kv.align(self.states)
         cache = self.kv.cache
         if cache is None:
@@ -244,11 +244,7 @@ class Batch:
             all_columns = torch.arange(end, device=device)[None]
             mask, positions = (all_columns >= pads).long(), (columns - pads).clamp(min=0)
         history = self._everything() if cache is not None and model.wants_history(start) else None
-        given = Pass(feed, cache, mask, positions, self.kv.sources, cache is None, keep, hidden, history)
-        output = model(given)
-        if cache is not None:
-            self.kv.columns = end
-        return output
+        return Pass(feed, cache, mask, positions, self.kv.sources, cache is None, keep, hidden, history)
 
     def _unfed(self) -> Tensor:
         """The tokens of each row that the model has not read, int64 [N, F]."""
@@ -298,8 +294,11 @@ class BatchCache:
         """Whether every row stays in its place."""
         if self.cache is None or len(states) != len(self.held):
             return False
-        if not all(map(_stays, states, self.held)) or not all([state.alive for state in states]):
-            return False
+        for state, (held, rows) in zip(states, self.held, strict=True):
+            if state is not held or not state.alive or state.fed_draft:
+                return False
+            if not state.mode.one_row and (state.draft is not None or state.parents != [*range(rows)]):
+                return False
         self.reordered = []
         return True
 
@@ -313,7 +312,15 @@ class BatchCache:
         self.held = [(state, state.row_count) for state in states]
         self.rows = sum(count for _, count in self.held)
         if self.model.is_encoder_decoder:
-            self._arrange_sources(states)
+            if self.held == self._source_rows:
+                return
+            self._source_rows = self.held
+            prefixes = [state.prefix for state in states]
+            cross = [None if prefix.cache is None else prefix.cache.cross for prefix in prefixes]
+            sources = [prefix.source for prefix in prefixes if prefix.source is not None]
+            counts = [state.row_count for state in states]
+            group = self.model.abilities.shares_source and len(counts) > 1 and len(set(counts)) == 1
+            self.sources = join_sources(sources, cross, counts, group=group)
 
     def places_of(self, states: Sequence[LaneState]) -> list[int]:
         """The row of the last pass that each row of the next one continues, for lanes that were in it."""
@@ -352,7 +359,12 @@ class BatchCache:
                     self.cache = self.model.reorder(self.cache, index, since)
             self.pads = {state: self.pads[state] - spare for state in before}
             self.columns -= spare
-            self._reject(before)
+            # take back the tokens of drafts that were not accepted
+            gaps = {state: self.gaps.get(state, 0) + state.rejected for state in before}
+            beyond = min(gaps.values())
+            self.cache.crop(beyond)
+            self.columns -= beyond
+            self.gaps = {state: gap - beyond for state, gap in gaps.items() if gap > beyond}
             parts.append(self.cache)
         if joining:
             self.align(before)
@@ -370,15 +382,6 @@ class BatchCache:
             self.pads = {state: self.columns - length for state, length in lengths.items()}
 
     # -- rows of different numbers of tokens ---------------------------------------------------------------------------
-
-    def _reject(self, states: list[LaneState]) -> None:
-        """Take back the tokens of drafts that were not accepted."""
-        assert self.cache is not None
-        gaps = {state: self.gaps.get(state, 0) + state.rejected for state in states}
-        beyond = min(gaps.values())
-        self.cache.crop(beyond)
-        self.columns -= beyond
-        self.gaps = {state: gap - beyond for state, gap in gaps.items() if gap > beyond}
 
     def align(self, states: Sequence[LaneState]) -> None:
         """Let the tokens of all rows end in the last column."""
@@ -434,7 +437,10 @@ class BatchCache:
         parts: list[Cache] = []
         at = 0
         while at < len(joining):
-            plain = takewhile(_continues_prompt, joining[at:])
+            # of lanes with one row, which continues its prompt without a draft
+            plain = takewhile(
+                lambda one: one.row_count == 1 and one.own is None and not one.lane.strategy.traits.drafts, joining[at:]
+            )
             run = [] if shares_prompt else run_of(state.prefix.cache for state in plain)
             if run:
                 index = to_device([row.row for row in run], self.model.device)
@@ -473,26 +479,3 @@ class BatchCache:
         if alone:
             return part.continued(rows, room) if state.row_count == 1 else part.select(rows, room=room)
         return part.select(rows) if state.row_count > 1 else part  # a merge copies it
-
-    def _arrange_sources(self, states: list[LaneState]) -> None:
-        if self.held == self._source_rows:
-            return
-        self._source_rows = self.held
-        prefixes = [state.prefix for state in states]
-        cross = [None if prefix.cache is None else prefix.cache.cross for prefix in prefixes]
-        sources = [prefix.source for prefix in prefixes if prefix.source is not None]
-        counts = [state.row_count for state in states]
-        group = self.model.abilities.shares_source and len(counts) > 1 and len(set(counts)) == 1
-        self.sources = join_sources(sources, cross, counts, group=group)
-
-
-def _stays(state: LaneState, held: tuple[LaneState, int]) -> bool:
-    """Whether a lane's rows stay where they were in the last pass."""
-    if state.mode.one_row:
-        return state is held[0] and not state.fed_draft
-    return state is held[0] and state.draft is None and not state.fed_draft and state.parents == [*range(held[1])]
-
-
-def _continues_prompt(state: LaneState) -> bool:
-    """Whether a lane that joins has one row, which continues its prompt without a draft."""
-    return state.row_count == 1 and state.own is None and not state.lane.strategy.traits.drafts

@@ -64,9 +64,6 @@ class LaneState:
         self.survivors, self.parents = [0], [0]  # of the last choice: candidates, and the scored rows they continue
         self.scores: ModelScores | None = ModelScores(prefix.logits[:, None], prefix.layers)  # None: to be fed first
         self.place = slice(0, 1)  # the lane's rows in `scores`
-        if prefix.together is not None and lane.strategy.max_rows == 1:  # lanes that begin together choose together
-            self.scores, row = prefix.together
-            self.place = slice(row, row + 1)
         self.draft: Tensor | None = None  # int64 [R, B, D], on trial in the next pass
         self.fed_draft = 0  # draft tokens that the cache holds
         self.accepted = 0  # of these, tokens that stay
@@ -167,15 +164,12 @@ class LaneState:
             scores = known.followed_by(scores)
         return scores
 
-    def forget_prompt(self, *, source: bool) -> None:
-        """Drop the keys and values of the prompt, which the lane's rows have or will read again; or of the `source`."""
-        if self.prefix.cache is None or self.is_forgotten:
-            return
-        empty = self.model.new_cache()
-        empty.convert(self.lane.cache)
-        if not source:
-            empty.cross = self.prefix.cache.cross
-        self.prefix, self.is_forgotten = replace(self.prefix, cache=empty, together=None), True
+    def forget_prompt(self) -> None:
+        """Drop the keys and values of the prompt, which will be read again."""
+        if self.prefix.cache is not None:
+            empty = self.model.new_cache()
+            empty.convert(self.lane.cache)
+            self.prefix, self.is_forgotten = replace(self.prefix, cache=empty), True
 
     def reread(self, prefixes: PrefixCache) -> LaneState:
         """Read all rows again into a cache of the lane's own, after a preemption dropped the one that held them."""

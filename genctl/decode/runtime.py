@@ -22,7 +22,6 @@ from genctl import events
 from genctl.decode.cache.cache import Cache, RowOfPass
 from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.cache.layer import CROSS
-from genctl.decode.score import ModelScores
 from genctl.decode.types import Prefix, Source, Sources
 from genctl.errors import ModelError
 from genctl.events import shared_length
@@ -211,8 +210,6 @@ class ModelRuntime(ABC):
     def first_layers(self, count: int) -> ModelRuntime:
         """The same model without the layers after `count`. It shares the weights. Raises ModelError."""
 
-    # -- caches --------------------------------------------------------------------------------------------------------
-
     @abstractmethod
     def new_cache(self, *, room: int = 0, whole: bool = False) -> Cache:
         """An empty cache with `room` for columns after the prefill; a `whole` one keeps what windows would drop."""
@@ -227,17 +224,11 @@ class ModelRuntime(ABC):
     def free(self) -> None:  # noqa: B027 — most runtimes keep nothing
         """Drop what only makes steps faster, after memory ran out."""
 
-    # -- what a text may be cut into, and what its passes cost ---------------------------------------------------------
-
     def limit_cuts(self, window: CutWindow | None) -> None:
         """Lower the bound to that of a window."""
         self.cut_window = window
         if window is not None:
             self.bound, self.dynamic = min(self.bound, window.bound), True
-
-    def in_one_piece(self, length: int) -> bool:
-        """Whether the scores of a text depend on where it is cut."""
-        return length > self.bound
 
     def wants_history(self, before: int) -> bool:
         """Whether a pass that continues texts of `before` tokens needs `history`, the full texts."""
@@ -263,11 +254,16 @@ class ModelRuntime(ABC):
 
         return price_of(self.model.config, self.weights_form if self.device.type == "cpu" else "gpu")
 
+    @cached_property
+    def runs_ahead(self) -> bool:
+        """Whether a pass may begin before the host knows what it is fed: where a device works beside the host."""
+        return self.device.type == "cuda"
+
     def draft_room(self, length: int) -> float:
         """How many tokens may be on trial after a text of `length` tokens without changing how it is read."""
-        if length <= self.bound:
-            return self.bound - length
-        return 0 if self.dynamic else math.inf
+        if length > self.bound:
+            return 0 if self.dynamic else math.inf
+        return self.bound - length
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -297,9 +293,8 @@ class ModelRuntime(ABC):
         """Read prompts in one pass, padded on the left; each prefix holds its own row, without the padding."""
         longest = max(map(len, prompts))
         pads = [longest - len(ids) for ids in prompts]
-        tokens = torch.tensor([[0] * pad + list(ids) for pad, ids in zip(pads, prompts, strict=True)])
-        tokens = tokens.to(self.device)
-        mask = None
+        rows = [[0] * pad + list(ids) for pad, ids in zip(pads, prompts, strict=True)]
+        tokens, mask = torch.tensor(rows).to(self.device), None
         positions = torch.arange(longest, device=self.device)[None]
         if any(pads):
             before = torch.tensor(pads, device=self.device)[:, None]
@@ -310,7 +305,6 @@ class ModelRuntime(ABC):
         late = self.device.type == "cuda" and type(together) is Cache
         if late:
             self.prepare(together)
-        scores = ModelScores(output.logits[:, -1:])
         prefixes = []
         for row, pad in enumerate(pads):
             if late:
@@ -319,13 +313,8 @@ class ModelRuntime(ABC):
                 cache = together.select(torch.tensor([row], device=self.device), drop=pad)
                 self.prepare(cache)
             own, logits = tokens[row : row + 1, pad:], output.logits[row : row + 1, -1]
-            prefixes.append(Prefix(own, cache, logits, together=(scores, row) if late else None))
+            prefixes.append(Prefix(own, cache, logits))
         return prefixes
-
-    @cached_property
-    def runs_ahead(self) -> bool:
-        """Whether a pass may begin before the host knows what it is fed: where a device works beside the host."""
-        return self.device.type == "cuda"
 
     def prefill_in_pieces(self, ids: Sequence[int], size: int) -> Generator[Prefix | None, None, None]:
         """Read a prompt, so many tokens in a pass: None after each pass but the last, then the prefix.
@@ -357,11 +346,10 @@ class ModelRuntime(ABC):
         forgets = saved.cache.is_croppable
         if source is not saved.source or (reused == 0 and source is None) or (reused < len(known) and not forgets):
             return None, 0
-        if (hidden and saved.hidden is None) or self.in_one_piece(max(len(known), len(ids))):
+        if (hidden and saved.hidden is None) or max(len(known), len(ids)) > self.bound:
             return None, 0
         tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
-        row = torch.zeros(1, dtype=torch.long, device=self.device)
-        cache = saved.cache.select(row, room=len(ids) - reused)
+        cache = saved.cache.select(tokens.new_zeros(1), room=len(ids) - reused)
         cache.crop(len(known) - reused)
         sources = None if source is None else Sources(source.states, None, saved.cache.cross)
         seen = [] if saved.hidden is None else [saved.hidden[:, :reused]]
@@ -386,7 +374,7 @@ class ModelRuntime(ABC):
             sources = join_sources([prefix.source], [prefix.cache.cross], [len(tokens)])
         length, prompt = tokens.shape[1], int(prefix.tokens.shape[1])
         ends = [length]
-        if self.in_one_piece(length) and not self.reads_again:
+        if length > self.bound and not self.reads_again:
             cuts = range(prompt, length) if self.dynamic else sorted({prompt, max(prompt, int(self.bound))})
             ends = [*cuts, length]
         at = 0
@@ -397,28 +385,27 @@ class ModelRuntime(ABC):
         return cache
 
     def _grown(self, given: Pass, past: int) -> Output | None:
-        """Where texts are read again: a pass that does so if the fed tokens bring them beyond the bound; else None."""
-        cache = given.cache
-        if cache is None or given.history is None or given.first or past > self.bound:
+        """Where texts are read again: a pass that does so if the fed tokens bring them beyond the bound; else None.
+
+        It reads the full texts in one pass and refills the cache with the result, in the form that it has.
+        """
+        cache, history, count = given.cache, given.history, given.feed.shape[1]
+        if cache is None or history is None or given.first or past > self.bound:
             return None
-        beyond = past + given.feed.shape[1] > self.bound
+        beyond = past + count > self.bound
         # after a rejected draft a shorter cache may hold values that were computed beyond the bound
         if not beyond and not cache.beyond:
             return None
         cache.beyond = beyond
-        return self._again(given.history, cache, keep=given.feed.shape[1], hidden=given.hidden)
-
-    def _again(self, history: Tensor, cache: Cache, *, keep: int, hidden: bool) -> Output:
-        """Read texts int64 [N, T+F] in one pass and refill `cache` with the result, in the form that it has."""
         fresh = self.new_cache()
         if cache.records_past:  # a draft may be rejected
             fresh.activate_past_recording()
-        output = self(Pass(history, fresh, first=True, keep=0 if hidden else keep, hidden=hidden))
+        output = self(Pass(history, fresh, first=True, keep=0 if given.hidden else count, hidden=given.hidden))
         cache.refill(fresh)
-        if not hidden:
+        if not given.hidden:
             return Output(output.logits, cache)
-        layers = tuple(layer[:, -keep:] for layer in output.layers or ())
-        return Output(output.logits[:, -keep:], cache, layers[-1], layers)
+        layers = tuple(layer[:, -count:] for layer in output.layers or ())
+        return Output(output.logits[:, -count:], cache, layers[-1], layers)
 
 
 def depth_of(model: ModelRuntime) -> int:

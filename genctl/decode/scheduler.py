@@ -67,7 +67,15 @@ class Scheduler:
             yield from self._read_on(self.reading[0])
         while (busy := self.live + len(self.reading)) < self.width and not closed:
             if self.preempted:
-                yield from self._readmit(self.preempted.popleft())
+                state = self.preempted.popleft()
+                found = self._try(state.lane, partial(state.reread, self.prefixes), state.row_count)
+                if isinstance(found, events.Failed):
+                    state.close()
+                    yield found
+                elif found is None:
+                    self.preempted.appendleft(state)
+                else:
+                    self._join(state)
             elif interrupted:
                 return
             else:
@@ -93,7 +101,7 @@ class Scheduler:
         states = batch.clear()
         for state in states:
             state.scores = state.own = None  # the next pass computes them, after its rows were read again
-            state.forget_prompt(source=True)
+            state.forget_prompt()
         self._reclaim()
         if len(states) == 1:
             states[0].close()
@@ -164,16 +172,6 @@ class Scheduler:
             yield events.Prefilled(lane.name, lane.prompt_length, state.decoding - began, known, prefix.reused)
             self._join(state)
 
-    def _readmit(self, state: LaneState) -> Iterator[events.Event]:
-        found = self._try(state.lane, lambda: state.reread(self.prefixes), state.row_count)
-        if isinstance(found, events.Failed):
-            state.close()
-            yield found
-        elif found is None:
-            self.preempted.appendleft(state)
-        else:
-            self._join(state)
-
     def _join(self, state: LaneState) -> None:
         batch = next((batch for batch in self.batches if batch.accepts(state)), None)
         if batch is None:
@@ -198,9 +196,6 @@ class Scheduler:
             return events.Failed(lane.name, error.code, error.message)
         except OutOfMemory as error:
             shortage = error.without_frames()
-        for batch in self.batches:
-            for state, _ in batch.kv.held:  # its rows have the columns of the prompt
-                state.forget_prompt(source=False)
         self._reclaim()
         if not self.live:
             return too_large(lane, rows, shortage)
@@ -244,7 +239,18 @@ class LaneQueue:
             if self.postponed:
                 chosen.append(self.postponed.popleft())
                 continue
-            self._read(wait=wait and not chosen)
+            while not self.exhausted and len(self.known) < self.ahead:
+                lane = next(self.lanes, _END)
+                if lane is _END:
+                    self.exhausted = True
+                elif isinstance(lane, Lane):
+                    self.known.append(lane)
+                elif isinstance(lane, events.Failed):
+                    self.failed.append(lane)
+                    if wait and not chosen and not self.known:
+                        break  # nothing is decoded: waiting for the next lane would delay the failure
+                elif self.known or self.failed or chosen or not wait:
+                    break
             if not self.known:
                 break
             longest = max(self.known, key=work)  # the first of equals
@@ -256,21 +262,6 @@ class LaneQueue:
         """The failures since the last call."""
         failed, self.failed = self.failed, []
         return failed
-
-    def _read(self, *, wait: bool) -> None:
-        """Read until `ahead` lanes are known, or the next one is not there."""
-        while not self.exhausted and len(self.known) < self.ahead:
-            lane = next(self.lanes, _END)
-            if lane is _END:
-                self.exhausted = True
-            elif isinstance(lane, Lane):
-                self.known.append(lane)
-            elif isinstance(lane, events.Failed):
-                self.failed.append(lane)
-                if wait and not self.known:
-                    return  # nothing is decoded: waiting for the next lane would delay the failure
-            elif self.known or self.failed or not wait:
-                return
 
 
 def work(lane: Lane) -> tuple[int, int]:

@@ -61,7 +61,6 @@ class Prefix:
     layers: tuple[Tensor, ...] | None = None  # hidden states per layer at the last position, each [1, 1, H]
     source: Source | None = None
     reused: int = 0  # tokens of the prompt that came from a saved prompt
-    together: tuple[Any, int] | None = None  # the scores of all prompts of its pass (`score.ModelScores`), and its row
 
 
 @dataclass
@@ -99,7 +98,7 @@ class Rows:
 
 
 class RawScores(Protocol):
-    """What a model says after each row, before the processors (`score.ModelScores`)."""
+    """The scores of a model before the processors (`score.ModelScores`)."""
 
     @property
     def logits(self) -> Tensor: ...

@@ -371,7 +371,7 @@ def load_session(kind: type[SomeSession], setup: EngineSetup) -> SomeSession:
 
     Raises ModelError, UsageError or PresetError.
     """
-    threads = Threads(setup.runtime.threads, steady=not setup.live)  # made before torch is imported
+    threads = Threads(setup.runtime.threads)
     session = kind.load(
         setup.runtime,
         **setup.trust,

@@ -1,8 +1,5 @@
-"""Layers that are allocated once, and the slots that compiled or captured steps write to.
-
-A layer with a sliding window.
-
-A layer in 8 bits.
+"""The other forms of a growing layer: with a sliding window, allocated once, with slots for compiled or captured steps,
+and in 8 bits.
 """
 
 from __future__ import annotations
@@ -46,26 +43,25 @@ class SlidingLayer(GrowingLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         new = key_states.shape[-2]
-        first, self.seen = self.seen == 0, self.seen + new
-        if first and not self.record_past:  # a long prompt: dropped columns are never stored
+        if self.seen == 0 and not self.record_past:  # a long prompt: dropped columns are never stored
             start = max(new - self.most, 0)
             self._append((key_states[:, :, start:], value_states[:, :, start:]))
+            self.seen = new
             return key_states, value_states
         self._append((key_states, value_states))
-        keys, values = self._columns()
-        if self.record_past:
-            visible = min(self.most + new, keys.shape[-2])
-            keys, values = keys[:, :, -visible:], values[:, :, -visible:]
-        else:
-            self._drop_unseen()
+        first, visible = self._see(new, self.begin, self.length)
+        keys, values = (buffer.narrow(2, first, visible) for buffer in self.buffers)
         return keys, values
 
     def extend(self, count: int) -> tuple[int, int]:
         """See `GrowingLayer.extend`."""
-        first, columns = super().extend(count)
-        self.seen += count
+        return self._see(count, *super().extend(count))
+
+    def _see(self, new: int, first: int, columns: int) -> tuple[int, int]:
+        """Count new columns. Returns the first of those that they see, and their number."""
+        self.seen += new
         if self.record_past:
-            visible = min(self.most + count, columns)
+            visible = min(self.most + new, columns)
             return first + columns - visible, visible
         self._drop_unseen()
         return first, columns
