@@ -76,11 +76,6 @@ class Batch:
         one_each = traits.takes_back or state.mode.drafting is not None
         return one_each and self.model.abilities.ragged and cache is not None and cache.takes_places
 
-    @property
-    def started(self) -> bool:
-        """Whether any live lane has been through a pass."""
-        return any(state.alive for state, _ in self.kv.held)
-
     def fail(self, error: GenctlError) -> Iterator[events.Event]:
         """End every lane."""
         for state in self.clear():

@@ -45,7 +45,7 @@ class Chosen:
 
     @property
     def next_tokens(self) -> Tensor | None:
-        """The token that each row is fed next, int64 [C], while every row lives on; None if the choice says more."""
+        """The token that each row is fed next, int64 [C], while every row lives on; None if that is not all."""
         first = self.states[0]
         together = len(self.states) > 1 or (first.mode.independent is not None and first.drafts is None)
         return self.choice.tokens if together else None

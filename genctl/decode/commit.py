@@ -130,7 +130,8 @@ def decide(
     """
     lane, live, done = state.lane, state.live, Committed()
     totals, pruning, texts = facts.totals, choice.pruning, live.texts
-    seen, taken = Counter[int](), Counter[int]()  # candidates of each group of a beam, and those that live on
+    seen: dict[int, int] = {}  # candidates of each group of a beam,
+    taken: dict[int, int] = {}  # and those that live on
     group, lives, counts = 0, True, True
     for place in own_places:
         if totals is not None and not totals[place] > -math.inf:
@@ -138,9 +139,10 @@ def decide(
         candidate, scored = place - own_places.start, facts.rows[place] - own_places.start
         if pruning is not None:
             group = 0 if pruning.groups is None else pruning.groups[candidate]
-            lives, among_best = taken[group] < pruning.width, seen[group] < pruning.width
-            counts = lives and among_best if facts.may_finish is None else facts.may_finish[candidate]
-            seen[group] += 1
+            lives = taken.get(group, 0) < pruning.width
+            among_best = lives and seen.get(group, 0) < pruning.width
+            counts = among_best if facts.may_finish is None else facts.may_finish[candidate]
+            seen[group] = seen.get(group, 0) + 1
         if not (lives or counts):
             continue
         row, tokens, logprobs = scored // branches, facts.tokens[place], facts.logprobs[place]
@@ -161,7 +163,7 @@ def decide(
             done.rows.append(events.Row(lane.name, row, words, logprob, total, index, note))
             if text is not None:
                 done.texts.append(text)
-            taken[group] += 1
+            taken[group] = taken.get(group, 0) + 1
         elif stop is not None and counts:  # an end counts only if the beam would retain the candidate
             written = (*newest(live.row_tokens.nodes[row], live.written), *tokens[: len(shown)])
             tier = 0 if pruning is None or pruning.tiers is None else pruning.tiers[candidate]

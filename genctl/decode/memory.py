@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,13 +41,6 @@ def shortages() -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         raise_shortage(error)
         raise
-
-
-def release() -> None:
-    """Free unused memory."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def too_large(lane: Lane, rows: int, shortage: Exception) -> events.Failed:

@@ -133,8 +133,8 @@ def price_of(config: Any, form: str) -> PassPrice:
     weights = 12 * layers * hidden**2 + size("vocab_size") * hidden
     experts = max(map(size, ("num_local_experts", "num_experts", "n_routed_experts")))
     chosen = max(size("num_experts_per_tok"), 1)
-    kept = form.removeprefix("narrow ")
-    read = weights * BYTES.get(kept, 4.0)
-    if kept in BYTES and read < CACHED:
+    stored = form.removeprefix("narrow ")
+    read = weights * BYTES.get(stored, 4.0)
+    if stored in BYTES and read < CACHED:
         form = "cached"
     return PassPrice(form if form in PRICES else "torch", read + (layers + 1) * OVERHEAD, max(experts, chosen), chosen)

@@ -42,17 +42,14 @@ class PromptIdentity:
     transformers: str
     layout: str = ""  # how keys and values are stored, if the runtimes differ (`NativeModel.cache_layout`)
 
-    def fields(self) -> dict[str, str]:
-        """The metadata of a file."""
-        return {name: value for name, value in asdict(self).items() if value or name != "layout"}
-
 
 def packed(prefix: Prefix, identity: PromptIdentity) -> bytes:
     """The file of a prefix that was prefilled with `whole`. Raises ModelError if the model keeps no cache."""
     from safetensors.torch import save as serialize
 
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _tensors(prefix).items()}
-    metadata = {"schema": SCHEMA, **identity.fields()}
+    fields = {name: value for name, value in asdict(identity).items() if value or name != "layout"}
+    metadata = {"schema": SCHEMA, **fields}
     metadata["digest"] = _digest(metadata, tensors)
     return bytes(serialize(tensors, metadata={"genctl": json.dumps(metadata)}))
 
@@ -185,11 +182,7 @@ def heal(tokenizer: Any, ids: Sequence[int], vocab_size: int, stops: Sequence[st
             text = end.decode()
         except UnicodeDecodeError:
             continue
-        if not any(_overlaps(text, stop) for stop in stops):
+        # whether a stop is in the text, or could begin there and continue after it
+        if not any(stop in text or any(text.endswith(stop[:n]) for n in range(1, len(stop))) for stop in stops):
             best = HealedPrompt(tuple(ids[:place]), text, words)
     return best
-
-
-def _overlaps(text: str, stop: str) -> bool:
-    """Whether `stop` is in `text`, or could begin there and continue after it."""
-    return stop in text or any(text.endswith(stop[:n]) for n in range(1, len(stop)))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from typing import NamedTuple, TypeAlias, TypeVar
 
+import torch
+
 from genctl import events
 from genctl.decode.batch import Batch
 from genctl.decode.lane import LaneState
-from genctl.decode.memory import OutOfMemory, release, shortages, too_large
+from genctl.decode.memory import OutOfMemory, shortages, too_large
 from genctl.decode.prefix_cache import MOST, MOST_ON_GPU, PrefixCache, groups
 from genctl.decode.runtime import CacheObserver, ModelRuntime
 from genctl.decode.types import Lane, Prefix
@@ -62,7 +65,9 @@ class Scheduler:
     def admit(self, interrupted: str) -> Iterator[events.Event]:
         """Fill the free places: Prefilled for each lane that begins, Failed for each that cannot."""
         # rows that cannot be padded must have equal lengths: new lanes wait until the batch is done
-        closed = not self.model.abilities.pads and any(batch.started for batch in self.batches)
+        closed = not self.model.abilities.pads and any(
+            state.alive for batch in self.batches for state, _ in batch.kv.held
+        )
         if self.reading and not interrupted:
             yield from self._read_on(self.reading[0])
         while (busy := self.live + len(self.reading)) < self.width and not closed:
@@ -206,7 +211,9 @@ class Scheduler:
         """Free what can be made again: what no lane holds, and what a model keeps to be faster."""
         self.prefixes.clear()
         self.model.free()
-        release()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     def _narrow(self, width: int) -> None:
         if width < self.width:

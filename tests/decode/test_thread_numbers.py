@@ -118,21 +118,7 @@ def test_python_changes_the_number_only_where_it_is_asked_to() -> None:
 def test_an_output_goes_on_with_as_many_threads_as_it_was_begun_with(tmp_path: Path) -> None:
     rows, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
     rows.write_text('{"prompt": "One day"}\n{"note": "a mistake"}\n')
-    job = [
-        "run",
-        "-i",
-        str(rows),
-        "-o",
-        str(out),
-        "--resume",
-        "--strict",
-        "--batch-size",
-        "1",
-        "-n",
-        "2",
-        "-v",
-        "--no-pack",
-    ]
+    job = f"run -i {rows} -o {out} --resume --strict --batch-size 1 -n 2 -v --no-pack".split()
     assert "threads: 2 (as set)" in command(*job, "--threads", "2").err
     header = json.loads(out.with_name("out.jsonl.journal").read_text().splitlines()[0])
     assert header["threads"] == 2

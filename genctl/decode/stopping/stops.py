@@ -84,7 +84,7 @@ class Thoughts:
             at, is_open = place - length, not is_open
 
     def answer_start(self, text: str) -> int:
-        """Where the part of a text begins that is no thought and may go on; its end within a thought."""
+        """Where the part of a text begins that is no thought and may continue; its end within a thought."""
         begin, end = max(self.outside(text), default=(0, 0))
         return begin if end == len(text) else len(text)
 
