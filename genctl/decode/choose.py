@@ -17,7 +17,7 @@ from torch import Tensor
 from genctl import events
 from genctl.decode.commit import Facts, commit, finish, first_stop
 from genctl.decode.lane import LaneState, padded
-from genctl.decode.memory import OutOfMemory, raise_shortage
+from genctl.decode.memory import OutOfMemory, is_shortage, raise_shortage, too_large
 from genctl.decode.score import ModelScores, ProcessedScores, Stages, counted, damaged, score, score_at
 from genctl.decode.transfer import fetch
 from genctl.decode.types import Choice, Context, Lane, RowsOfLane, Scores
@@ -45,73 +45,70 @@ class Chosen:
 
     @property
     def next_tokens(self) -> Tensor | None:
-        """The token that each row is fed next, int64 [C], while every row lives on; None if the choice says more."""
+        """The token that each row is fed next, int64 [C], while every row lives on; None if that is not all."""
         first = self.states[0]
         together = len(self.states) > 1 or (first.mode.independent is not None and first.drafts is None)
         return self.choice.tokens if together else None
 
     def commit(self, answers: list[Any], interrupted: str) -> Iterator[events.Event]:
         """Commit the choice. `answers` are the numbers of the tensors."""
-        facts = Facts(**dict(zip(self.tensors, answers, strict=True)), traces=self._traces())
-        best = facts.best
-        sound = math.isfinite(sum(map(sum, [*facts.logprobs, *(best or ())])))  # then nothing is left to check
+        traced: list[list[tuple[events.Trace, ...]]] = []  # the effect of each processor on each candidate, [m][C]
+        if self.stages:
+            from genctl.decode.processors.trace import traces
+
+            steps = zip(self.stages, self.tensors["tokens"].unbind(1), strict=False)
+            traced = [traces(stage, self.choice.rows, written) for stage, written in steps]
+        facts = Facts(**dict(zip(self.tensors, answers, strict=True)), traces=traced)
+        # if all numbers are finite, nothing is left to check
+        sound = math.isfinite(sum(map(sum, [*facts.logprobs, *(facts.best or ())])))
         at = 0
         for state, count in zip(self.states, self.counts, strict=True):
-            mine = range(at, at := at + count)
-            committed: Iterable[events.Event] = commit(state, self.choice, facts, mine, interrupted)
+            own = range(at, at := at + count)
+            committed: Iterable[events.Event] = commit(state, self.choice, facts, own, interrupted)
             try:
-                own_logprobs = facts.logprobs[mine.start : mine.stop]
-                if not sound and not state.mode.tolerant and math.isnan(sum(map(sum, own_logprobs))):
-                    raise damaged(f"at step {state.step}")
-                if best is not None and not sound:
-                    own = best if len(self.states) == 1 else [best[0][mine.start : mine.stop]]
-                    if state.proposed is not None:  # what follows the end of a row is not checked
-                        committed = [*committed]
-                        own = best[: sum(one.new_tokens for one in committed if isinstance(one, events.Stepped))]
-                    _check_choosable(own, state.lane.processors)
+                if not sound:
+                    committed = self._checked(state, facts, own, committed)
                 yield from committed
             except GenctlError as error:
                 yield state.fail(error)
 
-    def _traces(self) -> list[list[tuple[events.Trace, ...]]]:
-        """The effect of each processor on each candidate, [m][C]."""
-        if not self.stages:
-            return []
-        from genctl.decode.processors.trace import traces
-
-        steps = zip(self.stages, self.tensors["tokens"].unbind(1), strict=False)
-        return [traces(stage, self.choice.rows, written) for stage, written in steps]
+    def _checked(
+        self, state: LaneState, facts: Facts, own: range, committed: Iterable[events.Event]
+    ) -> Iterable[events.Event]:
+        """`committed`, if the lane's scores are numbers and leave a token. Raises UsageError or ModelError."""
+        if not state.mode.tolerant and math.isnan(sum(map(sum, facts.logprobs[own.start : own.stop]))):
+            raise damaged(f"at step {state.step}")
+        if facts.best is None:
+            return committed
+        best = facts.best if len(self.states) == 1 else [facts.best[0][own.start : own.stop]]
+        if state.proposed is not None:  # scores after the end of a row are not checked
+            committed = [*committed]
+            best = best[: sum(one.new_tokens for one in committed if isinstance(one, events.Stepped))]
+        _check_choosable(best, state.lane.processors)
+        return committed
 
 
 @dataclass(eq=False)
-class Done:
-    """A lane whose search returned, or failed."""
+class NotChosen:
+    """A lane whose search returned or failed; or a choice that did not fit: the lanes after it do not choose."""
 
     state: LaneState
-    error: GenctlError | None = None
+    why: GenctlError | events.Failed | OutOfMemory | None = None
     questions: list[Tensor] = field(default_factory=list)
     next_tokens = None
 
     def commit(self, answers: list[Any], interrupted: str) -> Iterator[events.Event]:
-        """Finished, or Failed."""
-        yield finish(self.state) if self.error is None else self.state.fail(self.error)
+        """Finished, or Failed. Raises OutOfMemory, after the lanes before it are committed."""
+        if isinstance(self.why, OutOfMemory):
+            raise self.why
+        if isinstance(self.why, events.Failed):
+            self.state.close()
+            yield self.why
+        else:
+            yield finish(self.state) if self.why is None else self.state.fail(self.why)
 
 
-@dataclass(eq=False)
-class OutOfRoom:
-    """A choice that ran out of memory: the lanes before it are committed, those after it do not choose."""
-
-    error: OutOfMemory
-    questions: list[Tensor] = field(default_factory=list)
-    next_tokens = None
-
-    def commit(self, answers: list[Any], interrupted: str) -> Iterator[events.Event]:
-        """Raises OutOfMemory."""
-        yield from ()
-        raise self.error
-
-
-LanesChosen: TypeAlias = "Chosen | Done | OutOfRoom"
+LanesChosen: TypeAlias = "Chosen | NotChosen"
 
 
 def choose(states: Sequence[LaneState]) -> list[LanesChosen]:
@@ -121,8 +118,7 @@ def choose(states: Sequence[LaneState]) -> list[LanesChosen]:
         try:
             choices += _together(group) if len(group) > 1 else [_alone(group[0])]
         except OutOfMemory as error:
-            group[0].failed_inside_choice = error.failed_inside_choice
-            choices.append(OutOfRoom(error.without_frames()))
+            choices.append(NotChosen(group[0], error.without_frames()))
             break
     return choices
 
@@ -143,11 +139,11 @@ def _groups(states: Sequence[LaneState]) -> list[list[LaneState]]:
 
 def _together(states: list[LaneState]) -> list[LanesChosen]:
     """One choice for lanes whose rows are independent."""
-    first, last = states[0], states[-1]
-    lane, strategy, model = first.lane, first.mode.independent, first.scores
+    first, model = states[0], states[0].scores
+    lane, strategy = first.lane, first.mode.independent
     assert model is not None
     assert strategy is not None
-    place = slice(first.place.start, last.place.stop)
+    place = slice(first.place.start, states[-1].place.stop)
     if place.stop - place.start < model.logits.shape[0]:
         model = model.map(lambda tensor: tensor[place])
     try:
@@ -162,10 +158,16 @@ def _together(states: list[LaneState]) -> list[LanesChosen]:
         return [_alone(state) for state in states]  # so that only the lane at fault fails
 
 
-def _alone(state: LaneState) -> Chosen | Done:
+def _alone(state: LaneState) -> LanesChosen:
     """One lane's choice."""
-    lane, strategy, independent = state.lane, state.lane.strategy, state.mode.independent
-    traits, model = strategy.traits, _model_scores(state)
+    lane, traits, independent = state.lane, state.lane.strategy.traits, state.mode.independent
+    try:
+        model = state.own_scores()
+        if independent is None and (traits.reads_scores or not traits.drafts):
+            _ = model.logprobs  # here, because after a failure within a search the choice could not be repeated
+    except (MemoryError, RuntimeError) as error:
+        raise_shortage(error)
+        raise
     try:
         _refuse(state)
         if state.mode.drafting is not None and state.drafts is None:
@@ -179,33 +181,19 @@ def _alone(state: LaneState) -> Chosen | Done:
             scored = scored._replace(stages=state.stages)
         return _chosen([state], [choice.rows.shape[0]], choice, model, scored)
     except StopIteration:
-        return Done(state)
+        return NotChosen(state)
     except ContractError:  # of a draft model
         raise
     except GenctlError as error:
-        return Done(state, _damage(state, model.logits) or error)
+        return NotChosen(state, _damage(state, model.logits) or error)
     except (MemoryError, ValueError, RuntimeError, IndexError) as error:
-        raise_shortage(error, failed_inside_choice=independent is None)
+        if independent is None and is_shortage(error):  # a search that was interrupted cannot be repeated
+            return NotChosen(state, too_large(lane, state.row_count, error))
+        raise_shortage(error)
         damage = _damage(state, model.logits)
         if damage is None:
             raise
-        return Done(state, damage)
-
-
-def _model_scores(state: LaneState) -> ModelScores:
-    """The scores of a lane that chooses alone, with the log-probabilities that its search reads.
-
-    They are computed before it: after a failure within a search the choice could not be repeated.
-    """
-    traits = state.lane.strategy.traits
-    try:
-        model = state.own_scores()
-        if state.mode.independent is None and (traits.reads_scores or not traits.drafts):
-            _ = model.logprobs
-    except (MemoryError, RuntimeError) as error:
-        raise_shortage(error)
-        raise
-    return model
+        return NotChosen(state, damage)
 
 
 def _choice(state: LaneState, model: ModelScores, scored: ProcessedScores) -> Choice:
@@ -301,15 +289,16 @@ def _chosen(
     if choice.pruning is not None and choice.pruning.may_finish is not None:
         tensors["may_finish"] = choice.pruning.may_finish
     if lane.explains:
-        tensors |= _figures(lane, model.logprobs, choice.rows[:, None], written)
-    if lane.processed:
-        tensors["processed"] = _processed(lane, scored.logits, choice.rows[:, None], written)
+        tensors |= _figures(lane, model.logprobs, scored.logits, choice.rows[:, None], written)
     return Chosen(states, counts, choice, tensors, scored.stages)
 
 
-def _figures(lane: Lane, logprobs: Tensor, rows: Tensor, written: Tensor) -> dict[str, Tensor]:
-    """Statistics of tokens int64 [C, m] after rows [C, 1]: rank, entropy, the best and the watched ids."""
-    here = logprobs[rows, counted(written.shape[1], written.device)]  # [C, m, V]
+def _figures(lane: Lane, logprobs: Tensor, scores: Tensor, rows: Tensor, written: Tensor) -> dict[str, Tensor]:
+    """Statistics of tokens int64 [C, m] after rows [C, 1]: rank, entropy, the best and the watched ids; and the
+    log-probability in the processed `scores`, NaN for a search that makes scores of its own.
+    """
+    places = rows, counted(written.shape[1], written.device)
+    here = logprobs[places]  # [C, m, V]
     chosen = here.gather(2, written[..., None])
     best = here.topk(min(lane.top, here.shape[2]), -1)
     figures = {"ranks": (here > chosen).sum(-1) + 1, "entropies": entropy(here)}
@@ -319,18 +308,11 @@ def _figures(lane: Lane, logprobs: Tensor, rows: Tensor, written: Tensor) -> dic
         # one by one: W times less memory
         ranks = [(here > logprob[..., None]).sum(-1) + 1 for logprob in own.unbind(-1)]
         figures |= {"watched_logprobs": own, "watched_ranks": torch.stack(ranks, -1)}
+    if lane.processed and lane.strategy.traits.space == "raw":
+        figures["processed"] = scores.new_full(written.shape, torch.nan)
+    elif lane.processed:
+        figures["processed"] = log_softmax(scores[places]).gather(2, written[..., None])[..., 0]
     return figures
-
-
-def _processed(lane: Lane, scores: Tensor, rows: Tensor, written: Tensor) -> Tensor:
-    """The log-probabilities of tokens int64 [C, m] after rows [C, 1] in processed scores [N, D+1, V]: f32 [C, m].
-
-    NaN for a search that makes scores of its own.
-    """
-    if lane.strategy.traits.space == "raw":
-        return scores.new_full(written.shape, torch.nan)
-    here = scores[rows, counted(written.shape[1], written.device)]
-    return log_softmax(here).gather(2, written[..., None])[..., 0]
 
 
 def _refuse(state: LaneState) -> None:

@@ -55,19 +55,14 @@ class Facts:
             if self.watched_logprobs:
                 figures = self.watched_logprobs[candidate][place], self.watched_ranks[candidate][place]
                 watched = tuple(zip(lane.watch, map(piece, lane.watch), *figures, strict=True))
-            described.append(
-                events.Token(
-                    token,
-                    logprob,
-                    text,
-                    rank=self.ranks[candidate][place],
-                    entropy=self.entropies[candidate][place],
-                    top=tuple((id, piece(id), value) for id, value in best),
-                    trace=self.traces[place][candidate] if self.traces else (),
-                    processed=None if self.processed is None else self.processed[candidate][place],
-                    watched=watched,
-                )
-            )
+            more: dict[str, Any] = {
+                "rank": self.ranks[candidate][place],
+                "entropy": self.entropies[candidate][place],
+                "top": tuple((id, piece(id), value) for id, value in best),
+                "trace": self.traces[place][candidate] if self.traces else (),
+                "processed": None if self.processed is None else self.processed[candidate][place],
+            }
+            described.append(events.Token(token, logprob, text, **more, watched=watched))
         return tuple(described)
 
 
@@ -114,7 +109,7 @@ def commit(
     if facts.tokens[places.start] or done.finished:
         event = events.Stepped(lane.name, state.step, tuple(done.rows), tuple(done.ended))
         if state.step == 0:
-            state.first_token_s = state.elapsed()
+            state.first_token_s = state.clock() - state.began
         # candidates that a search compares are not counted as drafts
         if drafted and branches == 1 and not lane.strategy.traits.takes_back:
             longest = max(len(row.written) for row in event.children)  # a row may end inside the accepted draft
@@ -134,47 +129,47 @@ def decide(
     `own_places` are the lane's candidates in `facts`; each live row has `branches` scored rows.
     """
     lane, live, done = state.lane, state.live, Committed()
-    independent, totals, pruning = lane.strategy.traits.independent, facts.totals, choice.pruning
-    places = None if pruning is None else Places(pruning, facts.may_finish)
-    lives = counts = True
+    totals, pruning, texts = facts.totals, choice.pruning, live.texts
+    seen: dict[int, int] = {}  # candidates of each group of a beam,
+    taken: dict[int, int] = {}  # and those that live on
+    group, lives, counts = 0, True, True
     for place in own_places:
         if totals is not None and not totals[place] > -math.inf:
             continue  # impossible
         candidate, scored = place - own_places.start, facts.rows[place] - own_places.start
-        if places is not None:
-            lives, counts = places.of(candidate)
+        if pruning is not None:
+            group = 0 if pruning.groups is None else pruning.groups[candidate]
+            lives = taken.get(group, 0) < pruning.width
+            among_best = lives and seen.get(group, 0) < pruning.width
+            counts = among_best if facts.may_finish is None else facts.may_finish[candidate]
+            seen[group] = seen.get(group, 0) + 1
         if not (lives or counts):
             continue
         row, tokens, logprobs = scored // branches, facts.tokens[place], facts.logprobs[place]
         index = live.indices[row]
-        if independent and index is None:
+        if index is None and lane.strategy.traits.independent:
             index = candidate  # the first choice counts the returned sequences
-        text = live.texts[row] if live.texts else None
+        text = texts[row] if texts else None
         if text is not None and len(own_places) > 1:  # the only candidate continues its row's text in place
             text = text.fork()
         shown, stop, whole = written_to(state, row, tokens, logprobs, text, interrupted)
         logprob = live.logprobs[row] + sum(logprobs[: len(shown)])
         total = logprob if totals is None else totals[place]
         if stop is None and lives:
-            words = facts.words(place, lane, shown)
             note = "" if choice.notes is None else choice.notes[candidate]
+            words = facts.words(place, lane, shown)
             done.survivors.append(candidate)
             done.parents.append(scored)
             done.rows.append(events.Row(lane.name, row, words, logprob, total, index, note))
             if text is not None:
                 done.texts.append(text)
-            if places is not None:
-                places.take(candidate)
+            taken[group] = taken.get(group, 0) + 1
         elif stop is not None and counts:  # an end counts only if the beam would retain the candidate
             written = (*newest(live.row_tokens.nodes[row], live.written), *tokens[: len(shown)])
-            result = FinishedRow(written, logprob, total, stop.reason, index, stop.what, kind=stop.kind, text=whole)
-            if pruning is not None:
-                groups, tiers = pruning.groups, pruning.tiers
-                group, tier = (0 if each is None else each[candidate] for each in (groups, tiers))
-                result = replace(result, group=group, tier=tier)
+            tier = 0 if pruning is None or pruning.tiers is None else pruning.tiers[candidate]
+            result = FinishedRow(written, logprob, total, stop.reason, index, stop.what, group, tier, stop.kind, whole)
             done.finished.append(result)
-            words = facts.words(place, lane, shown)
-            done.ended.append(events.Ended(lane.name, row, words, hypothesis(lane, result)))
+            done.ended.append(events.Ended(lane.name, row, facts.words(place, lane, shown), hypothesis(lane, result)))
     return done
 
 
@@ -184,9 +179,8 @@ def finish(state: LaneState) -> events.Finished:
     lane, penalty = state.lane, state.lane.strategy.length_penalty
     seconds = state.clock() - state.decoding
     best = sorted(state.ended, key=lambda row: (row.sequence_index or 0, -row.tier, -row.score(penalty)))
-    prompt = len(lane.source) if lane.source is not None else len(lane.tokens)
     results = tuple(hypothesis(lane, row) for row in best[: lane.returned])
-    return events.Finished(lane.name, results, prompt, seconds, state.first_token_s, state.passes)
+    return events.Finished(lane.name, results, lane.prompt_length, seconds, state.first_token_s, state.passes)
 
 
 def hypothesis(lane: Lane, row: FinishedRow) -> events.Hypothesis:
@@ -229,36 +223,13 @@ def first_stop(state: LaneState, row: int, tokens: list[int], logprob: float, te
         return Stop("eos")
     if lane.criteria:
         last = tail(live.row_tokens.nodes[row], tokens)
-        written = Written(token, count, logprob, last, state.elapsed(), text)
+        written = Written(token, count, logprob, last, state.clock() - state.began, text)
         for criterion in lane.criteria:
             if (stop := criterion(written)) is not None:
                 return Stop(*stop)
     if count >= lane.max_new_tokens:
         return Stop("context" if lane.limit else "length", lane.limit)
     return None
-
-
-class Places:
-    """The places of a beam. Candidates take them in order."""
-
-    def __init__(self, pruning: Pruning, may_finish: Sequence[bool] | None) -> None:
-        self.width, self.groups, self.may_finish = pruning.width, pruning.groups, may_finish
-        self.seen: Counter[int] = Counter()  # candidates of each group
-        self.taken: Counter[int] = Counter()  # candidates of each group that live on
-
-    def of(self, candidate: int) -> tuple[bool, bool]:
-        """Whether there is a place for a candidate if it lives on, and whether its end would be a result."""
-        group = self._group(candidate)
-        lives, among_best = self.taken[group] < self.width, self.seen[group] < self.width
-        self.seen[group] += 1
-        return lives, lives and among_best if self.may_finish is None else self.may_finish[candidate]
-
-    def take(self, candidate: int) -> None:
-        """Give the candidate a place: it lives on."""
-        self.taken[self._group(candidate)] += 1
-
-    def _group(self, candidate: int) -> int:
-        return 0 if self.groups is None else self.groups[candidate]
 
 
 def retain(ended: Sequence[FinishedRow], pruning: Pruning | None, length_penalty: float) -> list[FinishedRow]:

@@ -64,9 +64,6 @@ class LaneState:
         self.survivors, self.parents = [0], [0]  # of the last choice: candidates, and the scored rows they continue
         self.scores: ModelScores | None = ModelScores(prefix.logits[:, None], prefix.layers)  # None: to be fed first
         self.place = slice(0, 1)  # the lane's rows in `scores`
-        if prefix.together is not None and lane.strategy.max_rows == 1:  # lanes that begin together choose together
-            self.scores, row = prefix.together
-            self.place = slice(row, row + 1)
         self.draft: Tensor | None = None  # int64 [R, B, D], on trial in the next pass
         self.fed_draft = 0  # draft tokens that the cache holds
         self.accepted = 0  # of these, tokens that stay
@@ -74,7 +71,6 @@ class LaneState:
         self.drafts: LaneDrafts | None = None  # where they come from, from the first choice on
         self.draft_known = 0  # new tokens of which `drafts` knows
         self.known_scores: ModelScores | None = None  # F = 1, already known after the last accepted draft token
-        self.failed_inside_choice = False  # whether its search was interrupted by a shortage of memory
         self.padded: PaddedLanes | None = None  # the tokens of the lanes that choose together, of which it is the first
         self.own: Cache | None = None  # the cache of its rows from `reread`
         self.is_forgotten = False  # whether the prefix has lost its cache
@@ -168,41 +164,34 @@ class LaneState:
             scores = known.followed_by(scores)
         return scores
 
-    def forget_prompt(self, *, source: bool) -> None:
-        """Drop the keys and values of the prompt, which the lane's rows have or will read again; or of the `source`."""
-        if self.prefix.cache is None or self.is_forgotten:
-            return
-        empty = self.model.new_cache()
-        empty.convert(self.lane.cache)
-        if not source:
-            empty.cross = self.prefix.cache.cross
-        self.prefix, self.is_forgotten = replace(self.prefix, cache=empty, together=None), True
+    def forget_prompt(self) -> None:
+        """Drop the keys and values of the prompt, which will be read again."""
+        if self.prefix.cache is not None:
+            empty = self.model.new_cache()
+            empty.convert(self.lane.cache)
+            self.prefix, self.is_forgotten = replace(self.prefix, cache=empty), True
 
-    def reread(self, prefixes: PrefixCache) -> None:
+    def reread(self, prefixes: PrefixCache) -> LaneState:
         """Read all rows again into a cache of the lane's own, after a preemption dropped the one that held them."""
         self.fed_draft = 0
         if self.proposed is not None:
             self.draft = self.proposed = None
         if self.prefix.cache is None:
-            return
+            return self
         only_prompt = self.live.written <= (self.known_scores is None)
         if self.is_forgotten and (only_prompt or self.prefix.source is not None):
             self.prefix, self.is_forgotten = prefixes.take(self.lane)[0], False
         if self.live.written == 0 and self.known_scores is None and self.draft is None:  # it has not chosen yet
             self.scores, self.place = ModelScores(self.prefix.logits[:, None], self.prefix.layers), slice(0, 1)
         if only_prompt:
-            return
+            return self
         tokens = self.live.tokens
         known = tokens if self.known_scores is not None else tokens[:, :-1]
-        cache = self.model.reread(known, self.prefix)
+        self.own = self.model.reread(known, self.prefix)
         if self.branches > 1:
-            cache = cache.select(torch.arange(len(known), device=known.device).repeat_interleave(self.branches))
-        cache.convert(self.lane.cache)
-        self.own = cache
-
-    def elapsed(self) -> float:
-        """Seconds since the lane was admitted."""
-        return self.clock() - self.began
+            self.own = self.own.select(torch.arange(len(known), device=known.device).repeat_interleave(self.branches))
+        self.own.convert(self.lane.cache)
+        return self
 
     def fail(self, error: GenctlError) -> events.Failed:
         """End the search with an error."""
@@ -218,40 +207,29 @@ class LaneState:
             self.search.close()
 
 
-class PaddedLanes:
+class PaddedLanes(NamedTuple):
     """The tokens of lanes that choose together, one more for each row at each step."""
 
-    def __init__(self, states: Sequence[LaneState], pad: int) -> None:
-        self.states = [*states]
-        self.lengths = _lengths(states)
-        rows = [
-            (*state.lane.tokens, *newest(node, state.live.written))
-            for state in states
-            for node in state.live.row_tokens.nodes
-        ]
-        self.tokens = PaddedTokens(rows, pad, states[0].prefix.logits.device)
-
-    def follow(self, states: Sequence[LaneState]) -> bool:
-        """Add what the rows have written since. False if these are others."""
-        lengths = _lengths(states)
-        if self.states != states or lengths != [(rows, length + 1) for rows, length in self.lengths]:
-            return False
-        self.lengths = lengths
-        self.tokens.append([node[0] for state in states for node in state.live.row_tokens.nodes if node is not None])
-        return True
-
-
-def _lengths(states: Sequence[LaneState]) -> list[tuple[int, int]]:
-    """The number of rows of each lane, and their length."""
-    return [(len(state.live.row_tokens.nodes), state.length) for state in states]
+    lanes: list[tuple[LaneState, int, int]]  # with the number of rows of each, and their length
+    tokens: PaddedTokens
 
 
 def padded(states: Sequence[LaneState], pad: int) -> PaddedTokens:
     """The tokens of all rows of lanes that choose together, padded with an id that no score has."""
-    known = states[0].padded
-    if known is None or not known.follow(states):
-        known = states[0].padded = PaddedLanes(states, pad)
-    return known.tokens
+    first = states[0]
+    known, lanes = first.padded, [(state, len(state.live.row_tokens.nodes), state.length) for state in states]
+    if known is not None and lanes == [(state, rows, length + 1) for state, rows, length in known.lanes]:
+        tokens = known.tokens
+        tokens.append([node[0] for state in states for node in state.live.row_tokens.nodes if node is not None])
+    else:
+        texts = [
+            (*state.lane.tokens, *newest(node, state.live.written))
+            for state in states
+            for node in state.live.row_tokens.nodes
+        ]
+        tokens = PaddedTokens(texts, pad, first.prefix.logits.device)
+    first.padded = PaddedLanes(lanes, tokens)
+    return tokens
 
 
 class ChoiceMode(NamedTuple):
@@ -268,7 +246,11 @@ class ChoiceMode(NamedTuple):
 def choice_mode(lane: Lane) -> ChoiceMode:
     """How a lane chooses."""
     independent = lane.strategy if isinstance(lane.strategy, Independent) else None
-    named = _named(lane)
+    named: list[NamedProcessor] = []
+    if lane.processors:
+        from genctl.decode.processors.build import NamedProcessor
+
+        named = [processor for processor in lane.processors if isinstance(processor, NamedProcessor)]
     tolerant = any(processor.name == "remove_invalid_values" for processor in named)
     keys = tuple(processor.key for processor in named)
     one_row = independent is not None and independent.max_rows == 1
@@ -284,11 +266,3 @@ def choice_mode(lane: Lane) -> ChoiceMode:
 def _first(key: Any) -> Any:
     """The first of equal keys: comparing an object with itself is cheap."""
     return key
-
-
-def _named(lane: Lane) -> list[NamedProcessor]:
-    if not lane.processors:
-        return []
-    from genctl.decode.processors.build import NamedProcessor
-
-    return [processor for processor in lane.processors if isinstance(processor, NamedProcessor)]

@@ -49,7 +49,7 @@ def decode(
     """
     watcher = None
     if watch:
-        from genctl.decode.cache_observer import CacheObserver
+        from genctl.decode.runtime import CacheObserver
 
         watcher = CacheObserver(forward)
     prefills = PrefixCache(forward, prefixes or {}, texts)

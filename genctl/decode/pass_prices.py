@@ -54,9 +54,16 @@ class PassPrice:
     experts: int = 1  # of a layer; 1: it has one MLP
     chosen: int = 1  # experts for each token
 
+    @lru_cache(maxsize=1024)  # noqa: B019 — a model has one price
     def of(self, tokens: int) -> float:
         """A pass over `tokens` tokens of one row or of several, in steps of one token."""
-        price = _interpolated(PRICES[self.form], tokens)
+        points = PRICES[self.form]
+        (most, price) = points[-1]
+        price *= tokens / most
+        for (low, cheap), (high, dear) in pairwise(points):
+            if tokens <= high:
+                price = cheap + (dear - cheap) * (tokens - low) / (high - low)
+                break
         if self.experts > self.chosen:  # the tokens of a pass choose experts of their own: so many are read
             share = 1.0 - self.chosen / self.experts
             price = max(price, self.experts / self.chosen * (1.0 - share**tokens))
@@ -69,7 +76,7 @@ class PassPrice:
 
 
 class PassPlan:
-    """What one pass reads and promises, as lane after lane adds its draft. Times are in steps of one token."""
+    """What one pass reads and promises, as one lane after another adds its draft. Times are in steps of one token."""
 
     def __init__(self, price: PassPrice, rows: int, *, cached: bool) -> None:
         self.price, self.cached = price, cached
@@ -93,9 +100,7 @@ class PassPlan:
     def rate(self, count: int, right: float, cost: float = 0.0) -> float:
         """Tokens in the time of one step, with `count` more in the pass of which so many are right."""
         added = self.added + (cost * count + self.price.draft_overhead if count else 0.0)
-        return (self.promised + right) / (
-            price_of_tokens(self.price, self.tokens + count if self.cached else 1) + added
-        )
+        return (self.promised + right) / (self.price.of(self.tokens + count if self.cached else 1) + added)
 
     def take(self, promise: Sequence[float], cost: float = 0.0) -> None:
         """Add a draft of `len(promise)` tokens."""
@@ -103,12 +108,6 @@ class PassPlan:
         self.tokens += count
         self.promised += promise[-1]
         self.added += cost * count + self.price.draft_overhead
-
-
-@lru_cache(maxsize=1024)
-def price_of_tokens(price: PassPrice, tokens: int) -> float:
-    """The price of a pass over so many tokens."""
-    return price.of(tokens)
 
 
 @lru_cache(maxsize=256)
@@ -125,25 +124,17 @@ def price_of(config: Any, form: str) -> PassPrice:
     A layer has about 12 H² weights, the head V H. A form without prices of its own has those of torch's products.
     """
     text = config.get_text_config(decoder=True)
-    hidden, layers, vocabulary = (_size(text, name) for name in ("hidden_size", "num_hidden_layers", "vocab_size"))
-    weights = 12 * layers * hidden**2 + vocabulary * hidden
-    experts = max(_size(text, name) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
-    chosen = max(_size(text, "num_experts_per_tok"), 1)
-    kept = form.removeprefix("narrow ")
-    read = weights * BYTES.get(kept, 4.0)
-    if kept in BYTES and read < CACHED:
+
+    def size(name: str) -> int:
+        value = getattr(text, name, None)
+        return value if type(value) is int and value > 0 else 0
+
+    hidden, layers = size("hidden_size"), size("num_hidden_layers")
+    weights = 12 * layers * hidden**2 + size("vocab_size") * hidden
+    experts = max(map(size, ("num_local_experts", "num_experts", "n_routed_experts")))
+    chosen = max(size("num_experts_per_tok"), 1)
+    stored = form.removeprefix("narrow ")
+    read = weights * BYTES.get(stored, 4.0)
+    if stored in BYTES and read < CACHED:
         form = "cached"
     return PassPrice(form if form in PRICES else "torch", read + (layers + 1) * OVERHEAD, max(experts, chosen), chosen)
-
-
-def _size(config: Any, name: str) -> int:
-    value = getattr(config, name, None)
-    return value if type(value) is int and value > 0 else 0
-
-
-def _interpolated(points: Points, tokens: int) -> float:
-    for (low, cheap), (high, dear) in pairwise(points):
-        if tokens <= high:
-            return cheap + (dear - cheap) * (tokens - low) / (high - low)
-    most, price = points[-1]
-    return price * tokens / most

@@ -9,26 +9,29 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from genctl import events
 from genctl.decode.cache.cache import Cache, RowOfPass
-from genctl.decode.score import ModelScores
+from genctl.decode.cache.growing import GrowingLayer
+from genctl.decode.cache.layer import CROSS
 from genctl.decode.types import Prefix, Source, Sources
 from genctl.errors import ModelError
+from genctl.events import shared_length
 
 if TYPE_CHECKING:
-    from genctl.decode.cut_windows import CutWindow
     from genctl.decode.pass_prices import PassPrice
 
 
 class TokenPlaces:
-    """Where the tokens of a pass go in the cache, each to a place of its own: rows of different numbers of tokens.
+    """Where the tokens of a pass go in the cache, if rows have different numbers of tokens.
 
     Each of the N rows of such a pass is one token, and its mask has the columns that this token sees.
     """
@@ -41,12 +44,12 @@ class TokenPlaces:
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """What a forward pass is given. With a cache, the fed tokens are appended to it."""
+    """The input of a forward pass. With a cache, the fed tokens are appended to it."""
 
     feed: Tensor  # int64 [N, F]
     cache: Cache | None = None
     mask: Tensor | None = None  # int64 [N, T+F]; None without padding
-    positions: Tensor | None = None  # int64 [N or 1, F]; None: they go on where the cache ends
+    positions: Tensor | None = None  # int64 [N or 1, F]; None: they continue where the cache ends
     sources: Sources | None = None  # of an encoder-decoder
     first: bool = False  # nothing was read before
     keep: int = 0  # of how many last positions the logits are wanted; 0: of all
@@ -73,6 +76,62 @@ class Passed:
     cache: Cache | None  # as it is after the pass
     past: int  # columns it held before
     first: bool
+
+
+class CutWindow(NamedTuple):
+    """A window with which the numbers of a token depend on how the text is cut into passes.
+
+    transformers makes a cache with windows of any `sliding_window` in config.json. A model without any (Llama) masks
+    only the future: a token of a prompt sees all earlier tokens, a later one the columns that the cache still has. With
+    a window of 1 the mask of a prompt hides all but the token itself, but the cache drops nothing (it keeps
+    `[-window + 1:]`). Texts are those of `generate()` in both cases. Sparse attention with an indexer (DeepSeek) sees
+    the `index_topk` tokens with the best scores: those below zero are cut to zero, so many are equal, and which of them
+    `topk` takes depends on the shape of its input.
+    """
+
+    name: str  # of its field in config.json
+    size: int
+    stray: str = ""  # the name of the architecture, if that has no windows
+    indexed: bool = False  # it is the number of tokens that an indexer chooses
+
+    @property
+    def bound(self) -> int:
+        """The length up to which texts may be cut anywhere."""
+        return 0 if self.size == 1 else self.size
+
+    @property
+    def note(self) -> str:
+        """The note for users; "" if the window does not change texts."""
+        if self.stray and self.size > 1:
+            return (
+                f"{self.name} = {self.size} is in config.json, but {self.stray} has no windows: as in generate(), "
+                "the cache drops older tokens that the model would see; --cache off keeps them"
+            )
+        if self.indexed or self.stray:  # with a stray window of 1 nothing is dropped, nothing is masked
+            return ""
+        return (
+            f"{self.name} = {self.size}: as in generate(), each token of a prompt sees itself alone, and each new "
+            "token sees the whole text"
+        )
+
+
+def cut_window_of(model: Any) -> CutWindow | None:
+    """The cut window of a transformers model; None if there is none."""
+    chosen = [module.index_topk for module in model.modules() if type(getattr(module, "index_topk", None)) is int]
+    if chosen:
+        return CutWindow("index_topk", min(chosen), indexed=True)
+    config = model.config.get_text_config(decoder=True)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None and not any("sliding" in str(kind) or "chunked" in str(kind) for kind in kinds):
+        return None
+    for name in ("sliding_window", "attention_chunk_size"):
+        size = getattr(config, name, None)
+        if type(size) is int and size > 0:
+            with suppress(Exception):  # third-party code
+                if not hasattr(type(config)(), name):
+                    return CutWindow(name, size, stray=str(config.model_type))
+            return CutWindow(name, 1) if size == 1 else None
+    return None
 
 
 @dataclass(frozen=True, eq=False, repr=False)  # comparing or printing would measure (`transformers.abilities`)
@@ -121,8 +180,7 @@ class ModelRuntime(ABC):
     watch: Callable[[Passed], None] | None  # called after every pass
     compiled: Any = None  # steps through torch.compile
 
-    # For rotary positions that depend on the length of a text (see `LengthRope`), and for windows whose results depend
-    # on where a text is cut (see `cut_windows`):
+    # For rotary positions that depend on the length of a text (see `LengthRope`), and for a `CutWindow`:
     bound: float = math.inf  # up to this length texts may be cut anywhere
     dynamic = False  # beyond it every token is read on its own
     reads_again = False  # a text that grows beyond it is read again in one pass
@@ -152,8 +210,6 @@ class ModelRuntime(ABC):
     def first_layers(self, count: int) -> ModelRuntime:
         """The same model without the layers after `count`. It shares the weights. Raises ModelError."""
 
-    # -- caches --------------------------------------------------------------------------------------------------------
-
     @abstractmethod
     def new_cache(self, *, room: int = 0, whole: bool = False) -> Cache:
         """An empty cache with `room` for columns after the prefill; a `whole` one keeps what windows would drop."""
@@ -168,17 +224,11 @@ class ModelRuntime(ABC):
     def free(self) -> None:  # noqa: B027 — most runtimes keep nothing
         """Drop what only makes steps faster, after memory ran out."""
 
-    # -- what a text may be cut into, and what its passes cost ---------------------------------------------------------
-
     def limit_cuts(self, window: CutWindow | None) -> None:
         """Lower the bound to that of a window."""
         self.cut_window = window
         if window is not None:
             self.bound, self.dynamic = min(self.bound, window.bound), True
-
-    def in_one_piece(self, length: int) -> bool:
-        """Whether the scores of a text depend on where it is cut."""
-        return length > self.bound
 
     def wants_history(self, before: int) -> bool:
         """Whether a pass that continues texts of `before` tokens needs `history`, the full texts."""
@@ -204,11 +254,16 @@ class ModelRuntime(ABC):
 
         return price_of(self.model.config, self.weights_form if self.device.type == "cpu" else "gpu")
 
+    @cached_property
+    def runs_ahead(self) -> bool:
+        """Whether a pass may begin before the host knows what it is fed: where a device works beside the host."""
+        return self.device.type == "cuda"
+
     def draft_room(self, length: int) -> float:
         """How many tokens may be on trial after a text of `length` tokens without changing how it is read."""
-        if length <= self.bound:
-            return self.bound - length
-        return 0 if self.dynamic else math.inf
+        if length > self.bound:
+            return 0 if self.dynamic else math.inf
+        return self.bound - length
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -238,9 +293,8 @@ class ModelRuntime(ABC):
         """Read prompts in one pass, padded on the left; each prefix holds its own row, without the padding."""
         longest = max(map(len, prompts))
         pads = [longest - len(ids) for ids in prompts]
-        tokens = torch.tensor([[0] * pad + list(ids) for pad, ids in zip(pads, prompts, strict=True)])
-        tokens = tokens.to(self.device)
-        mask = None
+        rows = [[0] * pad + list(ids) for pad, ids in zip(pads, prompts, strict=True)]
+        tokens, mask = torch.tensor(rows).to(self.device), None
         positions = torch.arange(longest, device=self.device)[None]
         if any(pads):
             before = torch.tensor(pads, device=self.device)[:, None]
@@ -249,7 +303,6 @@ class ModelRuntime(ABC):
         output = self(Pass(tokens, together, mask, positions, keep=1, first=True))
         # a row is copied when it is needed on a GPU, which waits for the launch of each copy
         late = self.device.type == "cuda" and type(together) is Cache
-        scores = ModelScores(output.logits[:, -1:]) if late else None
         if late:
             self.prepare(together)
         prefixes = []
@@ -260,13 +313,8 @@ class ModelRuntime(ABC):
                 cache = together.select(torch.tensor([row], device=self.device), drop=pad)
                 self.prepare(cache)
             own, logits = tokens[row : row + 1, pad:], output.logits[row : row + 1, -1]
-            prefixes.append(Prefix(own, cache, logits, together=None if scores is None else (scores, row)))
+            prefixes.append(Prefix(own, cache, logits))
         return prefixes
-
-    @cached_property
-    def runs_ahead(self) -> bool:
-        """Whether a pass may begin before the host knows what it is fed: where a device works beside the host."""
-        return self.device.type == "cuda"
 
     def prefill_in_pieces(self, ids: Sequence[int], size: int) -> Generator[Prefix | None, None, None]:
         """Read a prompt, so many tokens in a pass: None after each pass but the last, then the prefix.
@@ -293,17 +341,15 @@ class ModelRuntime(ABC):
         complete saved one.
         """
         known = saved.tokens[0].tolist()
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(known, ids, strict=False)))
-        reused = min(same, len(ids) - 1)
+        reused = min(shared_length(known, ids), len(ids) - 1)
         assert saved.cache is not None
         forgets = saved.cache.is_croppable
         if source is not saved.source or (reused == 0 and source is None) or (reused < len(known) and not forgets):
             return None, 0
-        if (hidden and saved.hidden is None) or self.in_one_piece(max(len(known), len(ids))):
+        if (hidden and saved.hidden is None) or max(len(known), len(ids)) > self.bound:
             return None, 0
         tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
-        row = torch.zeros(1, dtype=torch.long, device=self.device)
-        cache = saved.cache.select(row, room=len(ids) - reused)
+        cache = saved.cache.select(tokens.new_zeros(1), room=len(ids) - reused)
         cache.crop(len(known) - reused)
         sources = None if source is None else Sources(source.states, None, saved.cache.cross)
         seen = [] if saved.hidden is None else [saved.hidden[:, :reused]]
@@ -324,13 +370,11 @@ class ModelRuntime(ABC):
         cache = self.new_cache()
         sources = None
         if prefix.source is not None:
-            from genctl.decode.encoder_inputs import join_sources
-
             assert prefix.cache is not None
             sources = join_sources([prefix.source], [prefix.cache.cross], [len(tokens)])
         length, prompt = tokens.shape[1], int(prefix.tokens.shape[1])
         ends = [length]
-        if self.in_one_piece(length) and not self.reads_again:
+        if length > self.bound and not self.reads_again:
             cuts = range(prompt, length) if self.dynamic else sorted({prompt, max(prompt, int(self.bound))})
             ends = [*cuts, length]
         at = 0
@@ -341,28 +385,27 @@ class ModelRuntime(ABC):
         return cache
 
     def _grown(self, given: Pass, past: int) -> Output | None:
-        """Where texts are read again: a pass that does so if the fed tokens bring them beyond the bound; else None."""
-        cache = given.cache
-        if cache is None or given.history is None or given.first or past > self.bound:
+        """Where texts are read again: a pass that does so if the fed tokens bring them beyond the bound; else None.
+
+        It reads the full texts in one pass and refills the cache with the result, in the form that it has.
+        """
+        cache, history, count = given.cache, given.history, given.feed.shape[1]
+        if cache is None or history is None or given.first or past > self.bound:
             return None
-        beyond = past + given.feed.shape[1] > self.bound
+        beyond = past + count > self.bound
         # after a rejected draft a shorter cache may hold values that were computed beyond the bound
         if not beyond and not cache.beyond:
             return None
         cache.beyond = beyond
-        return self._again(given.history, cache, keep=given.feed.shape[1], hidden=given.hidden)
-
-    def _again(self, history: Tensor, cache: Cache, *, keep: int, hidden: bool) -> Output:
-        """Read texts int64 [N, T+F] in one pass and refill `cache` with the result, in the form that it has."""
         fresh = self.new_cache()
         if cache.records_past:  # a draft may be rejected
             fresh.activate_past_recording()
-        output = self(Pass(history, fresh, first=True, keep=0 if hidden else keep, hidden=hidden))
+        output = self(Pass(history, fresh, first=True, keep=0 if given.hidden else count, hidden=given.hidden))
         cache.refill(fresh)
-        if not hidden:
+        if not given.hidden:
             return Output(output.logits, cache)
-        layers = tuple(layer[:, -keep:] for layer in output.layers or ())
-        return Output(output.logits[:, -keep:], cache, layers[-1], layers)
+        layers = tuple(layer[:, -count:] for layer in output.layers or ())
+        return Output(output.logits[:, -count:], cache, layers[-1], layers)
 
 
 def depth_of(model: ModelRuntime) -> int:
@@ -377,3 +420,81 @@ def depth_of(model: ModelRuntime) -> int:
 def _prefix(tokens: Tensor, output: Output, hidden: Tensor | None, source: Source | None) -> Prefix:
     layers = None if output.layers is None else tuple(layer[:, -1:] for layer in output.layers)
     return Prefix(tokens, output.cache, output.logits[:, -1], hidden, layers, source)
+
+
+def join_sources(
+    sources: Sequence[Source],
+    cross: Sequence[Sequence[GrowingLayer] | None],
+    counts: Sequence[int],
+    *,
+    group: bool = False,
+) -> Sources:
+    """The encoder side of a batch from one prompt each: lane i has `counts[i]` rows.
+
+    One prompt: a view of its single row, `counts[0]` times. Several: copied once, padded on the right and masked. With
+    `group`, where all counts are equal, cross-attention has one row for each prompt.
+    """
+    longest = max(source.states.shape[1] for source in sources)
+    layers: list[GrowingLayer] | None = None
+    known = [part for part in cross if part is not None]
+    if len(known) == len(cross):
+        layers, own_counts = [], [1] * len(counts) if group else counts
+        for parts in zip(*known, strict=True):
+            layer = GrowingLayer()
+            keys, values = zip(*(part.content() for part in parts), strict=True)
+            layer.hold(_padded(keys, own_counts, longest), _padded(values, own_counts, longest))
+            layers.append(layer)
+    states = _padded([source.states[:, None] for source in sources], counts, longest)[:, 0]
+    if len(sources) == 1 and layers is None:  # every pass reads it again, and not every architecture accepts a view
+        states = states.contiguous()
+    mask = None
+    if any(source.states.shape[1] < longest for source in sources):
+        ones = [torch.ones_like(source.ids)[:, None, :, None] for source in sources]
+        mask = _padded(ones, counts, longest)[:, 0, :, 0]
+    return Sources(states, mask, layers)
+
+
+def _padded(parts: Sequence[Tensor], counts: Sequence[int], longest: int) -> Tensor:
+    """Parts [1, G, length, D], each repeated `counts` times, over zeros; a view if there is only one part."""
+    rows = []
+    for part, count in zip(parts, counts, strict=True):
+        short = longest - part.shape[2]
+        rows.append((functional.pad(part, (0, 0, 0, short)) if short else part).expand(count, -1, -1, -1))
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+
+class CacheObserver:
+    """Reads the cache after every pass of `forward`, until it is closed."""
+
+    def __init__(self, forward: ModelRuntime) -> None:
+        self.forward, self.passed = forward, list[Passed]()  # the last pass
+        forward.watch = self
+
+    def close(self) -> None:
+        """Stop observing."""
+        self.forward.watch = None
+
+    def __call__(self, passed: Passed) -> None:
+        """Record a pass."""
+        self.passed = [passed]
+
+    def read(self, lanes: Sequence[str], step: int, reordered: Sequence[int] = ()) -> events.CacheRead:
+        """The last pass as an event. `lanes` names the lane of each row."""
+        (passed,) = self.passed
+        cache, inputs = passed.cache, passed.inputs
+        fed = inputs.get("decoder_input_ids", inputs.get("input_ids"))
+        assert fed is not None
+        mask = inputs.get("decoder_attention_mask" if self.forward.is_encoder_decoder else "attention_mask")
+        count = int(fed.shape[1])
+        layers = [] if cache is None else cache.describe()
+        for layer in layers:  # the columns of this pass; cross-attention is computed once, with the prompt
+            layer["new"] = (layer["shape"][2] if passed.first else 0) if layer["kind"] == CROSS else count
+        columns = tuple(range(passed.past, passed.past + count))
+        given = events.Given(_rows(fed) or (), passed.past, columns, _rows(inputs.get("position_ids")), _rows(mask))
+        reserved = 0 if cache is None else cache.reserved()
+        lane = lanes[0] if lanes else ""
+        return events.CacheRead(lane, step, tuple(layers), given, tuple(lanes), tuple(reordered), reserved)
+
+
+def _rows(tensor: Any) -> tuple[tuple[int, ...], ...] | None:
+    return tuple(map(tuple, tensor.tolist())) if isinstance(tensor, Tensor) and tensor.dim() == 2 else None

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
+
+import torch
 
 from genctl import events
 from genctl.decode.batch import Batch
 from genctl.decode.lane import LaneState
-from genctl.decode.memory import OutOfMemory, release, shortages, too_large
+from genctl.decode.memory import OutOfMemory, shortages, too_large
 from genctl.decode.prefix_cache import MOST, MOST_ON_GPU, PrefixCache, groups
-from genctl.decode.runtime import ModelRuntime
+from genctl.decode.runtime import CacheObserver, ModelRuntime
 from genctl.decode.types import Lane, Prefix
 from genctl.errors import ContractError, GenctlError
-
-if TYPE_CHECKING:
-    from genctl.decode.cache_observer import CacheObserver
-    from genctl.decode.memory import MemoryEstimate
 
 # What stands for a prompt: its lane, why it has none, or None where the next prompt has to be waited for.
 Waiting: TypeAlias = Lane | events.Failed | None
 _END = object()
 T = TypeVar("T")
+
+
+class PromptInPieces(NamedTuple):
+    """A long prompt that is read in several passes, between the steps of other lanes."""
+
+    lane: Lane
+    began: float
+    passes: Generator[Prefix | None, None, None]
 
 
 class Scheduler:
@@ -45,14 +51,7 @@ class Scheduler:
         self.batches: list[Batch] = []
         self.known_states: list[LaneState] = []  # lanes whose prefixes are stored
         self.preempted: deque[LaneState] = deque()  # lanes that have begun and wait for room
-        self.reading: list[PromptInPieces] = []  # lanes whose prompts are read between the steps of others
-        self.estimate: MemoryEstimate | None = None
-        if model.device.type == "cuda":
-            from genctl.decode import memory
-
-            self.estimate = memory.MemoryEstimate(model)
-        self.reported_width = width  # the last number of lanes that the caller knows
-        self.full: int | None = None  # so many lanes were all that fit: one has to end before another begins
+        self.reading: list[PromptInPieces] = []
 
     @property
     def live(self) -> int:
@@ -66,23 +65,30 @@ class Scheduler:
     def admit(self, interrupted: str) -> Iterator[events.Event]:
         """Fill the free places: Prefilled for each lane that begins, Failed for each that cannot."""
         # rows that cannot be padded must have equal lengths: new lanes wait until the batch is done
-        closed = not self.model.abilities.pads and any(batch.started for batch in self.batches)
+        closed = not self.model.abilities.pads and any(
+            state.alive for batch in self.batches for state, _ in batch.kv.held
+        )
         if self.reading and not interrupted:
             yield from self._read_on(self.reading[0])
-        while self.live + len(self.reading) < self.width and not closed:
-            if self.full is not None and 0 < self.full <= self.live:
-                return
+        while (busy := self.live + len(self.reading)) < self.width and not closed:
             if self.preempted:
-                yield from self._readmit(self.preempted.popleft())
+                state = self.preempted.popleft()
+                found = self._try(state.lane, partial(state.reread, self.prefixes), state.row_count)
+                if isinstance(found, events.Failed):
+                    state.close()
+                    yield found
+                elif found is None:
+                    self.preempted.appendleft(state)
+                else:
+                    self._join(state)
             elif interrupted:
                 return
             else:
-                busy = self.live + len(self.reading)
                 lanes = self.queue.take(self.width - busy, wait=not busy)
                 yield from self.queue.take_failed()
                 if not lanes:
                     return
-                yield from self._admit(self._fitting(lanes))
+                yield from self._admit(lanes)
 
     def forget(self) -> None:
         """Drop empty batches, and prefixes that no live lane started from."""
@@ -97,21 +103,17 @@ class Scheduler:
 
         A preempted lane loses only its keys and values: its tokens are read again.
         """
-        states, lost = batch.clear(), None
+        states = batch.clear()
         for state in states:
             state.scores = state.own = None  # the next pass computes them, after its rows were read again
-            state.forget_prompt(source=True)
+            state.forget_prompt()
         self._reclaim()
-        if shortage.failed_inside_choice:  # a search that failed within its choice cannot repeat it
-            lost = states.pop(next(place for place, state in enumerate(states) if state.failed_inside_choice))
-        elif len(states) == 1:
-            lost = states.pop()
-        if lost is not None:
-            lost.close()
-            yield too_large(lost.lane, lost.row_count, shortage)
-        self.preempted.extend(states)
-        if states:
-            self._narrow(max(1, (len(states) + shortage.failed_inside_choice) // 2))
+        if len(states) == 1:
+            states[0].close()
+            yield too_large(states[0].lane, states[0].row_count, shortage)
+        elif states:
+            self.preempted.extend(states)
+            self._narrow(max(1, len(states) // 2))
 
     def close(self) -> None:
         """End every search."""
@@ -126,90 +128,53 @@ class Scheduler:
 
     def _admit(self, lanes: list[Lane]) -> Iterator[events.Event]:
         """Read prompts, short ones together, and let their lanes begin."""
-        unread, others = self.prefixes.unread(lanes)
-        if self.watcher is not None:  # a watcher needs the cache of each prompt
-            unread, others = [], lanes
+        # a watcher needs the cache of each prompt
+        unread, others = self.prefixes.unread(lanes) if self.watcher is None else ([], lanes)
         places = {id(lane): place for place, lane in enumerate(lanes)}
-        most = MOST_ON_GPU if self.model.device.type == "cuda" else MOST
-        for group in sorted(
-            [*groups(unread, most), *([lane] for lane in others)], key=lambda group: places[id(group[0])]
-        ):
+        read_together = groups(unread, MOST_ON_GPU if self.model.device.type == "cuda" else MOST)
+        for group in sorted([*read_together, *([lane] for lane in others)], key=lambda group: places[id(group[0])]):
             began = self.clock()
             if len(group) == 1 and self.live and self.watcher is None:  # others would wait for a long prompt
                 passes = self.prefixes.in_pieces(group[0])
                 if passes is not None:
                     self.reading.append(PromptInPieces(group[0], began, passes))
                     continue
-            # after an error, too, they are read one by one: that shows which of them is at fault
-            if len(group) > 1 and isinstance(attempt(group[0], partial(self.prefixes.read, group)), OutOfMemory):
-                self._reclaim()
+            if len(group) > 1:  # after an error they are read one by one: that shows which of them is at fault
+                self._try(group[0], partial(self.prefixes.read, group))
             for lane in group:
                 if self.live < self.width:
                     alone = len(lanes) == 1 and not self.live and lane.strategy.max_rows == 1
                     # a static cache gets its final size, unless it will be merged into another one
-                    room = lane.max_new_tokens - 1 if alone else 0
-                    yield from self._begin(lane, began, room)
+                    yield from self._begin(lane, began, lane.max_new_tokens - 1 if alone else 0)
                 else:  # memory ran out before all were admitted
                     self.queue.postponed.append(lane)
 
     def _read_on(self, reading: PromptInPieces) -> Iterator[events.Event]:
         """The next piece of a prompt; after the last one its lane begins."""
-        found = attempt(reading.lane, lambda: next(reading.passes))
-        if found is None:
+        found = self._try(reading.lane, lambda: (next(reading.passes),))
+        if isinstance(found, tuple) and found[0] is None:
             return
         self.reading.remove(reading)
         if isinstance(found, events.Failed):
             yield found
-        elif isinstance(found, OutOfMemory):  # it is read as a whole, alone or when there is room
-            reading.passes.close()
-            self._makes_room()
+        elif found is None:
             self.queue.postponed.appendleft(reading.lane)
-        else:
-            self.prefixes.put(reading.lane, found)
+        elif found[0] is not None:
+            self.prefixes.put(reading.lane, found[0])
             yield from self._begin(reading.lane, reading.began, 0)
 
-    def _fitting(self, lanes: list[Lane]) -> list[Lane]:
-        """The first of some lanes that fit into the free memory beside the live ones; the others wait."""
-        self.full = None
-        if self.estimate is None or (len(lanes) < 2 and not self.live):
-            return lanes
-        states = [state for batch in self.batches for state in batch.states]
-        count = self.estimate.fitting(lanes, states)
-        count = max(count, 0 if self.live else 1)
-        if count < len(lanes):
-            self.queue.postponed.extendleft(reversed(lanes[count:]))
-            self.full = self.live + count
-            if self.full < self.reported_width:
-                self.reported_width = self.full
-                self.on_shortage(self.full)
-        return lanes[:count]
-
     def _begin(self, lane: Lane, began: float, room: int) -> Iterator[events.Event]:
-        found = attempt(lane, lambda: self.prefixes.take(lane, room))
+        found = self._try(lane, lambda: self.prefixes.take(lane, room))
         if isinstance(found, events.Failed):
             yield found
-        elif isinstance(found, OutOfMemory):
-            if self._makes_room():
-                self.queue.postponed.appendleft(lane)
-            else:
-                yield too_large(lane, 1, found)
+        elif found is None:
+            self.queue.postponed.appendleft(lane)
         else:
             prefix, known = found
             state = LaneState(lane, prefix, self.model, self.clock, began, passes=0 if known else 1)
-            prompt = len(lane.source) if lane.source is not None else len(lane.tokens)
             if self.watcher is not None and not known:
                 yield self.watcher.read([lane.name], 0)
-            yield events.Prefilled(lane.name, prompt, state.decoding - began, known, prefix.reused)
-            self._join(state)
-
-    def _readmit(self, state: LaneState) -> Iterator[events.Event]:
-        found = attempt(state.lane, lambda: state.reread(self.prefixes))
-        if isinstance(found, OutOfMemory) and self._makes_room():
-            self.preempted.appendleft(state)
-        elif found is not None:
-            state.close()
-            yield too_large(state.lane, state.row_count, found) if isinstance(found, OutOfMemory) else found
-        else:
+            yield events.Prefilled(lane.name, lane.prompt_length, state.decoding - began, known, prefix.reused)
             self._join(state)
 
     def _join(self, state: LaneState) -> None:
@@ -217,52 +182,43 @@ class Scheduler:
         if batch is None:
             batch = Batch(self.model, self.watcher)
             self.batches.append(batch)
-        batch.join(state)
+        batch.states.append(state)  # it chooses first from the scores of its prefill
 
-    def _makes_room(self) -> bool:
-        """Limit the width to the live lanes, after another did not fit. False if there are none."""
-        for batch in self.batches:
-            for state, _ in batch.kv.held:  # its rows have the columns of the prompt
-                state.forget_prompt(source=False)
+    # -- shortages -----------------------------------------------------------------------------------------------------
+
+    def _try(self, lane: Lane, read: Callable[[], T], rows: int = 1) -> T | events.Failed | None:
+        """What `read` returns, or why the lane fails. None: it did not fit, and is to be tried again when lanes end.
+
+        After a shortage the width is that of the live lanes; without any, the lane does not fit alone. By then the
+        frames of what did not fit are gone, and their tensors. Raises ContractError.
+        """
+        try:
+            with shortages():
+                return read()
+        except ContractError:
+            raise
+        except GenctlError as error:
+            return events.Failed(lane.name, error.code, error.message)
+        except OutOfMemory as error:
+            shortage = error.without_frames()
         self._reclaim()
-        if self.live:
-            self._narrow(self.live)
-        return self.live > 0
+        if not self.live:
+            return too_large(lane, rows, shortage)
+        self._narrow(self.live)
+        return None
 
     def _reclaim(self) -> None:
         """Free what can be made again: what no lane holds, and what a model keeps to be faster."""
         self.prefixes.clear()
         self.model.free()
-        release()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     def _narrow(self, width: int) -> None:
         if width < self.width:
-            self.width = self.reported_width = width
+            self.width = width
             self.on_shortage(width)
-
-
-def attempt(lane: Lane, read: Callable[[], T]) -> T | events.Failed | OutOfMemory:
-    """What `read` returns; why the lane fails; or a shortage, when the frames of what did not fit and their tensors are
-    gone. Raises ContractError.
-    """
-    try:
-        with shortages():
-            return read()
-    except ContractError:
-        raise
-    except GenctlError as error:
-        return events.Failed(lane.name, error.code, error.message)
-    except OutOfMemory as error:
-        return error.without_frames()
-
-
-@dataclass(eq=False)
-class PromptInPieces:
-    """A long prompt that is read in pieces."""
-
-    lane: Lane
-    began: float
-    passes: Generator[Prefix | None, None, None]
 
 
 class LaneQueue:
@@ -290,7 +246,18 @@ class LaneQueue:
             if self.postponed:
                 chosen.append(self.postponed.popleft())
                 continue
-            self._read(wait=wait and not chosen)
+            while not self.exhausted and len(self.known) < self.ahead:
+                lane = next(self.lanes, _END)
+                if lane is _END:
+                    self.exhausted = True
+                elif isinstance(lane, Lane):
+                    self.known.append(lane)
+                elif isinstance(lane, events.Failed):
+                    self.failed.append(lane)
+                    if wait and not chosen and not self.known:
+                        break  # nothing is decoded: waiting for the next lane would delay the failure
+                elif self.known or self.failed or chosen or not wait:
+                    break
             if not self.known:
                 break
             longest = max(self.known, key=work)  # the first of equals
@@ -302,21 +269,6 @@ class LaneQueue:
         """The failures since the last call."""
         failed, self.failed = self.failed, []
         return failed
-
-    def _read(self, *, wait: bool) -> None:
-        """Read until `ahead` lanes are known, or the next one is not there."""
-        while not self.exhausted and len(self.known) < self.ahead:
-            lane = next(self.lanes, _END)
-            if lane is _END:
-                self.exhausted = True
-            elif isinstance(lane, Lane):
-                self.known.append(lane)
-            elif isinstance(lane, events.Failed):
-                self.failed.append(lane)
-                if wait and not self.known:
-                    return  # nothing is decoded: who waits for the next lane would keep the failure back
-            elif self.known or self.failed or not wait:
-                return
 
 
 def work(lane: Lane) -> tuple[int, int]:

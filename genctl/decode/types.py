@@ -8,7 +8,7 @@ long, so no tensor of these types is padded.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -61,7 +61,6 @@ class Prefix:
     layers: tuple[Tensor, ...] | None = None  # hidden states per layer at the last position, each [1, 1, H]
     source: Source | None = None
     reused: int = 0  # tokens of the prompt that came from a saved prompt
-    together: tuple[Any, int] | None = None  # the scores of all prompts of its pass (`score.ModelScores`), and its row
 
 
 @dataclass
@@ -76,10 +75,7 @@ class Rows:
     texts: list[RowText]  # R, the text of each; empty if the lane makes none
 
     def continued(self, rows: Sequence[events.Row], written: Sequence[Sequence[int]], texts: list[RowText]) -> Rows:
-        """The rows that live on after a step, from its records, with the tokens that each has written and its text.
-
-        These rows are not used afterwards.
-        """
+        """The rows that live on after a step, by its records, with their new tokens. Do not use these afterwards."""
         tokens, indices = self.row_tokens, [row.slot for row in rows]
         logprobs, totals = [row.logprob for row in rows], [row.total for row in rows]
         if len(rows) == len(self.indices) == 1:  # in place: no other row shares them
@@ -102,7 +98,7 @@ class Rows:
 
 
 class RawScores(Protocol):
-    """What a model says after each row, before the processors (`score.ModelScores`)."""
+    """The scores of a model before the processors (`score.ModelScores`)."""
 
     @property
     def logits(self) -> Tensor: ...
@@ -207,7 +203,6 @@ class Context:
     rescore: Callable[[int], bool] = lambda place: True
     # Whether the only row would end with the last of these tokens: those of the draft, and one more.
     ends: Callable[[Sequence[int]], bool] = lambda tokens: False
-    extra: dict[str, Any] = field(default_factory=dict)
 
 
 Search: TypeAlias = Generator[Choice, Scores, None]
@@ -334,6 +329,11 @@ class Lane:
     returned: int = 1  # number of returned hypotheses
     limit: str = ""  # what limits the length if not max_new_tokens ("context of 512 tokens")
     text: RowText | None = None  # of a row without new tokens; None: no text is made
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt: of an encoder-decoder, those of the encoder."""
+        return len(self.tokens if self.source is None else self.source)
 
     @cached_property
     def explains(self) -> bool:

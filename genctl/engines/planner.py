@@ -251,7 +251,7 @@ class LanePlan:
             raise ModelError("token_healing repairs the end of the prompt, which an encoder-decoder does not continue")
         if tokenizer is None:
             raise ModelError(f"token_healing needs a tokenizer, and {self.loaded.name} has none")
-        from genctl.decode.token_healing import heal
+        from genctl.decode.prompts import heal
 
         given = generation.stop_strings or ()
         stops = (given,) if isinstance(given, str) else given

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from genctl.decode.cache.cache import Cache
-from genctl.decode.encoder_inputs import join_sources
-from genctl.decode.runtime import ModelRuntime, Pass
+from genctl.decode.runtime import ModelRuntime, Pass, join_sources
 from genctl.decode.score import damaged
 from genctl.decode.types import Source
 from genctl.engines.protocol import Detail

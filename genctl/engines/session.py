@@ -35,7 +35,7 @@ from genctl.params import DRAFTING, GRAMMARS, Generation, Runtime
 
 if TYPE_CHECKING:
     from genctl.decode.prefix_cache import Prompt
-    from genctl.decode.saved_prompt import PromptIdentity
+    from genctl.decode.prompts import PromptIdentity
     from genctl.decode.scheduler import Waiting
     from genctl.decode.types import Prefix
     from genctl.engines.lane_results import LaneResults
@@ -67,13 +67,13 @@ class Session:
         self.clock: Callable[[], float] = time.perf_counter
         saved: Prefix | None = None
         if (path := runtime.prompt_cache) is not None:
-            from genctl.decode import saved_prompt
+            from genctl.decode import prompts
 
             if not self.forward.abilities.supports_cache or not self.forward.abilities.savable:
                 raise ModelError(
                     f"{loaded.name} keeps no cache that can be saved, so --prompt-cache {path} cannot be used"
                 )
-            saved = saved_prompt.load(Path(path).expanduser(), self.identity, self.forward)
+            saved = prompts.load(Path(path).expanduser(), self.identity, self.forward)
         self.prefixes: dict[Prompt, Prefix] = {}  # prompts read by others, which are not read again
         self.texts = None if saved is None else KeptTexts(saved=saved)  # that requests may continue
         self.tried: tuple[Resolved, PlannedLane] | None = None  # the trial prompt of the last checked job
@@ -137,7 +137,7 @@ class Session:
         """The identity of a prompt saved by this session."""
         from importlib.metadata import version
 
-        from genctl.decode.saved_prompt import PromptIdentity
+        from genctl.decode.prompts import PromptIdentity
         from genctl.native.runtime import NativeModel
 
         model, quantize = self.loaded.model, self.loaded.quantize
@@ -161,12 +161,12 @@ class Session:
 
     def saved_prompt(self, request: Request) -> tuple[bytes, int]:
         """A request's prompt, prefilled, as the content of a prompt-cache file; and its number of tokens."""
-        from genctl.decode import saved_prompt
+        from genctl.decode import prompts
 
         lane = self.planner.plan(request, Report()).lane
         source = None if lane.source is None else self.forward.encode(lane.source)
         prefix = self.forward.prefill(lane.tokens, source, hidden=True, whole=True)
-        return saved_prompt.packed(prefix, self.identity), len(lane.source or lane.tokens)
+        return prompts.packed(prefix, self.identity), len(lane.source or lane.tokens)
 
     def keep_texts(self, most: int | None) -> None:
         """Keep what is read of each request, in `most` bytes where they are bounded: later ones read only the rest."""
@@ -371,7 +371,7 @@ def load_session(kind: type[SomeSession], setup: EngineSetup) -> SomeSession:
 
     Raises ModelError, UsageError or PresetError.
     """
-    threads = Threads(setup.runtime.threads, steady=not setup.live)  # made before torch is imported
+    threads = Threads(setup.runtime.threads)
     session = kind.load(
         setup.runtime,
         **setup.trust,

@@ -335,7 +335,7 @@ class Decoder(Stack):
         int64 [1], the column to which a layer writes; `slots` bool [N, 1, 1, C], which columns count, the new one
         included. `cross` and `source_mask` as in `__call__` -> logits [N, 1, V].
         """
-        from genctl.decode.cache.static import Slots
+        from genctl.decode.cache.forms import Slots
 
         windows = self.spec.windows
         layers = [Slots(*pair, places[window]) for pair, window in zip(buffers, windows, strict=True)]

@@ -29,7 +29,7 @@ from genctl.native.decoder import Decoder
 from genctl.native.spec import Spec
 
 if TYPE_CHECKING:
-    from genctl.decode.cache.static import SlotPlace
+    from genctl.decode.cache.forms import SlotPlace
     from genctl.native.kernel_decoder import KernelDecoder
 
 Buffers = list[tuple[Tensor, Tensor]]  # of each layer keys and values, [N, K, C, D]

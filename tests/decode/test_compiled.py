@@ -12,8 +12,8 @@ import torch
 from genctl import events
 from genctl.config.layers import flags_layer, resolve
 from genctl.config.presets import parse_sets
+from genctl.decode.cache.forms import SlottedLayer
 from genctl.decode.cache.growing import STEP
-from genctl.decode.cache.static import SlottedLayer
 from genctl.decode.loop import decode
 from genctl.decode.prefix_cache import KeptTexts
 from genctl.decode.processors.build import ProcessorContext, build

@@ -112,10 +112,10 @@ def test_a_lane_that_may_grow_beyond_the_bound_joins_only_lanes_of_its_own_lengt
     short, long = Batch(case.forward), Batch(case.forward)
     for one in (state(5, 8), state(7, 8)):
         assert short.accepts(one)
-        short.join(one)
+        short.states.append(one)
     assert short.accepts(state(6, 8))
     assert not short.accepts(state(5, 40))  # as long as one of its lanes, but not as the other
-    long.join(state(5, 40))
+    long.states.append(state(5, 40))
     assert long.accepts(state(5, 40))
     assert not long.accepts(state(7, 8))
 

@@ -34,30 +34,13 @@ def chosen(made: Threads, weights: int, rows: int = 1, **more: object) -> int:
     return torch.get_num_threads()
 
 
-def busy(monkeypatch: pytest.MonkeyPatch, by_others: float) -> None:
-    monkeypatch.setattr(threads.OtherLoad, "cores", lambda self: by_others)
-
-
-def test_a_small_model_has_work_for_one_thread_and_a_large_one_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    busy(monkeypatch, 0.0)
+def test_a_small_model_has_work_for_one_thread_and_a_large_one_for_all() -> None:
     assert [chosen(Threads(), SMALL, rows) for rows in (1, 5, 16, 80)] == [1, 1, 1, 1]
     assert chosen(Threads(), SMALL, 512) == 4
     assert chosen(Threads(), LARGE) == 4
 
 
-@pytest.mark.parametrize(("by_others", "left"), [(0.2, 4), (1.0, 3), (2.6, 1), (9.0, 1)])
-def test_cores_that_others_keep_busy_are_left_to_them(
-    by_others: float, left: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    busy(monkeypatch, by_others)
-    made = Threads()
-    assert chosen(made, LARGE) == left
-    assert ("others" in made.note or "other processes" in made.note) == (left < 4)
-
-
-def test_what_is_written_does_not_depend_on_what_else_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    busy(monkeypatch, 3.0)
-    assert chosen(Threads(steady=True), LARGE) == 4
+def test_a_worker_has_its_share_of_the_cores() -> None:
     assert chosen(Threads(share=2), LARGE) == 2
     assert chosen(Threads(share=2), SMALL) == 1
 
@@ -65,7 +48,6 @@ def test_what_is_written_does_not_depend_on_what_else_runs(monkeypatch: pytest.M
 def test_a_number_that_is_given_wins_over_the_environment_and_both_over_the_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    busy(monkeypatch, 0.0)
     monkeypatch.setenv("MKL_NUM_THREADS", "2")
     assert chosen(Threads(), SMALL, recorded=4) == 2
     monkeypatch.setenv("OMP_NUM_THREADS", "3,1")
@@ -73,7 +55,7 @@ def test_a_number_that_is_given_wins_over_the_environment_and_both_over_the_work
     assert chosen(Threads(2), SMALL) == 2
     made = Threads(8)
     assert chosen(made, SMALL) == 8
-    assert made.note == "threads: 8 (as set; there are only 4 cores)"
+    assert made.note == "threads: 8 (as set)"
     monkeypatch.delenv("MKL_NUM_THREADS")
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
     assert chosen(Threads(), SMALL) == 1
@@ -90,8 +72,7 @@ def test_ranks_and_other_devices_keep_what_torch_has(monkeypatch: pytest.MonkeyP
     ("groups", "files", "limit"),
     [
         ("0::/a/b\n", {"a/cpu.max": "150000 100000\n", "a/b/cpu.max": "max 100000\n"}, 1.5),
-        ("2:cpu,cpuacct:/x\n", {"cpu/x/cpu.cfs_quota_us": "300000\n", "cpu/x/cpu.cfs_period_us": "100000\n"}, 3.0),
-        ("1:cpu:/x\n0::/\n", {"cpu/x/cpu.cfs_quota_us": "-1\n", "cpu/x/cpu.cfs_period_us": "100000\n"}, None),
+        ("1:cpu:/x\n0::/\n", {"cpu.max": "300000 100000\n"}, 3.0),
         ("0::/../..\n", {}, None),
         ("", {}, None),
     ],
@@ -137,21 +118,7 @@ def test_python_changes_the_number_only_where_it_is_asked_to() -> None:
 def test_an_output_goes_on_with_as_many_threads_as_it_was_begun_with(tmp_path: Path) -> None:
     rows, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
     rows.write_text('{"prompt": "One day"}\n{"note": "a mistake"}\n')
-    job = [
-        "run",
-        "-i",
-        str(rows),
-        "-o",
-        str(out),
-        "--resume",
-        "--strict",
-        "--batch-size",
-        "1",
-        "-n",
-        "2",
-        "-v",
-        "--no-pack",
-    ]
+    job = f"run -i {rows} -o {out} --resume --strict --batch-size 1 -n 2 -v --no-pack".split()
     assert "threads: 2 (as set)" in command(*job, "--threads", "2").err
     header = json.loads(out.with_name("out.jsonl.journal").read_text().splitlines()[0])
     assert header["threads"] == 2

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from genctl import events
 from genctl.config.layers import Layer
+from genctl.decode.cache.forms import QuantizedLayer, SlottedLayer, SlottedWindow
 from genctl.decode.cache.growing import STEP, GrowingLayer
-from genctl.decode.cache.quantized import QuantizedLayer
-from genctl.decode.cache.static import SlottedLayer, SlottedWindow
 from genctl.decode.loop import decode
 from genctl.decode.runtime import Pass
 from genctl.decode.types import Lane

@@ -17,7 +17,7 @@ from genctl.decode.cache.growing import GrowingLayer, OffloadedLayer
 from genctl.decode.cache.layer import CROSS, CacheLayer
 
 if TYPE_CHECKING:
-    from genctl.decode.cache.static import SlotPlace, SlottedLayer, SlottedWindow
+    from genctl.decode.cache.forms import SlotPlace
 
 
 class Trait:
@@ -48,8 +48,6 @@ class Cache:
     def for_model(self) -> Any:
         """The object to pass to a model."""
         return self
-
-    # -- what it is ----------------------------------------------------------------------------------------------------
 
     is_plain = Trait(all)  # a query sees exactly the columns that are stored
     # keys and values and nothing else, so that padding on the left can be removed; False without layers
@@ -82,11 +80,11 @@ class Cache:
 
     def with_layers(self, layers: Iterable[CacheLayer]) -> Self:
         """A cache of the same class with other layers of self-attention, and none of cross-attention."""
-        new = copy.copy(self)
-        new.layers, new.cross = list(layers), None
+        new = self.with_cross(None)
+        new.layers = list(layers)
         return new
 
-    def with_cross(self, cross: Sequence[GrowingLayer]) -> Self:
+    def with_cross(self, cross: Sequence[GrowingLayer] | None) -> Self:
         """The same self-attention with other layers of cross-attention."""
         new = copy.copy(self)
         new.cross = cross
@@ -95,8 +93,7 @@ class Cache:
     def select(self, rows: Tensor, *, room: int = 0, drop: int = 0) -> Self:
         """A new cache with `rows` (int64 [N], repeats allowed) of this one, without its first `drop` columns.
 
-        This cache is unchanged, so a prefix can be forked any number of times. Cross-attention is left out: see
-        `types.Sources`.
+        This cache is unchanged. Cross-attention is left out: see `types.Sources`.
         """
         return self.with_layers(layer.select(rows, room=room, drop=drop) for layer in self.layers)
 
@@ -132,12 +129,13 @@ class Cache:
         from genctl.decode.cache.shared import SharedLayer
 
         index = torch.zeros(rows, dtype=torch.long)
-        return self.with_layers(
-            SharedLayer(layer, rows, room)
-            if isinstance(layer, GrowingLayer) and layer.is_shareable
-            else layer.select(index, room=room)
-            for layer in self.layers
-        )
+
+        def shared(layer: CacheLayer) -> CacheLayer:
+            if isinstance(layer, GrowingLayer) and layer.is_shareable:
+                return SharedLayer(layer, rows, room)
+            return layer.select(index, room=room)
+
+        return self.with_layers(map(shared, self.layers))
 
     def unshared(self) -> Self:
         """The cache with all columns in every row."""
@@ -170,10 +168,7 @@ class Cache:
             layer.activate_past_recording()
 
     def narrow(self, like: Cache) -> None:
-        """Drop the columns of windows that no later token can see, from a cache that kept all of them.
-
-        `like` is an empty cache of the same model, with its windows.
-        """
+        """Drop the columns that the windows of `like`, an empty cache of the same model, would have dropped."""
         for number, (layer, window) in enumerate(zip(self.layers, like.layers, strict=True)):
             if not isinstance(layer, GrowingLayer) or not isinstance(window, GrowingLayer):
                 continue
@@ -190,17 +185,14 @@ class Cache:
         cross-attention do not grow and stay as they are. Offloading needs an accelerator, and has no effect without
         one.
         """
-        if form == "static":
-            from genctl.decode.cache.static import StaticLayer
+        if form in ("static", "quantized"):
+            from genctl.decode.cache.forms import QuantizedLayer, StaticLayer
 
-            self.layers = [layer.converted(StaticLayer, room) for layer in self.layers]
-        elif form == "quantized":
-            from genctl.decode.cache.quantized import QuantizedLayer
-
-            self.layers = [layer.converted(QuantizedLayer) for layer in self.layers]
+            kind = StaticLayer if form == "static" else QuantizedLayer
+            self.layers = [layer.converted(kind, room) for layer in self.layers]
         elif form == "offloaded":
-            growing = [layer for layer in self.layers if isinstance(layer, GrowingLayer)]
-            if growing and growing[0].is_initialized and growing[0].device.type == "cuda":
+            growing = next((layer for layer in self.layers if isinstance(layer, GrowingLayer)), None)
+            if growing is not None and growing.is_initialized and growing.device.type == "cuda":
                 self.offload()
 
     def offload(self) -> None:
@@ -209,8 +201,7 @@ class Cache:
 
     def use_slots(self, *, windows: bool = False) -> None:
         """Prepare the growing layers for steps of one shape; with `windows` those that slide, too."""
-        from genctl.decode.cache.sliding import SlidingLayer
-        from genctl.decode.cache.static import SlottedLayer, SlottedWindow
+        from genctl.decode.cache.forms import SlidingLayer, SlottedLayer, SlottedWindow
 
         self.layers = [
             SlottedWindow.of(layer) if windows and type(layer) is SlidingLayer else layer.converted(SlottedLayer)
@@ -226,7 +217,7 @@ class Cache:
         """
         if self.is_slotted and self.length:
             return True
-        from genctl.decode.cache.sliding import SlidingLayer
+        from genctl.decode.cache.forms import SlidingLayer
 
         if any(not layer.is_slotted and type(layer) not in (GrowingLayer, SlidingLayer) for layer in self.layers):
             return False
@@ -240,10 +231,7 @@ class Cache:
         return True
 
     def slots(self, count: int = 1) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of each slotted layer, written or not, `[rows, heads, capacity, head_dim]`.
-
-        There is room for `count` more columns.
-        """
+        """Keys and values of each slotted layer, `[rows, heads, capacity, head_dim]`, with room for `count` columns."""
         return [layer.slots(count) for layer in self._slotted()]
 
     def places(self) -> list[SlotPlace]:
@@ -255,10 +243,8 @@ class Cache:
         for layer in self._slotted():
             layer.written(count)
 
-    def _slotted(self) -> list[SlottedLayer | SlottedWindow]:
-        from genctl.decode.cache.static import SlottedLayer, SlottedWindow
-
-        return [layer for layer in self.layers if isinstance(layer, (SlottedLayer, SlottedWindow))]
+    def _slotted(self) -> list[Any]:
+        return [layer for layer in self.layers if layer.is_slotted]
 
     def refill(self, fresh: Cache) -> None:
         """Replace the rows by those of `fresh`, in the form of each layer of this cache."""
@@ -272,12 +258,10 @@ class Cache:
     def describe(self) -> list[dict[str, Any]]:
         """The parts in the order of the layers, each `{"layer", "kind", "shape", "dtype", "device", "bytes"}`.
 
-        `shape` is that of the keys, `[rows, heads, length, head_dim]` (a recurrent state has its own shape); values of
-        another shape add `value_shape`. `bytes` counts everything stored for the part, scales of quantised numbers
-        included, and nothing twice: rows that are views of one row count once. If rows share a prompt of 64 tokens or
-        more, `shape` has all columns, `bytes` counts the prompt's once, and `shared` is their number. A buffer's free
-        columns count only in a static layer (see `reserved`), which adds `filled`, its columns in use. A hybrid layer
-        has two parts.
+        `shape` is that of the keys, `[rows, heads, length, head_dim]`, or of a recurrent state; values of another shape
+        add `value_shape`. `bytes` counts everything stored for the part, and nothing twice. If rows share a prompt,
+        `shape` has all columns, `bytes` counts the prompt's once, and `shared` is their number. Free columns count only
+        in a static layer, which adds `filled`, its columns in use. A hybrid layer has two parts.
         """
         parts = [part for number, layer in enumerate(self.layers) for part in layer.describe(number)]
         for number, layer in enumerate(self.cross or ()):
@@ -320,7 +304,7 @@ def new_cache(windows: Sequence[int | None], room: int = 0) -> Cache:
     """
     if not any(windows):
         return Cache(GrowingLayer(room) for _ in windows)
-    from genctl.decode.cache.sliding import SlidingLayer
+    from genctl.decode.cache.forms import SlidingLayer
 
     return Cache(GrowingLayer(room) if size is None else SlidingLayer(size, room) for size in windows)
 
@@ -328,48 +312,43 @@ def new_cache(windows: Sequence[int | None], room: int = 0) -> Cache:
 class RowOfPass(Cache):
     """A row of a pass over several prompts, padded on the left: `layers` copies it out on first use.
 
-    Rows that go on together are taken from the pass at once (see `run_of`), so that no layer is copied row by row.
+    Rows that continue together are taken from the pass at once (see `run_of`), so that no layer is copied row by row.
     """
 
     def __init__(self, whole: Cache, row: int, pad: int) -> None:
         self.whole, self.row, self.pad = whole, row, pad
         self.cross, self.beyond = None, False
-        self._own: list[CacheLayer] | None = None
+        self.own: list[CacheLayer] | None = None  # the layers of the row alone, without padding
 
     @property
     def layers(self) -> list[CacheLayer]:
         """The layers of the row alone, without padding."""
-        if self._own is None:
+        if self.own is None:
             keys, _ = self.whole.layers[0].content()
             index = torch.tensor([self.row], device=keys.device)
             self.whole = self.whole.select(index, drop=self.pad)
-            self._own = self.whole.layers
-        return self._own
+            self.own = self.whole.layers
+        return self.own
 
     @layers.setter
     def layers(self, layers: Iterable[CacheLayer]) -> None:
-        self._own = list(layers)
+        self.own = list(layers)
 
     def with_layers(self, layers: Iterable[CacheLayer]) -> Cache:  # type: ignore[override]
         """A cache with other layers."""
         return Cache(layers)
 
     @property
-    def is_alone(self) -> bool:
-        """Whether the row was copied out."""
-        return self._own is not None
-
-    @property
     def sample(self) -> list[CacheLayer]:
         """Layers of the kinds and lengths that this cache has; no row is copied out for them."""
-        return self.whole.layers if self._own is None else self._own
+        return self.own or self.whole.layers
 
 
-def run_of(caches: list[Cache | None]) -> list[RowOfPass]:
+def run_of(caches: Iterable[Cache | None]) -> list[RowOfPass]:
     """The first of some caches, as far as they are rows of one pass."""
     rows: list[RowOfPass] = []
     for cache in caches:
-        if not isinstance(cache, RowOfPass) or cache.is_alone or (rows and cache.whole is not rows[0].whole):
+        if not isinstance(cache, RowOfPass) or cache.own is not None or (rows and cache.whole is not rows[0].whole):
             break
         rows.append(cache)
     return rows if len(rows) > 1 else []

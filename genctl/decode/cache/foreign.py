@@ -27,10 +27,9 @@ from transformers.cache_utils import (
 
 from genctl import compat
 from genctl.decode.cache.cache import Cache
+from genctl.decode.cache.forms import SlidingLayer, Slots
 from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.cache.layer import FULL, RECURRENT, SLIDING, CacheLayer, attention_entry, entry, shape_in_memory
-from genctl.decode.cache.sliding import SlidingLayer
-from genctl.decode.cache.static import Slots
 from genctl.errors import ModelError
 
 DynamicLayer.register(GrowingLayer)
@@ -99,8 +98,7 @@ class ForeignLayer(CacheLayer):
 
     def __init__(self, layer: Any) -> None:
         self.layer = layer
-        self.is_known = type(layer) in _KINDS  # an architecture's own layers may have further state
-        self.is_mergeable = self.is_known
+        self.is_known = self.is_mergeable = type(layer) in _KINDS  # an architecture's own layers may have more state
         self.has_columns = isinstance(layer, DynamicLayer)
         self.is_recurrent = isinstance(layer, LinearAttentionCacheLayerMixin)
         self.kind = RECURRENT if self.is_recurrent else ""
@@ -136,15 +134,10 @@ class ForeignLayer(CacheLayer):
         """Keys and values of all columns."""
         return self.layer.keys, self.layer.values
 
-    # -- rows ----------------------------------------------------------------------------------------------------------
-
     def select(self, rows: Tensor, *, room: int = 0, drop: int = 0) -> CacheLayer:
         """A new layer with `rows` (int64 [N]) of this one, without its first `drop` columns."""
-        if not self.is_known:  # only its own method reorders all of its state
-            new = copy.deepcopy(self.layer)
-            new.reorder_cache(rows)
-            return ForeignLayer(new)
-        new = copy.copy(self.layer)
+        # only its own method reorders all of the state of an unknown layer
+        new = copy.copy(self.layer) if self.is_known else copy.deepcopy(self.layer)
         for name, value in vars(new).items():
             if isinstance(value, dict):  # the states, and what is known of each
                 setattr(new, name, dict(value))
@@ -170,15 +163,11 @@ class ForeignLayer(CacheLayer):
                 new.cumulative_length = max(layer.cumulative_length for layer in layers)
             length = max(layer.keys.shape[-2] for layer in layers)
             for name in ("keys", "values"):
+                parts = [getattr(layer, name) for layer in layers]
                 # zeros: a masked column still meets the values, and 0 x NaN is NaN
-                parts = [
-                    functional.pad(part, (0, 0, length - part.shape[-2], 0))
-                    for part in (getattr(layer, name) for layer in layers)
-                ]
+                parts = [functional.pad(part, (0, 0, length - part.shape[-2], 0)) for part in parts]
                 setattr(new, name, torch.cat(parts))
         return ForeignLayer(new)
-
-    # -- contents ------------------------------------------------------------------------------------------------------
 
     def describe(self, number: int) -> list[dict[str, Any]]:
         """See `Cache.describe`."""

@@ -49,8 +49,6 @@ class CacheLayer(ABC):
         """The object that the model receives for this layer."""
         return self
 
-    # -- rows ----------------------------------------------------------------------------------------------------------
-
     @abstractmethod
     def select(self, rows: Tensor, *, room: int = 0, drop: int = 0) -> CacheLayer:
         """A new layer with `rows` (int64 [N]) of this one, without its first `drop` columns. This one is unchanged.
@@ -78,8 +76,6 @@ class CacheLayer(ABC):
         """A layer in which every row has all of its columns."""
         return self
 
-    # -- columns -------------------------------------------------------------------------------------------------------
-
     @abstractmethod
     def get_seq_length(self) -> int:
         """Columns ever appended; 0 if columns are not counted."""
@@ -103,8 +99,6 @@ class CacheLayer(ABC):
         """The layer in another form, with `room` additional columns if that is fixed; itself if it has no other."""
         return self
 
-    # -- contents ------------------------------------------------------------------------------------------------------
-
     def describe(self, number: int) -> list[dict[str, Any]]:
         """The parts of layer `number`, as `Cache.describe` lists them."""
         return []
@@ -114,10 +108,7 @@ class CacheLayer(ABC):
         return sum(part["bytes"] for part in self.describe(0))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The stored tensors by name: `keys`, `values`, `conv.J`, `recurrent.J`.
-
-        Raises ModelError if it cannot be saved.
-        """
+        """The stored tensors: `keys`, `values`, `conv.J`, `recurrent.J`. Raises ModelError if it cannot be saved."""
         return {}
 
     def load_state_dict(self, states: Mapping[str, Tensor], length: int) -> None:  # noqa: B027 — some store nothing

@@ -12,17 +12,18 @@ values of knobs.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from genctl.config.listed_knobs import criteria_of
+from genctl.config.listed_knobs import criteria_of, make
 from genctl.decode.stopping import Criterion, Stop, Written
 from genctl.decode.stopping.stops import BROKEN, Marks, Pattern, Stops, Tags, Thoughts, added_tokens, marks, quoted
-from genctl.errors import PresetError, UsageError
+from genctl.errors import PresetError, UsageError, raised
 from genctl.params import Generation
 
 MIN_TOKENS = 5  # a mean over fewer tokens is too noisy
+REASONS = ("eos", "length", "stop", "time")
 
 
 @dataclass(frozen=True)
@@ -89,49 +90,46 @@ def stops_of(criteria: Sequence[NamedCriterion], *, keep: bool) -> Stops | None:
 def _from_table(table: dict[str, Any], context: StoppingContext) -> NamedCriterion:
     use, keys = table["use"], {name: value for name, value in table.items() if name != "use"}
     if use not in _MAKERS:
-        from genctl.decode.stopping import plugins
-
-        offered = {"tokenizer": context.tokenizer, "decode": context.decode}
-        return NamedCriterion(use, plugins.make(use, keys, offered, allowed=context.allow_plugins))
+        return NamedCriterion(use, _of_user(use, keys, context))
     values = {"min_tokens": MIN_TOKENS, **vars(context.generation), **keys}
-    if use not in keys and values[use] in (None, [], ()):
+    if values[use] in (None, [], ()):
+        if use in keys:
+            raise ValueError("the list is empty")
         raise ValueError(f"{use} has no value: set {use} in this table or in the preset")
-    return _MAKERS[use](values, context)
+    return NamedCriterion(use, *_MAKERS[use](values, context))
 
 
-# -- the criteria of knobs, with what they cut from the text -----------------------------------------------------------
+# -- the criteria of knobs, and what they cut from the text ------------------------------------------------------------
 
 
-def _max_time(values: dict[str, Any], context: StoppingContext) -> NamedCriterion:
+def _max_time(values: dict[str, Any], context: StoppingContext) -> tuple[Criterion]:
     """End a row with the first token after more than `max_time` seconds since the lane began."""
     seconds = float(values["max_time"])
     stop = Stop("time", f"max_time {seconds:g} s")
-    return NamedCriterion("max_time", lambda written: stop if written.elapsed > seconds else None)
+    return (lambda written: stop if written.elapsed > seconds else None,)
 
 
-def _stop_strings(values: dict[str, Any], context: StoppingContext) -> NamedCriterion:
+def _stop_strings(values: dict[str, Any], context: StoppingContext) -> tuple[Criterion, Stops]:
     """End a row with the first token after which its text has a stop string, wherever the tokens begin and end."""
     stops = values["stop_strings"]
     stops = (stops,) if isinstance(stops, str) else tuple(stops)
-    if not stops:
-        raise ValueError("the list is empty")
     if "" in stops:
         raise ValueError("an empty text is in every text: every row would end at its first token")
     for stop in stops:
         if BROKEN in stop:
             raise ValueError(f"{quoted(stop)} has U+FFFD, the sign for an incomplete character")
-    return _in_text("stop_strings", context, strings=context.marks.strings(stops))
+    return _in_text(context, strings=context.marks.strings(stops))
 
 
-def _stop_regex(values: dict[str, Any], context: StoppingContext) -> NamedCriterion:
+def _stop_regex(values: dict[str, Any], context: StoppingContext) -> tuple[Criterion, Stops]:
     """End a row with the first token after which the pattern matches in the last 4096 characters of its text.
 
     The pattern sees only the text so far: `$` matches after every token.
     """
-    return _in_text("stop_regex", context, patterns=(Pattern(values["stop_regex"], context.marks),))
+    return _in_text(context, patterns=(Pattern(values["stop_regex"], context.marks),))
 
 
-def _in_text(name: str, context: StoppingContext, **searched: Any) -> NamedCriterion:
+def _in_text(context: StoppingContext, **searched: Any) -> tuple[Criterion, Stops]:
     if context.decode is None:
         raise ValueError("needs a tokenizer to read the text, and this checkpoint has none")
     thoughts = None
@@ -145,24 +143,19 @@ def _in_text(name: str, context: StoppingContext, **searched: Any) -> NamedCrite
         match = stops.find(written.text.whole(), written.text.since)
         return None if match is None else Stop("stop", match.what, match.kind)
 
-    return NamedCriterion(name, criterion, stops)
+    return criterion, stops
 
 
-def _stop_token_ids(values: dict[str, Any], context: StoppingContext) -> NamedCriterion:
+def _stop_token_ids(values: dict[str, Any], context: StoppingContext) -> tuple[Criterion, Stops]:
     """End a row with one of these ids, which stays in the row."""
     ids = frozenset(values["stop_token_ids"])
-    if not ids:
-        raise ValueError("the list is empty")
     if min(ids) < 0:
         raise ValueError(f"an id is at least 0, not {min(ids)}")
-
-    def criterion(written: Written) -> Stop | None:
-        return Stop("stop", str(written.token), "token") if written.token in ids else None
-
-    return NamedCriterion("stop_token_ids", criterion, Stops(ids=ids))
+    stops = {id: Stop("stop", str(id), "token") for id in ids}
+    return lambda written: stops.get(written.token), Stops(ids=ids)
 
 
-def _stop_mean_logprob(values: dict[str, Any], context: StoppingContext) -> NamedCriterion:
+def _stop_mean_logprob(values: dict[str, Any], context: StoppingContext) -> tuple[Criterion]:
     """End a row whose mean log-probability (the model's own, in nats) over at least `min_tokens` is below the floor."""
     floor, least = float(values["stop_mean_logprob"]), values["min_tokens"]
     if type(least) is not int or least < 1:  # not a knob, so not checked yet
@@ -175,25 +168,24 @@ def _stop_mean_logprob(values: dict[str, Any], context: StoppingContext) -> Name
         shown = f"{mean:.4g}" if float(f"{mean:.4g}") < floor else repr(mean)
         return Stop("stop", f"mean log-probability {shown} below {floor}", "floor")
 
-    return NamedCriterion("stop_mean_logprob", criterion)
+    return (criterion,)
 
 
-def _stop_repeat_ngram(values: dict[str, Any], context: StoppingContext) -> NamedCriterion:
+def _stop_repeat_ngram(values: dict[str, Any], context: StoppingContext) -> tuple[Criterion]:
     """End a row whose last tokens are the same n-gram `stop_repeat_times` times in a row."""
     size, times = values["stop_repeat_ngram"], values["stop_repeat_times"]
+    stop = Stop("stop", f"the same {size}-gram {times} times", "repetition")
 
     def criterion(written: Written) -> Stop | None:
         if written.count < size * times:
             return None
         tail = written.tail(size * times)
-        if tail[size:] != tail[:-size]:  # equal to itself shifted by one n-gram: all n-grams are equal
-            return None
-        return Stop("stop", f"the same {size}-gram {times} times", "repetition")
+        return stop if tail[size:] == tail[:-size] else None  # equal to itself shifted by one n-gram
 
-    return NamedCriterion("stop_repeat_ngram", criterion)
+    return (criterion,)
 
 
-_MAKERS: dict[str, Callable[[dict[str, Any], StoppingContext], NamedCriterion]] = {
+_MAKERS: dict[str, Callable[[dict[str, Any], StoppingContext], tuple[Any, ...]]] = {
     "max_time": _max_time,
     "stop_strings": _stop_strings,
     "stop_token_ids": _stop_token_ids,
@@ -201,9 +193,6 @@ _MAKERS: dict[str, Callable[[dict[str, Any], StoppingContext], NamedCriterion]] 
     "stop_mean_logprob": _stop_mean_logprob,
     "stop_repeat_ngram": _stop_repeat_ngram,
 }
-
-
-# -- special tokens that stops name ------------------------------------------------------------------------------------
 
 
 def _marks(context: StoppingContext) -> Marks:
@@ -224,3 +213,45 @@ def _marks(context: StoppingContext) -> Marks:
     special |= set(getattr(context.tokenizer, "all_special_ids", ()))
     skipped = [token for token in sorted(special) if not context.decode([token])]
     return marks(context.tokenizer, skipped, [*stops, *(context.tags or ())[:2]], patterns)
+
+
+# -- criteria of users -------------------------------------------------------------------------------------------------
+
+
+def _of_user(use: str, arguments: Mapping[str, Any], context: StoppingContext) -> Criterion:
+    """A criterion from a user's class or function and the keys of its table (see `genctl.config.listed_knobs.make`).
+
+    It is called as `criterion(written)` and returns None or False to continue, True, a text, or a pair of finish reason
+    and text; a subclass of transformers' StoppingCriteria is called with the new tokens as `input_ids` [1, T] and
+    `scores` None instead. Either must depend only on its arguments: rows are reordered, forked and rolled back.
+    """
+    offered = {"tokenizer": context.tokenizer, "decode": context.decode}  # for parameters of that name
+    made = make("stopping criterion", use, arguments, allowed=context.allow_plugins, offered=offered)
+    # by name, so that transformers is not imported for other criteria
+    names = {f"{base.__module__.split('.')[0]}.{base.__name__}" for base in type(made).__mro__}
+    takes_tensors = "transformers.StoppingCriteria" in names
+
+    def criterion(written: Written) -> Stop | None:
+        try:
+            if takes_tensors:
+                import torch
+
+                answer = made(torch.tensor([written.tail(written.count)]), None)
+                answer = bool(answer.all() if isinstance(answer, torch.Tensor) else answer)
+            else:
+                answer = made(written)
+        except Exception as error:
+            why = raised(error)
+            raise UsageError(f"the stopping criterion {use} failed at token {written.count}: {why}") from error
+        if answer is None or answer is False:
+            return None
+        if answer is True or isinstance(answer, str):
+            return Stop("stop", use if answer is True else answer, "plugin")
+        if isinstance(answer, tuple) and len(answer) == 2 and answer[0] in REASONS and isinstance(answer[1], str):
+            return Stop(*answer, "plugin" if answer[0] == "stop" else "")
+        raise UsageError(
+            f"the stopping criterion {use} answered {answer!r}, not None, a truth value, a text, "
+            f"or a pair of {'|'.join(REASONS)} and a text"
+        )
+
+    return criterion

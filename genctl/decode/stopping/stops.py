@@ -84,7 +84,7 @@ class Thoughts:
             at, is_open = place - length, not is_open
 
     def answer_start(self, text: str) -> int:
-        """Where the part of a text begins that is no thought and may go on; its end within a thought."""
+        """Where the part of a text begins that is no thought and may continue; its end within a thought."""
         begin, end = max(self.outside(text), default=(0, 0))
         return begin if end == len(text) else len(text)
 
@@ -151,7 +151,6 @@ def _finder(text: str) -> re.Pattern[str]:
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 REGEX_WINDOW = 4096  # a match must begin within this many last characters
 REGEX_SECONDS = 2.0  # for one search
-REGEX_LENGTH = 10_000  # characters of a pattern
 REGEX_SIZE = 1_000_000  # characters with all counted repetitions written out, as if they were nested
 
 _CALL = re.compile(r"(?<!\\)\(\?(?:R|[0-9]+|&\w+|P>\w+)\)")  # recursion into the pattern or a group
@@ -169,15 +168,11 @@ class Pattern:
         import regex  # type: ignore[import-untyped, unused-ignore]  # it has no types
 
         self.source, self.plain = source, source.replace("\\", "")
-        if len(source) > REGEX_LENGTH:
-            raise UsageError(
-                f"the regular expression {self} has {len(source):,} characters, more than {REGEX_LENGTH:,}"
-            )
         if _CALL.search(source):
             raise UsageError(f"the regular expression {self} calls itself, and may never end")
         counts = [max(int(number[:9] or 0) for number in pair) for pair in _COUNT.findall(source)]
         if len(source) * math.prod(max(count, 1) for count in counts) > REGEX_SIZE:
-            raise UsageError(f"the regular expression {self} repeats too much")
+            raise UsageError(f"the regular expression {self} is too long, or repeats too much")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # FutureWarning about syntax

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genctl import events
-from genctl.decode import saved_prompt
+from genctl.decode import prompts as saved_prompt
 from genctl.decode.loop import decode
 from genctl.decode.prefix_cache import KeptTexts
 from genctl.decode.runtime import ModelRuntime

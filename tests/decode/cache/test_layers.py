@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from genctl.decode.cache.forms import QuantizedLayer, SlidingLayer, StaticLayer
 from genctl.decode.cache.growing import GrowingLayer
-from genctl.decode.cache.quantized import QuantizedLayer
-from genctl.decode.cache.sliding import SlidingLayer
-from genctl.decode.cache.static import StaticLayer
 
 HEADS, SIZE, WINDOW = 2, 3, 5
 
@@ -197,16 +195,6 @@ def test_a_row_that_joins_takes_the_place_of_one_that_left_without_a_copy_of_the
     assert merged.buffers[0].data_ptr() == where
     assert torch.equal(merged.content()[0][1], last)
     assert torch.equal(merged.content()[0][2, :, 2:], newcomer.content()[0][0])
-
-
-def test_padding_that_every_row_has_is_dropped() -> None:
-    layer, numbers = GrowingLayer(), Numbers()
-    keys, values = numbers(2, 6)
-    layer.update(keys, values)
-    new = layer.select(torch.tensor([1]), drop=2)
-    assert torch.equal(new.content()[0], keys[1:, :, 2:])
-    assert new.get_seq_length() == 4
-    assert layer.get_seq_length() == 6
 
 
 def test_a_static_layer_is_allocated_once() -> None:

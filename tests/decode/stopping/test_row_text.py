@@ -108,13 +108,6 @@ def test_a_fork_goes_its_own_way(stem: str, left: str, right: str, strings: tupl
         assert one.finish("eos")[1] == stem + more
 
 
-def test_a_longer_stop_string_that_began_earlier_is_waited_for() -> None:
-    row = RowText(Letters(), Stops(("abcd", "bd")))
-    assert pushed(row, "xab") == "x"
-    assert pushed(row.fork(), "c") == ""
-    assert pushed(row, "x") == "abx"
-
-
 def test_a_text_that_nearly_matches_everywhere_is_looked_at_once() -> None:
     class Counted(str):
         tests = 0

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from transformers import StopStringCriteria
 
 from genctl.decode.stopping.build import StoppingContext, build
 from genctl.decode.stopping.stops import quoted
@@ -132,19 +130,3 @@ def test_the_cost_of_a_token_does_not_grow_with_the_row(
         assert stop(written([token], text=text)) is None
         text.show()
     assert max(lengths) < 40
-
-
-@pytest.mark.parametrize(
-    "text", ["the cat sat on the mat", "please stop here", "unstoppable", "a\n\nb", "it's 3.14! ok"]
-)
-@pytest.mark.parametrize("stop", ["stop", "cat", "\n\n", "sat on", "3.14", "top", "e"])
-def test_transformers_ends_at_the_same_token(text: str, stop: str) -> None:
-    made = tokenizer("bytelevel")
-    tokens = made.backend_tokenizer.encode(text).ids
-    theirs = StopStringCriteria(tokenizer=made, stop_strings=[stop])
-    expected = next(
-        (n for n in range(1, len(tokens) + 1) if bool(theirs(torch.tensor([tokens[:n]]), None)[0])),  # type: ignore[arg-type]
-        None,
-    )
-    found = first_stop(criterion("bytelevel", [stop]), tokens)
-    assert (found and found[0]) == expected

@@ -11,7 +11,7 @@ from tokenizers import AddedToken
 import genctl
 from genctl.decode.stopping.build import StoppingContext, build, stops_of
 from genctl.decode.stopping.row_text import RowText
-from genctl.decode.stopping.stops import Tags, Thoughts, tags_of
+from genctl.decode.stopping.stops import Tags, tags_of
 from genctl.models.text import Detokenizer
 from genctl.params import Generation
 from tests.cli.tool import genctl as tool
@@ -155,14 +155,3 @@ def test_stops_sleep_where_a_template_or_a_prompt_opens_a_thought(
     stop = next(letter for letter in whole[1:-1] if letter.isalnum())
     stopped = tool(*flags, "--stop-strings", stop).out
     assert stopped == (whole if sleeps else f"{whole[: whole.index(stop)]}\n")
-
-
-def test_where_a_text_is_outside_of_thoughts() -> None:
-    thoughts = Thoughts(("<think>",), ("</think>",), is_open=True)
-    text = "ab</think>cd<think>x</think>yy"
-    assert [text[begin:end] for begin, end in thoughts.outside(text)] == ["cd", "yy"]
-    assert (thoughts.answer_start(text), thoughts.answer_start("ab"), thoughts.answer_start("ab</think>")) == (
-        28,
-        2,
-        10,
-    )

@@ -9,8 +9,8 @@ import pytest
 
 from genctl import events
 from genctl.decode.processors.required_prefix import RequiredPrefix
+from genctl.decode.prompts import HealedPrompt, heal
 from genctl.decode.stopping.row_text import RowText
-from genctl.decode.token_healing import HealedPrompt, heal
 from genctl.models.text import Detokenizer
 from genctl.strategies.beam import Beam
 from genctl.strategies.sample import Sample
