@@ -298,7 +298,7 @@ def check_key(resolved: Resolved) -> None:
     setting = resolved.settings.get("backend")
     if setting is None or not setting.foreign or setting.value is None:
         return
-    from genctl.engines.server.address import key_of, read
+    from genctl.engines.server.client import key_of, read
 
     if any(key_of(address)[0] for address in read(setting.value)):
         raise UsageError(

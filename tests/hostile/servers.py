@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any
 
-from genctl.engines.server import client, failure
+from genctl.engines.server import client
 from tests.cli.tool import Done, genctl
 from tests.engines.server.stand_in import Failure, StandIn, running
 from tests.hostile.corpus import spoilt
@@ -215,8 +215,8 @@ _HEADERS: tuple[Callable[[Random], bytes], ...] = (
 @contextmanager
 def hostile() -> Iterator[Callable[[bytes], str]]:
     """A server that answers the row `bad` with given bytes; what is yielded takes them and returns what came of it."""
-    waits = failure.FIRST_S, failure.WAITS_S, client.AFTER_S
-    failure.FIRST_S, failure.WAITS_S, client.AFTER_S = 0.001, 0.5, 0.3
+    waits = client.FIRST_S, client.WAITS_S, client.AFTER_S
+    client.FIRST_S, client.WAITS_S, client.AFTER_S = 0.001, 0.5, 0.3
     bytes_now = [b""]
 
     def fault(server: StandIn, body: dict[str, Any]) -> Failure | None:
@@ -235,7 +235,7 @@ def hostile() -> Iterator[Callable[[bytes], str]]:
         with running(fault=fault) as server:
             yield target
     finally:
-        failure.FIRST_S, failure.WAITS_S, client.AFTER_S = waits
+        client.FIRST_S, client.WAITS_S, client.AFTER_S = waits
 
 
 def _checked(done: Done, key: str, beside: object) -> str:

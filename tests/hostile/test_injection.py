@@ -12,7 +12,7 @@ import pytest
 
 from genctl.commands.chat.line_input import PlainLines
 from genctl.commands.explore.keys import edit_line
-from genctl.engines.server import address
+from genctl.engines.server import client as address
 from genctl.errors import SECRETS, InputError, without_secrets
 from genctl.tree.commands import parse
 from tests.cli.tool import genctl

@@ -178,7 +178,7 @@ def _query_server(
     job: Job, stack: ExitStack, address: str, early: Resolved, prompts: list[InputRow], trace: TraceFile
 ) -> None:
     """Add the answers of a server to the trace: to every prompt greedily, then drawn."""
-    from genctl.engines.server.scorer import answers
+    from genctl.engines.server.server import answers
     from genctl.engines.server.session import RemoteSession
 
     layer = Layer("the trace", {"backend": address}, declared="user", typed=True)

@@ -6,6 +6,7 @@ Workers import what is installed, and nothing from the driver's working director
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
@@ -36,7 +38,8 @@ QUIET = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # below `uv run` workers would import a copy of the working directory
     "RAY_process_group_cleanup_enabled": "0",  # workers stay in the process group of the daemons
 }
-CONNECT_S = 10.0  # until an address that accepts no connection is given up
+CONNECT_S = 10.0  # until an address that accepts no connection is given up,
+JOIN_S = 60.0  # and one that accepts it, but is no cluster that lets this process in
 POLL_S = 0.02  # between two looks at whether Ray is there
 STORE = 256 << 20  # bytes of Ray's object store: a group's results are a few MiB
 LONGEST_TMP = 22  # characters of a folder for temporary files: the names of Ray's sockets in it have 107 at most
@@ -119,7 +122,7 @@ def _init(address: str | None, cpus: int) -> Reaper | None:
         _daemon_group = reaper.process.pid if reaper is not None else 0
         os.dup2(null, 2)  # Ray's C++ part writes there
         with worker_env(here=address is None) as arguments["runtime_env"]:
-            _apart(partial(ray.init, **arguments))
+            _apart(partial(ray.init, **arguments), math.inf if address is None else JOIN_S)
         return reaper
     except Exception as error:
         lines = [getattr(error, "strerror", None) or "", *str(error).splitlines(), type(error).__name__]
@@ -137,10 +140,11 @@ def _init(address: str | None, cpus: int) -> Reaper | None:
         _daemon_group = 0
 
 
-def _apart(call: Callable[[], Any]) -> None:
+def _apart(call: Callable[[], Any], seconds: float = math.inf) -> None:
     """Make a call in another thread: in this one Ray would replace the handler of SIGTERM.
 
-    The thread never ends, because on Linux Ray's daemons end with the thread that started them.
+    The thread never ends, because on Linux Ray's daemons end with the thread that started them. Raises TimeoutError
+    where the call takes longer than `seconds`.
     """
     outcome: Future[Any] = Future()
 
@@ -152,8 +156,11 @@ def _apart(call: Callable[[], Any]) -> None:
         threading.Event().wait()
 
     handler, is_main = signal.getsignal(signal.SIGTERM), threading.current_thread() is threading.main_thread()
+    until = time.monotonic() + seconds
     threading.Thread(target=perform, name="ray", daemon=True).start()
     while not outcome.done():
+        if time.monotonic() > until:
+            raise TimeoutError(f"no answer within {seconds:g} s")
         wait([outcome], POLL_S)
         if handler is not None and is_main:
             signal.signal(signal.SIGTERM, handler)  # Ray's C++ part replaces it, too

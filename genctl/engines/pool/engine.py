@@ -1,13 +1,18 @@
-"""The engine of `--workers`: rows go to workers, and their results come back as if they were made here.
+"""The engine of `--workers`: groups of rows go to workers of a Ray cluster, and results come back as if made here.
 
-Where a row's bits do not depend on the rows beside it, a worker has rows in reserve, a few in a call: they join its
-batch whenever a place is free. Elsewhere whole groups go out, which are decoded to their end.
+A worker has two groups at once, so that it never waits for the driver. Ray restarts a worker that died. Which of its
+groups killed it is not known, so each is sent once more, to another worker that has nothing else (with one worker, to
+that). If it dies, too, the group is lost, and the others continue.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import platform
+import time
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,8 +20,15 @@ from typing import Any
 from genctl import events, process
 from genctl.decode.threads import from_environment
 from genctl.engines.pool.cluster import RayCluster, start_cluster
-from genctl.engines.pool.pool import HELD, IN_FLIGHT, WorkerPool, WorkGroup
-from genctl.engines.pool.worker import DecodeWork, ScoreWork, WorkerSetup
+from genctl.engines.pool.worker import (
+    DecodeWork,
+    GroupResult,
+    OpenedWorker,
+    ScoreWork,
+    Worker,
+    WorkerSetup,
+    own_genctl,
+)
 from genctl.engines.protocol import (
     ALONE,
     About,
@@ -29,14 +41,234 @@ from genctl.engines.protocol import (
     Rows,
     ScoringOptions,
     Skipped,
+    StreamProgress,
     TextToScore,
     WorkDone,
     never,
 )
 from genctl.errors import ModelError, UsageError, count, extra
 
-CALLS = 8  # that bring the rows of a batch: more of them cost the driver more, with fewer a row waits for others of its
-ROWS_HELD = 32  # times as many rows as are decoded at once are on their way or wait for an earlier one
+IN_FLIGHT = 2  # groups that a worker has at once
+HELD = 4  # times as many groups as workers are on their way or wait for an earlier one
+LOADS = 3  # that a worker begins before the run ends, if it dies while it loads
+POLL_S = 0.1  # between two looks at signals
+
+
+class _Died(ModelError):
+    """The worker of a call died. `why`, if that is known."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"a worker died{why}")
+        self.why = why
+
+
+@dataclass(eq=False)
+class WorkGroup:
+    """Rows that are worked on together: what a worker is given, and what became of it."""
+
+    work: Any  # DecodeWork or ScoreWork
+    rows: int
+    last: int = -1  # the index of its last row in the input
+    keys: tuple[Any, ...] = ()  # of texts that are scored
+    number: int = 0  # in the order of the groups
+    died: WorkerHandle | None = None  # the worker that died with it: it is tried alone, by another if there is one
+    result: GroupResult = field(default_factory=GroupResult)
+    lost: str = ""  # why there is none
+
+
+@dataclass(eq=False)
+class WorkerHandle:
+    """A worker, as the driver knows it."""
+
+    number: int  # from 1
+    actor: Any
+    node: str = ""
+    ready: bool = False  # it has loaded the checkpoint, and did not die since
+    groups: list[WorkGroup] = field(default_factory=list)  # that it has
+    rows: int = 0
+    tokens: int = 0
+    deaths: int = 0  # groups that were then tried alone
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+        return f"worker {self.number}" + (f" on {self.node}" if self.node else "")
+
+
+class WorkerPool:
+    """Starts workers and gives them groups. Raises UsageError or ModelError."""
+
+    def __init__(self, cluster: RayCluster, setup: WorkerSetup) -> None:
+        import ray
+
+        self._ray = ray
+        # retries belong to the actor, not to its calls: else a call fails while the actor restarts
+        actor = ray.remote(max_restarts=-1, max_task_retries=LOADS - 1, num_cpus=1, num_gpus=cluster.gpus)(Worker)
+        spread = {} if cluster.alone else {"scheduling_strategy": "SPREAD"}
+        numbers = range(1, cluster.workers + 1)
+        self.workers = [WorkerHandle(number, actor.options(**spread).remote(setup)) for number in numbers]
+        self._calls: dict[Any, tuple[WorkerHandle, WorkGroup | None]] = {}  # by the result's reference; None: `open`
+        for worker in self.workers:
+            self._open(worker)
+        self._first: tuple[WorkerHandle, OpenedWorker] | None = None  # the first that had loaded the checkpoint
+        self._finished: dict[int, WorkGroup] = {}
+        self._returned: list[WorkGroup] = []  # their workers died
+        self._next = 0  # the first group whose result was not given out
+        self._taken = 0  # groups that were taken
+        self.on_progress: Callable[[], object] | None = None
+        self.began = time.monotonic()
+
+    # -- load ----------------------------------------------------------------------------------------------------------
+
+    def open(self) -> About:
+        """Wait until a worker has loaded the checkpoint, and return its facts. Others follow meanwhile."""
+        while self._first is None:
+            self._wait()
+        self.began = time.monotonic()
+        return self._first[1].about
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """Call a method of the first worker's session (`Worker.ask`). Raises its errors."""
+        assert self._first is not None
+        return self._get(self._first[0].actor.ask.remote(name, *arguments))
+
+    def _get(self, ref: Any) -> Any:
+        """The result of a call. Raises what the call raised, and _Died."""
+        try:
+            return self._ray.get(ref)
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause or error from error
+        except self._ray.exceptions.RayError as error:
+            why = str(error).strip().rpartition("\n")[2]
+            if isinstance(error, self._ray.exceptions.OutOfMemoryError):
+                why = "no memory is left on its machine"
+            raise _Died(f": {why}" if "memory" in why or "No module" in why else "") from error
+
+    def _open(self, worker: WorkerHandle) -> None:
+        self._calls[worker.actor.open.remote()] = worker, None
+
+    def _take_opened(self, worker: WorkerHandle, ref: Any) -> None:
+        """Record that a worker has loaded the checkpoint. Raises ModelError if it cannot."""
+        try:
+            opened: OpenedWorker = self._get(ref)
+        except _Died as death:
+            raise ModelError(
+                f"{worker.name} died {LOADS} times while it loaded the checkpoint{death.why}",
+                hint="genctl has to be installed on every machine, and fewer --workers need less memory",
+            ) from death
+        if opened.genctl != (ours := own_genctl()):
+            names = f"{platform.node()} and {opened.node}: {ours} and {opened.genctl}"
+            raise ModelError(f"genctl: not the same on {names}, so their results would differ")
+        self._first = self._first or (worker, opened)
+        worker.ready, worker.node = True, opened.node
+
+    # -- work ----------------------------------------------------------------------------------------------------------
+
+    def results(
+        self,
+        groups: Iterator[WorkGroup | None],
+        interrupted: Callable[[], object],
+        *,
+        ordered: bool = True,
+    ) -> Iterator[WorkGroup]:
+        """The result of each group, in order, unless not `ordered`. Ends early when `interrupted` returns true.
+
+        `groups` are taken as workers become free; None says that the next one is not there yet. Raises the first error
+        of a worker that cannot load the checkpoint.
+        """
+        more = True
+        while not interrupted():
+            more = self._give_out(groups) and more
+            for number in sorted(self._finished):
+                if ordered and number != self._next:
+                    break
+                self._next += 1
+                yield self._finished.pop(number)
+                if interrupted():
+                    return
+            if not more and self._next == self._taken:
+                return
+            self._wait()
+
+    def _give_out(self, groups: Iterator[WorkGroup | None]) -> bool:
+        """Give groups to workers that have room: first those that are tried alone, then others, while few are on their
+        way. Returns whether there may be more of them.
+        """
+        while True:
+            free = [one for one in self.workers if one.ready and not any(group.died for group in one.groups)]
+            if self._returned:
+                group = self._returned[0]
+                free = [one for one in free if not one.groups and (one is not group.died or len(self.workers) == 1)]
+                if not free:
+                    return True
+                del self._returned[0]
+            else:
+                free = [one for one in free if len(one.groups) < IN_FLIGHT]
+                if not free or self._taken - self._next >= HELD * len(self.workers):
+                    return True
+                try:
+                    taken = next(groups)
+                except StopIteration:
+                    return False
+                if taken is None:
+                    return True
+                group = taken
+                group.number, self._taken = self._taken, self._taken + 1
+                if not group.rows:
+                    self._finished[group.number] = group
+                    continue
+            worker = min(free, key=lambda worker: len(worker.groups))
+            worker.groups.append(group)
+            self._calls[worker.actor.work.options(max_task_retries=0).remote(group.work)] = worker, group
+
+    def _wait(self) -> None:
+        """Take in what has arrived, or wait a moment for something."""
+        if not self._calls:
+            time.sleep(POLL_S)
+            return
+        self._ray.wait(list(self._calls), num_returns=1, timeout=POLL_S)
+        for ref in self._ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)[0]:
+            worker, group = self._calls.pop(ref)
+            if group is None:
+                self._take_opened(worker, ref)
+            else:
+                self._take_result(worker, group, ref)
+        if self.on_progress is not None:
+            self.on_progress()
+
+    def _take_result(self, worker: WorkerHandle, group: WorkGroup, ref: Any) -> None:
+        """Take a result, or take the group back from a worker that died, and let that one load the checkpoint again."""
+        worker.groups.remove(group)
+        try:
+            group.result = self._get(ref)
+        except _Died as died:
+            if worker.ready:
+                worker.ready = False
+                self._open(worker)
+            if group.died is None:
+                group.died = worker
+                worker.deaths += 1
+                self._returned.append(group)
+                return
+            group.lost = (
+                f"workers died 2 times, {worker.name} last{died.why}, each time with this row or others of its group"
+            )
+        else:
+            worker.rows += group.rows
+            worker.tokens += group.result.tokens
+        self._finished[group.number] = group
+
+    def progress(self) -> StreamProgress:
+        """The groups that are done so far; of rows, those whose results were not given out."""
+        rows, tokens = sum(group.rows for group in self._finished.values()), [worker.tokens for worker in self.workers]
+        seconds = max(time.monotonic() - self.began, 1e-9)
+        return StreamProgress(rows, sum(tokens), tuple(number / seconds for number in tokens))
+
+    def close(self) -> None:
+        """End all workers."""
+        for worker in self.workers:
+            with suppress(self._ray.exceptions.RayError):
+                self._ray.kill(worker.actor)
 
 
 def require_ray(flag: str) -> None:
@@ -81,7 +313,7 @@ class PoolEngine:
     # -- the checkpoint and its settings -------------------------------------------------------------------------------
 
     resolve = _by_first_worker("resolve")
-    plan = _by_first_worker("plan")  # the others have the same products (`worker.identity_of`)
+    plan = _by_first_worker("plan")
     watched = _by_first_worker("watched")
     width = _by_first_worker("width")
     fingerprints = _by_first_worker("fingerprints")
@@ -115,15 +347,13 @@ class PoolEngine:
         pool.on_progress = lambda: flow.on_progress(pool.progress())
 
         def work(rows: tuple[Request, ...]) -> DecodeWork:
-            return DecodeWork(rows, report or Report(), width, flow.ahead, flow.threads, flow.continuous)
+            return DecodeWork(rows, report or Report(), width, flow.ahead, flow.threads)
 
-        at_once, held, span = IN_FLIGHT, HELD, flow.span or width
-        if flow.continuous:
-            span = max(width // CALLS, 1)
-            # each unfinished call has an unfinished row, so that this many fill the batch, however long some rows are
-            at_once, held = width + max(width // 2, 1), ROWS_HELD * width // span
+        span = flow.span or width
+        if flow.continuous and width > 1:  # a row is the same in any group: small ones keep all workers busy
+            span = 2 * width
         works = _groups(requests, span, work, whole=not flow.continuous)
-        for group in pool.results(works, flow.interrupted, ordered=flow.ordered, at_once=at_once, held=held):
+        for group in pool.results(works, flow.interrupted, ordered=flow.ordered):
             for event in self._lost_rows(group) if group.lost else group.result.results:
                 if flow.interrupted():
                     return

@@ -1,4 +1,4 @@
-"""What a server's answer, or one part of its stream, holds of each sequence: read as JSON, and checked."""
+"""What a server's answer, or one part of its stream, holds of each sequence, or which error it is."""
 
 from __future__ import annotations
 
@@ -14,15 +14,85 @@ from annotated_types import Ge, Le
 from genctl.documents import reader
 from genctl.documents.reader import BadJson
 from genctl.documents.shapes import BadShape, value_of
-from genctl.engines.server.failure import ServerError, error_in, one_line
+from genctl.errors import BackendError, GenctlError, printable, without_secrets
 from genctl.events import UNKNOWN_ID, Alternative, Token
 
+LONGEST = 200  # characters of a server's own words in a message
 LEAST = -3.5e38  # below the smallest 32-bit float, which servers write for the logarithm of 0
 MOST_TOKENS = 2**53  # that every JSON reader keeps
 MOST_ID = 2**31
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # the names that servers have for it
 _LONE = re.compile("[\ud800-\udfff]")
 _ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+class ServerError(BackendError):
+    """A request that failed: the error of its row, or of the run if it is `fatal`: no other request can succeed."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        again: bool = False,  # the same request may succeed later
+        wait_s: float | None = None,  # seconds until then, if the server names them
+        fatal: bool = False,
+        status: int | None = None,  # of HTTP; None where there was no answer
+        hint: str = "",
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.again, self.wait_s, self.fatal, self.status = again, wait_s, fatal, status
+
+
+class TimedOut(Exception):
+    """The time that a row may take is over."""
+
+
+class Disconnected(Exception):
+    """Nobody waits for the answer any more."""
+
+
+def row_error(server: str, error: Exception) -> GenctlError:
+    """The error of a row: one that is expected, else one that says what was raised."""
+    if isinstance(error, GenctlError):
+        return error
+    return ServerError(f"{server}: unexpected {type(error).__name__}: {one_line(str(error))}")
+
+
+def ends_run(error: GenctlError) -> bool:
+    """Whether no other request can succeed."""
+    return isinstance(error, BackendError) and (not isinstance(error, ServerError) or error.fatal)
+
+
+def one_line(text: str, most: int = LONGEST) -> str:
+    """The first line of a text from a server, harmless for a terminal and free of keys."""
+    line = re.split(r"[\r\n]", text.strip()[: 4 * most], maxsplit=1)[0]
+    line = printable(without_secrets(line))
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def message_of(content: bytes, kind: str) -> str:
+    """The message of a failed request, on one short line. `kind` is the type of the content."""
+    try:
+        return error_in(json.loads(content))
+    except (ValueError, RecursionError):
+        return "" if "html" in kind else one_line(content[:4096].decode("utf-8", "replace"))
+
+
+def error_in(data: Any) -> str:
+    """The message of a JSON error, in any of the usual forms; "" where there is none."""
+    if not isinstance(data, Mapping):
+        return ""
+    error = next((data[name] for name in ("error", "detail", "message", "msg") if data.get(name)), None)
+    if isinstance(error, list) and error and isinstance(error[0], Mapping):  # of FastAPI: [{"loc": […], "msg": "…"}]
+        place = error[0].get("loc")
+        path = ".".join(str(part)[:40] for part in place[:8]) + ": " if isinstance(place, list) else ""
+        return one_line(f"{path}{error[0].get('msg', '')}")
+    if isinstance(error, Mapping):
+        error = error.get("message", "")
+    return one_line(error) if isinstance(error, str) else ""
+
 
 # -- JSON --------------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""HTTP to one server, in threads: JSON answers, and streams of server-sent events.
+"""HTTP to one server, in threads: its address and key, JSON answers, and streams of server-sent events.
 
 Each request has a thread and a connection of its own. The thread that waits for it calls `tick`, which shuts
 connections whose time is over: so one deadline covers connecting, headers and body, however slowly they come.
@@ -6,41 +6,146 @@ connections whose time is over: so one deadline covers connecting, headers and b
 
 from __future__ import annotations
 
+import ipaddress
 import itertools
 import math
 import os
 import queue
+import random
 import re
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
-from genctl.engines.server import failure
-from genctl.engines.server.address import KEYS, Address, key_of
-from genctl.engines.server.answer import object_of, part_of
-from genctl.engines.server.failure import Disconnected, ServerError, TimedOut, message_of, one_line, retry_after
-from genctl.errors import BackendError, extra, size
+from genctl.engines.server.answer import Disconnected, ServerError, TimedOut, message_of, object_of, one_line, part_of
+from genctl.errors import BackendError, UsageError, extra, hide_secrets, size
 
 T = TypeVar("T")
+
+# -- addresses and keys ------------------------------------------------------------------------------------------------
+
+SCHEME = "openai:"
+KEYS = ("GENCTL_API_KEY", "OPENAI_API_KEY")  # environment variables that hold a key
+OPENAI_HOST = "api.openai.com"
+OPENAI_URL = "OPENAI_BASE_URL"  # environment variable of OpenAI's own programs: another server for their key
+
+
+class Address(NamedTuple):
+    """A server's address. `base` is where its interface begins, such as http://localhost:8080/v1."""
+
+    name: str  # in records and messages
+    base: str
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is on this machine, where no proxy is needed."""
+        host = urlsplit(self.base).hostname or ""
+        try:
+            return ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return host == "localhost"
+
+
+def read(value: str | Sequence[str]) -> tuple[Address, ...]:
+    """The addresses of the knob `backend`. Raises UsageError with a line for each mistake."""
+    parsed = [_parse(text) for text in ([value] if isinstance(value, str) else value)]
+    mistakes = [one for one in parsed if isinstance(one, str)]
+    addresses = tuple(one for one in parsed if isinstance(one, Address))
+    mistakes += [f"{one.name} is named twice" for place, one in enumerate(addresses) if one in addresses[:place]]
+    if mistakes:
+        lines = "\n".join(f"backend {mistake}" for mistake in mistakes)
+        raise UsageError(lines, hint="write a backend as openai:http://localhost:8080/v1")
+    return addresses
+
+
+def _parse(text: str) -> Address | str:
+    """An address, or what is wrong with it."""
+    url, shown = text.removeprefix(SCHEME), hide_secrets(text)
+    if url == text:
+        return f"{shown}: expected openai:URL"
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url or not url.isprintable() or " " in url:
+        return f"{shown}: not a URL of http or https"
+    if "@" in parts.netloc:
+        return f"{shown}: a URL may not hold a password; the key is read from {KEYS[0]} or {KEYS[1]}"
+    if parts.query or parts.fragment:
+        return f"{shown}: a URL ends with its path, such as /v1"
+    url = url.rstrip("/")
+    return Address(f"{SCHEME}{url}", url if re.search(r"/v\d+$", url) else f"{url}/v1")
+
+
+def key_of(address: Address) -> tuple[str, str]:
+    """The key for a server, and the hint for a server that wants a key where there is none.
+
+    `GENCTL_API_KEY` goes to every server: the user names all that get it (`check_key` in `genctl/commands/job.py`).
+    `OPENAI_API_KEY` was given for OpenAI: it goes there, over HTTPS, or to the server that `OPENAI_BASE_URL` names.
+    """
+    own, openai = (os.environ.get(name, "").strip() for name in KEYS)
+    hint = f"a key is needed: set {KEYS[0]}"
+    if own or not openai:
+        return own, hint
+    scheme, host, _ = origin = _origin(address.base)
+    is_openai = scheme == "https" and f".{host}".endswith(f".{OPENAI_HOST}")
+    if is_openai or (host and origin == _origin(os.environ.get(OPENAI_URL, "").strip())):
+        return openai, hint
+    return "", f"{hint}; {KEYS[1]} is for {OPENAI_HOST} or the server of {OPENAI_URL}"
+
+
+def _origin(url: str) -> tuple[str, str, int]:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme, parts.hostname or "", parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
+    except ValueError:
+        return "", "", 0
+
+
+# -- pauses between attempts -------------------------------------------------------------------------------------------
+
+ATTEMPTS = 6
+FIRST_S = 0.5  # before the second attempt
+LONGEST_S = 30.0
+WAITS_S = 300.0  # the most that a request waits between its attempts, all pauses together
+NOTED_S = 1.0  # longer pauses are reported
+
+
+def pause_s(attempt: int, wait_s: float | None = None) -> float:
+    """Seconds to wait after attempt number `attempt`, from 1; at least `wait_s`, which the server requests.
+
+    The wait doubles with each attempt, and jitter takes up to half of it away, so that requests which failed together
+    do not come back together.
+    """
+    own: float = min(FIRST_S * 2 ** (attempt - 1), LONGEST_S) * random.uniform(0.5, 1.0)
+    return own if wait_s is None else max(own, min(wait_s, WAITS_S))
+
+
+def retry_after(header: str | None) -> float | None:
+    """The seconds of a Retry-After header; None if it holds no number. Hundreds of digits are infinity."""
+    return float(header) if header and re.fullmatch(r"[0-9]+(\.[0-9]*)?", header.strip()) else None
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
 
 CONNECT_S = 10.0
 SILENCE_S = 600.0  # until an answer or the next part of it is there: a long prompt may take minutes to read
 AFTER_S = 10.0  # for what follows the end of the last text, such as the number of its tokens
 TICK_S = 0.1  # between two calls of `tick`
-NOTED_S = 1.0  # longer pauses are reported
 MOST_BYTES = 64 << 20  # of a body, decoded; of a stream for each of its sequences
 MOST_REFUSAL = 1 << 20  # bytes that are read of the body of a failure
 _BUSY = (408, 409, 425, 429)
-_PROXIES = ("all_proxy", "https_proxy", "http_proxy")
 
 
 @dataclass(eq=False)
@@ -82,25 +187,25 @@ class Client:
         self._note, self._lines = note, queue.SimpleQueue[str]()
         self._quiet_until = 0.0
         self._closed = threading.Event()
-        is_tls = address.base.startswith("https:")
-        if key and not address.is_here and not is_tls:
+        is_plain = address.base.startswith("http:")
+        if key and is_plain and not address.is_local:
             self._lines.put(f"{address.name}: the key goes there over plain HTTP, where others can read it on its way")
-        is_plain = address.is_here and not is_tls
-        self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if is_plain else self._library.create_ssl_context()
-        self._idle, self._busy = [self._opened()], set[_Connection]()
+        skips_tls = is_plain and address.is_local  # reading the certificates takes 20 ms
+        self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if skips_tls else self._library.create_ssl_context()
+        self._idle, self._busy = [self._open()], set[_Connection]()
 
-    def _opened(self) -> _Connection:
+    def _open(self) -> _Connection:
         try:
             http = self._library.Client(
                 headers=self._headers,
                 timeout=self._library.Timeout(None, connect=CONNECT_S),
                 cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # a server may not store anything here
-                trust_env=not self.address.is_here,
+                trust_env=not self.address.is_local,
                 verify=self._tls,
             )
         except Exception as error:  # of several kinds, and none of them documented
-            proxies = " or ".join(sorted(name for name in os.environ if name.lower() in _PROXIES and os.environ[name]))
-            words = f"the proxy of {proxies} cannot be used: {one_line(str(error))}"
+            names = sorted(name for name in os.environ if name.lower() in ("all_proxy", "https_proxy", "http_proxy"))
+            words = f"the proxy of {' or '.join(names)} cannot be used: {one_line(str(error))}"
             hint = "write it as http://host:port, or list the server in NO_PROXY"
             raise BackendError(f"{self.address.name}: {words}", hint=hint) from None
         return _Connection(http)
@@ -173,18 +278,16 @@ class Client:
             try:
                 return send()
             except ServerError as error:
-                seconds = failure.pause_s(attempt, error.wait_s)
+                seconds, words = pause_s(attempt, error.wait_s), ""
                 waited += max(seconds, error.wait_s or 0.0)
-                is_late = time.monotonic() + seconds >= deadline or waited > failure.WAITS_S
-                if not error.again or error.status in final:
-                    words = ""
-                elif is_late and attempt < failure.ATTEMPTS and error.wait_s is not None:
-                    words = f" (it asks to wait {error.wait_s:,.0f} s)"
-                elif is_late or attempt == failure.ATTEMPTS:
+                if error.again and error.status not in final:
+                    is_late = time.monotonic() + seconds >= deadline or waited > WAITS_S
+                    if attempt < ATTEMPTS and not is_late:
+                        self._pause(error.message, seconds, stop or self._closed)
+                        continue
                     words = f" ({attempt} attempts)" if attempt > 1 else ""
-                else:
-                    self._pause(error.message, seconds, stop or self._closed)
-                    continue
+                    if attempt < ATTEMPTS and error.wait_s is not None:
+                        words = f" (it asks to wait {error.wait_s:,.0f} s)"
                 name = f"{self.address.name}: "  # which the error of a probe has already
                 message = f"{name}{error.message.removeprefix(name)}{words}"
                 raise ServerError(message, fatal=error.fatal, status=error.status, hint=error.hint) from None
@@ -199,14 +302,9 @@ class Client:
         if stop.wait(seconds):
             raise Disconnected
 
-    def fetch(
-        self, path: str, body: Mapping[str, Any] | None = None, *, root: bool = False, deadline: float = math.inf
-    ) -> dict[str, Any]:
-        """The JSON at a path of the interface, or of the server's root; it answers `body`, if there is one.
-
-        Raises ServerError or TimedOut.
-        """
-        with closing(self.stream(path, body, root=root, deadline=deadline)) as parts:
+    def fetch(self, path: str, body: Mapping[str, Any] | None = None, deadline: float = math.inf) -> dict[str, Any]:
+        """The JSON at a path of the interface; it answers `body`, if there is one. Raises ServerError or TimedOut."""
+        with closing(self.stream(path, body, deadline=deadline)) as parts:
             return next(parts)
 
     def stream(
@@ -215,7 +313,6 @@ class Client:
         body: Mapping[str, Any] | None,
         ended: Callable[[], bool] | None = None,
         *,
-        root: bool = False,
         sequences: int = 1,
         deadline: float = math.inf,
     ) -> Generator[dict[str, Any], None, None]:
@@ -225,20 +322,20 @@ class Client:
         that ends without `[DONE]` ends quietly: whether all is there is for the caller to see. Once all texts have
         `ended`, the rest has `AFTER_S` and may fail. Raises ServerError and TimedOut.
         """
-        url, most = (self.address.root if root else self.address.base) + path, MOST_BYTES * sequences
         try:
             connection = self._idle.pop()
         except IndexError:
-            connection = self._opened()
+            connection = self._open()
         connection.is_shut, connection.until = False, min(time.monotonic() + SILENCE_S, deadline)
         self._busy.add(connection)
         failed: Exception | None = None
         has_ended = False
         try:
             if time.monotonic() < deadline:
-                method, extensions = "GET" if body is None else "POST", {"trace": connection.trace}
+                url, method = self.address.base + path, "GET" if body is None else "POST"
+                extensions = {"trace": connection.trace}
                 with connection.http.stream(method, url, json=body, extensions=extensions) as response:
-                    for part in self._read(response, most, streams=ended is not None):
+                    for part in self._parts(response, MOST_BYTES * sequences, streams=ended is not None):
                         yield part
                         if not has_ended:
                             has_ended = ended is not None and ended()
@@ -263,16 +360,16 @@ class Client:
         if connection.is_shut:
             raise ServerError(f"no answer within {SILENCE_S:g} s", again=True)
         if failed is not None:
-            raise self._broken(failed) from None
+            raise self._explain(failed) from None
 
-    def _read(self, response: Any, most: int, *, streams: bool) -> Iterator[dict[str, Any]]:
+    def _parts(self, response: Any, most: int, *, streams: bool) -> Iterator[dict[str, Any]]:
         """The parts of an answer. Raises ServerError for one that is not 200."""
         kind, encoding = (response.headers.get(name, "") for name in ("content-type", "content-encoding"))
         if response.status_code != 200:
             content = b""
             with suppress(ServerError, self._library.DecodingError):  # the status says enough
                 content = _content(response, MOST_REFUSAL)
-            raise self._refusal(response, content)
+            raise self._refusal(response, message_of(content, kind))
         if encoding.strip().lower() not in ("", "identity", "gzip", "deflate"):
             raise ServerError(f"the answer is encoded as {one_line(encoding, 40)}, which was not requested", again=True)
         kind = kind.partition(";")[0].strip().lower()
@@ -290,9 +387,24 @@ class Client:
             if event.data:
                 yield part_of(event.data)
 
-    def _broken(self, error: Exception) -> Exception:
+    def _refusal(self, response: Any, message: str) -> ServerError:
+        """The error of an answer that is not 200."""
+        status, headers, hint = int(response.status_code), response.headers, ""
+        words = f"{status} {message}".rstrip()
+        if status in (401, 403):
+            words += f" ({'the key is refused' if 'Authorization' in self._headers else self._key_hint})"
+        elif status == 404 and str(response.url) == f"{self.address.base}/completions":
+            words, hint = f"no plain prompts ({words})", "--chat sends each prompt as a chat"
+        elif 300 <= status < 400:
+            words += f" (another address: {one_line(headers.get('location', ''))})"
+        again = status in _BUSY or status >= 500
+        wait_s = retry_after(headers.get("retry-after")) if again else None
+        is_fatal = status in (401, 403, 404) or 300 <= status < 400
+        return ServerError(words, again=again, wait_s=wait_s, fatal=is_fatal, status=status, hint=hint)
+
+    def _explain(self, error: Exception) -> Exception:
         """Why a request failed: what was raised on purpose, or trouble with the connection."""
-        library, words = self._library, one_line(str(error))
+        library = self._library
         if isinstance(error, ServerError):
             return error
         if isinstance(error, library.SSEError):
@@ -303,27 +415,9 @@ class Client:
             return ServerError(f"the request cannot be sent: {_cause(error)}", fatal=True)
         if isinstance(error, (library.ConnectTimeout, library.ConnectError, library.ProxyError)):
             return ServerError(f"no connection: {_cause(error)}", again=True)
-        if isinstance(error, library.RemoteProtocolError) and not re.search("disconnect|closed", words):
-            return ServerError(f"the answer is not HTTP: {words}", again=True)
+        if isinstance(error, library.RemoteProtocolError) and not re.search("disconnect|closed", str(error)):
+            return ServerError(f"the answer is not HTTP: {one_line(str(error))}", again=True)
         return ServerError("the connection was cut", again=True)
-
-    def _refusal(self, response: Any, content: bytes) -> ServerError:
-        """The error of an answer that is not 200."""
-        status, headers = int(response.status_code), response.headers
-        words = f"{status} {message_of(content, headers.get('content-type', ''))}".rstrip()
-        if status in (401, 403):
-            key = "the key is refused" if "Authorization" in self._headers else self._key_hint
-            return ServerError(f"{words} ({key})", fatal=True, status=status)
-        if status == 404 and str(response.url) == f"{self.address.base}/completions":
-            hint = "--chat sends each prompt as a chat"
-            return ServerError(f"no plain prompts ({words})", fatal=True, status=status, hint=hint)
-        if status == 404:
-            return ServerError(words, fatal=True, status=status)
-        if 300 <= status < 400:
-            return ServerError(f"{words} (another address: {one_line(headers.get('location', ''))})", fatal=True)
-        if status in _BUSY or status >= 500:
-            return ServerError(words, again=True, wait_s=retry_after(headers.get("retry-after")), status=status)
-        return ServerError(words, status=status)
 
 
 def _content(response: Any, most: int) -> bytes:

@@ -14,9 +14,27 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from genctl import events
 from genctl.engines.protocol import Report, Request
-from genctl.engines.server.answer import AnswerPiece, Ending, Usage, pieces_of, usage_of
-from genctl.engines.server.body import SEEDS, incomplete, logprob_fields, messages_of, path_of
-from genctl.engines.server.failure import Disconnected, ServerError, TimedOut, ends_run, row_error
+from genctl.engines.server.answer import (
+    AnswerPiece,
+    Disconnected,
+    Ending,
+    ServerError,
+    TimedOut,
+    Usage,
+    ends_run,
+    pieces_of,
+    row_error,
+    usage_of,
+)
+from genctl.engines.server.body import (
+    SEEDS,
+    fields_of,
+    incomplete,
+    logprob_fields,
+    messages_of,
+    path_of,
+    sampling_fields,
+)
 from genctl.engines.server.server import Server
 from genctl.errors import GenctlError, InputError
 from genctl.events import Token
@@ -277,34 +295,33 @@ class RemoteRow:
     def _complete(self) -> None:
         """Request all sequences: as many at once as the server gives. Raises what `run` catches."""
         server, request = self.server, self.request
-        fields = server.fields(chat=self.chat)
-        chosen, problems = server.sampling_fields(request.resolved, chat=self.chat)
+        chosen, problems = sampling_fields(request.resolved, server.owner, chat=self.chat)
         if problems:
             raise ServerError(f"{server.name}: {'; '.join(problems)}")
         if self.chat and request.prompt_ids is not None:
             raise InputError("token ids cannot be sent as a chat, because the server applies its own template")
-        fixed: dict[str, Any] = {"model": server.model, **chosen, "stream": True}
-        fixed |= {"stream_options": {"include_usage": True}} if "stream_options" in fields else {}
-        fixed |= {"return_token_ids": True} if "return_token_ids" in fields else {}
-        left, size = [*range(len(self.lane.sequences))], server.most_sequences if "n" in fields else 1
+        fixed = {"model": server.model, **chosen, "stream": True, "stream_options": {"include_usage": True}}
+        if "return_token_ids" in fields_of(server.owner, chat=self.chat):
+            fixed["return_token_ids"] = True
+        left = [*range(len(self.lane.sequences))]
         while left:
-            slots = left[:size]
-            seed = row_seed(request.seed, f"sequence {slots[0]}", slots[0])
-            own = {"n": len(slots)} if len(slots) > 1 else {}
-            own |= {"seed": seed % SEEDS} if "seed" in fields and request.resolved.generation.draws else {}
-            send = partial(self._send, {**fixed, **own}, slots, seed)
-            try:
-                server.client.retry(send, deadline=self.deadline, stop=self.stop)
-            except ServerError as error:
-                if len(slots) == 1 or error.status not in MALFORMED:
-                    raise
-                size = server.fewer_sequences(len(slots))
-                continue
+            slots = left[: server.most_sequences]
+            while True:  # half of them where the server refuses so many
+                seed = row_seed(request.seed, f"sequence {slots[0]}", slots[0])
+                own = {"n": len(slots)} if len(slots) > 1 else {}
+                own |= {"seed": seed % SEEDS} if request.resolved.generation.draws else {}
+                send = partial(self._send, {**fixed, **own}, slots, seed)
+                try:
+                    server.client.retry(send, deadline=self.deadline, stop=self.stop)
+                    break
+                except ServerError as error:
+                    if len(slots) == 1 or error.status not in MALFORMED:
+                        raise
+                    slots = slots[: len(slots) // 2]
             ended = self.lane.ended
-            size = min(size, len(ended)) if len(ended) < len(slots) else size
-            if "n" in own and len(left) > size:
-                server.most_sequences = min(server.most_sequences, size)
             left = [slot for slot in left if slot not in ended]
+            if left:
+                server.most_sequences = min(server.most_sequences, len(ended))
 
     def _send(self, fixed: dict[str, Any], slots: Sequence[int], seed: int) -> None:
         """Send a request once, or again without what the server cannot do. Raises ServerError."""

@@ -1,22 +1,43 @@
-"""One server: its model, the fields of its requests, and what it cannot do."""
+"""One server: its model, what it can do, and requests whose answers are read whole, as those of `genctl score`."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from genctl.config.layers import Resolved
+from genctl.documents.shapes import BadShape
+from genctl.engines.protocol import Key, Scored, ScoringOptions, TextToScore, ranked
 from genctl.engines.server import body as bodies
-from genctl.engines.server.address import Address
-from genctl.engines.server.answer import pieces_of
-from genctl.engines.server.client import Client
-from genctl.engines.server.failure import Disconnected, ServerError, TimedOut, one_line
-from genctl.errors import BackendError
+from genctl.engines.server.answer import (
+    ServerError,
+    TimedOut,
+    ends_run,
+    one_line,
+    pieces_of,
+    row_error,
+    tokens_of,
+)
+from genctl.engines.server.client import TICK_S, Address, Client
+from genctl.errors import BackendError, GenctlError, InputError
+from genctl.events import Token
 
+if TYPE_CHECKING:
+    from genctl.engines.protocol import Outcome
+
+T = TypeVar("T")
+IN_FLIGHT = 8  # requests of `answers`
+TOLERANCE = 0.1  # nats, between a token that is read and the same one that is written: passes differ a little
+Offsets: TypeAlias = list[tuple[int, Token]]  # tokens of a text, each with the character at which it begins
+NOT_THE_TEXT = "the tokens that the server reports do not add up to the text"
 PROMPT = "Hello"
 UNABLE = (500, 501)  # what servers answer, besides 400, to what they cannot do
 REFUSED = (400, 422, *UNABLE)
@@ -38,23 +59,10 @@ class Server:
         self._able: dict[tuple[str, bool], bool] = {}  # by feature, and whether it is of chats
         self._lock = threading.Lock()
         try:
-            self.model, owner = self._model(model)
-            self._description: Any = {}
-            with suppress(ServerError, TimedOut):  # few describe themselves
-                fetch = partial(self.client.fetch, "/openapi.json", root=True, deadline=time.monotonic() + PROBE_S)
-                self._description = self.client.wait(fetch)
+            self.model, self.owner = self._find_model(model)
         except BaseException:
             self.client.close()
             raise
-        self.kind = bodies.kind_of(self._description, owner)
-
-    def fields(self, *, chat: bool) -> frozenset[str]:
-        """The fields of requests for chats or for plain prompts."""
-        return bodies.fields_of(self._description, self.kind, chat=chat)
-
-    def sampling_fields(self, resolved: Resolved, *, chat: bool) -> tuple[dict[str, Any], list[str]]:
-        """The fields of a row's settings, and what the server cannot do."""
-        return bodies.sampling_fields(resolved, self.fields(chat=chat), chat=chat, kind=self.kind)
 
     def probe(
         self, path: str, body: Mapping[str, Any] | None = None, *, final: tuple[int | None, ...] = UNABLE
@@ -65,19 +73,15 @@ class Server:
         """
         deadline = time.monotonic() + PROBE_S
         try:
-            return self.client.retry(
-                partial(self.client.fetch, path, body, deadline=deadline), deadline=deadline, final=final
-            )
+            return self.client.retry(partial(self.client.fetch, path, body, deadline), deadline=deadline, final=final)
         except TimedOut:
             raise ServerError(f"{self.name}: the probe got no answer within {PROBE_S:g} s", fatal=True) from None
-
-    # -- what it can do ------------------------------------------------------------------------------------------------
 
     def can(self, feature: str, *, chat: bool = False) -> bool:
         """Whether it takes token `ids`, or gives `logprobs`: probed once. Raises ServerError."""
         with self._lock:
             if (feature, chat) not in self._able:
-                self._able[feature, chat] = self._probed(feature, chat)
+                self._able[feature, chat] = self._probe_feature(feature, chat)
             return self._able[feature, chat]
 
     def may(self, feature: str, *, chat: bool = False) -> bool:
@@ -90,15 +94,8 @@ class Server:
         has = (("logprobs", bool(body.get("logprobs"))), ("ids", isinstance(body.get("prompt"), list)))
         return error.status in REFUSED and any(there and not self.can(one, chat=chat) for one, there in has)
 
-    def fewer_sequences(self, count: int) -> int:
-        """How many sequences to request where `count` are refused: the slots of llama-server, else half of them."""
-        slots = None
-        with suppress(ServerError, TimedOut, Disconnected):
-            slots = self.client.fetch("/props", root=True, deadline=time.monotonic() + PROBE_S).get("total_slots")
-        return slots if isinstance(slots, int) and 0 < slots < count else count // 2
-
-    def _probed(self, feature: str, chat: bool) -> bool:
-        most = "max_tokens" if "max_tokens" in self.fields(chat=chat) else "max_completion_tokens"
+    def _probe_feature(self, feature: str, chat: bool) -> bool:
+        most = "max_tokens" if "max_tokens" in bodies.fields_of(self.owner, chat=chat) else "max_completion_tokens"
         body: dict[str, Any] = {"model": self.model, most: 1}
         body |= {"messages": [{"role": "user", "content": PROMPT}]} if chat else {"prompt": PROMPT}
         body |= {"prompt": [1, 2]} if feature == "ids" else bodies.logprob_fields(1, chat=chat)
@@ -112,10 +109,8 @@ class Server:
             return feature == "ids" or any(piece.counted or piece.thought for piece in pieces_of(answer, 0))
         return False
 
-    # -- what it is ----------------------------------------------------------------------------------------------------
-
-    def _model(self, wanted: str | None) -> tuple[str, str]:
-        """The model's name and its owner, by whom the kind of server is known."""
+    def _find_model(self, wanted: str | None) -> tuple[str, str]:
+        """The model's name and its owner, by whom the server's dialect is known."""
         try:
             listed = self.client.wait(partial(self.probe, "/models", final=(None,))).get("data")
         except ServerError as error:
@@ -138,3 +133,178 @@ class Server:
         elif not models:
             words = "the server lists no model; name one with --model"
         raise BackendError(f"{self.name}: {words}")
+
+
+# -- answers that are read whole ---------------------------------------------------------------------------------------
+
+
+def in_order(
+    servers: Sequence[Server],
+    wanted: Iterable[tuple[Key, Callable[[Server], T]]],
+    width: int,
+    interrupted: Callable[[], object],
+) -> Iterator[tuple[Key, T | GenctlError]]:
+    """One outcome for each row, in order; at most `width` are in flight. Raises BackendError where none can succeed."""
+    incoming, turn = iter(wanted), itertools.cycle(servers)
+    due: deque[tuple[Key, Future[T]]] = deque()
+    while not interrupted():
+        for key, work in itertools.islice(incoming, width - len(due)):
+            server = next(turn)
+            due.append((key, server.client.start(partial(work, server))))
+        if not due:
+            return
+        key, future = due[0]
+        try:
+            outcome: T | GenctlError = future.result(TICK_S)
+        except NotYet:
+            continue
+        except GenctlError as error:
+            if ends_run(error):
+                raise
+            outcome = error
+        finally:
+            for server in servers:
+                server.client.tick()
+        due.popleft()
+        yield key, outcome
+
+
+def _send(server: Server, send: Callable[[], T], deadline: float = math.inf) -> T:
+    """What `send` returns, once it succeeds. Raises TimedOut, and GenctlError for whatever else goes wrong."""
+    try:
+        return server.client.retry(send, deadline=deadline)
+    except TimedOut:
+        raise
+    except Exception as error:  # whatever a server sends may cost its row, never the others
+        raise row_error(server.name, error) from error
+
+
+def answers(
+    servers: Sequence[Server], requests: Sequence[tuple[str, str, dict[str, Any]]], interrupted: Callable[[], object]
+) -> Iterator[tuple[str, dict[str, Any] | GenctlError]]:
+    """The answers, with one choice each, to requests with log-probabilities: id, path and fields."""
+
+    def work(path: str, fields: Mapping[str, Any], server: Server) -> dict[str, Any]:
+        def send() -> dict[str, Any]:
+            answer = server.client.fetch(path, {"model": server.model, **fields})
+            if (count := len(pieces_of(answer, 0))) != 1:
+                raise ServerError(f"the answer has {count} sequences, not one")
+            return answer
+
+        return _send(server, send)
+
+    rows = ((id, partial(work, path, fields)) for id, path, fields in requests)
+    return in_order(servers, rows, IN_FLIGHT, interrupted)
+
+
+# -- scores: a prompt that a server sends back, token by token, with its log-probabilities -----------------------------
+
+
+def score(
+    servers: Sequence[Server],
+    texts: Iterable[tuple[Key, TextToScore]],
+    options: ScoringOptions,
+    interrupted: Callable[[], object],
+) -> Iterator[tuple[Key, Outcome]]:
+    """One outcome for each text, in order; `batch_size` are in flight. Raises BackendError where a server cannot."""
+    for server in servers:
+        server.client.wait(partial(_check_echo, server))
+    rows = ((key, partial(_score_row, text, options)) for key, text in texts)
+    return in_order(servers, rows, options.batch_size, interrupted)
+
+
+def _check_echo(server: Server) -> None:
+    """Raises BackendError where the server has no log-probabilities of a prompt, or wrong ones.
+
+    A token is `generated`, and then read as the end of a prompt: it must have the same log-probability both times. Some
+    servers shift the numbers by one token where a model has no BOS.
+    """
+    body: dict[str, Any] = {"model": server.model, "max_tokens": 1, "temperature": 0.0, "logprobs": 1}
+    prompt, why, path = f"{PROMPT}, {PROMPT}", "gives no log-probabilities of a prompt", bodies.path_of(chat=False)
+    try:
+        answer = server.probe(path, {**body, "prompt": prompt})
+        generated = tokens_of(answer["choices"][0].get("logprobs"), 0)
+        whole = prompt + generated[0].text
+        start, token = _echoed(server.probe(path, {**body, "prompt": whole, "echo": True}), whole, 0)[-1]
+        # a token that begins elsewhere is another one, so there is nothing to compare
+        if start != len(prompt) or abs(token.logprob - generated[0].logprob) < TOLERANCE:
+            return
+        why = "gives log-probabilities for a prompt that contradict those for generated text"
+    except (ServerError, BadShape, InputError, LookupError, TypeError, AttributeError) as error:
+        if isinstance(error, ServerError) and error.fatal:
+            raise
+    raise BackendError(f"{server.name}: genctl score needs prompt log-probabilities, but the server {why}")
+
+
+def _score_row(item: TextToScore, options: ScoringOptions, server: Server) -> list[Scored]:
+    seconds = options.row_timeout
+    deadline = math.inf if seconds is None else time.monotonic() + seconds
+    if item.target is not None:
+        raise InputError("a target is for encoder-decoders, and a server continues texts")
+    if item.candidates and not item.context:
+        raise InputError("candidates need a context: the server has no score for the first token of a text")
+    scored: list[Scored] = []
+    try:
+        for text in item.candidates or (item.text,):
+            scored.append(_score_text(item.context or "", text, options.detail.top, server, deadline))
+    except TimedOut:
+        raise ServerError(f"{server.name}: no score within row_timeout = {seconds:g} s") from None
+    except InputError as error:
+        if not item.candidates:
+            raise
+        raise InputError(f"candidate {len(scored) + 1}: {error.message}") from error
+    return ranked(scored, options.by) if item.candidates else scored
+
+
+def _score_text(context: str, text: str, top: int, server: Server, deadline: float) -> Scored:
+    """The score of a text behind its context.
+
+    The first token, which most servers give no score, is left out. Raises InputError where nothing is left, and where a
+    token crosses the end of the context.
+    """
+    whole, begin = context + text, len(context)
+    body = {"model": server.model, "prompt": whole, "max_tokens": 1, "temperature": 0.0, "echo": True}
+    fetch = partial(server.client.fetch, bodies.path_of(chat=False), {**body, "logprobs": max(top, 1)}, deadline)
+    prompt = _send(server, lambda: _echoed(fetch(), whole, top), deadline)
+    own = [(start, token) for start, token in prompt if start >= begin]
+    if begin and (not own or own[0][0] != begin):
+        raise InputError("the server reads the end of the context and the beginning of the text as one token")
+    if begin and any(math.isnan(token.logprob) for _, token in own):
+        raise InputError("the server has no score for a token after the context")
+    scored = own[1:] if own and math.isnan(own[0][1].logprob) else own
+    if any(math.isnan(token.logprob) for _, token in scored):
+        raise InputError("the server has no score for a token in the middle of the text")
+    if not scored:
+        raise InputError(
+            "the text is a single token, and the server has no score for the first one; "
+            "give what comes before it with --context"
+        )
+    first, tokens = scored[0][0], tuple(token for _, token in scored)
+    nll = math.fsum(-token.logprob for token in tokens) + 0.0
+    size = len(whole[first:].encode("utf-8"))
+    return Scored(text, (), nll, len(tokens), size, tokens, whole[begin:first], backend=server.name)
+
+
+def _echoed(answer: Mapping[str, Any], text: str, top: int) -> Offsets:
+    """The tokens of the prompt `text` in an answer to `echo`, without BOS and what was generated.
+
+    Raises InputError where its tokens are not those of the text, ServerError without any.
+    """
+    try:
+        logprobs = answer["choices"][0]["logprobs"]
+        tokens = tokens_of(logprobs, top)
+        offsets = logprobs.get("text_offset")
+    except (BadShape, LookupError, TypeError, AttributeError):
+        raise ServerError("the answer does not echo the prompt with its log-probabilities", again=True) from None
+    lengths = [len(token.text) for token in tokens]
+    before = "".join(token.text for token in tokens).find(text)
+    if before in (0, *lengths[:1]):  # only BOS may come before
+        offsets = [at - before for at in itertools.accumulate(lengths, initial=0)][:-1]
+    # else a character is spread over several tokens, and the server's own offsets hold
+    is_list = isinstance(offsets, list) and len(offsets) == len(tokens)
+    if not is_list or not all(isinstance(at, int) for at in offsets):
+        raise InputError(NOT_THE_TEXT)
+    inside = [(start, token) for start, token in zip(offsets, tokens, strict=True) if 0 <= start < len(text)]
+    if not inside or inside[0][0] != 0:
+        raise InputError(NOT_THE_TEXT)
+    return inside

@@ -18,10 +18,10 @@ from genctl import events
 from genctl.config.layers import Layer, Resolved, resolve
 from genctl.engines import protocol
 from genctl.engines.protocol import ALONE, About, EngineSetup, Flow, JobPlan, Key, Report, Request, Rows, WorkDone
-from genctl.engines.server import address
-from genctl.engines.server.client import TICK_S
+from genctl.engines.server.body import sampling_fields
+from genctl.engines.server.client import TICK_S, read
 from genctl.engines.server.row import RemoteRow, Update
-from genctl.engines.server.server import Server
+from genctl.engines.server.server import Server, score
 from genctl.errors import BackendError, GenctlError, UsageError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 IN_FLIGHT = 8  # requests, where batch_size does not say
 GRACE_S = 2.0  # for rows to report what they have, once they have to end
-UNABLE = ("add_eos", "stride", "window", "target")  # options of scoring that need the tokenizer, or an encoder
+NOT_SCORED = ("add_eos", "stride", "window", "target")  # options of scoring that need the tokenizer, or an encoder
 
 
 class RemoteSession:
@@ -52,8 +52,8 @@ class RemoteSession:
             self._tokenizer = LoneTokenizer(runtime.tokenizer)
         self.servers: list[Server] = []
         try:
-            for one in address.read(runtime.backend):
-                self.servers.append(Server(one, runtime.model if setup.named else None, setup.note))
+            for address in read(runtime.backend):
+                self.servers.append(Server(address, runtime.model if setup.named else None, setup.note))
             if len({server.model for server in self.servers}) > 1:
                 each = "; ".join(f"{server.name} has {server.model}" for server in self.servers)
                 raise BackendError(f"the servers have different models: {each}", hint="name one with --model")
@@ -66,7 +66,7 @@ class RemoteSession:
 
     def notes(self) -> list[str]:
         """Notes for --verbose: each server with its model."""
-        return [f"{one.name}: {one.model}" + (f" ({one.kind})" if one.kind else "") for one in self.servers]
+        return [f"{one.name}: {one.model}" + (f" ({one.owner})" if one.owner else "") for one in self.servers]
 
     def fingerprints(self) -> dict[str, str]:
         """No server reports which weights it has: the journal knows its address and the name of its model."""
@@ -79,8 +79,8 @@ class RemoteSession:
     def plan(self, resolved: Resolved) -> JobPlan:
         """Check once whether the servers can do a job (`Engine.plan`). Raises BackendError or UsageError."""
         chat = resolved.runtime.is_chat
-        each = ((server, server.sampling_fields(resolved, chat=chat)[1]) for server in self.servers)
-        if problems := [f"{server.name}: {words}" for server, all_words in each for words in all_words]:
+        each = ((one.name, sampling_fields(resolved, one.owner, chat=chat)[1]) for one in self.servers)
+        if problems := [f"{name}: {words}" for name, all_words in each for words in all_words]:
             raise BackendError("\n".join(problems))
 
         def without_logprobs() -> str:
@@ -119,12 +119,10 @@ class RemoteSession:
         interrupted: Callable[[], str] = protocol.never,
     ) -> Iterator[tuple[Key, Outcome]]:
         """The outcome of each text, in order. Raises UsageError or BackendError at once for what servers cannot do."""
-        from genctl.engines.server.scorer import RemoteScorer
-
-        unable = [f"--{name.replace('_', '-')}" for name in UNABLE if getattr(options, name)]
-        if unable := [*unable, *(["--tokenizer"] if self._tokenizer is not None else [])]:
-            raise UsageError(f"{' and '.join(unable)} cannot be done on a server, which reads each text as it is")
-        return RemoteScorer(self.servers, options).score(texts, interrupted)
+        refused = [f"--{name.replace('_', '-')}" for name in NOT_SCORED if getattr(options, name)]
+        if refused := [*refused, *(["--tokenizer"] if self._tokenizer is not None else [])]:
+            raise UsageError(f"{' and '.join(refused)} cannot be done on a server, which reads each text as it is")
+        return score(self.servers, texts, options, interrupted)
 
     def stream(
         self, requests: Rows, report: Report | None = None, flow: Flow = ALONE

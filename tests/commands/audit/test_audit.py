@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from genctl.engines.server import failure
+from genctl.engines.server import client
 from genctl.parity import rereading
 from genctl.parity.causes import CAUSES
 from scripts import make_traces
@@ -185,7 +185,7 @@ def sums(rows: Rows) -> Rows:
 def test_a_server_is_asked_greedily_and_at_random(
     change: Change, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failure, "FIRST_S", 0.001)
+    monkeypatch.setattr(client, "FIRST_S", 0.001)
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(PROMPTS[:2]))
     with running(answers=Model(change)) as server:

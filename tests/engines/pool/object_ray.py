@@ -4,10 +4,7 @@ do anywhere. What goes to them and comes back is pickled.
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import pickle
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from importlib.machinery import ModuleSpec
@@ -18,28 +15,18 @@ from tests.engines.pool.fake_ray import FakeRay, RayTaskError
 
 
 class ObjectActor:
-    """Calls of methods of an object, one after another; those of a coroutine, and of another group, beside them."""
+    """Calls of methods of an object, one after another."""
 
-    def __init__(self, made: Any, loop: asyncio.AbstractEventLoop) -> None:
-        self.object, self.loop = made, loop
-        self.threads: dict[str, ThreadPoolExecutor] = {}
+    def __init__(self, made: Any) -> None:
+        self.object, self.thread = made, ThreadPoolExecutor(1)
 
     def __getattr__(self, method: str) -> Any:
         function = getattr(self.object, method)
 
-        def calls(group: str) -> Callable[..., Future[Any]]:
-            def call(*arguments: Any) -> Future[Any]:
-                arguments = pickle.loads(pickle.dumps(arguments))
-                if inspect.iscoroutinefunction(function):
-                    return asyncio.run_coroutine_threadsafe(function(*arguments), self.loop)
-                return self.threads.setdefault(group, ThreadPoolExecutor(1)).submit(function, *arguments)
+        def call(*arguments: Any) -> Future[Any]:
+            return self.thread.submit(function, *pickle.loads(pickle.dumps(arguments)))
 
-            return call
-
-        def options(concurrency_group: str = "", **others: Any) -> SimpleNamespace:
-            return SimpleNamespace(remote=calls(concurrency_group))
-
-        return SimpleNamespace(remote=calls(""), options=options)
+        return SimpleNamespace(remote=call, options=lambda **others: SimpleNamespace(remote=call))
 
 
 class ObjectRay(FakeRay):
@@ -49,14 +36,11 @@ class ObjectRay(FakeRay):
         super().__init__(lambda number, method, arguments: None)
         self.__spec__ = ModuleSpec("ray", None)  # it is installed
         self.objects: list[ObjectActor] = []
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever)
-        self.thread.start()
 
     def remote(self, **options: Any) -> Any:
         def with_class(kind: Callable[..., Any]) -> Any:
             def make(*arguments: Any) -> ObjectActor:
-                self.objects.append(ObjectActor(kind(*arguments), self.loop))
+                self.objects.append(ObjectActor(kind(*arguments)))
                 return self.objects[-1]
 
             factory = SimpleNamespace(remote=make)
@@ -79,13 +63,9 @@ class ObjectRay(FakeRay):
             raise failed from error
 
     def kill(self, actor: ObjectActor) -> None:
-        for thread in actor.threads.values():
-            thread.shutdown()
+        actor.thread.shutdown()
 
     def close(self) -> None:
         """End its threads."""
         for actor in self.objects:
             self.kill(actor)
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join()
-        self.loop.close()

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
@@ -206,6 +207,21 @@ def test_an_address_where_nothing_listens_is_one_line(scheme: str, monkeypatch: 
         there = f"{scheme}127.0.0.1:{server.getsockname()[1]}"
     done = genctl("run", "hi", "--workers", "1", "--address", there, stdin="")
     message = f"error: --address {there}: there is no Ray cluster to join: Connection refused\n"
+    assert (done.status, done.out, done.err) == (2, "", message)
+
+
+def test_an_address_that_accepts_but_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    init = threading.Event()
+    ray = SimpleNamespace(
+        is_initialized=lambda: False, init=lambda **arguments: init.wait(), __spec__=ModuleSpec("ray", None)
+    )
+    monkeypatch.setitem(sys.modules, "ray", ray)  # type: ignore[arg-type]
+    monkeypatch.setattr(cluster, "JOIN_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there = f"127.0.0.1:{server.getsockname()[1]}"
+        done = genctl("run", "hi", "--workers", "1", "--address", there, stdin="")
+    init.set()
+    message = f"error: --address {there}: there is no Ray cluster to join: no answer within 0.1 s\n"
     assert (done.status, done.out, done.err) == (2, "", message)
 
 

@@ -109,7 +109,9 @@ def test_a_page_has_the_tokens_that_workers_wrote(llama: Path, rows: Path, tmp_p
     assert "sha256:" in "".join(workers.texts)
 
 
-def test_workers_and_a_server_exclude_each_other(rows: Path, tmp_path: Path) -> None:
-    done = genctl("run", "-i", str(rows), "--workers", "2", "--backend", "openai:http://127.0.0.1:9", stdin="")
-    assert done.status == 2
-    assert "--workers computes in processes of this program, but flag --backend leaves that to a server" in done.err
+def test_notes_count_the_rows_of_each_worker(llama: Path) -> None:
+    arguments = ("run", "-m", str(llama), "-n", "3", "--set", "min_new_tokens=3", "--workers", "1", "-v")
+    done = genctl(*arguments, stdin="One day\nThe sea\n")
+    assert done.status == 0
+    assert any(line.endswith(": 2 rows, 6 tokens") for line in done.err.splitlines()), done.err
+    assert " group" not in done.err

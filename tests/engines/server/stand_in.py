@@ -36,7 +36,6 @@ class StandIn:
 
     models: tuple[str, ...] = ("tiny",)
     owner: str = "vllm"
-    fields: tuple[str, ...] | None = None  # that it publishes; None: it publishes none
     ids: bool = True
     logprobs: bool = True
     several: bool = True
@@ -49,7 +48,6 @@ class StandIn:
     thought_field: str = "reasoning_content"
     lists_thought: bool = False  # whether the tokens of a thought are among those with log-probabilities
     slots: int | None = None  # sequences of one request, as of llama-server
-    props: bool = True  # whether it tells of its slots
     listed_ids: bool = False  # whether tokens are listed with ids, as by llama-server
     fault: Fault = lambda server, body: None
     answers: Callable[[Body], Body] | None = None  # a model, in place of the rules
@@ -90,12 +88,6 @@ class _Handler(BaseHTTPRequestHandler):
                 self._fail(server.wrong_models)
             elif not self._refused():
                 self._json({"data": [{"id": name, "owned_by": server.owner} for name in server.models]})
-        elif self.path == "/props" and server.slots is not None and server.props:
-            self._json({"total_slots": server.slots})
-        elif self.path == "/openapi.json" and server.fields is not None:
-            schema = {"properties": {name: {} for name in server.fields}}
-            post = {"post": {"requestBody": {"content": {"application/json": {"schema": schema}}}}}
-            self._json({"paths": {"/v1/completions": post, "/v1/chat/completions": post}})
         else:
             self._json({"error": {"message": "no such page"}}, 404)
 

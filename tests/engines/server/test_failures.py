@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from genctl.engines.server import failure
+from genctl.engines.server import client
 from tests.cli.tool import genctl
 from tests.engines.server.stand_in import Body, Failure, StandIn, first_times, for_rows, running
 
@@ -23,7 +23,7 @@ TEXT = " one two three four five six"
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failure, "FIRST_S", 0.001)
+    monkeypatch.setattr(client, "FIRST_S", 0.001)
 
 
 def run(server: StandIn, *arguments: str) -> tuple[int, list[Body], str]:
@@ -79,7 +79,7 @@ def test_a_row_that_always_fails_is_an_error_record_and_the_others_go_on(name: s
         assert status == 1
         assert [record.get("text") for record in records] == [TEXT, None, TEXT]
         assert records[1]["error"] == {"code": "backend", "message": f"{server.url}: {MESSAGES[name]}"}
-        assert sum(body["prompt"] == "bad" for body in server.rows) == failure.ATTEMPTS
+        assert sum(body["prompt"] == "bad" for body in server.rows) == client.ATTEMPTS
 
 
 def test_a_request_that_is_refused_is_not_sent_again() -> None:
@@ -100,14 +100,14 @@ def test_the_wait_that_a_server_asks_for_is_kept() -> None:
 
 
 def test_waits_double_with_jitter() -> None:
-    waits = [failure.pause_s(attempt) / failure.FIRST_S for attempt in range(1, 6)]
+    waits = [client.pause_s(attempt) / client.FIRST_S for attempt in range(1, 6)]
     assert all(2**place / 2 <= wait <= 2**place for place, wait in enumerate(waits))
-    assert waits != [failure.pause_s(attempt) / failure.FIRST_S for attempt in range(1, 6)]
-    assert failure.pause_s(1, 12.0) == 12.0
-    assert failure.pause_s(1, 1e9) == failure.WAITS_S
-    assert failure.pause_s(60) <= failure.LONGEST_S
-    assert failure.retry_after("soon") is None
-    assert failure.retry_after("2.5") == 2.5
+    assert waits != [client.pause_s(attempt) / client.FIRST_S for attempt in range(1, 6)]
+    assert client.pause_s(1, 12.0) == 12.0
+    assert client.pause_s(1, 1e9) == client.WAITS_S
+    assert client.pause_s(60) <= client.LONGEST_S
+    assert client.retry_after("soon") is None
+    assert client.retry_after("2.5") == 2.5
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 
 from genctl.documents import reader
-from genctl.engines.server import client, failure
-from genctl.engines.server.address import key_of, read
-from genctl.engines.server.answer import object_of
-from genctl.engines.server.client import Client
-from genctl.engines.server.failure import ServerError
+from genctl.engines.server import client
+from genctl.engines.server.answer import ServerError, object_of
+from genctl.engines.server.client import Client, key_of, read
 from tests.cli.tool import Done, genctl
 from tests.engines.server.stand_in import Body as Request
 from tests.engines.server.stand_in import Failure, StandIn, for_rows, running
@@ -28,7 +26,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failure, "FIRST_S", 0.001)
+    monkeypatch.setattr(client, "FIRST_S", 0.001)
 
 
 def dripping(before: bytes, drop: bytes) -> Failure:
@@ -93,7 +91,7 @@ def test_the_time_of_a_scored_row_is_kept_too(place: str) -> None:
 
 def test_silence_is_the_time_without_an_answer_not_without_a_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "SILENCE_S", 0.2)
-    monkeypatch.setattr(failure, "ATTEMPTS", 2)
+    monkeypatch.setattr(client, "ATTEMPTS", 2)
     with running(fault=for_rows(DRIPS["comments"])) as server:
         done = run(server, "bad")
         assert done.records[0]["error"]["message"].startswith(f"{server.url}: no answer within 0.2 s")
@@ -152,7 +150,7 @@ def test_no_pause_goes_beyond_the_time_of_a_row() -> None:
 def test_all_pauses_of_a_request_are_limited_together(monkeypatch: pytest.MonkeyPatch) -> None:
     tired = Failure(503, headers={"Retry-After": "0.2"})
     with running(fault=for_rows(tired)) as server:
-        monkeypatch.setattr(failure, "WAITS_S", 0.5)
+        monkeypatch.setattr(client, "WAITS_S", 0.5)
         done = run(server, "bad")
         assert done.records[0]["error"]["message"] == f"{server.url}: 503 (it asks to wait 0 s)"
         assert len(server.rows) == 3

@@ -61,7 +61,7 @@ def test_a_stop_string_ends_the_text_before_it(address: str) -> None:
     assert done.records[0]["finish_reason"] == "stop"
 
 
-def test_what_this_server_takes_is_known_from_its_own_description(address: str, tmp_path: Path) -> None:
+def test_what_this_server_takes_is_known_from_the_owner_of_its_models(address: str, tmp_path: Path) -> None:
     taken = ("--min-p", "0.1", "--top-k", "20", "--repetition-penalty", "1.1", "--do-sample", "-n", "4")
     assert genctl("run", "--backend", address, *taken, "--seed", "1", PROMPTS[0]).status == 0
     for words, knob in ((("--typical-p", "0.5", "--do-sample"), "typical_p"), (("--regex", "a+"), "regex")):

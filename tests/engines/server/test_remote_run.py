@@ -85,17 +85,6 @@ def test_the_penalty_has_the_name_that_the_server_gives_it() -> None:
         assert "repetition_penalty" not in server.rows[0]
 
 
-def test_published_fields_hold_before_what_is_known_of_a_kind() -> None:
-    with running(fields=("model", "prompt", "max_tokens", "temperature", "stream", "typical_p")) as server:
-        knobs = ("--do-sample", "--top-k", "0", "--typical-p", "0.5")
-        assert genctl("run", "--backend", server.url, *knobs, "Hi").status == 0
-        assert server.rows[0]["typical_p"] == 0.5
-        assert "top_p" not in server.rows[0]
-        refused = genctl("run", "--backend", server.url, "--do-sample", "--top-p", "0.5", "Hi")
-        assert refused.status == 3
-        assert f"error: {server.url}: top_p = 0.5 (flag --top-p): the server has no field for it\n" in refused.err
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

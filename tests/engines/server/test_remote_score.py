@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from genctl.engines.server import failure
+from genctl.engines.server import client
 from tests.cli.tool import genctl
-from tests.engines.server.model import Model
-from tests.engines.server.stand_in import Body, Failure, StandIn, for_rows, running
+from tests.engines.server.stand_in import Body, Failure, for_rows, running
 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failure, "FIRST_S", 0.001)
+    monkeypatch.setattr(client, "FIRST_S", 0.001)
 
 
 def test_a_text_is_scored_by_the_server() -> None:
@@ -73,57 +72,8 @@ def test_a_server_that_cannot_is_refused_before_the_first_text(about: Body, word
     with running(**about) as server:
         done = genctl("score", "--backend", server.url, "Once upon")
         expected = f"error: {server.url}: genctl score needs prompt log-probabilities, but the server {words}\n"
-        hint = "hint: a server without an echo is asked for each token if it takes and lists ids, and has /tokenize\n"
-        assert (done.status, done.err) == (3, expected + hint)
+        assert (done.status, done.err) == (3, expected)
         assert not any(body.get("prompt") == "Once upon" for body in server.asked)
-
-
-class WithoutEcho(Model):
-    """A server without an echo, as llama-server: `/tokenize`, tokens listed with ids, lists of any length."""
-
-    def answer(self, body: Body) -> Body:
-        if "content" in body:
-            ids = self.tokenizer(body["content"])["input_ids"]
-            return {"tokens": [{"id": id, "piece": self.tokenizer.decode([id])} for id in ids]}
-        ids = list(self.tokenizer(body["prompt"])["input_ids"]) if isinstance(body["prompt"], str) else body["prompt"]
-        entries: list[Body] = []
-        for _ in range(body["max_tokens"]):
-            row = self.logprobs(ids)[-1]
-            values, best = row.topk(min(body.get("logprobs") or 1, self.most, len(row)))
-            listed = [
-                {"id": int(id), "token": self.piece(int(id)), "logprob": float(value)}
-                for value, id in zip(values, best, strict=True)
-            ]
-            entries.append({**listed[0], "top_logprobs": listed})
-            ids = [*ids, int(best[0])]
-        text = "".join(entry["token"] for entry in entries)
-        logprobs = {"content": entries}
-        return {"choices": [{"index": 0, "text": text, "finish_reason": "length", "logprobs": logprobs}]}
-
-
-def without_echo(server: StandIn, body: Body) -> Failure | None:
-    most = server.answers.most if isinstance(server.answers, WithoutEcho) else 0
-    if body.get("echo") or (body.get("logprobs") or 0) > max(most, 20):
-        return Failure(400, b'{"error": {"message": "Only no echo is supported"}}')
-    return None
-
-
-@pytest.mark.parametrize(
-    ("most", "known"), [(1 << 18, True), (20, False)], ids=["a list of all tokens", "a short list"]
-)
-def test_a_server_without_an_echo_is_asked_for_each_token(most: int, known: bool) -> None:
-    """The second text has tokens that no list of 20 has."""
-    texts = ("Once upon a time", "The purple engine ate seven bricks.")
-    with running(answers=WithoutEcho(most=most), fault=without_echo) as server:
-        done = genctl("score", "--backend", server.url, "--format", "jsonl", "--scores", *texts)
-    own = genctl("score", "-m", "builtin:stories", "--format", "jsonl", "--scores", *texts).records
-    assert done.status == (0 if known else 1), done.err
-    for mine, theirs in zip(own[: 2 if known else 1], done.records, strict=False):
-        assert (theirs["tokens"], theirs["bytes"]) == (mine["tokens"], mine["bytes"])
-        assert theirs["nll"] == pytest.approx(mine["nll"], abs=1e-3)
-        assert [one["text"] for one in theirs["scores"]] == [one["text"] for one in mine["scores"]]
-    if not known:
-        assert "does not give the log-probability of" in done.records[1]["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +94,7 @@ def test_a_text_that_always_fails_is_an_error_record(tmp_path: Path) -> None:
         done = genctl("score", "--backend", server.url, "-i", str(rows), "--format", "jsonl")
         assert done.status == 1
         assert [record.get("nll") for record in done.records] == [1.0, None, 1.0]
-        message = f"{server.url}: 500 out of luck ({failure.ATTEMPTS} attempts)"
+        message = f"{server.url}: 500 out of luck ({client.ATTEMPTS} attempts)"
         assert done.records[1]["error"] == {"code": "backend", "message": message}
 
 
