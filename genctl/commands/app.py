@@ -58,7 +58,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "report": ("genctl.commands.run.report:REPORT", "Turn recorded events into an HTML page."),
     "models": ("genctl.commands.models:MODELS", "List built-in and cached checkpoints."),
-    "presets": ("genctl.commands.presets:app", "List, show and check presets: TOML files that hold any setting."),
+    "presets": ("genctl.commands.models:app", "List, show and check presets: TOML files that hold any setting."),
 }
 
 
@@ -135,11 +135,8 @@ def root(
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit status; nothing but `--debug` shows a traceback."""
-    if shell := os.environ.get("_GENCTL_COMPLETE"):
-        from genctl.commands.completion import words_joined
-
-        with words_joined() if shell == "complete_bash" else contextlib.nullcontext():
-            app(prog_name="genctl")  # ends the process
+    if os.environ.get("_GENCTL_COMPLETE"):
+        app(prog_name="genctl")  # answers the shell, and ends the process
     status = _run(list(sys.argv[1:] if arguments is None else arguments))
     try:
         sys.stdout.flush()

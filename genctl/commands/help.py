@@ -23,7 +23,6 @@ TRUE, FALSE = ("true", "yes", "on"), ("false", "no", "off")
 ORDER = "genctl.order"  # key of a context: the names of its options as they stand on the command line, each occurrence
 _BARE = "genctl.bare"  # key of a context: the group that is being read and has no options
 _NUMBER = re.compile(r" \(default: [\d.]+\)$")
-WIDE = 70  # from this width on, the column of flags may be wider
 
 
 class TableCommand(TyperCommand):
@@ -90,7 +89,7 @@ class TableCommand(TyperCommand):
         """Write what the command does (in the short help its first paragraph), and examples."""
         paragraphs = inspect.cleandoc(self.help or "").split("\n\n")
         for text in paragraphs[:1] if self._is_brief else paragraphs:
-            formatter.write("\n" + _wrapped(text, formatter.width, "  ", "  "))
+            formatter.write("\n" + _wrapped(text, formatter.width, "  "))
         if self.examples:
             formatter.write("\nExamples:\n" + "".join(f"  {line}\n" for line in self.examples))
 
@@ -162,7 +161,7 @@ class CommandGroup(TyperGroup):
             from genctl.config import removed
 
             if not ctx.parent and (hint := OTHER_COMMANDS.get(name.lower(), "")):
-                raise UsageError(f'no such command "{name}"', hint=_with_words(hint, args[1:]))
+                raise UsageError(f'no such command "{name}"', hint=hint)
             full = f"{ctx.info_name} {name}" if ctx.parent else name
             if error := removed.sentence("command", full, shown=f"genctl {full}"):
                 raise UsageError(error)
@@ -272,14 +271,6 @@ _COMMANDS: Mapping[str, str] = {
 OTHER_COMMANDS = {foreign: line for line, names in _COMMANDS.items() for foreign in names.split()}
 
 
-def _with_words(line: str, words: Sequence[str]) -> str:
-    """A line with the first of `words` that is no flag: a checkpoint, or a prompt."""
-    word = next((word for word in words if not word.startswith("-")), None)
-    if word is None:
-        return line
-    return line.replace("ORG/NAME", printable(word)).replace('"Once upon a time"', shlex.quote(printable(word)))
-
-
 def closest(name: str, names: Iterable[str], cutoff: float = 0.7) -> str:
     """The one of `names` that `name` abbreviates or misspells, else an empty string."""
     names = sorted(names, key=len)
@@ -382,26 +373,11 @@ def help_all(ctx: typer.Context, wanted: bool) -> None:
 
 
 def write_rows(formatter: Any, heading: str, rows: Sequence[tuple[str, str]]) -> None:
-    """Write a section of two columns. No word is cut; flags that are too long have a line of their own."""
-    formatter.write(f"\n{heading}:\n")
-    column = min(max(len(flags) for flags, _ in rows), 30 if formatter.width > WIDE else 24) + 4
-    for flags, about in rows:
-        fits = column + max(map(len, about.split()), default=0) <= formatter.width
-        indent = " " * (column if fits else 6)
-        text = _wrapped(about, formatter.width, indent, indent)
-        if fits and len(flags) + 4 <= column:
-            formatter.write(f"  {flags}".ljust(column) + text.lstrip(" "))
-        else:
-            formatter.write(_wrapped(flags, formatter.width, "  ", "      ") + text)
+    """Write a section of two columns; flags that are too long have a line of their own."""
+    with formatter.section(heading):
+        formatter.write_dl(rows, col_max=30, col_spacing=2)
 
 
-def _wrapped(text: str, width: int, first: str = "", rest: str = "") -> str:
-    lines = textwrap.wrap(
-        " ".join(text.split()),
-        width,
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return "".join(f"{line}\n" for line in lines)
+def _wrapped(text: str, width: int, indent: str = "") -> str:
+    wrapper = textwrap.TextWrapper(width, indent, indent, break_long_words=False, break_on_hyphens=False)
+    return "".join(f"{line}\n" for line in wrapper.wrap(" ".join(text.split())))

@@ -124,7 +124,7 @@ class Job:
     def open_event_log(self, stack: ExitStack, path: str | None) -> None:
         """Add the listener that writes --events."""
         if path is not None:
-            from genctl.commands.event_log import event_writer
+            from genctl.commands.page_file import event_writer
 
             self.listeners.append(event_writer(stack, path, force=self.options.force))
 

@@ -248,9 +248,7 @@ def memory_bytes(text: str) -> int:
 
     match = _MEMORY.fullmatch(text.strip())
     if match is None or match[2].lower() not in _UNITS:
-        unit = match[2][0].upper() if match and match[2][:1].lower() in tuple("kmgt") else ""
-        example = f"{match[1]}{unit}iB" if match and unit else "24GiB"
-        raise UsageError(f"--memory: {text!r:.60} is not a size: use bytes or, for example, {example}")
+        raise UsageError(f"--memory: {text!r:.60} is not a size: use bytes or, for example, 24GiB")
     amount = int(Fraction(match[1]) * _UNITS[match[2].lower()])
     if amount < 1:
         raise UsageError(f"--memory: {text!r:.60} is less than one byte")

@@ -1,20 +1,30 @@
-"""The page of a run (`--report`), which is written when the run ends."""
+"""The page of a run (`--report`), which is written when the run ends.
+
+Recorded runs: write events as they happen; read them back, every line checked before anything is shown.
+"""
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from genctl import events
 from genctl.comparing.side_by_side import SideBySide
+from genctl.documents import reader
+from genctl.documents.reader import Unreadable
 from genctl.engines.protocol import Engine
-from genctl.errors import without_secrets
+from genctl.errors import InputError, OutputError, reason_of, without_secrets
 from genctl.identity import versions
 from genctl.io import writers
+from genctl.io.rows import SCHEMA
+from genctl.io.writers import escaped, open_output
 from genctl.pages.page import PageData, facts_of, page
 
 FILES = ("--report", "--output", "-o", "--events")  # where a run also writes
@@ -144,3 +154,95 @@ class PageFile:
             facts["speed"] = f"{data.tokens / (self._clock[1] - self._clock[0]):,.1f} tokens/s, prompts included"
         facts["versions"] = versions_used()
         data.facts = list(facts.items())
+
+
+def read_recording(name: str, note: Callable[[str], object] | None = None) -> list[events.Event]:
+    """The events of a file (`-`: standard input), in order. The file of a tree gives those of one search.
+
+    `note` takes a sentence about what the events leave out: of a tree, and with it also a last line that is cut short,
+    if anything is before it.
+
+    Raises InputError, naming the line, where a line is no JSON, no event, or cannot follow the lines before it.
+    """
+    from genctl.terminal.run_history import RunHistory
+
+    shown = "standard input" if name == "-" else name
+    recorded: list[events.Event] = []
+    cut_short = ""
+    history = RunHistory()
+    try:
+        if name == "-" and sys.stdin is None:
+            raise InputError("cannot read standard input: it is closed")
+        lines = reader.lines(sys.stdin.buffer if name == "-" else name)
+        first = next(lines, b"")
+        if first.startswith((b'{"event": "treeopened"', b'{"event": "opened"')):
+            from genctl.tree.as_events import events_of, left_out
+            from genctl.tree.saved import tree_of_lines
+
+            tree = tree_of_lines(itertools.chain([first], lines), shown)
+            if note is not None and (words := left_out(tree)):
+                note(f"{shown}: {words}")
+            return list(events_of(tree))
+        for number, line in enumerate(itertools.chain([first], lines), start=1):
+            place = f"{shown}, line {number}"
+            if not line.strip():
+                continue
+            event = _event(line, place, shown)
+            if event is None:
+                cut_short = f"{place}: the line is cut short"
+                if note is None or not recorded:
+                    raise InputError(cut_short, hint="the recording was interrupted")
+                break
+            try:
+                history.feed(event)
+            except InputError as error:
+                raise InputError(f"{place}: {error.message}", hint=error.hint) from error
+            if isinstance(event, (events.Finished, events.Failed)):
+                history.forget(event.lane)
+            recorded.append(event)
+    except Unreadable as error:
+        raise InputError(f"cannot read {shown}: {error}") from None
+    if not any(isinstance(event, (events.Began, events.Stepped, events.Failed)) for event in recorded):
+        raise InputError(f"{shown} holds no recorded run", hint="genctl run --events FILE records one")
+    if note is not None and cut_short:
+        note(f"{cut_short}: the recording was interrupted here")
+    return recorded
+
+
+# what a file never has: `inspect-cache` alone shows it
+_KINDS = {name: kind for name, kind in events.KINDS.items() if kind is not events.CacheRead}
+
+
+def _event(line: bytes, place: str, shown: str) -> events.Event | None:
+    """The event of a line; None for a line that is cut short."""
+    try:
+        data = reader.loads(line)
+        if not isinstance(data, dict):
+            raise reader.BadJson("an event is a JSON object, this is not")
+        if data.get("schema") == SCHEMA and "event" not in data:
+            hint = "genctl run --events FILE writes what a report needs"
+            raise InputError(f"{shown} holds results, not the events of a run", hint=hint)
+        event: events.Event = events.from_json(data, _KINDS)
+    except ValueError as error:
+        if isinstance(error, reader.Incomplete) and not line.endswith(b"\n"):
+            return None
+        raise InputError(f"{place}: {error}") from None
+    return event
+
+
+def event_writer(stack: ExitStack, path: str, *, force: bool) -> Callable[[events.Event], None]:
+    """A listener that writes every event as a JSON line: a file that `genctl report` makes a page of.
+
+    It is opened as `--output` is: an existing file is refused, or replaced with `force`. `stack` closes it.
+    """
+    sink = open_output(path, sys.stdout, force=force)
+    stack.push(lambda kind, *_: sink.close() if kind is None else sink.abandon())
+
+    def write(event: events.Event) -> None:
+        line = escaped(json.dumps(events.to_json(event), ensure_ascii=False)) + "\n"
+        try:
+            sink.write(line.encode("utf-8", "backslashreplace"))
+        except BrokenPipeError as error:  # results are not to end quietly with the reader of the events
+            raise OutputError(f"cannot write events to {path}: {reason_of(error)}") from error
+
+    return write

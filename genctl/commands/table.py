@@ -19,9 +19,8 @@ import typer
 import typer.main
 
 from genctl import params
-from genctl.commands.completion import COMPLETIONS, among
 from genctl.commands.help import GENERAL, ORDER, SETTINGS, TableCommand, help_all
-from genctl.commands.values import Mixed, reader_of
+from genctl.commands.values import COMPLETIONS, Mixed, among, reader_of
 from genctl.config.layers import Layer, flags_layer
 from genctl.errors import Exit, UsageError
 

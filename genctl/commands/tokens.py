@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from rich.cells import cell_len
-from rich.style import Style
+from rich.table import Table
 from rich.text import Text
 
 from genctl import params
@@ -26,10 +23,12 @@ from genctl.io import jsonl, writers
 from genctl.io.record_output import RecordOutput
 from genctl.io.records import SCHEMA
 from genctl.io.rows import InputRow, RefusedRow
-from genctl.terminal import summary, theme, widgets
+from genctl.terminal import theme, widgets
 from genctl.terminal.console import make_consoles
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from genctl.io.readers import Prompts
     from genctl.models.tokenizer_alone import TokenPiece, TokenReader, TokenReading
 
@@ -37,8 +36,6 @@ MODEL, SHOWN = OptionGroup("Model"), OptionGroup("What is shown")
 KNOBS = frozenset({"revision", "chat", "system", *chat_settings.KNOBS})
 COUNTS, TEXTS = ("id", "model", "tokens", "error"), ("id", "model", "text", "error")
 COLUMNS = ("id", "model", "position", "token_id", "text", "bytes", "special", "error")
-WIDEST = 24  # cells of a token's text before its remark
-GUTTER = {True: " │ ", False: " ≠ "}  # between two checkpoints: whether they split a text at the same places
 
 
 @dataclass(frozen=True)
@@ -147,7 +144,7 @@ def tokens(options: TokensOptions) -> int | None:
         if rows is None:
             return None
         with job.outputs() as stack:
-            job.shown = options.on_screen
+            job.shown = options.on_screen and not options.count
             writer: writers.Writer = writers.Unclosed()
             if not job.shown:
                 sink = job.sink(stack, options.output)
@@ -171,22 +168,16 @@ def tokens(options: TokensOptions) -> int | None:
                 if reader.found.left_to:
                     job.messages.detail(f"tokenizer of {reader.name}: {reader.found.left_to}")
 
-            total = [0] * len(readers)
             read = partial(_readings, options, readers, early)
             for row, readings in usable(rows, read, job.fail):
                 for one in readings:
                     for note in one.notes:
                         job.messages.note_once(note, job.row_label(row, *([one.model] if readings[1:] else [])))
-                total = [sum(pair) for pair in zip(total, (len(one.pieces) for one in readings), strict=True)]
                 if job.shown:
-                    heading = "" if job.single_prompt else f"text {row.name}"
-                    for line in _lines(options, row, readings, heading, out.width):
-                        out.print(line)
+                    _show(options, out, row, readings, "" if job.single_prompt else f"text {row.name}")
                 else:
                     output.put(row.index, list(_records(options, row, readings)))
             output.close(cut_short=bool(job.interrupt.status))
-            if job.shown and options.count and not job.single_prompt:
-                out.print(Text("  ".join(f"{number:>9,}" for number in total) + "  in all", style=theme.DIM))
         return job.status()
 
 
@@ -208,7 +199,7 @@ def _readings(
         return [reader.decode(row.prompt_ids or ids_of(row.prompt or "")) for reader in readers]
     if row.messages is None and not runtime.is_chat:
         chat_settings.check_is_chat(runtime)
-        return [reader.read(row.prompt or "", align=len(readers) > 1) for reader in readers]
+        return [reader.read(row.prompt or "") for reader in readers]
     messages = row.messages or ({"role": "user", "content": row.prompt or ""},)
     how = {"variables": chat_settings.variables_of(runtime), "template": runtime.chat_template}
     return [reader.read_chat(messages, system=runtime.system, **how) for reader in readers]
@@ -254,27 +245,26 @@ def _plain(options: TokensOptions, row: InputRow, readings: Sequence[TokenReadin
     return "\n".join(lines)
 
 
-def _lines(
-    options: TokensOptions, row: InputRow, readings: Sequence[TokenReading], heading: str, width: int
-) -> Iterator[Text]:
-    """The lines of a row on a terminal."""
-    if options.count:
-        numbers = "  ".join(f"{len(one.pieces):>9,}" for one in readings)
-        room = max(width - cell_len(numbers) - 2, 8)
-        yield Text(f"{numbers}  {widgets.first_words(readings[0].text, room)}", no_wrap=True)
-        return
+def _show(options: TokensOptions, out: Console, row: InputRow, readings: Sequence[TokenReading], heading: str) -> None:
+    """Print a row on a terminal."""
     if heading:
-        yield widgets.header(width, heading, "" if options.decode else row.shown)
+        out.print(widgets.header(out.width, heading, "" if options.decode else row.shown))
     if options.decode:
-        yield Text(widgets.visible(readings[0].text))
+        out.print(Text(widgets.visible(readings[0].text)))
         return
-    yield from _table(readings, width)
-    counts = [count(len(one.pieces), "token") for one in readings]
-    if readings[1:]:
-        counts = [f"{one.model}: {number}" for one, number in zip(readings, counts, strict=True)]
-    else:
-        counts += [count(len(readings[0].text), "character")]
-    yield from summary.lines(Text(" · ".join(counts), style=theme.DIM), width)
+    for one in readings:
+        if readings[1:]:
+            out.print(Text(one.model, style=theme.HEADING))
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(justify="right", style=theme.DIM, no_wrap=True)
+        table.add_column(overflow="fold")
+        table.add_column(overflow="fold")
+        for piece in one.pieces:
+            style = theme.WINNER if piece.special else theme.CHOSEN
+            table.add_row(str(piece.id), Text(_shown(piece), style=style), _remark(piece))
+        out.print(table)
+        counts = [count(len(one.pieces), "token"), count(len(one.text), "character")]
+        out.print(Text(" · ".join(counts), style=theme.DIM))
 
 
 def _shown(piece: TokenPiece) -> str:
@@ -286,71 +276,3 @@ def _remark(piece: TokenPiece) -> str:
     if piece.special:
         return f"special, {piece.special}"
     return piece.bytes.hex(" ") + (f" → {widgets.token_text(0, piece.completes)}" if piece.completes else "")
-
-
-def _table(readings: Sequence[TokenReading], width: int) -> Iterator[Text]:
-    """The tokens, a line each; of several checkpoints beside each other, where they cover the same characters."""
-    share = (width - 3 * (len(readings) - 1)) // len(readings)
-    cells = [_cells(one.pieces) for one in readings]
-    widths = [
-        min(share, max(cell_len(one.model), *(cell.cell_len for cell in column)))
-        for one, column in zip(readings, cells, strict=True)
-    ]
-    if readings[1:]:
-        heads = [
-            widgets.cells(widgets.first_words(one.model, size), size)
-            for one, size in zip(readings, widths, strict=True)
-        ]
-        yield Text(GUTTER[True].join(heads).rstrip(), style=theme.DIM, no_wrap=True)
-    left = [iter(column) for column in cells]
-    for group, alike in _groups(readings):
-        for pieces in zip_longest(*group):
-            line = Text(no_wrap=True)
-            for side, piece in enumerate(pieces):
-                cell = Text(no_wrap=True) if piece is None else next(left[side])
-                cell.truncate(widths[side], overflow="ellipsis", pad=side < len(pieces) - 1)
-                line.append(GUTTER[alike] if side else "", style=theme.DIM).append_text(cell)
-            yield line
-
-
-def _cells(pieces: Sequence[TokenPiece]) -> list[Text]:
-    """The id, the text and the mark of each token, in columns."""
-    digits = max(len(str(piece.id)) for piece in pieces)
-    wide = min(max(cell_len(_shown(piece)) for piece in pieces), WIDEST)
-    cells = []
-    for piece in pieces:
-        cell = Text(f"{piece.id:>{digits}}  ", style=theme.DIM, no_wrap=True)
-        cell.append(_shown(piece), style=Style(dim=False) + (theme.WINNER if piece.special else theme.CHOSEN))
-        if remark := _remark(piece):
-            cell.append(" " * max(digits + 4 + wide - cell.cell_len, 2) + remark)
-        cells.append(cell)
-    return cells
-
-
-def _groups(readings: Sequence[TokenReading]) -> Iterator[tuple[list[list[TokenPiece]], bool]]:
-    """The tokens of each checkpoint that cover the same characters, and whether they end at the same places."""
-    sides = [list(one.pieces) for one in readings]
-    if not readings[1:] or not all(one.aligned and one.text == readings[0].text for one in readings):
-        for pieces in zip_longest(*sides):
-            yield [[] if piece is None else [piece] for piece in pieces], True
-        return
-    left = [deque(side) for side in sides]
-    while any(left):
-        if any(added := [bool(side) and side[0].special == "added" for side in left]):
-            yield [[side.popleft()] if one else [] for side, one in zip(left, added, strict=True)], True
-            continue
-        group: list[list[TokenPiece]] = [[side.popleft()] if side else [] for side in left]
-        while behind := [
-            place for place, side in enumerate(left) if side and _end(group[place]) < max(map(_end, group))
-        ]:
-            for place in behind:
-                group[place].append(left[place].popleft())
-        for place, side in enumerate(left):  # more bytes of a character
-            while side and side[0].special != "added" and side[0].end == _end(group[place]):
-                group[place].append(side.popleft())
-        ends = [[piece.end for piece in pieces] for pieces in group]
-        yield group, all(one == ends[0] for one in ends)
-
-
-def _end(pieces: Sequence[TokenPiece]) -> int:
-    return pieces[-1].end if pieces else 0

@@ -1,4 +1,7 @@
-"""Values of options, made from what was typed. A wrong one is an error with fields: the value and what is expected."""
+"""Values of options, made from what was typed. A wrong one is an error with fields: the value and what is expected.
+
+Shell completion of presets, strategies, model names and values. Nothing here imports torch.
+"""
 
 from __future__ import annotations
 
@@ -72,3 +75,59 @@ def choice_of(choices: Sequence[str]) -> Reader:
         return typed
 
     return read
+
+
+Complete = Callable[[str], list[str]]
+
+
+def presets(typed: str) -> list[str]:
+    """Names of presets."""
+    from genctl.config.presets import available
+
+    return [preset.name for preset in available() if preset.name.startswith(typed)]
+
+
+def strategies(typed: str) -> list[str]:
+    """Names of decoding modes."""
+    from genctl.config.modes import NAMED
+
+    return [name for name in NAMED if name.startswith(typed)]
+
+
+def models(typed: str) -> list[str]:
+    """Built-in checkpoints, and those in the local cache."""
+    from genctl.models.listing import available
+
+    return [model.name for model in available() if model.error is None and model.name.startswith(typed)]
+
+
+def among(values: Sequence[str]) -> Complete:
+    """A completion of fixed values."""
+
+    def complete(typed: str) -> list[str]:
+        return [value for value in values if value.startswith(typed)]
+
+    return complete
+
+
+def settings(typed: str) -> list[str]:
+    """Keys of --set with `=`; behind it the values of a key that has few."""
+    from genctl import params
+
+    key, equals, _ = typed.partition("=")
+    hints = {**params.hints(params.Generation), **params.hints(params.Runtime)}
+    if not equals:
+        return [f"{name}=" for name in hints if name.startswith(key)]
+    values = ["true", "false"] if hints.get(key) is bool else map(str, get_args(hints.get(key)))
+    return [f"{key}={value}" for value in values if f"{key}={value}".startswith(typed)]
+
+
+COMPLETIONS: dict[str, Complete] = {
+    "presets": presets,
+    "strategy": strategies,
+    "model": models,
+    "assistant_model": models,
+    "amateur_model": models,
+    "device": among(("auto", "cpu", "cuda", "mps")),
+    "set": settings,
+}

@@ -30,11 +30,6 @@ LINES = {
     "genctl run --set temp": ["temperature="],
     "genctl run --set early_stopping": ["early_stopping="],
     "genctl run --set do_sample=": ["do_sample=true", "do_sample=false"],
-    # as bash splits them where a colon or = ends a word
-    "genctl run -m builtin :": ["numbers", "stories"],
-    "genctl run -m builtin : sto": ["stories"],
-    "genctl run --model = builtin : sto": ["stories"],
-    "genctl run --set do_sample = t": ["true"],
 }
 
 

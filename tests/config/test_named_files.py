@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from genctl import params
-from genctl.commands.chat.saved_settings import SAVED
+from genctl.commands.chat.chat import SAVED
 from genctl.config.names import UNSAFE
 from genctl.config.presets import user_file
 from genctl.config.settings import objection

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from genctl.commands.event_log import read_recording
+from genctl.commands.page_file import read_recording
 from genctl.commands.parity.gate import check_golden
 from genctl.documents import reader
 from genctl.documents.reader import DEEPEST, Unreadable

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from genctl.commands.chat.line_input import PlainLines
 from genctl.commands.explore.keys import edit_line
 from genctl.engines.server import client as address
 from genctl.errors import SECRETS, InputError, without_secrets
@@ -154,17 +153,6 @@ def test_errors_show_names_without_obeying_them(tmp_path: Path) -> None:
         assert done.status in (2, 3), arguments
         tame(done.err)
         assert "\nerror: all is well" not in done.err
-
-
-@pytest.mark.parametrize("word", [*HOSTILE, SAID, "\x1b]52;c;ZXZpbA==\x07", "\x9b31m"])
-def test_plain_lines_show_a_text_to_change_without_obeying_it(
-    word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`/edit N` with TERM=dumb: an answer could set the clipboard."""
-    monkeypatch.setattr("sys.stdin", io.StringIO("changed\n"))
-    lines = PlainLines()
-    assert lines.read(f"one\n{word}") == "changed"
-    assert tame(capsys.readouterr().out).startswith(". one\n. ")
 
 
 @pytest.mark.parametrize("word", [*HOSTILE, SAID, "\x1b]52;c;ZXZpbA==\x07", "\x9b31m"])

@@ -1,4 +1,4 @@
-"""The chat itself, without a terminal: turns become requests, answers become messages of its log."""
+"""The chat itself, without a terminal: who answers, the settings, and turns that become messages of the log."""
 
 from __future__ import annotations
 
@@ -6,42 +6,36 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from genctl.commands.chat.log import Change, ChatLog, Message
+from genctl.commands.chat import thinking
+from genctl.commands.chat.log import SCHEMA, Change, ChatHeader, ChatLog, Message
 from genctl.commands.chat.options import check_settings
-from genctl.commands.chat.partner import Partner
-from genctl.commands.chat.saved_settings import to_save, usable
 from genctl.config import presets
-from genctl.config.check import known
-from genctl.config.conflicts import sampling_notice
+from genctl.config.chat_settings import KNOBS
+from genctl.config.check import known, shown
 from genctl.config.layers import Layer, Resolved
-from genctl.engines.protocol import Flow, JobPlan, Report, Request
-from genctl.errors import GenctlError, UsageError
-from genctl.events import Event, Failed
+from genctl.config.listed_knobs import LISTS
+from genctl.config.settings import SavedLayer, objections, saved_layers
+from genctl.engines.protocol import Engine, Flow, JobPlan, Report, Request
+from genctl.errors import GenctlError, ModelError, UsageError
+from genctl.events import Event
 from genctl.events.results import Collector, Result
 from genctl.io.output import open_beside
 from genctl.io.rows import random_seed, row_seed
 from genctl.io.sessions import new_file
-from genctl.params import Runtime, knobs
+from genctl.params import Generation, Runtime, knobs, spelled
+
+if TYPE_CHECKING:
+    from genctl.engines.session import Session
 
 CHANGEABLE = frozenset({"system", "seed", "truncate", "row_timeout"})  # of the settings of a run, those of a turn
-NOT_A_TURN = {
-    name: "it belongs to the whole chat: start genctl chat with it"
-    for name in knobs(Runtime)
-    if name not in CHANGEABLE and name in known()
-}
+# What the file of a chat may set. Anybody may have written it: it chooses no files, checkpoints, servers or code.
+SAVED = frozenset({*knobs(Generation), *LISTS, *CHANGEABLE, "src_lang", "tgt_lang", *KNOBS})
 _NO_TEMPLATE = Layer("genctl chat", {"chat": False}, declared="user")
 
 Listener = Callable[[Event], object]
-
-
-class Refused(GenctlError):
-    """An answer that failed."""
-
-    def __init__(self, failed: Failed) -> None:
-        super().__init__(failed.message, hint=failed.hint)
-        self.code = failed.code
+Note = Callable[[str], object]
 
 
 class PlannedTurn(NamedTuple):
@@ -55,35 +49,63 @@ class PlannedTurn(NamedTuple):
 
 
 class Chat:
-    """A conversation. `layers` are the settings without those of the checkpoint.
+    """A conversation. `layers` are the settings without those of the checkpoint; `prefill` begins each answer.
 
-    Raises UsageError, PresetError or ModelError for settings that the checkpoint, or a chat, cannot do.
+    A checkpoint on this machine (`session`) reads its messages in its chat `template`, and without one as a growing
+    text; a server (`session` is None) makes the prompts itself. `memory`: bytes for the caches of what was read, where
+    they are bounded. `note` gets a sentence about a setting of the log that is not used.
+
+    Raises UsageError, PresetError or ModelError for what the checkpoint, or a chat, cannot do.
     """
 
     def __init__(
-        self, partner: Partner, layers: Sequence[Layer], log: ChatLog, prefill: str, note: Callable[[str], object]
+        self, engine: Engine, layers: Sequence[Layer], log: ChatLog, prefill: str, memory: int | None, note: Note
     ) -> None:
-        """`note` gets a sentence about a setting of the log that is not used."""
-        self.engine, self.partner, self.prefill, self._note = partner.engine, partner, prefill, note
+        self.engine, self.name, self.prefill, self._note = engine, engine.about.name, prefill, note
         self.thoughts: dict[int, str] = {}  # of a server, by the id of the answer
-        self._use(log, layers)
+        self.session, self.template = session_of(engine), ""
+        self.context: int | None = None  # the most tokens of a prompt and its answer, where a limit is known
+        self.remark = "with a server there is no /prompt, no /tokens and no processor of genctl's own"
+        if self.session is not None:
+            from genctl.models import chat
 
-    def _use(self, log: ChatLog, layers: Sequence[Layer]) -> None:
-        """Continue a log with its settings. Raises what settings raise; then the log is closed."""
-        try:
-            # how the next turn is decoded, and the settings that the chat's commands have made
-            self.base, self.base_plan, self.own_values = self._settled(layers, log.settings)
-        except BaseException:
-            log.leave()
-            raise
+            self.remark, self.context = "", self.session.planner.context
+            if self.session.loaded.tokenizer is None:
+                raise ModelError(f"{self.name} has no tokenizer, so there is nothing to chat with")
+            if engine.about.is_encoder_decoder:
+                raise ModelError(
+                    f"{self.name} is an encoder-decoder, which reads no conversation",
+                    hint="genctl run answers prompts that stand alone",
+                )
+            try:
+                self.template = chat.check_template(self.session.loaded.tokenizer, self.name)
+            except ModelError:
+                self.remark = (
+                    f"{self.name} has no chat template: it continues the text, and what you type is added to it"
+                )
+            self.session.keep_texts(memory)
         self.log, self.layers = log, layers
-        self.thoughts.clear()
+        # how the next turn is decoded, and the settings that the chat's commands have made
+        self.base, self.base_plan, self.own_values = self._settled(layers, log.settings)
 
     def switch(self, log: ChatLog, layers: Sequence[Layer]) -> None:
         """Continue another log, and close this one. Raises what settings raise, and OutputError."""
-        before = self.log
-        self._use(log, layers)
+        try:
+            settled = self._settled(layers, log.settings)
+        except BaseException:
+            log.leave()
+            raise
+        before, self.log, self.layers = self.log, log, layers
+        self.base, self.base_plan, self.own_values = settled
+        self.thoughts.clear()
         before.close()
+
+    def begin_anew(self) -> None:
+        """Close the log. The next turn begins another, in a new file, with the same settings. Raises OutputError."""
+        before = self.log
+        seed = before.header.seed if self.base.runtime.seed is not None else random_seed()
+        header = ChatHeader(SCHEMA, self.name, fingerprint_of(self.engine), seed, to_save(self.layers))
+        self.switch(ChatLog(header, lambda words: open_beside(new_file("chat", words)), before.settings), self.layers)
 
     # -- settings ------------------------------------------------------------------------------------------------------
 
@@ -93,8 +115,6 @@ class Chat:
             argument = setting(argument)
         elif name == "unset" and (argument := _knob(argument)) not in self.own_values:
             raise UsageError(f"/unset {argument}: no /set or /preset of this chat has set it")
-        elif name == "system":
-            self.partner.check_system(argument or None, "/system")
         settled = self._settled(self.layers, [*self.log.settings, Change(name, argument)])
         self.log.change(name, argument)
         self.base, self.base_plan, self.own_values = settled
@@ -119,25 +139,31 @@ class Chat:
                 where = {key: f"/set {key}" for key in layer.values}
                 layer = Layer("/set", layer.values, where, "row", typed=True)
                 layers.append(layer if typed else usable(layer, self._note))
-        text = [] if self.partner.template or self.partner.session is None else [_NO_TEMPLATE]
+        text = [] if self.template or self.session is None else [_NO_TEMPLATE]
         resolved = self.engine.resolve([*below, *text, *layers])
         check_settings(resolved)
+        self._check_system(resolved)
         values = {key: value for layer in layers for key, value in layer.values.items()}
         own = {key: value for key, value in values.items() if value is not None and key != "about"}
         return resolved, self.engine.plan(resolved), own
 
-    def begin_anew(self) -> None:
-        """Close the log. The next turn begins another, in a new file, with the same settings. Raises OutputError."""
-        before = self.log
-        header = replace(
-            before.header,
-            model=self.partner.name,
-            checkpoint=self.partner.fingerprint(),
-            seed=before.header.seed if self.base.runtime.seed is not None else random_seed(),
-            settings=to_save(self.layers),
-        )
-        log = ChatLog(header, lambda words: open_beside(new_file("chat", words)), before.settings)
-        self.switch(log, self.layers)
+    def _check_system(self, resolved: Resolved) -> None:
+        """Raises UsageError where the checkpoint cannot be given the system message of these settings."""
+        setting = resolved.settings.get("system")
+        if setting is None or setting.value is None or self.session is None:
+            return
+        if not self.template:
+            raise UsageError(f"{setting.place} sets a system message, but {self.name} has no chat template for it")
+        from genctl.models import chat
+
+        tokenizer: Any = self.session.loaded.tokenizer
+        try:
+            chat.render_chat_text(tokenizer, [{"role": "user", "content": "x"}], system=setting.value, name=self.name)
+        except ModelError as error:
+            raise UsageError(
+                f"{setting.place} sets a system message, but {error.message.replace('the', 'the checkpoint’s', 1)}",
+                hint="say it in the first turn",
+            ) from None
 
     # -- turns ---------------------------------------------------------------------------------------------------------
 
@@ -150,8 +176,7 @@ class Chat:
         """
         base, turns = base or self.base, self.log.turns_to(parent)
         seed = row_seed(self._start(base), own_id or str(turns), turns)
-        messages = [*self.log.path_to(parent), Message(-1, parent, "user", text)]
-        return self._planned(messages, lane or str(turns), turns, base, seed)
+        return self._planned(Message(-1, parent, "user", text), lane or str(turns), turns, base, seed)
 
     def plan_again(self) -> PlannedTurn:
         """Another answer to the last turn, or its first one. Raises UsageError without a turn."""
@@ -161,33 +186,44 @@ class Chat:
         if attempts or seed is None:
             key, index = (f"{turns} again {attempts}", 1) if attempts else (str(turns), turns)
             seed = row_seed(self._start(self.base), key, index)
-        return self._planned(self.log.path_to(question.id), str(turns), turns, self.base, seed)
+        return self._planned(question, str(turns), turns, self.base, seed)
 
     def _start(self, base: Resolved) -> int:
         """The seed of which those of the turns are made."""
         return self.log.header.seed if base.runtime.seed is None else base.runtime.seed
 
-    def _planned(self, messages: Sequence[Message], lane: str, turns: int, base: Resolved, seed: int) -> PlannedTurn:
-        """The turn that answers the last message, with its prompt."""
-        plain = [message.plain for message in messages]
-        request = self.partner.request(lane, base, seed, plain, self.prefill, index=turns)
-        if self.partner.session is None:
-            return PlannedTurn(request, messages[-1])
-        prompt = self.partner.session.planner.read(request)
-        return PlannedTurn(request, messages[-1], prompt.ids, prompt.text, prompt.note)
+    def _planned(self, question: Message, lane: str, turns: int, base: Resolved, seed: int) -> PlannedTurn:
+        """The turn that answers a message, with its prompt."""
+        messages = [*self.log.path_to(question.parent), question]
+        request = Request(lane, base, seed, place=turns + 1, index=turns)
+        if self.template or self.session is None:
+            history = tuple(map(self._of_history, messages))
+            request = replace(request, messages=history, prefill=self.prefill)
+        else:
+            request = replace(request, prompt="".join(message.content for message in messages) + self.prefill)
+        if self.session is None:
+            return PlannedTurn(request, question)
+        prompt = self.session.planner.read(request)
+        return PlannedTurn(request, question, prompt.ids, prompt.text, prompt.note)
 
-    # -- messages ------------------------------------------------------------------------------------------------------
+    def _of_history(self, message: Message) -> dict[str, str]:
+        """A message as the template wants it: with its thought apart, where it does not take it out itself."""
+        plain = {"role": message.role, "content": message.content}
+        if message.role != "assistant" or "reasoning_content" not in self.template or "</think>" in self.template:
+            return plain
+        thought, answer = thinking.split(message.content)
+        return {**plain, "content": answer, "reasoning_content": thought} if thought else plain
 
     def answer(self, turn: PlannedTurn, listeners: Sequence[Listener], report: Report, flow: Flow) -> Result:
         """Write the user's message, unless it is there, and its answer.
 
-        Raises Refused where there is none. Then, and where it was interrupted before it had a token (a result without
-        sequences), the chat is as it was.
+        Raises GenctlError where there is none. Then, and where it was interrupted before it had a token (a result
+        without sequences), the chat is as it was.
         """
         question, collector, is_new = turn.question, Collector(), turn.question.id < 0
         if is_new:
             seed = turn.request.seed
-            question = self.log.add_message("user", question.content, question.parent, lasting=False, seed=seed)
+            question = self.log.add_message("user", question.content, question.parent, seed=seed)
         result: Result | None = None
         try:
             with closing(self.engine.stream(iter([turn.request]), report, flow)) as stream:
@@ -196,10 +232,12 @@ class Chat:
                         listener(event)
                     result = collector.feed(event) or result
             if result is not None and result.error is not None:
-                raise Refused(result.error)
+                failed = GenctlError(result.error.message, hint=result.error.hint)
+                failed.code = result.error.code
+                raise failed
         except GenctlError:
             # a server may be there again when the chat is opened next
-            if self.log.unanswered and (is_new or self.partner.session is not None):
+            if self.log.unanswered and (is_new or self.session is not None):
                 self.log.drop_question()
             raise
         sequences = () if result is None else result.sequences
@@ -215,10 +253,23 @@ class Chat:
             seed=result.seed,
             finish_reason=best.reason,
             prefill=self.prefill,
-            token_ids=() if self.partner.session is None else best.tokens,
+            token_ids=() if self.session is None else best.tokens,
         )
         self.thoughts[message.id] = best.thought_text
         return result
+
+
+def session_of(engine: Engine) -> Session | None:
+    """The engine, if it is a checkpoint on this machine."""
+    from genctl.engines.session import Session
+
+    return engine if isinstance(engine, Session) else None
+
+
+def fingerprint_of(engine: Engine) -> str:
+    """The identity of a checkpoint; "" for a server."""
+    session = session_of(engine)
+    return "" if session is None else session.loaded.fingerprint()
 
 
 def setting(argument: str) -> str:
@@ -228,16 +279,45 @@ def setting(argument: str) -> str:
     return f"{_knob(key)}={value}"
 
 
-def new_notices(before: Resolved, now: Resolved) -> list[str]:
-    """Effects of settings that may surprise and were not there before; a note says once that tokens are drawn."""
-    drawn = before.generation.do_sample and now.generation.do_sample
-    known = {*before.notices, *([sampling_notice(now.settings)] if drawn else [])}
-    return [line for line in now.notices if line not in known]
-
-
 def _knob(text: str) -> str:
     """The name of a knob that a turn may have. Raises UsageError."""
     name = text.strip().replace("-", "_")
-    if name in NOT_A_TURN:
-        raise UsageError(f"/set {name}: {NOT_A_TURN[name]}")
+    if name in knobs(Runtime) and name in known() and name not in CHANGEABLE:
+        raise UsageError(f"/set {name}: it belongs to the whole chat: start genctl chat with it")
     return name
+
+
+# -- the settings in the file of a chat --------------------------------------------------------------------------------
+
+
+def to_save(layers: Iterable[Layer]) -> tuple[SavedLayer, ...]:
+    """Layers as the header has them."""
+    return saved_layers((layer for layer in layers if layer.origin != "genctl chat"), SAVED)
+
+
+def continued(
+    layers: Iterable[Layer], saved: Iterable[SavedLayer], note: Note, overriding: Iterable[str] = ()
+) -> list[Layer]:
+    """The settings of a saved chat above those of `layers` that no chat saves: the device, the cache, the server.
+
+    `note` gets a sentence for each setting that is not used, unless it is one of `overriding`.
+    """
+    found = [
+        replace(layer, values={key: value for key, value in layer.values.items() if key not in SAVED})
+        for layer in layers
+    ]
+    for each in saved:
+        flag = each["kind"] == "command"  # of that time, so below the flags of now
+        origin, kind = f"{each['origin']}, when the chat began", "user" if flag else each["kind"]
+        layer = Layer(origin, each["values"], declared=kind, typed=each["typed"] or flag)
+        found.append(usable(layer, note, overriding))
+    return found
+
+
+def usable(layer: Layer, note: Note, overriding: Iterable[str] = ()) -> Layer:
+    """A layer of a file without what a file may not choose."""
+    refused = objections(layer.values, SAVED)
+    for key in refused.keys() - set(overriding):
+        value = shown(layer.values[key])
+        note(f"the chat's {key} = {value} is not used: it {refused[key]}; --{spelled(key)} sets it")
+    return replace(layer, values={key: value for key, value in layer.values.items() if key not in refused})

@@ -9,7 +9,7 @@ A line of the file is a message, or a change that is not a message:
     {"go": 1}                     the next message continues message 1; null begins the chat again
 
 A message continues its `parent`, so an edit is a message with an earlier parent, and a retry is a second answer. An
-undo goes to where the chat was. The `seed` of a user's message is the seed of its answer.
+undo is a `go` to where the chat was. The `seed` of a user's message is the seed of its answer.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ SCHEMA = "genctl-chat/1"
 Role: TypeAlias = Literal["system", "user", "assistant"]
 # changes -> the shapes of their values
 CHANGES: dict[str, Any] = {**dict.fromkeys(("set", "unset", "preset", "system"), str), "go": Natural | None}
-OLDER = ("undo", "redo", "leave_out")
 
 
 class NotAChat(InputError):
-    """The file of another command."""
+    """The file of another command, or of another version."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +63,6 @@ class Message:
     prefill: str = ""  # how `content` begins, where its beginning was given
     token_ids: tuple[Id, ...] = ()  # of what was generated; () for a server
 
-    @property
-    def plain(self) -> dict[str, str]:
-        """The message as templates and servers take it."""
-        return {"role": self.role, "content": self.content}
-
 
 class Change(NamedTuple):
     """A line that is not a message. `typed`: in this process, not found in a file."""
@@ -81,9 +75,9 @@ class Change(NamedTuple):
 class ChatLog:
     """The log, and its file if there is one.
 
-    `new_file` opens a file for the first line, whose words it gets. Every change is in the file before it is here, so
-    that the chat is what the file has, also where writing fails (OutputError). `settings` are those that it begins
-    with, besides those of the header.
+    `new_file` opens a file for the first message, whose text it gets. A change is written before it counts, so that
+    the chat is what the file has, also where writing fails (OutputError). `settings` are those that it begins with,
+    besides those of the header.
     """
 
     def __init__(
@@ -93,9 +87,8 @@ class ChatLog:
         self.sink: Sink | None = None
         self.torn = False  # whether its file ended in half a line, which was dropped
         self.messages: dict[int, Message] = {}
-        self.end: int | None = None  # the message that the next one continues; None begins the chat
-        self.earlier: list[int | None] = []  # its values before each turn, retry, edit and branch: /undo
-        self.later: list[int | None] = []  # its values before each undo: /redo
+        self.ends: list[int | None] = [None]  # the end after each turn, retry, edit and branch; None is an empty chat
+        self.place = 0  # of the current one among `ends`: /undo goes back, /redo forward
 
     @classmethod
     def open(cls, path: Path) -> ChatLog:
@@ -112,9 +105,15 @@ class ChatLog:
     @classmethod
     def _read(cls, lines: Iterator[bytes], name: str) -> ChatLog:
         """The chat of whole lines. Raises InputError for those that are no chat or are damaged."""
-        number = 1
+        number, first = 1, next(lines, b"")
         try:
-            log = cls(value_of(ChatHeader, _first(next(lines, b""), name)))
+            header = decoded(first)
+        except ValueError:
+            header = {}
+        if header.get("schema") != SCHEMA:
+            raise NotAChat(f"{name} is not the file of a chat ({SCHEMA})", hint="genctl chat --save writes one")
+        try:
+            log = cls(value_of(ChatHeader, header))
             for line in lines:
                 number += 1
                 log._read_line(decoded(line))
@@ -131,11 +130,11 @@ class ChatLog:
             self._append(message)
             return
         name, value = next(iter(line.items()), ("", None))
-        if name in OLDER:
-            raise ValueError(f"{name!r} is a line of an earlier {SCHEMA}, which is no longer read")
         if name not in CHANGES or len(line) != 1:
             raise ValueError(f"{name!r:.40} is no line of a chat")
         self._append(Change(name, value_of(CHANGES[name], value), typed=False))
+
+    # -- the file ------------------------------------------------------------------------------------------------------
 
     @property
     def path(self) -> Path | None:
@@ -201,13 +200,11 @@ class ChatLog:
 
     # -- changes -------------------------------------------------------------------------------------------------------
 
-    def add_message(
-        self, role: Role, content: str, parent: int | None, *, lasting: bool = True, **more: Any
-    ) -> Message:
-        """Add a message, after which the chat continues. `more`: further fields. `lasting`: a power cut keeps it."""
+    def add_message(self, role: Role, content: str, parent: int | None, **more: Any) -> Message:
+        """Add a message, after which the chat continues. `more`: further fields. A power cut loses no answer."""
         message = Message(self._next_id, parent, role, content, **more)
         line = {key: value for key, value in asdict(message).items() if value not in ("", ())}
-        self._write({**line, "content": content}, lasting=lasting)
+        self._write({**line, "content": content}, lasting=role != "user")
         self._append(message)
         return message
 
@@ -221,35 +218,35 @@ class ChatLog:
 
         Raises UsageError.
         """
-        ends, others = (self.later, self.earlier) if again else (self.earlier, self.later)
-        if not ends:
+        place = self.place + (1 if again else -1)
+        if not 0 <= place < len(self.ends):
             raise UsageError(f"there is nothing to {'redo' if again else 'undo'}")
-        self._write({"go": ends[-1]})
-        others.append(self.end)
-        self.end = ends.pop()
+        self._write({"go": self.ends[place]})
+        self.place = place
 
     def drop_question(self) -> None:
         """Go to where the chat was before a turn that has no answer."""
         self.undo()
-        self.later.clear()
+        del self.ends[self.place + 1 :]
 
     def _append(self, entry: Message | Change) -> None:
         """Let an entry count. Raises ValueError if it continues a message that is not there."""
         if isinstance(entry, Change) and entry.name != "go":
             self.settings.append(entry)
             return
-        before = entry.parent if isinstance(entry, Message) else entry.value
+        before, after = (entry.parent, entry.id) if isinstance(entry, Message) else (entry.value, entry.value)
         if before is not None and before not in self.messages:
             raise ValueError(f"there is no message {before}")
-        self.later.clear()
-        if isinstance(entry, Change):
-            self.earlier.append(self.end)
-            self.end = entry.value
-            return
-        if entry.role != "assistant" or entry.parent != self.end:  # else it ends a turn
-            self.earlier.append(self.end)
-        self.messages[entry.id] = entry
-        self.end = entry.id
+        ends_turn = isinstance(entry, Message) and entry.role == "assistant" and before == self.end
+        if isinstance(entry, Message):
+            self.messages[entry.id] = entry
+        self.place += not ends_turn  # an answer belongs to the step that its question began
+        self.ends[self.place :] = [after]
+
+    @property
+    def end(self) -> int | None:
+        """The message that the next one continues; None begins the chat."""
+        return self.ends[self.place]
 
     @property
     def _next_id(self) -> int:
@@ -291,7 +288,7 @@ class ChatLog:
     @property
     def unanswered(self) -> bool:
         """Whether the last turn has no answer yet, because the process was killed."""
-        last = None if self.end is None else self.messages[self.end]
+        last = self.messages.get(-1 if self.end is None else self.end)
         return last is not None and last.role == "user" and last.seed is not None and not self.answers(last.id)
 
     def answers(self, question: int) -> list[Message]:
@@ -299,21 +296,20 @@ class ChatLog:
         return [each for each in self.messages.values() if each.parent == question and each.role == "assistant"]
 
     @property
-    def answered(self) -> list[Message]:
-        """All messages without the turns that have no answer and are not the last."""
-        parents = {message.parent for message in self.messages.values()}
-        return [
-            message
-            for message in self.messages.values()
-            if message.role != "user" or message.seed is None or message.id in parents or message.id == self.end
-        ]
+    def children(self) -> dict[int | None, list[Message]]:
+        """The messages that continue each message, without turns that have no answer and are not the last."""
+        parents, found = {message.parent for message in self.messages.values()}, dict[int | None, list[Message]]()
+        for message in self.messages.values():
+            if message.role != "user" or message.id in parents or message.id == self.end:
+                found.setdefault(message.parent, []).append(message)
+        return found
 
     @property
     def branches(self) -> list[Message]:
         """The last messages of all branches, in the order in which they were written."""
-        messages = self.answered
-        parents = {message.parent for message in messages}
-        return [message for message in messages if message.id not in parents]
+        children = self.children
+        leaves = [message for group in children.values() for message in group if message.id not in children]
+        return sorted(leaves, key=lambda message: message.id)
 
     def branch(self, number: int) -> Message:
         """The last message of branch `number`, from 1. Raises UsageError."""
@@ -322,22 +318,3 @@ class ChatLog:
             has = "there is none" if not branches else f"there are {count(len(branches), 'branch', 'branches')}"
             raise UsageError(f"there is no branch {number}: {has}")
         return branches[number - 1]
-
-
-def _first(line: bytes, name: str) -> dict[str, Any]:
-    """The first line of a chat. Raises InputError for that of another file, NotAChat for that of a tree."""
-    try:
-        first = decoded(line)
-    except ValueError:
-        first = {}
-    schema = printable(str(first.get("schema")))[:40]
-    if schema == "genctl-tree/1" and not first.get("prompt"):
-        raise InputError(f"{name} was written by an older genctl, in the format {schema}: it cannot be continued")
-    if schema.startswith("genctl-tree/"):
-        hint = f"genctl explore --open {name} continues it"
-        raise NotAChat(f"{name} is a tree of genctl explore, not a chat", hint=hint)
-    if not schema.startswith("genctl-chat/"):
-        raise InputError(f"{name} is not the file of a chat", hint="genctl chat --save writes one")
-    if schema != SCHEMA:
-        raise InputError(f"{name} was written by another genctl, in the format {schema}: this one reads {SCHEMA}")
-    return first

@@ -48,7 +48,6 @@ class ChatOptions(PresetOptions):
     beneath: Sequence[Layer] = (Layer("genctl chat", {"chat": True}, declared="user"),)
 
     saved: Sequence[Layer] | None = None  # settings of the continued chat, above the standing ones that are no chat's
-    remarks: Sequence[str] = ()  # settings of its file that are not used, in sentences
 
     def layers(self) -> list[Layer]:
         """The settings of the chat, lowest first, without those of the checkpoint."""
@@ -94,20 +93,17 @@ CONFLICTS: tuple[Conflict, ...] = (
     same_file("save", "output"),
     same_file("open", "output"),
     same_file("save", "input"),
-    (given("continued", "open"), "--continue continues the last chat, --open {open} another one: omit one of them"),
     (
-        given("continued", "save"),
-        "--save {save} begins a new file, but --continue continues in its own; /save FILE continues in another",
-    ),
-    (
-        lambda options: bool(
-            options.listed and (options.arguments or options.continued or options.open or options.save)
-        ),
-        "--list only lists the saved chats, as text or with --format jsonl: leave out all else",
+        lambda options: options.continued and (options.open or options.save),
+        "--continue continues the last chat in its own file: omit --open and --save (/save FILE continues in another)",
     ),
     (
         given("open", "save"),
         "--save {save} begins a new file, but --open {open} continues its own; /save FILE continues in another",
+    ),
+    (
+        lambda options: options.listed and (options.arguments or options.continued or options.open or options.save),
+        "--list only lists the saved chats, as text or with --format jsonl: leave out all else",
     ),
     (given(prefill=[""]), "--prefill is empty"),
     (

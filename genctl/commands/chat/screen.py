@@ -1,99 +1,270 @@
-"""A chat on a terminal: what a person types becomes turns, answers stream, and notes of the program stand between."""
+"""A chat on a terminal: lines become turns or commands, and answers stream. `ChatScreen.run` is the loop."""
 
 from __future__ import annotations
 
+import base64
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import ColorDepth
+from prompt_toolkit.shortcuts import CompleteStyle
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-from genctl.commands.chat import thinking
-from genctl.commands.chat.answer_view import AnswerView
-from genctl.commands.chat.chat import Chat, PlannedTurn
-from genctl.commands.chat.line_input import SIGN, PlainLines
+from genctl.commands.chat import slash, thinking
+from genctl.commands.chat.chat import Chat, PlannedTurn, setting
+from genctl.commands.chat.log import ChatLog, Message
 from genctl.commands.chat.options import ChatOptions
+from genctl.commands.chat.thinking import ThinkSplitter
 from genctl.commands.options import SHOWN_TOP
+from genctl.commands.run.run_view import RunView
+from genctl.commands.run.text_stream import TextStream, console_writer
+from genctl.config import presets
+from genctl.config.check import known, shown
+from genctl.config.conflicts import sampling_notice
 from genctl.engines.protocol import Flow, Report
-from genctl.errors import UsageError, count
+from genctl.errors import Exit, GenctlError, UsageError, count
+from genctl.events import Event, Finished, Loading, Stepped
+from genctl.events.history import LaneHistory, StablePrefix
 from genctl.events.results import Result
+from genctl.io.sessions import sessions_folder
 from genctl.terminal import theme, widgets
+from genctl.terminal.console import make_consoles
 from genctl.terminal.interrupt import Interrupt
+from genctl.terminal.message import print_message
 from genctl.terminal.summary import stop_words
-from genctl.terminal.text_width import unbroken
 
-if TYPE_CHECKING:
-    from genctl.commands.chat.line_editor import LineEditor
+SIGN, MORE = "> ", ". "
+KEYS = (
+    ("Enter", "send the line"),
+    ("Alt-Enter", "a new line"),
+    ("Tab", "complete a command, a setting, a file"),
+    ("Up, Down, Ctrl-R", "earlier input, from all chats"),
+    ("Ctrl-C", "stop the answer, and keep the text so far; clear the line. Twice on an empty line: leave"),
+    ("Ctrl-D", "leave"),
+)
+BINDINGS = KeyBindings()
 
-EMPTY = "the answer is empty: the model ends it at once (EOS)"
+
+# -- lines -------------------------------------------------------------------------------------------------------------
+
+
+@BINDINGS.add("enter")
+@BINDINGS.add("c-j")
+def _enter(event: KeyPressEvent) -> None:
+    event.current_buffer.validate_and_handle()
+
+
+@BINDINGS.add("escape", "enter")
+def _new_line(event: KeyPressEvent) -> None:
+    event.current_buffer.insert_text("\n")
+
+
+@BINDINGS.add("c-c")
+def _clear(event: KeyPressEvent) -> None:
+    """Begin a new prompt where something is typed."""
+    if event.current_buffer.text:
+        event.app.exit(result="")
+    else:
+        event.app.exit(exception=KeyboardInterrupt())
+
+
+class Commands(Completer):
+    """The names of commands, and of what they take; files."""
+
+    _paths = PathCompleter(expanduser=True)
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
+        """What the line may continue with."""
+
+        def paths(typed: str) -> list[str]:
+            found = self._paths.get_completions(Document(typed), complete_event)
+            return [typed + each.text for each in found if each.text.isprintable()]
+
+        named = (preset.name for preset in presets.available())
+        for word, length in slash.completions(document.text_before_cursor, known(), named, paths):
+            yield Completion(word, -length)
+
+
+class SafeHistory(FileHistory):
+    """A history that a full disk or a lost folder does not end the chat for."""
+
+    def store_string(self, string: str) -> None:
+        """Append a text."""
+        with suppress(OSError):
+            super().store_string(string)
+
+
+def line_editor(*, color: bool) -> PromptSession[str]:
+    """The editor of lines. What all chats were given is its history, in a file that its owner alone may read."""
+    history: History = InMemoryHistory()
+    path = sessions_folder().parent / "chat_history"
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.touch(mode=0o600)
+        history = SafeHistory(str(path))
+    return PromptSession(
+        SIGN, multiline=True, prompt_continuation=MORE, history=history, key_bindings=BINDINGS, enable_suspend=True,
+        completer=Commands(), complete_while_typing=False, complete_style=CompleteStyle.READLINE_LIKE,
+        reserve_space_for_menu=0, color_depth=None if color else ColorDepth.DEPTH_1_BIT,
+    )  # fmt: skip
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+class AnswerView:
+    """Writes one answer to a terminal, and a thought before it dimmed. Feed it the answer's events, then `close` it.
+
+    `begun` is the think tag that ends the prompt, `prefill` the beginning of the answer.
+    """
+
+    def __init__(self, out: Console, *, begun: str = "", prefill: str = "") -> None:
+        self._stream, self._splitter = TextStream(console_writer(out)), ThinkSplitter(begun)
+        self._lane: LaneHistory | None = None
+        self._stable = StablePrefix()
+        self._in_thought = False
+        self._text = ""  # what is stable of the answer, with its thought
+        self._server_thought = ""  # of a server that keeps it apart
+        self._show(self._splitter.feed(prefill))
+
+    def feed(self, event: Event) -> None:
+        """Show what an event makes stable."""
+        if isinstance(event, Loading):
+            return
+        self._lane = (self._lane or LaneHistory(event.lane)).after(event)
+        text, thought = "", ""
+        if isinstance(event, Finished) and event.hypotheses:
+            best = event.hypotheses[0]
+            thought = best.thought_text[len(self._server_thought) :]
+            text = best.text[len(self._text) :] if best.text.startswith(self._text) else f"\n{best.text}"
+        elif isinstance(event, Stepped):
+            thought = "".join(row.thought for row in event.rows[:1])
+            text = self._stable(self._lane).text(len(self._text))
+        self._server_thought += thought
+        self._text += text
+        self._splitter.had_thought |= bool(thought)
+        if thought:
+            self._show([("thought", thought)])
+        if text:
+            self._show(self._splitter.feed(text))
+
+    def close(self) -> None:
+        """End the answer: nothing is held back, and its line ends."""
+        self._show(self._splitter.finish())
+        self._stream.end_line()
+
+    def _show(self, parts: Iterable[thinking.Part]) -> None:
+        for kind, text in parts:
+            if kind == "answer" and self._in_thought:
+                self._stream.end_line()
+            self._in_thought = kind == "thought"
+            self._stream.write(text, dim=kind == "thought")
+
+
+# -- the chat ----------------------------------------------------------------------------------------------------------
 
 
 class ChatScreen:
-    """A chat and the terminal on which it is shown. `advise` prints a hint; `load` continues the chat in a file."""
+    """A chat and the terminal on which it is shown. `load` continues the chat in a file."""
 
-    def __init__(
-        self,
-        chat: Chat,
-        options: ChatOptions,
-        consoles: tuple[Console, Console],
-        advise: Callable[[str], object],
-        load: Callable[[Path], object],
-    ) -> None:
-        self.chat, self.options, self.advise, self.load = chat, options, advise, load
-        self.out, self.err = consoles
+    def __init__(self, chat: Chat, options: ChatOptions, load: Callable[[Path], object]) -> None:
+        self.chat, self.options, self.load = chat, options, load
+        self.out, self.err = make_consoles(options.color)
         self.scores = options.scores  # whether token probabilities are shown under each answer
         self.top = SHOWN_TOP if options.top_logprobs is None else options.top_logprobs
-        self.lines: PlainLines | LineEditor
-        if os.environ.get("TERM", "dumb").lower() in ("", "dumb", "unknown"):
-            self.lines = PlainLines()  # this terminal cannot redraw
-        else:
-            from genctl.commands.chat.line_editor import LineEditor
+        dumb = os.environ.get("TERM", "dumb").lower() in ("", "dumb", "unknown")  # it cannot redraw
+        self.editor = None if dumb else line_editor(color=self.out.is_interactive and not self.out.no_color)
 
-            self.lines = LineEditor(color=self.out.is_interactive and not self.out.no_color)
+    def run(self, initial_turns: Iterable[str]) -> int:
+        """Talk until the person leaves. Returns the exit status."""
+        status, leaves = int(Exit.DONE), False  # leaves: the next Ctrl-C on an empty line does
+        if not self.options.quiet:
+            self.note(f"{self.chat.name}: /help lists the commands, Ctrl-D leaves")
+        try:
+            self._guarded(self._resume)
+            for text in initial_turns:
+                self.out.print(Text(f"{SIGN}{widgets.visible(text)}"))
+                self._guarded(self._say, text)
+            while True:
+                try:
+                    line = self._read()
+                except KeyboardInterrupt:
+                    if leaves:
+                        raise
+                    leaves = True
+                    self.note("Ctrl-C again leaves, and so does Ctrl-D")
+                    continue
+                leaves = False
+                if line.strip():
+                    self._guarded(self._do, line)
+        except EOFError:
+            pass
+        except KeyboardInterrupt:
+            status = int(Exit.INTERRUPTED)
+        if reopening := self._reopening():
+            self.note(f"saved; {reopening} continues it")
+        return status
 
-    def note(self, words: str, whole: str = "") -> None:
-        """Print a remark of the program, dimmed. It is broken between words, but not within the text `whole`."""
-        for line in unbroken(
-            widgets.visible(words), max(self.out.width, 20), [widgets.visible(whole)] if whole else []
-        ):
-            self.out.print(Text(line, style=theme.DIM), soft_wrap=True)
+    def note(self, words: str) -> None:
+        """Print a remark of the program, dimmed."""
+        self.out.print(Text(widgets.visible(words), style=theme.DIM), soft_wrap=True)
 
-    def show_end(self) -> None:
+    def _read(self, text: str = "") -> str:
+        """A turn or a command; `text` is there already, to be changed. "" after Ctrl-C where something is typed."""
+        if self.editor is None:
+            return input(SIGN)
+        return self.editor.prompt(default=text, handle_sigint=False).rstrip("\n")
+
+    def _guarded(self, do: Callable[..., object], *arguments: Any) -> None:
+        """Do it; an error is printed."""
+        try:
+            do(*arguments)
+        except GenctlError as error:
+            for part in error.message.split("\n"):
+                print_message(f"error: {part}", color=self.options.color)
+            if error.hint:
+                print_message(f"hint: {error.hint}")
+
+    def _reopening(self) -> str:
+        """The command that continues the chat; "" while it is not saved."""
+        path = self.chat.log.path
+        return "" if path is None else f"genctl chat --open {shlex.quote(str(path))}"
+
+    def _resume(self) -> None:
+        """Show where a saved chat is; answer its last turn, if a kill has left it without an answer."""
+        if self.chat.log.end is not None:
+            self._show_end()
+        if self.chat.log.unanswered:
+            self._answer(self.chat.plan_again())
+
+    def _show_end(self) -> None:
         """The last turn of the branch and its answer, as they were printed."""
         log = self.chat.log
         if (turns := log.turns_to(log.end)) > 1:
             self.note(f"({count(turns - 1, 'turn')} before)")
         for message in log.here[-2:]:
             text = thinking.split(message.content)[1] if message.role == "assistant" else message.content
-            sign = SIGN if message.role == "user" else ""
-            self.out.print(Text(f"{sign}{widgets.visible(text)}"), soft_wrap=False)
+            self.out.print(Text(f"{SIGN if message.role == 'user' else ''}{widgets.visible(text)}"), soft_wrap=False)
 
-    def resume(self) -> None:
-        """Show where a saved chat is; answer its last turn, if a kill has left it without an answer."""
-        if self.chat.log.end is not None:
-            self.show_end()
-        if self.chat.log.unanswered:
-            self.answer(self.chat.plan_again())
-
-    @property
-    def reopening(self) -> str:
-        """The command that continues the chat; "" while it is not saved."""
-        path = self.chat.log.path
-        return "" if path is None else f"genctl chat --open {shlex.quote(str(path))}"
-
-    # -- turns ---------------------------------------------------------------------------------------------------------
-
-    def answer(self, turn: PlannedTurn) -> None:
+    def _answer(self, turn: PlannedTurn) -> None:
         """Show an answer while it comes. Ctrl-C ends it; what it has so far stays.
 
         Raises UsageError for a prompt that does not fit the context.
         """
-        context = self.chat.partner.context
+        context = self.chat.context
         if context is not None and len(turn.ids) > context and turn.request.resolved.runtime.truncate is None:
             raise UsageError(
                 f"not sent: the prompt has {count(len(turn.ids), 'token')}, but the model's context is {context}",
@@ -101,19 +272,11 @@ class ChatScreen:
             )
         if turn.note:
             self.note(turn.note)
-        view: AnswerView | RunView
-        if self.scores:
-            from genctl.commands.run.run_view import RunView
-
-            view = RunView(self.out, self.err, scores=True, top=self.top, quiet=True)
-            hide = view.pause
-        else:
-            view = AnswerView(self.out, begun=thinking.opened_by(turn.opening), prefill=self.chat.prefill)
-            hide = view.hide
-        with Interrupt() as interrupt, self.lines.waiting() as restore:
+        table = RunView(self.out, self.err, scores=True, top=self.top, quiet=True) if self.scores else None
+        view = table or AnswerView(self.out, begun=thinking.opened_by(turn.opening), prefill=self.chat.prefill)
+        with Interrupt() as interrupt:
             interrupt.gentle = True  # a signal ends the answer, not the process
-            interrupt.hide = lambda: restore() or hide()
-            interrupt.at_once = lambda: restore() or self._report_saved()
+            interrupt.hide = table.pause if table else interrupt.hide
             report = Report(self.top if self.scores else 0, self.scores)
             try:
                 result = self.chat.answer(turn, [view.feed], report, Flow(interrupted=interrupt))
@@ -140,11 +303,184 @@ class ChatScreen:
         if self.options.quiet:
             words = words[-1:] if sequence.finish_reason not in ("eos", "stop") else []
         if not sequence.text.strip():
-            words.insert(0, EMPTY if sequence.finish_reason == "eos" else "the answer is empty")
+            words = ["the answer is empty", *words]
         if words:
             self.note(" · ".join(words))
 
-    def _report_saved(self) -> object:
-        """Say where the chat is saved, past what is buffered: the process ends now, maybe in the middle of a line."""
-        words = f"\r\nsaved; {widgets.visible(self.reopening)} continues it\r\n"
-        return self.reopening and os.write(sys.stdout.fileno(), words.encode())
+    # -- commands ------------------------------------------------------------------------------------------------------
+
+    def _do(self, line: str) -> None:
+        """Do the command of a line, or say its text."""
+        typed, chat, log, out = slash.read(line), self.chat, self.chat.log, self.out
+        if typed.command is None:
+            self._say(typed.text)
+            return
+        if typed.command.local and chat.session is None:
+            raise UsageError(f"/{typed.command.name} needs the token ids of a checkpoint, which servers do not report")
+        match typed.command.name:
+            case "retry":
+                turn = chat.plan_again()
+                before = {message.content for message in log.answers(turn.question.id)}
+                self._answer(turn)
+                if not turn.request.resolved.generation.draws and _last(log).content in before:
+                    self.note("the same answer: nothing is drawn (do_sample = false); /set temperature=0.8 draws")
+            case "edit":
+                self._edit(typed)
+            case "undo" | "redo" as name:
+                log.undo(again=name == "redo")
+                done = "undone" if name == "undo" else "done again"
+                self.note(f"{done}: the chat has {count(log.turns_to(log.end), 'turn')}")
+            case "branch":
+                self._branch(slash.number(typed, "branch"))
+            case "tree":
+                for branch, here in drawn(log, out.width):
+                    out.print(widgets.fit(Text(branch, theme.PLAIN if here else theme.DIM), out.width))
+            case "think":
+                thought = chat.thoughts.get(_last(log).id) or thinking.split(_last(log).content)[0]
+                if not thought:
+                    raise UsageError("the last answer has no thought before it")
+                out.print(Text(widgets.visible(thought), style=theme.DIM), soft_wrap=False)
+            case "prompt":
+                turn = chat.plan_again()
+                self.note(f"{count(len(turn.ids), 'token')}:")
+                out.print(Text(" ".join(map(str, turn.ids))), soft_wrap=False)
+                out.print(Text(widgets.visible(turn.opening), style=theme.DIM), soft_wrap=False)
+            case "tokens":
+                self._tokens()
+            case "copy":
+                if not out.is_interactive:
+                    raise UsageError("/copy: this terminal takes no text for the clipboard")
+                answer = thinking.split(_last(log).content)[1]
+                sys.stdout.write(f"\x1b]52;c;{base64.b64encode(answer.encode('utf-8', 'replace')).decode()}\a")
+                sys.stdout.flush()
+                self.note(
+                    f"{count(len(answer), 'character')} sent to the clipboard (by OSC 52, if the terminal takes it)"
+                )
+            case "set" | "unset" | "preset" | "system" as name:
+                self._change(name, typed.text)
+            case "scores":
+                if not self.scores:
+                    chat.base_plan.require_logprobs("/scores")
+                self.scores = not self.scores
+                self.note(f"token probabilities are {'shown under each answer' if self.scores else 'no longer shown'}")
+            case "save":
+                if typed.text:
+                    log.save(Path(typed.text).expanduser())
+                path = "" if log.path is None else shlex.quote(str(log.path))
+                self.note(f"saved in {path}" if path else "the chat is empty, so nothing is saved")
+            case "load":
+                file = Path(typed.text).expanduser()
+                if log.path is not None and file.exists() and file.samefile(log.path):
+                    raise UsageError(f"/load {typed.text}: this is the chat that is open")
+                self.load(file)
+                self._resume()
+            case "new":
+                if not log.messages:
+                    raise UsageError("the chat is empty")
+                command = self._reopening()
+                chat.begin_anew()
+                self.note("a new conversation" + (f"; {command} continues the one before" if command else ""))
+            case "help":
+                table = Table.grid(padding=(0, 2))
+                table.add_column(no_wrap=True)
+                for first, about in (*((command.usage, command.about) for command in slash.COMMANDS), *KEYS):
+                    table.add_row(Text(f"  {first}"), Text(about))
+                out.print(table)
+            case "quit":
+                raise EOFError  # as Ctrl-D does
+
+    def _say(self, text: str) -> None:
+        if self.options.prompt_template is not None:
+            text = self.options.prompt_template.fill({"prompt": text})
+        self._answer(self.chat.plan(text, self.chat.log.end))
+
+    def _edit(self, typed: slash.Typed) -> None:
+        log = self.chat.log
+        first, _, text = typed.text.partition(" ")
+        number = slash.number(slash.Typed(first, typed.command), "turn") or log.turns_to(log.end)
+        question = log.turn(number)
+        if not text.strip():
+            self.note(f"change turn {number}: Enter answers it again, Ctrl-C leaves it as it is")
+            with suppress(EOFError, KeyboardInterrupt):
+                text = self._read(question.content)
+        if not text.strip():
+            self.note("nothing was changed")
+            return
+        self._answer(self.chat.plan(text, question.parent))
+
+    def _branch(self, number: int | None) -> None:
+        """Go to a branch, or list them."""
+        log = self.chat.log
+        if number is not None:
+            log.change("go", log.branch(number).id)
+            self._show_end()
+            return
+        if not log.branches:
+            self.note("the chat is empty")
+        here = {message.id for message in log.here}
+        for place, leaf in enumerate(log.branches, 1):
+            sign, turns = "*" if leaf.id in here else " ", count(log.turns_to(leaf.id), "turn")
+            words = widgets.first_words(leaf.content, max(self.out.width - 16, 8))
+            self.out.print(Text(f"{sign} {place}  {turns:<9} {words}"))
+
+    def _tokens(self) -> None:
+        log, context, used = self.chat.log, self.chat.context, 0
+        if log.turns_to(log.end):
+            answer = log.last_answer
+            used = len(self.chat.plan_again().ids) + (0 if answer is None else len(answer.token_ids))
+        if context is None:
+            self.note(f"{used} tokens of the context are used; the model has no limit")
+        else:
+            self.note(f"{used} tokens of the context are used, {max(context - used, 0)} of {context} are left")
+
+    def _change(self, name: str, argument: str) -> None:
+        """A setting: /set, /unset, /preset or /system."""
+        chat, key, before = self.chat, argument.replace("-", "_"), self.chat.base
+        if name == "set" and not argument:
+            values = "; ".join(f"{key} = {shown(value)}" for key, value in chat.own_values.items())
+            self.note(values or "nothing is set here")
+            return
+        if name == "set" and key in before.origins:
+            value = {**vars(before.generation), **vars(before.runtime)}.get(key)
+            held = "is not set" if value is None else f"= {shown(value)}"
+            self.note(f"{key} {held} ({before.origins[key]}); /set {key}=VALUE sets it")
+            return
+        chat.change(name, argument)
+        # a note says once that tokens are drawn
+        repeated = [sampling_notice(chat.base.settings)] if before.generation.do_sample else []
+        for line in chat.base.notices:
+            if line not in (*before.notices, *repeated):
+                self.note(line)
+        if name == "system":
+            self.note("the system message is set" if argument else "there is no system message")
+        else:
+            self.note(f"set {setting(argument)}" if name == "set" else f"{name} {argument}")
+
+
+def _last(log: ChatLog) -> Message:
+    if log.last_answer is None:
+        raise UsageError("nothing has been answered yet")
+    return log.last_answer
+
+
+def drawn(log: ChatLog, width: int) -> Iterator[tuple[str, bool]]:
+    """All messages, one a line, and whether the chat continues their branch.
+
+    Messages that follow one another stand below one another; a fork indents what follows it. The last message of a
+    branch ends with its number.
+    """
+    here, children = {message.id for message in log.here}, log.children
+    leaves = {message.id: f" [{place}]" for place, message in enumerate(log.branches, 1)}
+
+    def below(id: int | None, depth: int) -> list[tuple[Message, int]]:
+        found: Sequence[Message] = children.get(id, [])
+        return [(child, depth + (len(found) > 1)) for child in reversed(found)]
+
+    waiting = below(None, 0)
+    while waiting:
+        message, depth = waiting.pop()
+        start = "  " * min(depth, width // 8) + {"user": "›", "assistant": "·"}.get(message.role, "#")
+        leaf = leaves.get(message.id, "")
+        words = widgets.first_words(message.content, max(width - len(start) - len(leaf) - 1, 8))
+        yield f"{start} {words}{leaf}", message.id in here
+        waiting += below(message.id, depth)

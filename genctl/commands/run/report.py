@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from genctl import process
-from genctl.commands.event_log import read_recording
 from genctl.commands.messages import Messages
 from genctl.commands.options import QUIET
+from genctl.commands.page_file import read_recording
 from genctl.commands.table import Command, CommandOptions, argument, given, option, switch
 from genctl.errors import Exit, UsageError
 from genctl.events import Failed

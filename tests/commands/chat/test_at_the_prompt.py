@@ -5,17 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pexpect
 import pytest
 
 from genctl.commands.chat.chat import setting
 from genctl.errors import UsageError
-from genctl.terminal.text_width import unbroken
-from tests.commands.chat.talk import ROOT, Talk
-from tests.warm import python
+from tests.commands.chat.talk import Talk
 
 QUIET = ("-q", "-n", "8")
-PASTE = "\x1b[200~{}\x1b[201~"
 
 
 def unwrapped(talk: Talk) -> str:
@@ -36,31 +32,6 @@ def test_a_path_is_never_broken(width: int, own_state: Path) -> None:
         assert f"genctl chat --open '{path}'" in unwrapped(talk)
         written = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", talk.raw.decode())
         assert f"genctl chat --open '{path}'" in written  # the terminal breaks it, and copies it as one
-
-
-def test_lines_break_between_words_and_not_in_what_is_whole() -> None:
-    assert unbroken("saved in /a/b c and more", 10, ["/a/b c"]) == ["saved in", "/a/b c and", "more"]
-    assert unbroken("saved in /a/very/long/path now", 10) == ["saved in", "/a/very/long/path", "now"]
-    assert unbroken("one\ntwo three", 8) == ["one", "two", "three"]
-
-
-def test_a_long_paste_that_ends_with_a_newline_stays_in_view(own_state: Path) -> None:
-    with Talk(own_state, *QUIET, height=24) as talk:
-        talk.press(PASTE.format("word " * 450 + "end\r"))
-        talk.wait(lambda: talk.lines[-1].endswith("end"))
-        assert sum("word word" in line for line in talk.lines) > 20
-        talk.press("\r")
-        talk.at_prompt()
-        shown = [line for line in talk.screen.display if line.strip()]
-        assert len(shown) > 20
-        assert "cut at max_new_tokens" in " ".join(shown[-3:])
-    with Talk(own_state, *QUIET, height=24) as talk:
-        talk.press(PASTE.format("word " * 900 + "\rthe end\r"))
-        talk.wait(lambda: any(line.endswith("the end") for line in talk.lines))
-        talk.press("\r")
-        talk.at_prompt()
-        assert sum("word word" in line for line in talk.lines) > 10  # all that was said is above, however long
-        assert "error: not sent: the prompt has" in " ".join(talk.lines[-4:])
 
 
 def test_a_turn_that_does_not_fit_the_context_is_not_sent(own_state: Path) -> None:
@@ -108,30 +79,3 @@ def test_edit_says_how_it_ends(own_state: Path) -> None:
         assert any("/edit [N [TEXT]]" in line for line in talk.say("/help"))
         talk.say("/edit 1 A hen")
         assert len(talk.say("/branch")) == 2
-
-
-def test_an_answer_that_is_eos_alone_is_told_from_none(own_state: Path) -> None:
-    with Talk(own_state, "-q", "-n", "1", "--set", "forced_eos_token_id=2") as talk:
-        assert talk.say("A fox") == ["the answer is empty: the model ends it at once (EOS)"]
-
-
-def test_a_person_whose_answers_go_through_tee_sees_the_prompt(own_state: Path) -> None:
-    program, *rest = python()
-    command = " ".join([program, *rest, "-m", "genctl", "chat", *QUIET])
-    with Talk(own_state) as talk:
-        talk.child.close(force=True)
-        environment = {
-            "PYTHONPATH": str(ROOT),
-            "XDG_STATE_HOME": str(own_state),
-            "TERM": "xterm",
-            "PATH": "/usr/bin:/bin",
-        }
-        talk.child = pexpect.spawn("/bin/sh", ["-c", f"{command} | tee t"], env=environment, cwd=str(own_state.parent))
-        talk.wait(lambda: talk.lines[-1:] == [">"])
-        talk.press("A fox\r")
-        talk.wait(lambda: talk.lines[-1:] == [">"] and len(talk.lines) > 2)
-        talk.press("\x04")
-        assert talk.end() == 0
-    assert "> A fox" in talk.lines
-    assert (own_state.parent / "t").read_text().startswith(" named")
-    assert b">" not in (own_state.parent / "t").read_bytes()

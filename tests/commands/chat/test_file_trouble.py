@@ -133,7 +133,7 @@ def test_a_chat_without_an_answer_replaces_no_file(tmp_path: Path) -> None:
     path = tmp_path / "chat.jsonl"
     path.write_bytes(OLD)
     one = log(path, force=True)
-    one.add_message("user", "Hello", None, seed=1, lasting=False)
+    one.add_message("user", "Hello", None, seed=1)
     one.drop_question()
     one.close()
     assert path.read_bytes() == OLD

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from genctl.commands.chat.commands import drawn
 from genctl.commands.chat.log import ChatLog
+from genctl.commands.chat.screen import drawn
 from tests.commands.chat.test_log import log, turn
 from tests.work import growth
 

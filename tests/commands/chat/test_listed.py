@@ -9,8 +9,7 @@ import pytest
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
-from genctl.commands.chat import saved
-from genctl.commands.chat.line_editor import Commands
+from genctl.commands.chat.screen import Commands
 from tests.cli.tool import Done, genctl
 
 SHORT = ("-n", "4", "-q")
@@ -42,19 +41,17 @@ def test_the_last_chat_continues(folder: Path) -> None:
     assert (folder / "b.jsonl").read_text().count('"role": "user"') == 3
 
 
-def test_trees_are_no_chats_and_a_damaged_or_older_one_is_reported(folder: Path) -> None:
-    opened = '{"event": "opened", "schema": "genctl-tree/1", "prompt": %s}\n'
-    (folder / "explored.jsonl").write_text(opened % '"The fox"')
-    assert saved.last_chat() == folder / "c.jsonl"
-    (folder / "y.jsonl").write_text(opened % '""')
-    (folder / "z.jsonl").write_text("{}\n")
-    later = (folder / "y.jsonl").stat().st_mtime + 1
+def test_trees_are_no_chats_and_a_damaged_one_is_reported(folder: Path) -> None:
+    (folder / "explored.jsonl").write_text('{"schema": "genctl-tree/2"}\n')
+    header = (folder / "c.jsonl").read_text().splitlines(keepends=True)[0]
+    (folder / "z.jsonl").write_text(f"{header}[]\n")
+    later = (folder / "c.jsonl").stat().st_mtime + 1
     os.utime(folder / "z.jsonl", (later, later))
     first, second = genctl("chat", "--list", "--format", "jsonl").records[:2]
-    assert "z.jsonl is not the file of a chat" in first["error"]
-    assert "y.jsonl was written by an older genctl, in the format genctl-tree/1" in second["error"]
+    assert "z.jsonl is damaged at line 2" in first["error"]
+    assert Path(second["path"]).stem == "c"
     done = say("--continue")
-    assert (done.status, "z.jsonl is not the file of a chat" in done.err, "--list" in done.err) == (2, True, True)
+    assert (done.status, "z.jsonl is damaged at line 2" in done.err) == (2, True)
 
 
 def test_the_list(folder: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genctl.commands.chat.commands import drawn
 from genctl.commands.chat.log import SCHEMA, ChatHeader, ChatLog, Message
+from genctl.commands.chat.screen import drawn
 from genctl.errors import InputError, UsageError
 from genctl.io.output import open_beside
 
@@ -22,7 +22,7 @@ def log(path: Path | None = None, *, force: bool = False) -> ChatLog:
 
 def turn(one: ChatLog, text: str, answer: str, parent: int | None = -1) -> None:
     """A turn after the last message, or after `parent`."""
-    question = one.add_message("user", text, one.end if parent == -1 else parent, seed=1, lasting=False)
+    question = one.add_message("user", text, one.end if parent == -1 else parent, seed=1)
     one.add_message("assistant", answer, question.id, seed=1, token_ids=(7, 8))
 
 
@@ -148,9 +148,9 @@ def perform(one: ChatLog, action: tuple[str, ...]) -> None:
         one.change("go", one.branch(rest[0]).id)
     elif name == "set":
         one.change("set", f"top_k={rest[0]}")
-    elif name == "undo" and one.earlier:
+    elif name == "undo" and one.place:
         one.undo()
-    elif name == "redo" and one.later:
+    elif name == "redo" and one.place < len(one.ends) - 1:
         one.undo(again=True)
 
 
@@ -189,8 +189,8 @@ def test_everything_can_be_undone_and_done_again(actions: list[tuple[str, ...]])
     one = log()
     for action in actions:
         perform(one, action)
-    one.later.clear()
-    before, moves = copy.deepcopy(seen(one)), len(one.earlier)
+    del one.ends[one.place + 1 :]
+    before, moves = copy.deepcopy(seen(one)), one.place
     for _ in range(moves):
         one.undo()
     assert contents(one) == []
@@ -226,7 +226,6 @@ def test_a_file_has_one_line_a_message(tmp_path: Path) -> None:
         ('{"run": "rm"}', "'run' is no line of a chat"),
         ('{"set": 3}', "line 4"),
         ('{"set": "top_k=3", "go": 1}', "is no line of a chat"),
-        ('{"undo": 2}', "'undo' is a line of an earlier genctl-chat/1, which is no longer read"),
         ('{"go": 7}', "there is no message 7"),
         ('{"id": 1, "parent": 0, "role": "user", "content": "x"}', "message 1 is there already"),
         ('{"id": 2, "parent": 5, "role": "user", "content": "x"}', "there is no message 5"),
@@ -254,10 +253,8 @@ def test_a_damaged_line_is_named(line: str, wrong: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("first", "message"),
     [
-        ('{"event": "opened", "schema": "genctl-tree/1", "prompt": ""}', "older genctl, in the format genctl-tree/1"),
-        ('{"event": "opened", "schema": "genctl-tree/1", "prompt": "Hi"}', "is a tree of genctl explore, not a chat"),
-        ('{"schema": "genctl-tree/2"}', "is a tree of genctl explore, not a chat"),
-        ('{"schema": "genctl-chat/9"}', "was written by another genctl, in the format genctl-chat/9"),
+        ('{"schema": "genctl-tree/2"}', "is not the file of a chat"),
+        ('{"schema": "genctl-chat/9"}', "is not the file of a chat"),
         ('{"schema": "genctl-chat/1", "model": 3}', "is damaged at line 1"),
         ("no chat", "is not the file of a chat"),
     ],

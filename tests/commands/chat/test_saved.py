@@ -87,9 +87,6 @@ def test_files_that_are_not_this_chat_are_refused(tmp_path: Path, checkpoints: d
     file, other = tmp_path / "chat.jsonl", tmp_path / "other.jsonl"
     assert chat("--save", str(file), "-n", "2", turns=("A fox",)).status == 0
     assert file.stat().st_mode & 0o777 == 0o600
-    wrong = chat("--open", str(file), "-m", "builtin:numbers", turns=("Hi",))
-    assert wrong.status == 2
-    assert "was begun with builtin:stories, whose tokens are not those of builtin:numbers" in wrong.err
     template = chat("--open", str(file), "-m", checkpoints["chatml"], "-n", "2", turns=("Hi",))
     assert (template.status, f"{checkpoints['chatml']} continues it" in " ".join(template.err.split())) == (0, True)
     refused = chat("--save", str(file), turns=("Hi",))

@@ -1,13 +1,15 @@
-"""A thought on the screen: dimmed while it goes on, one line once it is over."""
+"""A thought on the screen: dimmed, above its answer."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from genctl.commands.chat.answer_view import AnswerView
+import pytest
+
+from genctl.commands.chat.screen import AnswerView
 from genctl.events import Began, Ended, Event, Finished, Hypothesis, Row, Stepped, Token
 from tests.commands.chat.talk import Talk
-from tests.terminal.streams import Clock, Terminal
+from tests.terminal.streams import Terminal
 
 PIECES = ["<think>", "\nIs it a ", "fox", "?\n", "</think>", "\n\n", "Yes", ", it is."]
 
@@ -22,40 +24,29 @@ def events(pieces: list[str]) -> list[Event]:
     return [*found, Stepped("0", len(pieces) - 1, (), (ended,)), Finished("0", (hypothesis,))]
 
 
-def shown(pieces: list[str], *, begun: str = "") -> tuple[list[str], list[str]]:
-    """The screen at the end, and every line that was on it on the way."""
-    clock, terminal = Clock(), Terminal()
-    view = AnswerView(terminal.console, begun=begun, clock=clock)
-    seen: list[str] = []
+def shown(pieces: list[str], *, begun: str = "") -> list[str]:
+    """The screen at the end."""
+    terminal = Terminal()
+    view = AnswerView(terminal.console, begun=begun)
     for event in events(pieces):
-        clock.now += 1
         view.feed(event)
-        seen += terminal.visible()
     view.close()
-    return [line for line in terminal.visible() if line], seen
+    return [line for line in terminal.visible() if line]
 
 
-def test_a_thought_is_there_while_it_goes_on_and_then_folded() -> None:
-    lines, seen = shown(PIECES)
-    assert lines == ["thought for 4 tokens (/think shows it)", "Yes, it is."]
-    assert "│ Is it a fox?" in seen
-
-
-def test_a_thought_that_the_prompt_begins_is_folded_too() -> None:
-    lines, _ = shown(PIECES[1:], begun="<think>")
-    assert lines[1:] == ["Yes, it is."]
-    assert lines[0].startswith("thought for ")
+@pytest.mark.parametrize(("pieces", "begun"), [(PIECES, ""), (PIECES[1:], "<think>")])
+def test_a_thought_is_written_above_its_answer(pieces: list[str], begun: str) -> None:
+    assert shown(pieces, begun=begun) == ["Is it a fox?", "Yes, it is."]
 
 
 def test_an_answer_without_a_thought_is_written_as_it_is() -> None:
-    assert shown(["Yes", ", it", " is."])[0] == ["Yes, it is."]
+    assert shown(["Yes", ", it", " is."]) == ["Yes, it is."]
 
 
-def test_a_folded_thought_is_shown_on_demand(own_state: Path) -> None:
+def test_a_thought_is_dimmed_and_shown_again_on_demand(own_state: Path) -> None:
     with Talk(own_state, "-q", "-n", "6", "--prefill", "<think>It may be a fox.</think>") as talk:
-        lines = talk.say("A fox")
-        assert lines[0].startswith("thought for ")
-        assert "It may be" not in " ".join(lines)
+        assert talk.say("A fox")[0] == "It may be a fox."
+        assert b"\x1b[2mIt\x1b[0m" in talk.raw
         assert talk.say("/think") == ["It may be a fox."]
 
 
@@ -63,7 +54,6 @@ def test_the_budget_of_a_thought_is_set_at_the_prompt(own_state: Path) -> None:
     tags = ("--set", 'thinking_tags=["<think>", "</think>"]')
     with Talk(own_state, "-q", "-n", "12", "--prefill", "<think>", "--thinking-budget", "9", *tags) as talk:
         talk.say("/set thinking_budget=2")
-        lines = talk.say("A fox")
-        assert lines[0].startswith("thought for ")
+        talk.say("A fox")
         (thought,) = talk.say("/think")
         assert len(thought.split()) <= 2
