@@ -211,11 +211,11 @@ def _with_columns(
 def _rows(prompts: Any) -> list[InputRow]:
     """A row for each prompt. Raises UsageError for what is no prompt, naming its place."""
     from genctl.io import jsonl
-    from genctl.io.remarks import Remarks
+    from genctl.io.readers import Remarks
     from genctl.io.rows import InputRow, RefusedRow
 
     ids = jsonl.UsedIds()
-    remarks = Remarks(lambda line: warn(line.removeprefix("warning: "), stacklevel=5), "prompts", watch=False)
+    remarks = Remarks(lambda line: warn(line.removeprefix("warning: "), stacklevel=5))
     rows = []
     for index, prompt in enumerate(_several(prompts)):
         where = f"prompt {index + 1}"

@@ -1,7 +1,6 @@
 """The names of torch and transformers that their documentation does not list: the only file that uses them.
 
-Nothing is looked up when this file is imported. Each function says what happens where its name has moved: another way
-to compute the same, None, or a refusal. tests/test_compat.py has a test for each, which fails with the name.
+Nothing is looked up when this file is imported. tests/test_compat.py has a test for each, which fails with the name.
 """
 
 from __future__ import annotations
@@ -58,24 +57,7 @@ def _minor(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
 
 
-# -- torch: attention --------------------------------------------------------------------------------------------------
-
-
-@cache
-def _operator(path: str) -> Any:
-    """An operator of `torch.ops` by its path; None if there is none."""
-    operator: Any = torch.ops
-    for name in path.split("."):
-        try:
-            operator = getattr(operator, name)
-        except (AttributeError, RuntimeError):
-            return None
-    return operator
-
-
-def flash_attention_cpu() -> Any:
-    """(query, keys, values, scale=) -> (output, log-sum-exp of each query); None where torch has no such operator."""
-    return _operator("aten._scaled_dot_product_flash_attention_for_cpu")
+# -- torch -------------------------------------------------------------------------------------------------------------
 
 
 def attention_with_sums(
@@ -83,33 +65,21 @@ def attention_with_sums(
 ) -> tuple[Tensor, Tensor]:
     """Attention on the CPU and the log-sum-exp of its scores, by which parts of it can be merged.
 
-    query [R, H, Q, D], keys and values [R, H, S, D] -> [R, H, Q, D] and float32 [R, H, Q]. Where torch's operator has
-    moved it is computed step by step.
+    query [R, H, Q, D], keys and values [R, H, S, D] -> [R, H, Q, D] and float32 [R, H, Q].
     """
-    flash = flash_attention_cpu()
-    if flash is not None:
-        output, sums = flash(query, keys, values, scale=scale)
-        return output, sums
-    scores = query.float() @ keys.float().transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    return (scores.softmax(-1) @ values.float()).to(query.dtype), scores.logsumexp(-1)
-
-
-# -- torch: the compiler -----------------------------------------------------------------------------------------------
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    output, sums = flash(query, keys, values, scale=scale)
+    return output, sums
 
 
 def raise_recompile_limit(least: int) -> None:
-    """Let one process hold at least `least` compilations of a function. Raises ModelError where the limit has moved.
+    """Let one process hold at least `least` compilations of a function.
 
     At the limit torch.compile stops compiling without a word, and every later step is slow.
     """
     import torch._dynamo
 
     settings: Any = torch._dynamo.config
-    if not hasattr(settings, "recompile_limit"):
-        raise ModelError(
-            f"--compile sets torch._dynamo.config.recompile_limit, which torch {torch.__version__} does not have",
-            hint="leave out --compile",
-        )
     settings.recompile_limit = max(settings.recompile_limit, least)
 
 
@@ -117,13 +87,12 @@ def mark_dynamic(tensor: Tensor, dimensions: int | Sequence[int]) -> None:
     """Mark dimensions that change from step to step. Without the mark torch compiles once more to find out."""
     import torch._dynamo
 
-    mark: Any = getattr(torch._dynamo, "maybe_mark_dynamic", None)
-    if mark is not None:
-        mark(tensor, dimensions if isinstance(dimensions, int) else list(dimensions))
+    mark: Any = torch._dynamo.maybe_mark_dynamic
+    mark(tensor, dimensions if isinstance(dimensions, int) else list(dimensions))
 
 
 def is_marked_dynamic(tensor: Tensor) -> bool:
-    """Whether `mark_dynamic` marked this tensor. False where the mark has moved: marking again changes nothing."""
+    """Whether `mark_dynamic` marked this tensor."""
     return hasattr(tensor, "_dynamo_weak_dynamic_indices")
 
 
@@ -131,33 +100,25 @@ def mark_static_address(tensor: Tensor) -> None:
     """Mark a tensor whose memory does not move. Without the mark a CUDA graph copies it in every step."""
     import torch._dynamo
 
-    mark: Any = getattr(torch._dynamo, "mark_static_address", None)
-    if mark is not None:
-        mark(tensor)
+    mark: Any = torch._dynamo.mark_static_address
+    mark(tensor)
 
 
-# -- torch: modules ----------------------------------------------------------------------------------------------------
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a call of the module runs code besides its class's forward: hooks of torch, or of accelerate.
-
-    True where torch's lists of hooks have moved: a module that cannot be looked into is left as it is.
-    """
-    if "forward" in vars(module) or hasattr(module, "_hf_hook"):
-        return True
-    lists = [vars(module).get(name) for name in ("_forward_hooks", "_forward_pre_hooks")]
-    return any(hooks is None or len(hooks) > 0 for hooks in lists)
+    """Whether a call of the module runs code besides its class's forward: hooks of torch, or of accelerate."""
+    hooked = "forward" in vars(module) or hasattr(module, "_hf_hook")
+    return hooked or any(vars(module)[name] for name in _HOOKS)
 
 
 def forward_hooks(model: nn.Module) -> int:
     """The number of hooks that see a model's passes, without those of the libraries and of how it is loaded.
 
-    transformers places some at the first pass that returns hidden states. 0 where torch's lists have moved.
+    transformers places some at the first pass that returns hidden states.
     """
-    names = ("_forward_hooks", "_forward_pre_hooks")
-    modules = list(model.modules())
-    hooks = [hook for module in modules for name in names for hook in vars(module).get(name, {}).values()]
+    hooks = [hook for module in model.modules() for name in _HOOKS for hook in vars(module)[name].values()]
     return sum(not _origin(hook).startswith(("transformers.", "torch.", "genctl.models.")) for hook in hooks)
 
 
@@ -167,30 +128,21 @@ def _origin(hook: Any) -> str:
 
 
 def give_own_children(module: nn.Module) -> None:
-    """Let a copy made by `copy.copy`, which shares its list of children with the original, have a list of its own.
-
-    Raises ModelError where torch keeps children elsewhere: changing the copy would change the model.
-    """
-    children = vars(module).get("_modules")
-    if children is None:
-        raise ModelError(f"torch {torch.__version__} keeps a module's children where genctl does not find them")
-    vars(module)["_modules"] = dict(children)
+    """Let a copy made by `copy.copy`, which shares its list of children with the original, have a list of its own."""
+    vars(module)["_modules"] = dict(vars(module)["_modules"])
 
 
 # -- transformers ------------------------------------------------------------------------------------------------------
 
 
 def takes_dynamic_cache(model: Any) -> bool:
-    """Whether transformers gives a model of this class a cache of keys and values.
-
-    True where the method has moved: what an unlisted model does with its cache is tried in any case.
-    """
+    """Whether transformers gives a model of this class a cache of keys and values. True for a model of other code."""
     method = getattr(model, "_supports_default_dynamic_cache", None)
     return True if method is None else bool(method())
 
 
 def is_stateful(model: Any) -> bool:
-    """Whether layers keep a state instead of every token. False where the mark has moved."""
+    """Whether layers keep a state instead of every token."""
     return bool(getattr(model, "_is_stateful", False))
 
 
@@ -205,27 +157,14 @@ def from_config(kind: Any, config: Any, **settings: Any) -> Any:
 
 
 def kept_dtypes(model: Any, dtype: torch.dtype) -> Mapping[str, torch.dtype]:
-    """What `from_pretrained` keeps in another type than `dtype`: patterns of names -> type.
-
-    Empty where the method has moved: a plan then counts these weights, which are few, as if they had `dtype`.
-    """
-    method = getattr(model, "_get_dtype_plan", None)
-    plan: Mapping[str, torch.dtype] = {} if method is None else method(dtype)
+    """What `from_pretrained` keeps in another type than `dtype`: patterns of names -> type."""
+    plan: Mapping[str, torch.dtype] = model._get_dtype_plan(dtype)
     return plan
 
 
 def synthid_keys(processor: Any, contexts: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys of a watermark for tokens after contexts: int64 [R, V], [R, C] -> keys [R, V, D], hashes of contexts [R].
-
-    Raises ModelError where the method has moved.
-    """
-    method = getattr(processor, "_compute_keys", None)
-    if method is None:
-        raise ModelError(
-            f"watermarking_config: {type(processor).__name__} of transformers has no _compute_keys",
-            hint="leave out the watermark",
-        )
-    keys, hashes = method(contexts, ids)
+    """Keys of a watermark for tokens after contexts: int64 [R, V], [R, C] -> keys [R, V, D], hashes of contexts [R]."""
+    keys, hashes = processor._compute_keys(contexts, ids)
     return keys, hashes
 
 

@@ -18,29 +18,16 @@ from tests.tiny import tiny
 from tests.versions import CACHE, NEWEST, OLDER
 
 
-def test_an_operator_is_where_it_was() -> None:
-    path = "aten._scaled_dot_product_flash_attention_for_cpu"
-    assert compat.flash_attention_cpu() is not None, f"torch.ops.{path} has moved"
-
-
-def test_an_operator_that_is_not_there_is_none() -> None:
-    assert compat._operator("aten._no_such_operator") is None
-    assert compat._operator("no_such_library._no_such_operator.default") is None
-
-
 @pytest.mark.parametrize("scale", [None, 0.3])
-def test_attention_with_sums_is_the_same_without_the_operator(
-    scale: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attention_with_sums(scale: float | None) -> None:
     query, keys, values = (torch.randn(2, 3, columns, 16) for columns in (4, 70, 70))
     output, sums = compat.attention_with_sums(query, keys, values, scale)
-    monkeypatch.setattr(compat, "flash_attention_cpu", lambda: None)
-    plain, plain_sums = compat.attention_with_sums(query, keys, values, scale)
-    torch.testing.assert_close(output, plain)
-    torch.testing.assert_close(sums, plain_sums)
+    scores = query @ keys.transpose(-1, -2) * (0.25 if scale is None else scale)
+    torch.testing.assert_close(output, scores.softmax(-1) @ values)
+    torch.testing.assert_close(sums, scores.logsumexp(-1))
 
 
-def test_recompile_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recompile_limit() -> None:
     settings = torch._dynamo.config
     assert hasattr(settings, "recompile_limit"), "torch._dynamo.config.recompile_limit has moved"
     with settings.patch(recompile_limit=8):
@@ -48,21 +35,14 @@ def test_recompile_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         assert settings.recompile_limit == 64
         compat.raise_recompile_limit(32)
         assert settings.recompile_limit == 64
-    monkeypatch.setattr(torch._dynamo, "config", object())
-    with pytest.raises(ModelError, match="recompile_limit"):
-        compat.raise_recompile_limit(64)
 
 
-def test_mark_dynamic(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mark_dynamic() -> None:
     assert hasattr(torch._dynamo, "maybe_mark_dynamic"), "torch._dynamo.maybe_mark_dynamic has moved"
     tensor = torch.zeros(2, 3)
     assert not compat.is_marked_dynamic(tensor)
     compat.mark_dynamic(tensor, (0, 1))
     assert compat.is_marked_dynamic(tensor), "Tensor._dynamo_weak_dynamic_indices has moved"
-    monkeypatch.delattr(torch._dynamo, "maybe_mark_dynamic")
-    other = torch.zeros(2)
-    compat.mark_dynamic(other, 0)
-    assert not compat.is_marked_dynamic(other)
 
 
 def test_mark_static_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,8 +51,6 @@ def test_mark_static_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._dynamo, "mark_static_address", marked.append)
     compat.mark_static_address(torch.zeros(2))
     assert len(marked) == 1
-    monkeypatch.delattr(torch._dynamo, "mark_static_address")
-    compat.mark_static_address(torch.zeros(2))
 
 
 def test_has_hooks() -> None:
@@ -86,9 +64,6 @@ def test_has_hooks() -> None:
     replaced = nn.Linear(2, 2)
     replaced.forward = lambda x: x  # type: ignore[method-assign]
     assert compat.has_hooks(replaced)
-    unknown = nn.Linear(2, 2)
-    del unknown.__dict__["_forward_hooks"]
-    assert compat.has_hooks(unknown)
 
 
 def test_hooks_of_accelerate() -> None:
@@ -106,8 +81,6 @@ def test_forward_hooks() -> None:
     model[0].register_forward_hook(lambda *args: None)
     model.register_forward_pre_hook(lambda *args: None)
     assert compat.forward_hooks(model) == 2
-    del model[0].__dict__["_forward_hooks"]
-    assert compat.forward_hooks(model) == 1
 
 
 def test_give_own_children() -> None:
@@ -118,9 +91,6 @@ def test_give_own_children() -> None:
     twin[1] = nn.Identity()
     assert isinstance(model[1], nn.ReLU)
     assert twin[0] is model[0]
-    del twin.__dict__["_modules"]
-    with pytest.raises(ModelError):
-        compat.give_own_children(twin)
 
 
 def test_takes_dynamic_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +126,6 @@ def test_kept_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compat.kept_dtypes(model, torch.float16) == {}
     monkeypatch.setattr(model, "_keep_in_fp32_modules", {"wo"})  # T5's
     assert compat.kept_dtypes(model, torch.float16) == {"wo": torch.float32}
-    assert compat.kept_dtypes(object(), torch.float16) == {}
 
 
 def test_synthid_keys() -> None:
@@ -166,8 +135,6 @@ def test_synthid_keys() -> None:
     processor = Watermark(3, [5, 7], 16, 0, 4, torch.device("cpu"))
     keys, hashes = compat.synthid_keys(processor, torch.tensor([[1, 2]]), torch.tensor([[0, 1, 2, 3]]))
     assert (keys.shape, hashes.shape) == ((1, 4, 2), (1,))
-    with pytest.raises(ModelError, match="_compute_keys"):
-        compat.synthid_keys(object(), torch.tensor([[1, 2]]), torch.tensor([[0]]))
 
 
 def test_another_version_than_a_tested_one_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from genctl.commands.table import Command
 from genctl.config import listed_knobs
 from genctl.decode.processors.build import maker_of
 from genctl.errors import UsageError
-from genctl.io import scored
+from genctl.io import writers
 from genctl.io.writers import FORMATS, Format, Unclosed, open_writer
 from genctl.params import Generation, knobs
 from scripts import mutants
@@ -406,7 +406,7 @@ def test_no_command_offers_a_format_that_nobody_writes() -> None:
         if isinstance(command, Command) and "format" in (hints := get_type_hints(command.options)):
             offered[name] = {choice for choice in get_args(hints["format"]) if isinstance(choice, str)}
     assert {"run", "score", "compare", "inspect-cache", "models"} <= set(offered)
-    assert offered["score"] == set(scored.FORMATS), "score writes other records: its formats are those of io/scored.py"
+    assert offered["score"] == set(writers.SCORE_FORMATS), "score writes other records"
     unknown = {name: some - set(FORMATS) for name, some in offered.items()}
     assert {name: some for name, some in unknown.items() if some} == {}, "writers.FORMATS has no such format"
 

@@ -108,8 +108,6 @@ class Job:
         """
         options = self.options
         with ExitStack() as stack:
-            if not options.force:
-                writers.check_absent(options.new_files)
             if options.report is not None:
                 from genctl.commands.page_file import PageFile
 

@@ -61,8 +61,6 @@ WATCH_TSV: Conflict = (
     "--watch adds values to each step, which do not fit --format tsv; --format jsonl and --events have them",
 )
 
-NEW_FILES = ("output", "save", "save_cache", "events", "report")
-
 
 def shown_top(options: Any) -> int:
     """How many alternatives are asked for: --top-logprobs, else what --scores shows, else what a page shows.
@@ -157,12 +155,6 @@ class ModelOptions(CommandOptions):
     def named_output(self) -> str | None:
         """The output whose name decides on the format."""
         return self.output
-
-    @property
-    def new_files(self) -> list[str]:
-        """The files that the run makes, which must not exist without --force."""
-        paths = (getattr(self, name, None) for name in NEW_FILES)
-        return [] if getattr(self, "resume", False) else [path for path in paths if path not in (None, "-")]
 
     @property
     def to_file(self) -> bool:

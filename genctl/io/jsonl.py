@@ -4,24 +4,25 @@ A row is an object with exactly one of `prompt` (a string; `text` serves where t
 token ids) and `messages` (a list of `{"role", "content"}`, those of an assistant also with `tool_calls`); besides, `id`
 (a string or an integer), `params` (an object of preset keys), `reference` (a string or a list of strings), `prefix`,
 `system` and `negative_prompt` (strings), and `tools` (a list of objects), none of them null. Its other keys are
-columns, which go into its records.
+columns, which go into its records. A row may also be a request of OpenAI's batch files.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
+from genctl.config.names import ALIASES
 from genctl.documents import reader
 from genctl.documents.reader import BadJson, kind_of
 from genctl.errors import is_one_edit, nearest, quote
 from genctl.io.rows import SCHEMA, RefusedRow
 from genctl.io.template import Template
+from genctl.params import knobs
 
 LARGEST_ID = 2**63 - 1  # what an int64 tensor holds
 
@@ -30,7 +31,6 @@ EXTRA = ("reference", "prefix", "system", "negative_prompt")
 KNOWN = ("id", *PROMPTS, "params", "tools", *EXTRA)
 _EMPTY = ("", None)
 _COMPARED = 200  # names of columns that are compared with a missing key
-_LONG = 32  # letters of a name that is not compared with ours
 
 _ESCAPED, _SURROGATE = re.compile(r"\\u[dD]"), re.compile("[\ud800-\udfff]")
 
@@ -83,36 +83,25 @@ def row_id(data: dict[str, Any]) -> str | None:
 class UsedIds:
     """Checks whether an earlier row has an id. A million rows with explicit ids take about 100 MiB, others nothing.
 
-    Explicit ids are stored as 64 bits of their hash with the row's index. Among a million ids two different ones
-    collide with a probability of 3e-8; then the later row is refused as a duplicate, never confused with the other.
+    Of explicit ids a hash of 64 bits is stored. Among a million ids two different ones collide with a probability of
+    3e-8; then the later row is refused as a duplicate, never confused with the other.
     """
 
     def __init__(self) -> None:
         self._rows: dict[int, int] = {}  # hash of an explicit id -> the first row that has it
-        self._named = bytearray()  # by index: whether the row has an explicit id, or is bad; 0 beyond its end
+        self._own = bytearray()  # by index: whether the row has an explicit id; 0 beyond its end
 
     def claim(self, own_id: str | None, index: int, unit: str = "line") -> None:
         """Claim an id (None: the index). Raises RefusedRow if an earlier row has it; `unit` is what rows are called."""
-        if own_id is None and not self._rows:
-            return
         name = str(index) if own_id is None else own_id
-        digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        key = int.from_bytes(digest, "big")
-        earlier = self._rows.get(key)
+        earlier = self._rows.get(hash(name))
         if own_id is not None:
-            if earlier is None and len(name) < 20 and name.isdecimal() and name.isascii() and str(int(name)) == name:
-                number = int(name)
-                by_index = number < index and not any(self._named[number : number + 1])
-                earlier = number if by_index else None
-            self.not_by_index(index)
-            self._rows.setdefault(key, index if earlier is None else earlier)
+            self._own.extend(bytes(index - len(self._own)) + b"\1")
+            if earlier is None and name.isdecimal() and len(name) < 20 and name == str(number := int(name)):
+                earlier = number if number < index and not self._own[number] else None
+            self._rows.setdefault(hash(name), index if earlier is None else earlier)
         if earlier is not None:
             raise RefusedRow(f"the id {quote(name)} is already used in {unit} {earlier + 1}")
-
-    def not_by_index(self, index: int) -> None:
-        """Note that the newest row has an explicit id, or is bad."""
-        self._named.extend(bytes(index + 1 - len(self._named)))
-        self._named[index] = 1
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
@@ -167,10 +156,9 @@ class RowShape:
 
     def suggested(self, name: str) -> str:
         """The key that a column's name is one edit from, or an empty string."""
-        if len(name) >= _LONG or name in self.known:
-            return ""
         # `idx` is no misspelt `id`: of names as short as that only other capitals count
-        return next((key for key in self.known if name.lower() == key or (len(key) > 2 and is_one_edit(name, key))), "")
+        choices = self.known if len(name) < 32 and name not in self.known else ()
+        return next((key for key in choices if name.lower() == key or (len(key) > 2 and is_one_edit(name, key))), "")
 
 
 def _without_nulls(value: Any) -> Any:
@@ -180,52 +168,65 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-# the type of each key, and its name
-_EXPECTED: dict[str, tuple[type | tuple[type, ...], str]] = {
-    "prompt": (str, "a string"),
-    "prompt_ids": (list, "a list of token ids"),
-    "messages": (list, "a list of messages"),
-    "params": (dict, "an object"),
-    "reference": ((str, list), "a string or a list of strings"),
-    "prefix": (str, "a string"),
-    "system": (str, "a string"),
-    "negative_prompt": (str, "a string"),
-    "tools": (list, "a list of objects"),
-}
-_ITEMS = {"reference": str, "tools": dict}  # of lists
+class RowKey(NamedTuple):
+    """What the value of a key may be."""
+
+    kind: type | tuple[type, ...]
+    expected: str  # the same in words
+    make: Callable[[Any], Any] = lambda value: value  # raises RefusedRow
+    empty: str = ""  # what is wrong with an empty value; "" if nothing is
+
+
+def checked(
+    own: dict[str, Any], columns: Iterable[str], keys: Mapping[str, RowKey], lack: str, *groups: tuple[str, ...]
+) -> dict[str, Any]:
+    """The values of a row's own keys. Raises RefusedRow with all errors.
+
+    Keys of a group exclude each other, and one of the first is needed: `lack` says that there is none.
+    """
+    mistakes = [no_prompt(lack, groups[0], columns)] if own.keys().isdisjoint(groups[0]) else []
+    for group in groups:
+        if len(given := [key for key in group if key in own]) > 1:
+            mistakes.append(f"{' and '.join(given)} exclude each other")
+    values: dict[str, Any] = {}
+    for key, (kind, expected, make, empty) in keys.items():
+        if key not in own:
+            continue
+        value = own[key]
+        try:
+            if not isinstance(value, kind):
+                raise RefusedRow(f"expected {expected}, got {kind_of(value)}")
+            if empty and not value:
+                raise RefusedRow(empty)
+            values[key] = make(value)
+        except RefusedRow as error:
+            mistakes.append(f"{key}: {error}")
+    if mistakes:
+        raise RefusedRow("; ".join(mistakes))
+    return values
 
 
 def _fields(own: dict[str, Any], columns: Iterable[str]) -> dict[str, Any]:
     """The keyword arguments of `InputRow` besides id, index, columns and where. Raises RefusedRow with all errors."""
-    mistakes = []
-    prompts = [key for key in PROMPTS if key in own]
-    if not prompts:
-        mistakes.append(no_prompt("no prompt", PROMPTS, columns))
-    elif len(prompts) > 1:
-        mistakes.append(f"{' and '.join(prompts)} exclude each other")
-    values: dict[str, Any] = {}
-    for key, (kind, expected) in _EXPECTED.items():
-        if key not in own:
-            continue
-        value: Any = own[key]
-        values[key] = value
-        items = value if isinstance(value, list) and key in _ITEMS else ()
-        if not isinstance(value, kind) or not all(isinstance(item, _ITEMS[key]) for item in items):
-            mistakes.append(f"{key}: expected {expected}, got {kind_of(value)}")
-        elif key in PROMPTS and not value:
-            mistakes.append(f"{key}: empty prompt")
-        elif key in ("prompt_ids", "messages"):
-            try:
-                values[key] = each(own[key], _token_id if key == "prompt_ids" else _message)
-            except RefusedRow as error:
-                mistakes.append(f"{key}: {error}")
-    if mistakes:
-        raise RefusedRow("; ".join(mistakes))
+    values = checked(own, columns, _KEYS, "no prompt", PROMPTS)
     extra = {key: values.pop(key) for key in (*EXTRA, "tools") if key in values}
     return {**values, "extra": extra}
 
 
 ROW = RowShape(KNOWN, PROMPTS, _fields)
+
+
+def _scored_fields(own: dict[str, Any], columns: Iterable[str]) -> dict[str, Any]:
+    """The same for a row of `genctl score`, which has a `text` (or `prompt`) with `context` or `target`, or a list of
+    `candidates` with `context`; the latter three are in `extra`. Raises RefusedRow with all errors.
+    """
+    values = checked(own, columns, _SCORED_KEYS, "nothing to score", SCORED, ("target", "candidates"))
+    extra = {key: values[key] for key in ("context", "target", "candidates") if key in values}
+    return {"prompt": values.get("text", values.get("prompt")), "extra": extra}
+
+
+SCORED = ("text", "prompt", "candidates")
+SCORED_ROW = RowShape(("id", *SCORED, "context", "target"), SCORED, _scored_fields, frozenset(("candidates",)))
 
 
 def no_prompt(lack: str, expected: tuple[str, ...], columns: Iterable[str]) -> str:
@@ -235,14 +236,14 @@ def no_prompt(lack: str, expected: tuple[str, ...], columns: Iterable[str]) -> s
     return f"{lack}: expected one of {', '.join(expected)}{near}"
 
 
-def each(values: list[Any], make: Callable[[Any], Any]) -> tuple[Any, ...]:
+def each(values: list[Any], make: Callable[[Any], Any], label: str = "item") -> tuple[Any, ...]:
     """What `make` returns for each item. Its RefusedRow gets the item's number, from 1."""
     made: list[Any] = []
     for value in values:
         try:
             made.append(make(value))
         except RefusedRow as error:
-            raise RefusedRow(f"item {len(made) + 1}: {error}") from None
+            raise RefusedRow(f"{label} {len(made) + 1}: {error}") from None
     return tuple(made)
 
 
@@ -254,16 +255,26 @@ def _token_id(value: Any) -> int:
     return value
 
 
+def _string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise RefusedRow(f"expected a string, got {kind_of(value)}")
+    if not value:
+        raise RefusedRow("is empty")
+    return value
+
+
+def _all(values: Any, kind: type, expected: str) -> Any:
+    if isinstance(values, list) and not all(isinstance(value, kind) for value in values):
+        raise RefusedRow(f"expected {expected}, got a list")
+    return values
+
+
 def unknown_keys(keys: Iterable[str], known: tuple[str, ...]) -> list[str]:
     """A phrase for each key that is not known, of which three are named."""
     unknown = [key for key in keys if key not in known]
-    mistakes = []
-    for key in unknown[:3]:
-        near = nearest(key, known)
-        mistakes.append(f"unknown key {quote(key)}" + (f" (did you mean {near}?)" if near else ""))
-    if len(unknown) > 3:
-        mistakes.append(f"and {len(unknown) - 3} more unknown keys")
-    return mistakes
+    near = [f" (did you mean {name}?)" if (name := nearest(key, known)) else "" for key in unknown[:3]]
+    more = [f"and {len(unknown) - 3} more unknown keys"] if len(unknown) > 3 else []
+    return [f"unknown key {quote(key)}{hint}" for key, hint in zip(unknown, near, strict=False)] + more
 
 
 # -- messages of a conversation ----------------------------------------------------------------------------------------
@@ -295,10 +306,7 @@ def _message(value: Any) -> dict[str, Any]:
             raise RefusedRow(f"tool_calls: only the assistant calls tools, not {quote(message['role'])}")
         if not isinstance(calls, list):
             raise RefusedRow(f"tool_calls: expected a list, got {kind_of(calls)}")
-        try:
-            each(calls, _check_call)
-        except RefusedRow as error:
-            raise RefusedRow(f"tool_calls: {error}") from None
+        each(calls, _check_call, "tool_calls: item")
         if message.get("content") is None:
             return message
     if "content" not in message:
@@ -330,3 +338,59 @@ def _check_call(value: Any) -> None:
         arguments = _nested("arguments", arguments)
     if not isinstance(arguments, dict) and arguments not in (None, ""):
         raise RefusedRow(f"arguments: expected an object, got {kind_of(arguments)}")
+
+
+_KEYS = {
+    "prompt": RowKey(str, "a string", empty="empty prompt"),
+    "prompt_ids": RowKey(list, "a list of token ids", lambda ids: each(ids, _token_id), "empty prompt"),
+    "messages": RowKey(list, "a list of messages", lambda messages: each(messages, _message), "empty prompt"),
+    "params": RowKey(dict, "an object"),
+    "reference": RowKey(
+        (str, list), "a string or a list of strings", lambda texts: _all(texts, str, "a string or a list of strings")
+    ),
+    **dict.fromkeys(("prefix", "system", "negative_prompt"), RowKey(str, "a string")),
+    "tools": RowKey(list, "a list of objects", lambda tools: _all(tools, dict, "a list of objects")),
+}
+_SCORED_KEYS = {
+    **dict.fromkeys(("text", "prompt", "context", "target"), RowKey(str, "a string", empty="is empty")),
+    "candidates": RowKey(list, "a list of strings", lambda texts: each(texts, _string), "is empty"),
+}
+
+
+# -- requests of OpenAI's batch files ----------------------------------------------------------------------------------
+
+_REQUEST = ("custom_id", "method", "url", "body")
+_OFF = ("echo", "logprobs", "store", "stream")  # fields that may be false, and then mean nothing
+
+
+def is_request(data: Mapping[str, Any], prompts: tuple[str, ...]) -> bool:
+    """Whether a row of prompts is a request: it has a `body`, and no key of a prompt."""
+    return isinstance(data.get("body"), dict) and "messages" in prompts and data.keys().isdisjoint((*prompts, "text"))
+
+
+def request_row(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of a request: `custom_id` is the id, and `body` the prompt and its `params`; other keys are columns.
+
+    A field that is no setting becomes one that the row cannot have, so that the row fails.
+    """
+    row = {key: value for key, value in data.items() if key not in _REQUEST}
+    if not row.keys().isdisjoint(("id", "params")):
+        raise RefusedRow("a request has its id in custom_id and its settings in its body")
+    if data.get("custom_id") is not None:
+        row["id"] = data["custom_id"]
+    params: dict[str, Any] = {}
+    for name, value in data["body"].items():
+        if value is None or name == "model" or (value is False and name in _OFF):
+            continue
+        if name in ("prompt", "messages", "tools", "user", "metadata"):
+            row["prompt_ids" if name == "prompt" and isinstance(value, list) else name] = value
+        elif name == "logit_bias" and isinstance(value, dict):
+            params[name] = {f"#{key}" if key.isdecimal() else key: bias for key, bias in value.items()}
+        else:
+            params[ALIASES.get(name, name)] = value
+    sampling = {name for name in params if name in knobs() and knobs()[name].metadata["sampling"]}
+    if params.get("temperature") == 0 and params["temperature"] is not False:
+        params = {"do_sample": False, **{name: value for name, value in params.items() if name not in sampling}}
+    elif sampling:  # OpenAI's interface samples, unless the temperature is 0: then no other setting has an effect
+        params = {"do_sample": True, **params}
+    return {**row, "params": params} if params else row

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
 from genctl.errors import OutputError, printable
-from genctl.io.file_lock import CLOEXEC, NOFOLLOW, NotOurs, Replaced, check_journal, lock, open_regular, stat_of
-from genctl.io.sink import Raw, system_reason, unwritten
+from genctl.io.sink import (
+    CLOEXEC,
+    NOFOLLOW,
+    NotOurs,
+    Raw,
+    Replaced,
+    check_journal,
+    lock,
+    open_regular,
+    stat_of,
+    system_reason,
+    unwritten,
+)
 from genctl.io.sink import Sink as Sink
 from genctl.io.sink import sync_folder as sync_folder
 
@@ -73,15 +82,6 @@ def open_output(
         return _replacement(target, name)
     except OSError as error:
         raise unwritable(error, target) from None
-
-
-def check_absent(paths: Iterable[str]) -> None:
-    """Raises OutputError with all those files that exist, if there are several: `open_output` refuses one."""
-    files = [path for path in map(Path, dict.fromkeys(paths)) if path.absolute().parent not in _STREAM_FOLDERS]
-    # false where the system refuses an answer, as Path.is_file is not: opening the file gives its reason
-    there = [printable(str(path)) for path in files if os.path.isfile(path)]  # noqa: PTH113
-    if len(there) > 1:
-        raise OutputError(f"the outputs exist already: {', '.join(there)}", hint="--force replaces them")
 
 
 def open_beside(path: Path, *, force: bool = False) -> Sink:
@@ -161,22 +161,9 @@ def _standard_output(stdout: Any) -> Sink:
         raise OutputError("the output could not be written: standard output is closed")
     try:
         stdout.flush()
-        _check_mode(stdout)
     except BrokenPipeError:
         raise
     except OSError as error:
         raise unwritten(system_reason(error), "stdout") from error
     binary = getattr(stdout, "buffer", stdout)
     return Sink(getattr(binary, "raw", binary), "stdout")
-
-
-def _check_mode(stdout: Any) -> None:
-    """Raises OSError for a read-only descriptor, before a model is loaded."""
-    try:
-        import fcntl
-
-        mode = fcntl.fcntl(stdout.fileno(), fcntl.F_GETFL) & os.O_ACCMODE
-    except (ImportError, OSError, ValueError, AttributeError):  # not a stream of the system, as in tests
-        return
-    if mode == os.O_RDONLY:
-        raise OSError(errno.EBADF, os.strerror(errno.EBADF))

@@ -7,33 +7,30 @@ because a prompt seems to be missing there. A byte order mark at the start is dr
 
 from __future__ import annotations
 
-import hashlib
-import stat
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import IO, Any, Literal, TypeAlias, get_args
 
+from genctl.config.check import setting_of
 from genctl.documents import reader
 from genctl.documents.reader import Unreadable
 from genctl.errors import InputError, UsageError, cannot_read, printable, quote
-from genctl.io import input_bytes
-from genctl.io.input_bytes import MARK, Pipe
-from genctl.io.rows import BadRow, InputRow, RefusedRow
-
-if TYPE_CHECKING:
-    from genctl.io.jsonl import RowShape
-    from genctl.io.template import Template
+from genctl.io import jsonl
+from genctl.io.contents import TABLES, Pipe, contents
+from genctl.io.jsonl import RowShape
+from genctl.io.rows import SCHEMA, BadRow, InputRow, RefusedRow
+from genctl.io.template import STDIN, Template, insert_stdin, note_unread
 
 Format: TypeAlias = Literal["lines", "text", "jsonl", "csv", "tsv", "parquet"]
-TABLES = ("csv", "tsv", "parquet")
 ROWS = ("jsonl", *TABLES)  # formats whose rows are named values
 Rows: TypeAlias = Iterator[InputRow | BadRow]
+ReportLine: TypeAlias = Callable[[str], object]
 
 LIMIT = 16 * 2**20  # bytes in one line (or in a whole input that is one prompt); a longer one is a row that fails
 MOST_HELD = 1_000_000  # rows of a command that needs all of them at once
+MOST_COLUMNS = 10_000  # names of columns that are looked at for remarks
 SCANNED = 2**20  # bytes of a file that are counted at once
 
 
@@ -87,9 +84,9 @@ def open_prompts(
     *,
     stdin_is_terminal: bool,
     format: Format | None = None,
-    shape: RowShape | None = None,
+    shape: RowShape = jsonl.ROW,
     template: Template | None = None,
-    report: Callable[[str], object] = lambda line: None,
+    report: ReportLine = lambda line: None,
 ) -> Prompts | None:
     """The prompts: arguments; else `input_path` ("-" is stdin); else piped stdin.
 
@@ -100,23 +97,24 @@ def open_prompts(
     Raises InputError for a file that cannot be opened and UsageError for arguments together with
     `input_path` or `format`; while reading, InputError for errors of the system.
     """
-    named = (template is not None and template.names_stdin) or any(MARK in argument for argument in arguments)
-    if named and not (arguments and input_path is not None):
-        arguments, template = input_bytes.insert(
-            arguments, template, input_path, stdin, stdin_is_terminal=stdin_is_terminal, limit=LIMIT
+    if arguments and input_path is not None:
+        raise UsageError(
+            f"prompts are given as arguments and with --input {printable(str(input_path))}",
+            hint="give one of the two",
         )
+    if arguments and format is not None:
+        raise UsageError(f"--input-format {format} applies to --input and stdin, but prompts are given as arguments")
+    named = (template is not None and STDIN in template.fields) or any(f"{{{STDIN}}}" in text for text in arguments)
+    if named:
+        if not arguments and str(input_path or "-") == "-":
+            raise UsageError(
+                "{stdin} in --template is all of standard input, but the prompts are read from there, too",
+                hint="give the prompts as arguments or with --input FILE",
+            )
+        arguments, template = insert_stdin(arguments, template, stdin, is_terminal=stdin_is_terminal, limit=LIMIT)
     if arguments:
-        if input_path is not None:
-            raise UsageError(
-                f"prompts are given as arguments and with --input {printable(str(input_path))}",
-                hint="give one of the two",
-            )
-        if format is not None:
-            raise UsageError(
-                f"--input-format {format} applies to --input and stdin, but prompts are given as arguments"
-            )
         # when all prompts are taken: at the beginning of a run the writer may not have come so far
-        note = partial(input_bytes.note_unread, None if named else stdin, report)
+        note = partial(note_unread, None if named else stdin, report)
         return Prompts(from_arguments(arguments, template), note)
     if input_path is None and (stdin_is_terminal or stdin is None):
         return None
@@ -188,20 +186,20 @@ def read(
     format: Format | None = None,
     name: str,
     limit: int = LIMIT,
-    shape: RowShape | None = None,
+    shape: RowShape = jsonl.ROW,
     template: Template | None = None,
-    report: Callable[[str], object] = lambda line: None,
+    report: ReportLine = lambda line: None,
 ) -> Rows:
     """The rows of an open binary stream. `name` is what messages call it; `limit` is in bytes.
 
-    `shape` says what a row of named values may hold (None: `jsonl.ROW`). `report` receives remarks on an input without
-    rows, on lines that look like rows of JSONL though no format is given, and on columns that look like misspelt keys.
+    `shape` says what a row of named values may hold. `report` receives remarks on an input without rows, on a first
+    line that looks like a row of JSONL though no format is given, and on columns that look like misspelt keys.
 
     - `lines`: one prompt per line, `\\n` or `\\r\\n`; only these end a line.
     - `text`: the whole input is one prompt, its last newline included.
     - `jsonl`: one object per line (see `genctl.io.jsonl`). A row without id goes by its index. To find an id that
       is used twice, a hash is kept of each explicit id (`jsonl.UsedIds`): the only thing that grows.
-    - `csv`, `tsv`, `parquet`: rows of a table (see `genctl.io.tables`), otherwise as those of JSONL.
+    - `csv`, `tsv`, `parquet`: rows of a table (see `genctl.io.contents`), otherwise as those of JSONL.
     - None: `jsonl` if the name ends in .jsonl or .ndjson, or if the first line of standard input is an object with a
       known key; a table if the name ends in its name; else `lines`.
 
@@ -210,40 +208,37 @@ def read(
     kind = format_of(format, name)
     if kind not in get_args(Format):
         raise UsageError(f"unknown input format {quote(kind)}: expected one of {', '.join(get_args(Format))}")
-    from genctl.io import jsonl, openai_rows
-    from genctl.io.remarks import Remarks, is_row
-
-    name, shape = printable(name), shape or jsonl.ROW
-    if format is None and isinstance(source, Pipe) and is_row(source.first_line(limit), shape, template):
+    name = printable(name)
+    if format is None and isinstance(source, Pipe) and _is_row(source.first_line(limit), shape, template):
         kind = "jsonl"
         report("note: standard input is read as JSON lines; --input-format lines makes each line a prompt")
-    remarks = Remarks(report, name, watch=format is None and kind == "lines")
-    ids = jsonl.UsedIds()
+    remarks, ids = Remarks(report), jsonl.UsedIds()
     index = -1
     unit = "line" if kind in ("jsonl", "lines") else "row"
-    for index, content in _contents(source, kind, name, limit, shape, template):
+    for index, content in enumerate(contents(source, kind, name, limit, shape, template)):
         place = f"{unit} {index + 1}"
         where = name if kind == "text" else f"{name}, {place}"
         own_id: str | None = None
         columns: dict[str, Any] = {}
-        mistakes: list[str] = []
         try:
             if isinstance(content, RefusedRow):
                 raise content
-            if isinstance(content, dict) and template is None and openai_rows.is_request(content, shape.prompts):
-                content, model, mistakes = openai_rows.row_of(content)
-                remarks.model(model, where)
             if isinstance(content, str):
-                remarks.line(content)
+                if index == 0 and format is None and kind == "lines" and _is_row(content.encode(), shape, template):
+                    report(
+                        "hint: the first line looks like a JSON row but is read as a prompt; "
+                        "--input-format jsonl reads rows"
+                    )
                 row = InputRow(str(index), index, prompt=_prompt(content, template), where=where)
             else:
+                if template is None and jsonl.is_request(content, shape.prompts):
+                    remarks.model(content["body"].get("model"), where)
+                    content = jsonl.request_row(content)
                 own, columns = shape.split(content, template, cells=kind != "jsonl")
                 if columns:
                     remarks.columns(columns, shape, where, () if template is None else template.fields)
                 own_id = jsonl.row_id(own)
                 ids.claim(own_id, index, unit)
-                if mistakes:
-                    raise RefusedRow("; ".join(mistakes))
                 if kind != "jsonl":
                     shape.unfold(own)
                 if template is not None:
@@ -252,77 +247,70 @@ def read(
                 id = str(index) if own_id is None else own_id
                 row = InputRow(id, index, columns=columns, where=where, own_id=own_id is not None, **values)
         except RefusedRow as error:
-            ids.not_by_index(index)
             message = str(error) if kind == "text" else f"{place}: {error}"
             id = str(index) if own_id is None else own_id
             yield BadRow(id, index, where, "input", message, own_id is not None, columns)
         else:
             yield row
-    remarks.end(index + 1)
+    if index < 0:
+        report(f"note: no prompts: {name} is empty")
 
 
-def _contents(
-    source: IO[bytes] | Pipe, kind: str, name: str, limit: int, shape: RowShape, template: Template | None
-) -> Iterator[tuple[int, str | dict[str, Any] | RefusedRow]]:
-    """What each row has, or why it cannot be read; with its index."""
-    from genctl.io import jsonl
-
-    if kind in TABLES:
-        from genctl.io import tables
-
-        is_parquet = kind == "parquet"
-        table = tables.parquet(source, name, limit) if is_parquet else tables.separated(source, kind, name, limit)
-        yield from enumerate(tables.checked(table, name, shape, template))
-        return
-    content: str | dict[str, Any] | RefusedRow
-    for piece in input_bytes.pieces(source, kind, name, limit):
-        try:
-            content = input_bytes.text_of(piece, limit)
-            if kind == "jsonl":
-                if not content:
-                    raise RefusedRow("empty prompt")
-                content = jsonl.parse(content)
-        except RefusedRow as error:
-            content = error
-        yield piece.number - 1, content
-
-
-# -- an input file before it is read: its number of rows, and whether it has changed -----------------------------------
-
-
-@dataclass(frozen=True)
-class InputScan:
-    """A regular file: its rows as `read` will number them, its bytes, and their digest in hex."""
-
-    rows: int | None  # None: not known, of a table
-    bytes: int
-    digest: str
-
-    def identity(self) -> dict[str, Any]:
-        """The fields that must be equal for the same input."""
-        return {"bytes": self.bytes, "digest": self.digest}
-
-
-def scan(path: str | Path, kind: str) -> InputScan | None:
-    """Read a regular file of an input format once, in pieces.
-
-    None for anything else (a pipe can be read only once) and on any failure, which the reader will report.
-    """
-    blank = {"lines": b"\r\n", "jsonl": b" \t\r\n"}.get(kind, b"")  # what a line without a prompt has
-    digest = hashlib.blake2b(digest_size=16)
-    rows = {"text": 1, "lines": 0, "jsonl": 0}.get(kind)
-    size = lines = 0
+def _is_row(line: bytes, shape: RowShape, template: Template | None) -> bool:
+    """Whether a line is a JSON object with a key that makes a prompt, or with a field of the template."""
     try:
-        if not stat.S_ISREG(Path(path).stat().st_mode):  # before it is opened: opening a pipe would block
-            return None
+        row = jsonl.parse(line.decode("utf-8-sig"))
+    except (UnicodeDecodeError, RefusedRow):
+        return False
+    fields = () if template is None else template.fields
+    return not row.keys().isdisjoint((*shape.prompts, *fields)) or jsonl.is_request(row, shape.prompts)
+
+
+class Remarks:
+    """Remarks on the rows of an input, each made once."""
+
+    def __init__(self, report: ReportLine) -> None:
+        self._report = report
+        self._columns: set[str] = set()  # names that were looked at
+        self._has_model = False
+
+    def columns(self, columns: Mapping[str, Any], shape: RowShape, where: str, used: Sequence[str]) -> None:
+        """Report columns whose names look like misspelt keys or like settings; `used` are fields of a template.
+
+        Records of genctl have the seed of their run: a column.
+        """
+        if not (new := columns.keys() - self._columns) or len(self._columns) > MOST_COLUMNS:
+            return
+        self._columns |= new
+        settings = []
+        for column in [column for column in columns if column in new][:MOST_COLUMNS]:
+            if key := shape.suggested(column):
+                self._report(f"warning: {where}: {quote(column)} is read as a column of your own; is {key} meant?")
+            elif "params" in shape.known and columns.get("schema") != SCHEMA and column not in used:
+                settings += [(column, f'"{knob}": …')] if (knob := setting_of(column)) else []
+        if settings:
+            names, knobs = (", ".join(some) for some in zip(*settings, strict=True))
+            self._report(
+                f"warning: {where}: read as columns of your own, not as settings: {names}; settings of a row are "
+                f'written "params": {{{knobs}}}'
+            )
+
+    def model(self, name: Any, where: str) -> None:
+        """Report the model of the first request that names one."""
+        if name and not self._has_model:
+            self._has_model = True
+            self._report(f"note: {where}: the model {quote(str(name))} is not used: --model names that of all rows")
+
+
+def count_rows(path: str | Path, kind: str) -> int | None:
+    """How many lines a regular file has, for a progress bar. None for other kinds of inputs, and on any failure."""
+    if kind not in ("lines", "jsonl") or not Path(path).is_file():  # opening a pipe would block
+        return None
+    lines, last = 0, b"\n"
+    try:
         with Path(path).open("rb") as file:
             while piece := file.read(SCANNED):
-                digest.update(piece)
-                size += len(piece)
-                # empty rows at the end do not count: only rows up to the last byte that belongs to none of them
-                if blank and (rest := piece.rstrip(blank)):
-                    rows = lines + rest.count(b"\n") + 1
-                lines += piece.count(b"\n")
-    except (OSError, ValueError):
+                lines, last = lines + piece.count(b"\n"), piece[-1:]
+    except OSError:
         return None
-    return InputScan(rows, size, digest.hexdigest())
+    return lines + (last != b"\n")

@@ -1,14 +1,13 @@
-"""Where the records of rows go: to a new output, or to one that an earlier run began."""
+"""Where the records of rows go, and what a command counts of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from genctl.errors import CheckError, Exit
 from genctl.events.results import Result
-from genctl.identity import check_same
 from genctl.io import writers
 from genctl.io.rows import BadRow, InputRow
 
@@ -74,7 +73,6 @@ class RecordOutput:
     done = 0  # rows whose records are out since an earlier run
     again = 0  # the first row to decode: rows before `done` are decoded again where others need them beside them
     finished = False  # nothing is left to do
-    compared = False  # the input is known to be, byte by byte, what it was
     hurried = False  # to be set where closing must not take its time
     threads: int | None = None  # with which an earlier run began the output
     in_groups = False  # whether it was begun in groups of rows, and has to go on in them
@@ -117,71 +115,3 @@ class RecordOutput:
         """Give the output up: an error is being reported."""
         if self._sink is not None:
             self._sink.abandon()
-
-
-class ResumedOutput(RecordOutput):
-    """Records to a file with a journal beside it. Rows that an earlier run has finished are not written again.
-
-    Rows before `done` may be decoded again beside those that follow (`again`), whose last digits depend on the rows
-    that are computed with them. Their records stay as they were written.
-    """
-
-    def __init__(self, path: str, format: writers.Format, tally: RowTally, on_error: Callable[[Record], None]) -> None:
-        from genctl.io.resumable import Resumable
-
-        self._format, self._tally, self._on_error = format, tally, on_error
-        self.file = Resumable(path)
-        mark = self.file.mark
-        self.done = self.again = mark.rows
-        self.finished = mark.done
-        tally.restore(mark.rows, mark.tally)
-        header = self.file.header or {}
-        if isinstance(number := header.get("threads"), int) and 0 < number <= 1024:
-            self.threads = number
-        self.in_groups = "width" in (header.get("batch") or {})
-
-    def begin(self, job: Mapping[str, Any], span: int, origins: Mapping[str, str], *, seed_given: bool) -> int:
-        before = self.file.header
-        if before is not None:
-            if not seed_given and isinstance(before.get("seed"), int):
-                job = {**job, "seed": before["seed"]}
-            check_same(self.file.name, before, job, origins)
-            self.compared = job["input"] is not None and before.get("input") == job["input"]
-        if not self.finished:
-            self.file.start(job, span)
-            self.again = self.done - self.done % span
-            begun = self.file.mark.bytes > 0
-            writer = writers.open_writer(
-                self._format, writers.Unclosed(self.file.write), on_error=self._on_error, begun=begun
-            )
-            self._ordered = writers.Ordered(writer, start=self.done, written=self._note)
-        return int(job["seed"])
-
-    def consume(self, row: InputRow | BadRow) -> None:
-        self.file.consume(row)
-
-    def end_of_input(self, rows: int) -> None:
-        self.file.end_of_input(rows)
-
-    def put(self, index: int, records: Sequence[Record]) -> None:
-        if index >= self.done:
-            self._ordered.put(index, records)
-
-    def stop(self, index: int, records: Sequence[Record]) -> None:
-        """Leave the row to the next run."""
-
-    def close(self, *, cut_short: bool) -> None:
-        # rows that finished early or on the way out are left to the next run, which decodes them undisturbed
-        if not cut_short and not self.finished:
-            self._ordered.close()
-        if self.hurried:
-            self.file.release()  # the newest mark is a second old at most
-        else:
-            self.file.close(done=not cut_short)
-
-    def abandon(self) -> None:
-        self.file.abandon()
-
-    def _note(self, index: int, records: Sequence[Record]) -> None:
-        self._tally.written(index, records)
-        self.file.written(index + 1, self._tally.counts())

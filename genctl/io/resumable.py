@@ -1,8 +1,13 @@
-"""An output that can be resumed after any interruption, from the last row that is known to be complete.
+"""An output that can be resumed after any interruption, from its last complete row, and the journal beside it.
 
-While rows are written, a mark goes to the journal about once a second, and at every multiple of `span` rows, but never
-before the bytes that it covers are on the disk (fsync). After a kill, a full disk or a power cut the output is cut back
-to the newest mark; what followed it, a second's work or a half-written line, is generated again.
+`OUTPUT.journal` holds JSON lines. The first is the header: the settings of the job, so that a later run can check that
+its own are equal. Every further line is a mark: the output's first `bytes` bytes are the whole records of the first
+`rows` input rows. A mark is written about once a second, and at every multiple of `span` rows, but never before the
+bytes that it covers are on the disk (fsync). After a kill, a full disk or a power cut the output is cut back to the
+newest mark; what followed it, a second's work or a half-written line, is generated again.
+
+The journal is readable by its owner only, is never a link, and is locked during a run. It holds digests and settings,
+but no prompts and no texts.
 """
 
 from __future__ import annotations
@@ -11,117 +16,231 @@ import contextlib
 import hashlib
 import json
 import os
-import shlex
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
-from genctl.errors import GenctlError, InputError, UsageError, count, printable
-from genctl.io.journal import DIGEST, Journal, Mark
-from genctl.io.output import Sink, reopen, sync_folder
+from genctl.documents import reader
+from genctl.documents.reader import Unreadable
+from genctl.documents.shapes import Natural, value_of
+from genctl.errors import GenctlError, InputError, UsageError, printable
+from genctl.identity import check_same
+from genctl.io import writers
+from genctl.io.output import reopen, unbuffered, unwritable
+from genctl.io.record_output import Record, RecordOutput, RowTally
 from genctl.io.rows import BadRow, InputRow
-from genctl.io.sink import unwritten
+from genctl.io.sink import JOURNAL, NotOurs, Sink, lock, open_regular, sync_folder, unwritten
 
+KIND = "genctl-journal/2"
+DIGEST = 16  # hex digits of a row's digest
 EVERY_S = 1.0  # between two marks: the most work that a kill can lose
-_SIZE = 16  # bytes of a digest
+_ANEW = "give another --output; or remove the journal and its output to start over"
 
 
-class Resumable:
-    """An output file and its journal. After `start` it is a sink for records.
+class JournalHeader(TypedDict, total=False):
+    """What is read of the header. There is more, which is compared with that of the next run."""
+
+    seed: int | None
+    settings: dict[str, Any]
+    files: dict[str, Any]
+    checkpoints: dict[str, Any]
+    records: dict[str, Any]
+    batch: dict[str, Any]
+    threads: int | None
+    versions: dict[str, Any]
+
+
+class Tally(TypedDict, total=False):
+    """What a command counts (`RowTally`)."""
+
+    failed: Natural
+    missed: Natural
+    first: str
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The first `rows` input rows are done; their records are the first `bytes` bytes of the output."""
+
+    rows: Natural
+    bytes: Natural
+    output: str = ""  # digest of these bytes; hex
+    tally: Annotated[dict[str, Any], Tally] = field(default_factory=dict)  # what the command counts
+    done: bool = False  # whether there are no more rows
+    digests: str = ""  # of each of the rows since the mark before, `DIGEST` hex digits
+
+
+class Journal:
+    """The journal of one output, locked. `header` is None if none was written yet.
+
+    Raises UsageError for an unusable journal, and OutputError for errors of the system.
+    """
+
+    def __init__(self, output: Path) -> None:
+        self.path = output.with_name(output.name + JOURNAL)
+        self.name = printable(str(self.path))
+        self.header: dict[str, Any] | None = None
+        self.marks: list[Mark] = []  # those in the file
+        try:
+            descriptor = open_regular(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        except NotOurs as error:
+            raise UsageError(f"{self.name} {error}, so it is no journal to go by") from None
+        except (OSError, ValueError) as error:
+            raise unwritable(error, self.path) from None
+        lock(descriptor, output)
+        whole = 0  # bytes of whole lines; the rest is half a line
+        try:
+            with open(descriptor, "rb", closefd=False) as file:
+                for number, line in enumerate(reader.lines(file), 1):
+                    if line.endswith(b"\n"):  # else it is half a line, the last one
+                        self._take(line, number)
+                        whole += len(line)
+        except BaseException as error:
+            os.close(descriptor)
+            if isinstance(error, Unreadable):
+                raise UsageError(f"{self.name} cannot be read: {error}", hint=_ANEW) from None
+            raise
+        self._sink = Sink(unbuffered(descriptor), self.name, owned=descriptor, path=self.path, whole=whole)
+
+    def _take(self, line: bytes, number: int) -> None:
+        try:
+            data = reader.loads(line)
+            if number == 1:
+                if not isinstance(data, dict) or data.pop("journal", None) != KIND:
+                    raise ValueError(f"its first line does not say {KIND}")
+                self.header = value_of(JournalHeader, data)
+                return
+            mark: Mark = value_of(Mark, data)
+            rows, size = (self.marks[-1].rows, self.marks[-1].bytes) if self.marks else (0, 0)
+            if mark.bytes < size or len(mark.digests) != DIGEST * (mark.rows - rows):
+                raise ValueError("its rows or bytes do not fit the line before")
+            self.marks.append(mark)
+        except ValueError as error:
+            what = "is no journal of this version" if number == 1 else f"is damaged at line {number}"
+            raise UsageError(f"{self.name} {what}, so nothing can be resumed by it: {error}", hint=_ANEW) from None
+
+    def start(self, header: Mapping[str, Any]) -> None:
+        """Cut off a half-written line, and write the header where there is none yet; marks follow."""
+        self._sink.cut_back()
+        if self.header is None:
+            self._sink.write(json.dumps({"journal": KIND, **header}).encode() + b"\n")
+            self._sink.sync()
+            sync_folder(self.path)
+            self.header = dict(header)
+
+    def add(self, mark: Mark) -> None:
+        """Write a mark. The output must be on the disk already."""
+        self._sink.write(json.dumps(asdict(mark)).encode() + b"\n")
+
+    def sync(self) -> None:
+        """Flush the marks to the disk."""
+        self._sink.sync()
+
+    def close(self) -> None:
+        """Close the file. A journal that was never begun is removed."""
+        with contextlib.suppress(OSError):
+            if self.header is None and self._sink.size == 0:
+                self.path.unlink()
+        self._sink.leave()
+
+
+class ResumedOutput(RecordOutput):
+    """Records to a file with a journal beside it. Rows that an earlier run has finished are not written again.
+
+    Rows before `done` may be decoded again beside those that follow (`again`), whose last digits depend on the rows
+    that are computed with them. Their records stay as they were written.
 
     Constructing it changes nothing, except that an empty journal may be created. Raises UsageError for what cannot be
     resumed, InputError if the input has changed, and OutputError for errors of the system.
     """
 
-    def __init__(self, output: str | Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self.path = Path(output)
-        self.name = printable(str(output))
+    def __init__(
+        self, path: str | Path, format: writers.Format, tally: RowTally, on_error: Callable[[Record], None]
+    ) -> None:
+        self._format, self._tally, self._on_error = format, tally, on_error
+        self.path, self.name = Path(path), printable(str(path))
         # false where the system refuses an answer, as Path.is_dir is not: the journal's error has its reason
         if os.path.isdir(self.path):  # noqa: PTH112
             raise unwritten("it is a folder", self.name)
         self.journal = Journal(self.path)
-        self.span = 1
-        self._clock = clock
-        self._marked = float("-inf")
-        self._chain = b""
-        # rows -> the chain up to there and the last row's digest, for rows that are not written yet
-        self._chains: dict[int, tuple[bytes, str]] = {}
-        self._digests: list[str] = []  # of the rows that were written since the newest mark
-        self._checked = 0  # marks whose rows have been read again
-        self._digest = hashlib.blake2b(digest_size=_SIZE)
+        self._digest = hashlib.blake2b(digest_size=16)  # of the output so far
         self._size = 0
         self._sink: Sink | None = None
+        self._span = 1
         self._started = False
+        self._marked = float("-inf")  # when
+        self._read: dict[int, str] = {}  # digests of rows that are not written yet, by index
         try:
-            self._sink = self._verified()
+            self._verify()
         except BaseException:
-            self.release()
+            self._release()
             raise
-        self._state = self._newest = replace(self.mark, digests="")  # whole rows, and what was marked last
-        self._known = "".join(mark.digests for mark in self.journal.marks)
+        marks, header = self.journal.marks, self.journal.header or {}
+        first = Mark(0, 0, self._digest.hexdigest())
+        self._known = "".join(mark.digests for mark in marks)
+        self._newest = self._state = replace(marks[-1] if marks else first, digests="")  # what was marked, and what is
+        self.done = self.again = self._state.rows
+        self.finished = self._state.done
+        tally.restore(self.done, self._state.tally)
+        if isinstance(number := header.get("threads"), int) and 0 < number <= 1024:
+            self.threads = number
+        self.in_groups = "width" in (header.get("batch") or {})
 
-    @property
-    def header(self) -> dict[str, Any] | None:
-        """The settings of the job when it began; None if there is no journal yet."""
-        return self.journal.header
-
-    @property
-    def mark(self) -> Mark:
-        """The progress of earlier runs."""
-        return self.journal.marks[-1] if self.journal.marks else Mark(0, 0, "", self._digest.hexdigest())
-
-    def _verified(self) -> Sink | None:
-        """The output of earlier runs, if there is one, with the bytes that the journal vouches for."""
-        there = os.path.lexists(self.path)
-        if self.header is None or not self.journal.marks:
-            if there and (self.header is None or self.path.is_symlink() or self.path.stat().st_size):
+    def _verify(self) -> None:
+        """Check that the output of earlier runs, if there is one, has the bytes that the journal records."""
+        there, marks = os.path.lexists(self.path), self.journal.marks
+        if not marks:
+            if there and (self.journal.header is None or self.path.is_symlink() or self.path.stat().st_size):
                 raise UsageError(
                     f"{self.name} exists and was not written with --resume, so it cannot be resumed",
                     hint="give another --output, or --force instead of --resume to replace it",
                 )
-            return None
-        if not there and self.mark.bytes:
+            return
+        mark = marks[-1]
+        if not there and mark.bytes:
             raise UsageError(
                 f"{self.name} is gone, but its journal {self.journal.name} is there",
                 hint="remove the journal to start over",
             )
         if not there:
-            return None
-        self._sink = sink = reopen(self.path, self.mark.bytes)
-        for piece in sink.read(0, self.mark.bytes):
+            return
+        self._sink = sink = reopen(self.path, mark.bytes)
+        for piece in sink.read(0, mark.bytes):
             self._digest.update(piece)
             self._size += len(piece)
-        if self._size != self.mark.bytes or self._digest.hexdigest() != self.mark.output:
+        # after the last mark of a finished job nothing is ours
+        differs = (self._size, self._digest.hexdigest()) != (mark.bytes, mark.output)
+        if differs or (mark.done and sink.size > mark.bytes):
             raise UsageError(
-                f"{self.name} was changed since it was written: its first {self.mark.bytes:,} bytes differ from those "
-                f"recorded in {self.journal.name}",
+                f"{self.name} was changed since it was written: it differs from the {mark.bytes:,} bytes recorded in "
+                f"{self.journal.name}",
                 hint="remove both to start over, or give another --output",
             )
-        more = sink.size - self._size
-        if self.mark.done and more:  # after the last mark of a finished job nothing is ours
-            raise UsageError(
-                f"{self.name} was changed since it was finished: {count(more, 'byte follows', 'bytes follow')} the "
-                f"{self._size:,} recorded in {self.journal.name}",
-                hint=f"truncate -s {self._size} {shlex.quote(str(self.path))} removes them",
-            )
-        return sink
 
-    def start(self, header: Mapping[str, Any], span: int) -> None:
-        """Begin or continue: the journal has its header, and the output ends with the last whole row."""
-        self.span = span
-        self.journal.start(header)
-        if self._sink is None:
-            self._sink = reopen(self.path, None)
-            sync_folder(self.path)
-        self._sink.cut_back()
-        if not self.journal.marks:
-            self.journal.add(self.mark)
-            self.journal.sync()
-        self._started = True
-
-    # -- the input -----------------------------------------------------------------------------------------------------
+    def begin(self, job: Mapping[str, Any], span: int, origins: Mapping[str, str], *, seed_given: bool) -> int:
+        before = self.journal.header
+        if before is not None:
+            if not seed_given and isinstance(before.get("seed"), int):
+                job = {**job, "seed": before["seed"]}
+            check_same(self.name, before, job, origins)
+        if not self.finished:
+            self._span = span
+            self.journal.start(job)
+            if self._sink is None:
+                self._sink = reopen(self.path, None)
+                sync_folder(self.path)
+            self._sink.cut_back()
+            if not self.journal.marks:
+                self.journal.add(self._state)
+                self.journal.sync()
+            self._started = True
+            self.again = self.done - self.done % span
+            sink = writers.Unclosed(self._write)
+            writer = writers.open_writer(self._format, sink, on_error=self._on_error, begun=self._size > 0)
+            self._ordered = writers.Ordered(writer, start=self.done, written=self._written)
+        return int(job["seed"])
 
     def consume(self, row: InputRow | BadRow) -> None:
         """Note the next input row. Raises InputError if it is not the row that was read before."""
@@ -131,73 +250,70 @@ class Resumable:
             essence = [row.id, row.prompt, row.prompt_ids, row.messages, row.params, row.extra]
         content = json.dumps([*essence, row.columns] if row.columns else essence).encode()
         digest = hashlib.blake2b(content, digest_size=DIGEST // 2).hexdigest()
-        self._chain = hashlib.blake2b(self._chain + content, digest_size=_SIZE).digest()
-        rows, marks = row.index + 1, self.journal.marks
-        if rows > self.mark.rows:
-            self._chains[rows] = self._chain, digest
-        elif self._known[DIGEST * row.index : DIGEST * rows] not in ("", digest):
+        if row.index >= self.done:
+            self._read[row.index] = digest
+        elif self._known[DIGEST * row.index : DIGEST * (row.index + 1)] != digest:
             raise InputError(
-                f"{self.name} cannot be resumed: the input has changed: row {rows:,} is not what was read",
+                f"{self.name} cannot be resumed: the input has changed: row {row.index + 1:,} is not what was read",
                 hint="rows that are done must stay as they were; give another --output for another input",
             )
-        while self._checked < len(marks) and marks[self._checked].rows <= rows:
-            mark = marks[self._checked]
-            if mark.rows == rows and mark.input != self._chain.hex():
-                first = marks[self._checked - 1].rows + 1 if self._checked else 1
-                which = f"row {rows:,} is" if first >= rows else f"rows {first:,} to {rows:,} are"
-                raise InputError(f"{self.name} cannot be resumed: the input has changed: {which} not what was read")
-            self._checked += 1
 
     def end_of_input(self, rows: int) -> None:
         """Note the number of rows. Raises InputError if more were done, or if a finished job had fewer."""
-        mark = self.mark
-        if rows < mark.rows or (mark.done and rows > mark.rows):
-            least = "" if mark.done else "at least "
+        if rows < self.done or (self.finished and rows > self.done):
+            least = "" if self.finished else "at least "
             raise InputError(
-                f"{self.name} cannot be resumed: the input has changed: it had {least}{mark.rows:,} rows, now {rows:,}"
+                f"{self.name} cannot be resumed: the input has changed: it had {least}{self.done:,} rows, now {rows:,}"
             )
 
-    # -- the output ----------------------------------------------------------------------------------------------------
+    def put(self, index: int, records: Sequence[Record]) -> None:
+        if index >= self.done:
+            self._ordered.put(index, records)
 
-    def write(self, data: bytes) -> None:
-        """Write one record. Raises OutputError."""
+    def stop(self, index: int, records: Sequence[Record]) -> None:
+        """Leave the row to the next run."""
+
+    def _write(self, data: bytes) -> None:
         assert self._sink is not None
         self._sink.write(data)
         self._digest.update(data)
         self._size += len(data)
 
-    def written(self, rows: int, tally: Mapping[str, Any]) -> None:
-        """The records of the first `rows` rows are written, with these counts. Writes a mark if it is time."""
-        chain, digest = self._chains.pop(rows)
-        self._digests.append(digest)
-        self._state = Mark(rows, self._size, chain.hex(), self._digest.hexdigest(), dict(tally))
-        if rows % self.span == 0 or self._clock() - self._marked >= EVERY_S:
+    def _written(self, index: int, records: Sequence[Record]) -> None:
+        """The records of a row are written. Writes a mark if it is time."""
+        self._tally.written(index, records)
+        digests = self._state.digests + self._read.pop(index)
+        self._state = Mark(index + 1, self._size, self._digest.hexdigest(), self._tally.counts(), digests=digests)
+        if (index + 1) % self._span == 0 or time.monotonic() - self._marked >= EVERY_S:
             self._mark()
 
-    def _mark(self, *, done: bool = False) -> None:
+    def _mark(self) -> None:
         assert self._sink is not None
-        new = replace(self._state, done=done)
         self._sink.sync()
-        if new != self._newest:
-            self.journal.add(replace(new, digests="".join(self._digests)))
-            self._digests.clear()
-        self._newest, self._marked = new, self._clock()
+        if self._state != self._newest:
+            self.journal.add(self._state)
+        self._newest = self._state = replace(self._state, digests="")
+        self._marked = time.monotonic()
 
-    def close(self, *, done: bool = False) -> None:
-        """Write the last mark and close; `done`: there are no more rows. Raises OutputError after closing."""
+    def close(self, *, cut_short: bool) -> None:
+        """Write the last mark and close. Raises OutputError after closing."""
         try:
-            if self._started:
-                self._mark(done=done)
+            # rows that finished early or on the way out are left to the next run, which decodes them undisturbed
+            if self._started and not cut_short:
+                self._ordered.close()
+            if self._started and not self.hurried:  # else the newest mark is a second old at most
+                self._state = replace(self._state, done=not cut_short)
+                self._mark()
                 self.journal.sync()
         finally:
-            self.release()
+            self._release()
 
     def abandon(self) -> None:
         """Save what can be saved while an error is reported."""
         with contextlib.suppress(GenctlError, OSError):
-            self.close()
+            self.close(cut_short=True)
 
-    def release(self) -> None:
+    def _release(self) -> None:
         """Close the files as they are."""
         if self._sink is not None:
             self._sink.leave()

@@ -6,21 +6,20 @@ its owner only, is never a link, and is locked while it is open.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
 
 from genctl.documents import reader
 from genctl.errors import InputError, OutputError, cannot_read, printable
-from genctl.io.file_lock import NotOurs, lock, open_regular
 from genctl.io.output import unbuffered, unwritable
-from genctl.io.sink import Sink
+from genctl.io.sink import NotOurs, Sink, lock, open_regular
 
 T = TypeVar("T")
 
@@ -33,27 +32,17 @@ def sessions_folder() -> Path:
     return base / "genctl" / "sessions"
 
 
-def made_folder() -> Path:
-    """The folder of sessions, created if it is missing. Raises OutputError."""
+def new_file(kind: str, prompt: str) -> Path:
+    """A new name in the folder of sessions: the time, the command and the prompt's first words. Raises OutputError."""
     folder = sessions_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise unwritable(error, folder) from None
-    return folder
-
-
-def new_file(kind: str, prompt: str) -> Path:
-    """A new name in the folder of sessions: the time, the command and the prompt's first words. Raises OutputError."""
-    folder = made_folder()
     words = "-".join(re.findall(r"[a-z0-9]+", prompt.lower()))[:32].strip("-")
-    name = "-".join(part for part in (time.strftime("%Y%m%d-%H%M%S"), kind, words) if part)
-    path = folder / f"{name}.jsonl"
-    number = 2
-    while os.path.lexists(path):
-        path = folder / f"{name}-{number}.jsonl"
-        number += 1
-    return path
+    stem = "-".join(part for part in (time.strftime("%Y%m%d-%H%M%S"), kind, words) if part)
+    names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+    return next(path for name in names if not os.path.lexists(path := folder / f"{name}.jsonl"))
 
 
 class OpenedSession(NamedTuple, Generic[T]):
@@ -140,7 +129,7 @@ def damaged(name: str, number: int, error: Exception) -> InputError:
 def _whole_lines(file: BinaryIO, name: str) -> Iterator[bytes]:
     """The lines; half a line at the end, left by a kill, is no part of a session. Raises InputError."""
     try:
-        yield from takewhile(lambda line: line.endswith(b"\n"), reader.lines(file))
+        yield from itertools.takewhile(lambda line: line.endswith(b"\n"), reader.lines(file))
     except reader.Unreadable as error:
         raise InputError(f"cannot read {name}: {error}") from None
 

@@ -1,26 +1,29 @@
 """A template of prompts: `Summarise: {prompt}`. Braces hold the name of a field; `{{` and `}}` are literal braces.
 
-`{stdin}` is all of standard input.
+`{stdin}`, in a template or in a prompt, is all of standard input.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Mapping
+import stat
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from genctl.documents import reader
 from genctl.documents.reader import Unreadable
-from genctl.errors import InputError, UsageError, nearest, printable, quote
+from genctl.errors import InputError, UsageError, cannot_read, nearest, printable, quote
 from genctl.io.rows import RefusedRow
 
 _MARK = re.compile(r"\{\{|\}\}|\{[^{}\n]+\}|[{}]")
 MOST = 16 << 20  # bytes of a file: as of a prompt
-_MOST = 12  # keys that a message lists
-_COMPARED = 200  # keys that are compared with a missing field
 STDIN = "stdin"  # the field that stands for all of standard input
 
 
@@ -31,43 +34,21 @@ class Template:
     text: str  # as it is written
     literals: tuple[str, ...]
     fields: tuple[str, ...]
-
-    @property
-    def names_stdin(self) -> bool:
-        """Whether `{stdin}` is one of its fields."""
-        return STDIN in self.fields
-
-    @property
-    def is_stdin(self) -> bool:
-        """Whether `{stdin}` is its only field."""
-        return set(self.fields) == {STDIN}
+    stdin: str | None = None  # the text of standard input, if it is a field
 
     def fill(self, values: Mapping[str, Any]) -> str:
         """The prompt. Strings go in as they are, everything else as JSON. Raises RefusedRow."""
         pieces = [self.literals[0]]
+        values = values if self.stdin is None else {**values, STDIN: self.stdin}
         for name, literal in zip(self.fields, self.literals[1:], strict=True):
             if name not in values:
-                keys = list(values)
-                near = nearest(name, keys[:_COMPARED])
-                hint = f" (did you mean {near}?)" if near else ""
-                listed = ", ".join(printable(key[:60]) for key in keys[:_MOST]) + (", …" if len(keys) > _MOST else "")
-                raise RefusedRow(f"template: no field {quote(name)}{hint}; the row has {listed or 'none'}")
+                near = nearest(name, islice(values, 200))
+                raise RefusedRow(f"template: no field {quote(name)}" + (f" (did you mean {near}?)" if near else ""))
             if values[name] is None:
                 raise RefusedRow(f"template: the field {quote(name)} is null")
             is_text = isinstance(values[name], str)
             pieces += [values[name] if is_text else json.dumps(values[name], ensure_ascii=False), literal]
         return "".join(pieces)
-
-    def with_stdin(self, text: str) -> Template:
-        """The template with `{stdin}` replaced by a text. Its other fields stay."""
-        literals, fields = [self.literals[0]], []
-        for name, literal in zip(self.fields, self.literals[1:], strict=True):
-            if name == STDIN:
-                literals[-1] += text + literal
-            else:
-                fields.append(name)
-                literals.append(literal)
-        return replace(self, literals=tuple(literals), fields=tuple(fields))
 
 
 def parse(text: str, name: str = "--template") -> Template:
@@ -105,9 +86,57 @@ def read(argument: str) -> Template:
         return parse(argument)
     path, shown = Path(argument[1:]), printable(argument[1:])
     try:
-        text = reader.read(path, MOST).decode("utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        raise InputError(f"--template: {shown} is not UTF-8 at byte {error.start + 1}") from None
+        text = reader.text(path, MOST).replace("\r\n", "\n")
     except Unreadable as error:
         raise InputError(f"--template: cannot read {shown}: {error}") from None
     return parse(text.removesuffix("\n"), f"--template {printable(argument)}")
+
+
+def insert_stdin(
+    arguments: Sequence[str],
+    template: Template | None,
+    stdin: IO[bytes] | IO[str] | None,
+    *,
+    is_terminal: bool,
+    limit: int,
+) -> tuple[Sequence[str], Template | None]:
+    """The prompts and the template with `{stdin}` replaced by all of standard input, which is read here.
+
+    `limit` is in bytes. Raises UsageError if standard input is a terminal, or the only field of the template, and
+    InputError.
+    """
+    if template is not None and set(template.fields) == {STDIN}:
+        raise UsageError("--template: {stdin} is its only field, so all prompts would be equal", hint="write {prompt}")
+    if is_terminal:
+        raise UsageError(
+            "{stdin} stands for standard input, which is a terminal", hint="pipe a text in, or redirect it: < FILE"
+        )
+    if stdin is None:
+        raise InputError("{stdin}: standard input is closed")
+    try:
+        binary: IO[bytes] = getattr(stdin, "buffer", stdin)  # type: ignore[arg-type]
+        data = binary.read(limit + 1)
+        text = data.decode("utf-8-sig")
+    except OSError as error:
+        raise InputError(cannot_read("standard input", error, "{stdin}")) from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{{stdin}}: standard input is not UTF-8 at byte {error.start + 1}") from None
+    if len(data) > limit:
+        raise InputError(f"{{stdin}}: standard input is longer than the limit of {limit} bytes")
+    filled = [argument.replace("{stdin}", text) for argument in arguments]
+    return filled, template and replace(template, stdin=text)
+
+
+def note_unread(stdin: IO[bytes] | IO[str] | None, report: Callable[[str], object]) -> None:
+    """Report a pipe with text on standard input that is not read. Nothing is consumed.
+
+    A file is no reason for it: in `while read line; do genctl …; done < FILE` the rest belongs to the loop.
+    """
+    with suppress(ImportError, OSError, ValueError, AttributeError):  # Windows lacks them, a test the descriptor
+        import fcntl
+        import termios
+
+        descriptor = stdin.fileno()  # type: ignore[union-attr]
+        is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+        if is_pipe and int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder) > 0:
+            report("note: standard input is not read: {stdin} in the prompt is its text, - as the prompt reads prompts")

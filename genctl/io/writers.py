@@ -16,7 +16,6 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from genctl.errors import UsageError, quote
 from genctl.io.output import Sink as Sink
-from genctl.io.output import check_absent as check_absent
 from genctl.io.output import open_output as open_output
 
 # The keys of `FORMATS`, as a type: what --format takes.
@@ -24,6 +23,8 @@ Format: TypeAlias = Literal["text", "json", "jsonl", "tsv"]
 Record: TypeAlias = Mapping[str, Any]
 
 COLUMNS = ("id", "sequence", "finish_reason", "logprob", "score", "new_tokens", "text", "prompt", "error")
+
+SCORE_COLUMNS = ("id", "rank", "ppl", "nll", "tokens", "bits", "bpb", "text", "context", "target", "error")
 
 _UNSEEN = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 _JSON_UNSEEN = re.compile(f"[{_UNSEEN}]")
@@ -152,11 +153,29 @@ class TsvWriter:
         self._sink.close()
 
 
+class ScoreTextWriter(TextWriter):
+    """Of `genctl score`: `ppl`, `nll`, `tokens` and the text with its controls escaped, between tabs, a line each."""
+
+    def write(self, record: Record) -> None:
+        if "error" in record:
+            super().write(record)
+            return
+        numbers = ("inf" if record[name] is None else f"{record[name]:.4f}" for name in ("ppl", "nll"))
+        cells = [*numbers, str(record["tokens"]), tsv_cell(record.get("target", record["text"]))]
+        self._sink.write(("\t".join(cells) + "\n").encode())
+
+
 FORMATS: dict[str, OutputFormat] = {
     "text": OutputFormat(lambda sink, setup: TextWriter(sink, setup.on_error, setup.shown), records=False),
     "json": OutputFormat(lambda sink, setup: JsonWriter(sink), (".json",), nested=True),
     "jsonl": OutputFormat(lambda sink, setup: JsonlWriter(sink), (".jsonl", ".ndjson"), nested=True),
     "tsv": OutputFormat(lambda sink, setup: TsvWriter(sink, COLUMNS, header=not setup.begun), (".tsv",)),
+}
+SCORE_FORMATS = {
+    "text": OutputFormat(lambda sink, setup: ScoreTextWriter(sink, setup.on_error), records=False),
+    "json": FORMATS["json"],
+    "jsonl": FORMATS["jsonl"],
+    "tsv": OutputFormat(lambda sink, setup: TsvWriter(sink, SCORE_COLUMNS), (".tsv",)),
 }
 TEXTS = frozenset(name for name, format in FORMATS.items() if not format.records)
 FLAT = tuple(name for name, format in FORMATS.items() if not format.nested)

@@ -53,8 +53,10 @@ class PageData:
             self.lanes[event.lane] = TreeBuilder(event.lane)
         lane = self.lanes[event.lane]
         lane.feed(event)
-        if isinstance(event, Finished):
-            self._let_go(lane)
+        if isinstance(event, Finished):  # the tokens of a lane that is done stay as long as there is room
+            self._nodes += lane.size
+            if self._nodes > HELD and len(self.lanes) > 1:
+                lane.drop_rows()
 
     @property
     def begun(self) -> list[Began]:
@@ -105,12 +107,6 @@ class PageData:
         if self.cache is not None:
             document["cache"] = dict(self.cache)
         return document
-
-    def _let_go(self, lane: TreeBuilder) -> None:
-        """Keep the tokens of a lane that is done, as long as there is room."""
-        self._nodes += lane.size
-        if self._nodes > HELD and len(self.lanes) > 1:
-            lane.drop_rows()
 
     def _entry(
         self, lane: TreeBuilder, vocabulary: Vocabulary | None, detail: TreeDetail, long: int | None
@@ -208,19 +204,13 @@ def page(data: PageData) -> bytes:
 def _documents(data: PageData) -> Iterator[tuple[dict[str, Any], str]]:
     """The data with less and less detail, down to what always fits, and what is left out."""
     yield data.document(), ""
-    numbers = "alternatives, ranks and entropies are kept for returned sequences only"
-    yield data.document("returned"), numbers
     left_out = "alternatives, ranks, entropies and dead branches are left out"
     yield data.document("none"), left_out
-    left_out = f"texts are cut after {LONG} characters; {left_out}"
-    yield data.document("none", short=True), left_out
     kept = len(data.lanes)
     while kept:
         kept //= 2
-        yield (
-            data.document("none", with_tokens=kept, short=True),
-            f"tokens are those of {kept:,} prompts; {left_out}",
-        )
+        texts = f"texts are cut after {LONG} characters, and tokens are those of {kept:,} prompts"
+        yield data.document("none", with_tokens=kept, short=True), f"{texts}; {left_out}"
 
 
 def script_json(value: Any) -> str:

@@ -178,8 +178,8 @@ SUMS = SCALE // 10_000  # of sums in float32
 LETTERS = {"inner": "i", "returned": "r", "finished": "f", "died": "d", "left": "l", "live": "v"}
 
 
-# Of which tokens the alternatives, ranks and entropies are on a page. With "none" it has no dead branches either.
-TreeDetail: TypeAlias = Literal["all", "returned", "none"]
+# Whether a page has alternatives, ranks, entropies and dead branches.
+TreeDetail: TypeAlias = Literal["all", "none"]
 
 
 Vocabulary: TypeAlias = dict[tuple[int, str], int]  # (id, text) -> number: each text is on a page once
@@ -199,16 +199,12 @@ def columns(tree: SearchTree, vocabulary: Vocabulary, detail: TreeDetail) -> dic
     `top` (token, log-probability, token, …), `trace`, `watched` · `ends`: the hypotheses, with the node at which each
     ends.
     """
-    on_path = _paths(node for node in tree.nodes if node.place is not None)
     kept = tree.nodes[1:]
     if detail == "none":
-        wanted = _paths(node for node in tree.nodes if node.hypothesis is not None) or on_path
+        wanted = _paths(node for node in tree.nodes if node.hypothesis is not None)
         kept = [node for node in kept if node in wanted]
     numbers = {tree.root: 0} | {node: place for place, node in enumerate(kept, 1)}
     written: list[Token] = [node.token or Token(-1, 0.0) for node in kept]
-
-    def chosen(node: Node) -> bool:
-        return detail == "all" or (detail == "returned" and node in on_path)
 
     columns: dict[str, Any] = {
         "up": [numbers[node] - numbers[_parent(node)] for node in kept],
@@ -220,14 +216,14 @@ def columns(tree: SearchTree, vocabulary: Vocabulary, detail: TreeDetail) -> dic
     if any(node.step != node.depth - 1 for node in kept):
         columns["step"] = [node.step for node in kept]
     for name, value in _NUMBERS.items():
-        column = [value(token) if chosen(node) else 0 for node, token in zip(kept, written, strict=True)]
-        if any(column):
+        column = [value(token) for token in written]
+        if detail == "all" and any(column):
             columns[name] = column
     for name, entry in _PARTS.items():
         of_node = {
-            numbers[node]: entry(token, vocabulary)
-            for node, token in zip(kept, written, strict=True)
-            if chosen(node) and getattr(token, name)
+            number: entry(token, vocabulary)
+            for number, token in enumerate(written, 1)
+            if detail == "all" and getattr(token, name)
         }
         if of_node:
             columns[name] = of_node

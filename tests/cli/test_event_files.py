@@ -43,7 +43,7 @@ def test_force_is_for_both_files() -> None:
     done = genctl(*COMMANDS["run"], *both, "--report", "new.html")
     assert (done.status, done.err) == (
         2,
-        "error: the outputs exist already: out.txt, run.jsonl\nhint: --force replaces them\n",
+        "error: the output exists already: out.txt\nhint: --force replaces it\n",
     )
     assert sorted(path.name for path in Path().iterdir()) == ["out.txt", "run.jsonl"]
     assert genctl(*COMMANDS["run"], *both, "--force").status == 0

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from genctl.commands import job
-from genctl.io import journal, output, resumable
+from genctl.io import output, resumable
+from genctl.io.record_output import RowTally
 from genctl.kernels.ops import library
 from tests.cli.tool import Done, genctl
 
@@ -228,7 +229,7 @@ def test_every_setting_is_kept_but_those_that_are_kept_elsewhere() -> None:
     generation, runtime = (kind(**{key: "1" for key in knobs(kind)}) for kind in (Generation, Runtime))
     resolved = Resolved(generation, runtime, {})
     alone = Grouping(1, 1, None, None, invariant_by="", shared=False)
-    kept = identity(RunOptions(), resolved, seed=1, checkpoints={}, grouping=alone, input=None, top=0)["settings"]
+    kept = identity(RunOptions(), resolved, seed=1, checkpoints={}, grouping=alone, top=0)["settings"]
     assert settings_of(resolved).keys() - kept.keys() == {"seed", "offline", "threads", "draft", "draft_corpus"}
 
 
@@ -398,7 +399,7 @@ def test_a_full_disk_ends_in_one_line_and_the_next_run_goes_on(
             self.raw.close()
 
     with monkeypatch.context() as patch:
-        for module in (output, journal):
+        for module in (output, resumable):
             patch.setattr(module, "unbuffered", Full)
         done = run(gpt2, given, out, "--resume")
     assert done.status == 2
@@ -417,8 +418,7 @@ def test_a_finished_output_that_was_changed_is_refused_and_left(gpt2: Path, give
     out.write_bytes(whole + more)
     done = run(gpt2, given, out, "--resume")
     assert done.status == 2
-    assert f"was changed since it was finished: {len(more):,} byte" in done.err
-    assert f"hint: truncate -s {len(whole)} {out} removes them\n" in done.err
+    assert "was changed since it was written" in done.err
     assert out.read_bytes() == whole + more
     os.truncate(out, len(whole))
     assert "nothing to do" in run(gpt2, given, out, "--resume").err
@@ -428,7 +428,7 @@ def test_a_finished_output_that_was_changed_is_refused_and_left(gpt2: Path, give
 def test_nobody_writes_a_path_at_which_another_run_is_at_work(gpt2: Path, given: Path, out: Path, flag: str) -> None:
     cut_off(gpt2, given, out, 4)
     before = out.read_bytes(), beside(out).read_bytes()
-    other = resumable.Resumable(out)
+    other = resumable.ResumedOutput(out, "jsonl", RowTally(), lambda record: None)
     try:
         for path in (out, beside(out)):
             done = genctl("run", "-m", str(gpt2), "hi", "-n", "1", flag, str(path), "--force")
@@ -436,7 +436,7 @@ def test_nobody_writes_a_path_at_which_another_run_is_at_work(gpt2: Path, given:
         done = run(gpt2, given, out, "--resume")
         assert (done.status, done.err) == (2, f"error: {out} is locked by another genctl process\n")
     finally:
-        other.release()
+        other.abandon()
     assert (out.read_bytes(), beside(out).read_bytes()) == before
 
 
@@ -444,9 +444,9 @@ def test_nobody_writes_a_path_at_which_another_run_is_at_work(gpt2: Path, given:
 def test_a_run_whose_file_was_replaced_says_so(
     gpt2: Path, given: Path, out: Path, taken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, rows = resumable.Resumable.written, 0
+    write, rows = resumable.ResumedOutput._written, 0
 
-    def replaced(self: resumable.Resumable, *arguments: Any) -> None:
+    def replaced(self: resumable.ResumedOutput, *arguments: Any) -> None:
         nonlocal rows
         rows += 1
         if rows == 4:
@@ -455,7 +455,7 @@ def test_a_run_whose_file_was_replaced_says_so(
             path.write_bytes(b"theirs\n")
         write(self, *arguments)
 
-    monkeypatch.setattr(resumable.Resumable, "written", replaced)
+    monkeypatch.setattr(resumable.ResumedOutput, "_written", replaced)
     done = run(gpt2, given, out, "--resume")
     path = out if taken == "output" else beside(out)
     assert done.status == 2

@@ -32,10 +32,6 @@ def test_stdin_in_a_template_is_all_of_standard_input(tmp_path: Path) -> None:
     assert prompts("--template", "{prompt}{stdin}", "-i", str(tmp_path / "rows.txt"), stdin="5") == ["15", "25"]
 
 
-def test_a_template_of_stdin_alone_is_one_prompt() -> None:
-    assert prompts("--template", "1{stdin}{{}}", stdin="2\n3") == ["12\n3{}"]
-
-
 def test_a_dash_reads_prompts_from_standard_input() -> None:
     assert prompts("-", stdin="1\n2\n") == ["1", "2"]
     assert prompts("-", "--input-format", "text", stdin="1\n2") == ["1\n2"]

@@ -13,7 +13,7 @@ from genctl.io.rows import RefusedRow
 from tests.cli.tool import genctl
 
 JSON_NOTE = "note: standard input is read as JSON lines; --input-format lines makes each line a prompt\n"
-JSON_HINT = "hint: each line looks like a JSON row but is read as a prompt; --input-format jsonl reads rows\n"
+JSON_HINT = "hint: the first line looks like a JSON row but is read as a prompt; --input-format jsonl reads rows\n"
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_fields_are_filled_and_double_braces_are_single(text: str, expected: str
     values = {"prompt": "a {b}", "n": 3, "two words": "yes", "list": ["é"]}
     made = template.parse(text)
     if expected is None:
-        with pytest.raises(RefusedRow, match=r"no field 'prompt!r' .*the row has prompt, n, two words, list"):
+        with pytest.raises(RefusedRow, match=r"no field 'prompt!r' \(did you mean prompt\?\)"):
             made.fill(values)
     else:
         assert made.fill(values) == expected
@@ -89,15 +89,13 @@ def test_an_unknown_field_is_an_error_row() -> None:
     )
     assert prompts("--template", "{title}", "--input-format", "jsonl", stdin=stdin, status=1) == [
         "1",
-        "line 2: template: no field 'title' (did you mean titel?); the row has id, titel",
+        "line 2: template: no field 'title' (did you mean titel?)",
         "line 3: template: it makes a prompt, but the row has messages",
         "line 4: template: the field 'title' is null",
         "line 5: prompt: empty prompt",
         "line 6: params: expected an object, got an integer",
     ]
-    assert prompts("--template", "{body}", "x", status=1) == [
-        "argument 1: template: no field 'body'; the row has prompt"
-    ]
+    assert prompts("--template", "{body}", "x", status=1) == ["argument 1: template: no field 'body'"]
 
 
 def test_other_commands_have_it_too() -> None:
@@ -132,7 +130,7 @@ def test_a_template_file_that_cannot_be_read() -> None:
     done = genctl("run", "--template", "@none.txt", "x")
     assert (done.status, "cannot read none.txt" in done.err) == (2, True)
     Path("latin.txt").write_bytes(b"\xe4{prompt}")
-    assert "latin.txt is not UTF-8 at byte 1" in genctl("run", "--template", "@latin.txt", "x").err
+    assert "cannot read latin.txt: not UTF-8 text (byte 1)" in genctl("run", "--template", "@latin.txt", "x").err
 
 
 # -- remarks on the input ----------------------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ import pytest
 
 from genctl.commands.page_file import PageFile
 from genctl.errors import OutputError, UsageError
-from genctl.io.journal import Journal
-from genctl.io.output import Sink, reopen
+from genctl.io.output import reopen
+from genctl.io.resumable import Journal
+from genctl.io.sink import Sink
 from genctl.io.writers import open_output
 
 

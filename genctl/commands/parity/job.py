@@ -22,7 +22,7 @@ from genctl.config.layers import Resolved
 from genctl.config.sides import Side
 from genctl.engines.protocol import Engine, Request, ScoringOptions, TextToScore
 from genctl.errors import CheckError, GenctlError, InputError, ModelError, count
-from genctl.io import readers, scored, writers
+from genctl.io import jsonl, readers, writers
 from genctl.io.records import finding
 from genctl.io.rows import InputRow
 from genctl.models.text import detokenizer
@@ -103,7 +103,7 @@ def _rows(job: Job, options: ParityCommandOptions, reference: Side) -> list[Inpu
     input: Iterator[Row] | None
     if options.texts is not None:
         opened = readers.open_prompts(
-            (), options.texts, None, stdin_is_terminal=True, format=options.input_format, shape=scored.ROW
+            (), options.texts, None, stdin_is_terminal=True, format=options.input_format, shape=jsonl.SCORED_ROW
         )
         assert opened is not None
         input = iter(job.stack.enter_context(opened))

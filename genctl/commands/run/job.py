@@ -93,11 +93,6 @@ def run(options: RunOptions) -> int | None:
             stack.push(lambda kind, *_: output.abandon() if kind else output.close(cut_short=results.cut_short))
             job.open_event_log(stack, options.events)
             screen.open(stack)
-            scanned = None  # of an input file, where its content or the number of its rows is needed
-            if options.input not in (None, "-") and (options.resume or screen.wants_bar):
-                from genctl.io.readers import scan
-
-                scanned = scan(str(options.input), options.input_kind)
             source = RowSource(rows)
             if watched_alone and options.echo is not False:
                 show_prompt(source.first())
@@ -135,7 +130,6 @@ def run(options: RunOptions) -> int | None:
                     seed=seed,
                     checkpoints=engine.fingerprints(),
                     grouping=grouping,
-                    input=None if scanned is None else {**scanned.identity(), "format": options.input_kind},
                     top=report.top,
                     watch=report.watch,
                 )
@@ -167,7 +161,11 @@ def run(options: RunOptions) -> int | None:
             if output.finished:
                 messages.print(f"{options.output} is complete: {count(output.done, 'row')}, nothing to do")
             else:
-                total = len(options.arguments) or (None if scanned is None else scanned.rows)
+                total = len(options.arguments) or None
+                if options.input not in (None, "-") and screen.wants_bar:
+                    from genctl.io.readers import count_rows
+
+                    total = count_rows(str(options.input), options.input_kind)
                 screen.open_bar(stack, total, done=output.done)
                 slow = job.waits and not choice.ranks  # rows that are there need not wait for those of a slow pipe
                 beside = slow and (not choice.live or (bool(grouping.invariant_by) and grouping.width > 1))

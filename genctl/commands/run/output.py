@@ -14,7 +14,7 @@ from genctl.engines.protocol import About
 from genctl.errors import Exit
 from genctl.events.results import Result
 from genctl.io import writers
-from genctl.io.record_output import RecordOutput, ResumedOutput, RowTally
+from genctl.io.record_output import RecordOutput, RowTally
 from genctl.io.records import error_record, other_entry, result_record
 from genctl.io.rows import BadRow, InputRow
 
@@ -32,6 +32,8 @@ def open_records(
 ) -> RecordOutput:
     """The output of a run: standard output, a device or a file; nothing where the view has `shown` it."""
     if options.resume:
+        from genctl.io.resumable import ResumedOutput
+
         assert options.output is not None
         return ResumedOutput(options.output, options.format, tally, on_error)
     if shown:

@@ -83,13 +83,12 @@ def identity(
     seed: int,
     checkpoints: Mapping[str, str],
     grouping: Grouping,
-    input: Mapping[str, Any] | None,
     top: int,
     watch: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Everything that decides the bytes of an output, as plain JSON, for its journal.
 
-    `checkpoints`: fingerprints by name. `input`: what the input file holds.
+    `checkpoints`: fingerprints by name.
     """
     from genctl.config.dry import settings_of
 
@@ -115,7 +114,6 @@ def identity(
         "format": options.format,
         "records": records,
         "batch": grouping.numbers,
-        "input": input,
         # the next run computes with as many, unless it is given a number
         "threads": None if grouping.invariant_by else grouping.threads,
         "versions": {**versions("torch", "transformers", "tokenizers"), "schema": SCHEMA},

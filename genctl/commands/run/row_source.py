@@ -30,8 +30,6 @@ class RowSource:
 
     def skip(self, output: RecordOutput) -> None:
         """Pass over the rows that need not be decoded, comparing them with what was read before."""
-        if output.finished and output.compared:
-            return
         until = output.done if output.finished else output.again
         while self.taken < until and (row := next(self._rows, None)) is not None:
             self.taken += 1

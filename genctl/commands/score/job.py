@@ -20,7 +20,7 @@ from genctl.commands.score.options import ScoreOptions
 from genctl.commands.score.token_heat import figures
 from genctl.engines.protocol import Detail, Scored, ScoringOptions, TextToScore, trained_length_note
 from genctl.errors import GenctlError, InputError, UsageError, count
-from genctl.io import scored, writers
+from genctl.io import jsonl, writers
 from genctl.io.record_output import RecordOutput
 from genctl.io.records import SCHEMA, finite, token_entry
 from genctl.io.rows import BadRow, InputRow
@@ -51,7 +51,7 @@ def score(options: ScoreOptions) -> int | None:
                 "--row-timeout is for requests to a server, and there is no --backend: a checkpoint here reads several "
                 "texts in one pass"
             )
-        rows = job.read(shape=scored.ROW)
+        rows = job.read(shape=jsonl.SCORED_ROW)
         if rows is None:
             return None
         view.headed = not (job.single_prompt or options.rank)
@@ -61,7 +61,7 @@ def score(options: ScoreOptions) -> int | None:
             if not view.shown:
                 sink = job.sink(stack, options.output)
                 on_error = job.messages.failure
-                writer = writers.open_writer(options.format, sink, on_error=on_error, formats=scored.FORMATS)
+                writer = writers.open_writer(options.format, sink, on_error=on_error, formats=writers.SCORE_FORMATS)
             output = job.output = RecordOutput(writer)
 
             used, unset = early.runtime, {"prompt_cache": None, "compile": False, "row_timeout": None}
