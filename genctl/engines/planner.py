@@ -14,7 +14,7 @@ from genctl.engines.prompts import Prompt, PromptReader, conversation
 from genctl.engines.runtime import undrafted
 from genctl.engines.strategy_choice import StrategyChoice
 from genctl.errors import InputError, ModelError, UsageError, count
-from genctl.models.sizes import context_of, trained_length
+from genctl.models.config_limits import context_of, trained_length
 from genctl.params import DEFAULT_NEW_TOKENS, GRAMMARS, Generation, Runtime
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from genctl.engines.protocol import Key, Scored, ScoringOptions, TextToScore, ra
 from genctl.engines.score_passes import EncodedText, Passes, Piece, TextReader
 from genctl.errors import ContractError, GenctlError, InputError, ModelError, UsageError, count
 from genctl.events import Token
-from genctl.models.sizes import source_context_of
+from genctl.models.config_limits import source_context_of
 
 if TYPE_CHECKING:
     from genctl.engines.planner import Planner

@@ -45,7 +45,7 @@ class SharedSession(Session):
     def _shared(self, requests: Rows) -> Iterator[Request | Skipped]:
         """Rank 0's requests, on every rank."""
         rows = iter(requests)
-        while (row := group.from_rank_0(lambda: next(rows, None), waits=self.waits)) is not None:
+        while (row := group.broadcast(next(rows, None), wait=self.waits)) is not None:
             yield row
 
     def follow(self) -> int:

@@ -5,10 +5,12 @@ All input is untrusted. A folder is refused with one sentence; its Python files 
 
 from __future__ import annotations
 
+import math
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from genctl.config.names import FIELDS
 from genctl.errors import ModelError, reason_of
@@ -17,6 +19,9 @@ from genctl.models.config_limits import check_numbers, check_size, parts
 from genctl.models.fingerprint import Stamps, fingerprint, stamps
 from genctl.models.libraries import is_library_error
 from genctl.models.weights import WeightFiles, read_json
+
+if TYPE_CHECKING:
+    import torch
 
 # -- the generation settings of a checkpoint, as transformers takes them from its files: generation_config.json, or
 # config.json if that file is not there (`GenerationConfig.from_pretrained` and `.from_model_config`) ------------------
@@ -219,3 +224,30 @@ def check_code(config: dict[str, Any], trust_remote_code: bool) -> None:
                     f"config.json asks for code from elsewhere ({where}{name} = {value!r:.80}), "
                     "refused without --trust-remote-code"
                 )
+
+
+_CHECKED = 2 << 30  # bytes of weights up to which every number is checked
+
+
+def finite_check(size: int) -> Callable[[str, torch.Tensor], None]:
+    """A check of each tensor that raises ModelError. Of more than `_CHECKED` bytes of weights it checks nothing."""
+    return _check_finite if size <= _CHECKED else lambda name, weight: None
+
+
+def _check_finite(name: str, weight: torch.Tensor) -> None:
+    import torch
+
+    if type(weight) not in (torch.Tensor, torch.nn.Parameter):  # codes and scales in one tensor, torchao's
+        if not hasattr(weight, "dequantize"):
+            return
+        weight = weight.dequantize()
+    if weight.device.type == "meta" or not weight.is_floating_point() or not weight.numel():
+        return
+    # one pass: the extremes of a tensor are finite exactly if all its numbers are
+    low, high = torch.aminmax(weight.detach().float() if weight.element_size() < 2 else weight.detach())
+    if not (math.isfinite(low) and math.isfinite(high)):
+        bad = int((~torch.isfinite(weight.detach().float())).sum())
+        why = "the weights are damaged"
+        if weight.dtype == torch.float16:
+            why = f"{why}, or too large for float16 (--dtype bfloat16 and float32 hold them)"
+        raise ModelError(f"tensor {weights.shown(name)} holds {bad:,} NaN or infinite numbers: {why}")

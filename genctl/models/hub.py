@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from genctl import process
 from genctl.decode.threads import Threads
 from genctl.errors import UsageError
-from genctl.models import check, prepare, runtime_choice
+from genctl.models import check, runtime_choice
 from genctl.models.check import GenerationSettings, known_ids
 from genctl.models.libraries import OnEvent, check_quantization, guarded, quiet, without_panic_reports
 from genctl.models.resolve import CheckpointFolder, resolve
@@ -140,8 +140,8 @@ def load(
     ModelError for a checkpoint that is missing, damaged or unsupported, UsageError for conflicting options or an
     unavailable device. `on_event` receives bytes downloaded and tensors read. `threads` is set before weights are read.
     """
-    prepare.check_options(runtime)
-    placement = prepare.placement(runtime)
+    runtime_choice.check_options(runtime)
+    placement = runtime_choice.placement(runtime)
     with quiet():
         place, checkpoint = _find(runtime, allow_pickle, trust_remote_code, need_tokenizer, on_event)
         if before_weights is not None:
@@ -161,7 +161,7 @@ def load(
         unpacked = ""
         if checkpoint.gguf:
             runtime, unpacked = runtime_choice.as_it_lies(runtime, checkpoint, native, device, reason)
-        prepare.check_device(runtime, device, native=native is not None)
+        runtime_choice.check_device(runtime, device, native=native is not None)
         if native is not None and device is not None:
             reason = runtime_choice.device_reason(runtime, device)
         model: Any
@@ -205,11 +205,12 @@ def _read_natively(
     from genctl.native import pages
 
     def read() -> tuple[NativeModel, list[str]]:
-        finite = prepare.finite_check(checkpoint.weights.bytes)
+        finite = check.finite_check(checkpoint.weights.bytes)
         return runtime_choice.load(plan, runtime, checkpoint, device, finite, on_event)
 
     pages.trim_rest()
-    return read() if device.type == "cpu" else guarded(read, f"cannot move the model to {device}")
+    on_cpu = device.type == "cpu"
+    return guarded(read, f"{checkpoint.folder} cannot be loaded" if on_cpu else f"cannot move the model to {device}")
 
 
 def generation_settings(

@@ -10,10 +10,8 @@ from __future__ import annotations
 import datetime
 import os
 import signal
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,9 +28,7 @@ if TYPE_CHECKING:
 # How long a rank waits for another one inside a step. Ranks load and decode in step, so they are seconds apart at most;
 # a rank that is killed closes its connections, which ends the others at once.
 TIMEOUT_S = 120
-# How often rank 0 sends a heartbeat while it waits for a row, which may come from a pipe or a person.
-BEAT_S = 10.0
-# How long ranks wait for rank 0 to open its input.
+# How long ranks wait for rank 0 to read its input, which may come from a pipe or a person.
 PATIENCE = datetime.timedelta(days=7)
 
 
@@ -50,73 +46,36 @@ def start() -> None:
 def stop() -> None:
     """Leave the group."""
     if dist.is_initialized():
-        patient_group.cache_clear()
+        _patient_group.cache_clear()
         dist.destroy_process_group()
 
 
 def silence(stack: ExitStack) -> None:
     """For ranks other than 0: discard output, and leave signals to rank 0."""
-    nowhere: Any = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 — the stack closes it
-    stack.enter_context(nowhere)
-    before = sys.stdout, sys.stderr
-    sys.stdout = sys.stderr = nowhere
-
-    def again() -> None:
-        sys.stdout, sys.stderr = before
-
-    stack.callback(again)
+    nowhere = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 (the stack closes it)
+    stack.enter_context(redirect_stdout(nowhere))
+    stack.enter_context(redirect_stderr(nowhere))
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 @cache
-def patient_group() -> Any:
-    """A group of the same processes with a long timeout, for values that rank 0 reads."""
+def _patient_group() -> Any:
     return dist.new_group(backend="gloo", timeout=PATIENCE)
 
 
 def broadcast(value: Any, *, wait: bool = False) -> Any:
     """Rank 0's value, on every rank. All ranks call this together.
 
-    `wait`: rank 0 may take long. Raises ModelError if a rank has ended or does not answer.
+    `wait`: rank 0 may take days. Raises ModelError if a rank has ended or does not answer.
     """
     box = [value]
     try:
-        dist.broadcast_object_list(box, src=0, group=patient_group() if wait else None)
+        dist.broadcast_object_list(box, src=0, group=_patient_group() if wait else None)
     except RuntimeError as error:
-        raise lost(error) from error
+        raise _lost(error) from error
     return box[0]
-
-
-def from_rank_0(make: Callable[[], Any], *, waits: bool) -> Any:
-    """What `make` returns on rank 0, on every rank. It is not called on the others.
-
-    `waits`: it may take long; a rank that does not answer meanwhile is still noticed.
-    """
-    if not waits:
-        return broadcast(None if dist.get_rank() else make())
-    if dist.get_rank():
-        while not (answer := broadcast(None))[0]:
-            continue
-        return answer[1]
-    outcome: list[tuple[Any, BaseException | None]] = []
-    done = threading.Event()
-
-    def perform() -> None:
-        try:
-            outcome.append((make(), None))
-        except BaseException as error:  # whatever it is, it is raised below
-            outcome.append((None, error))
-        done.set()
-
-    threading.Thread(target=perform, name="rows", daemon=True).start()
-    while not done.wait(min(BEAT_S, TIMEOUT_S / 4)):
-        broadcast((False, None))
-    value, error = outcome[0]
-    if error is not None:
-        raise error
-    return broadcast((True, value))[1]
 
 
 def share(tensor: Tensor) -> Tensor:
@@ -125,16 +84,13 @@ def share(tensor: Tensor) -> Tensor:
     try:
         dist.broadcast(same, src=0)
     except RuntimeError as error:
-        raise lost(error) from error
+        raise _lost(error) from error
     return same
 
 
-def lost(error: BaseException) -> ModelError:
-    """The error if another rank has ended."""
-    return ModelError(
-        f"rank {dist.get_rank()} of {dist.get_world_size()}: another rank has ended or does not answer within "
-        f"{TIMEOUT_S} s: {_line(error)}"
-    )
+def _lost(error: BaseException) -> ModelError:
+    problem = f"another rank has ended or does not answer within {TIMEOUT_S} s: {_line(error)}"
+    return ModelError(f"rank {dist.get_rank()} of {dist.get_world_size()}: {problem}")
 
 
 def _line(error: BaseException) -> str:

@@ -62,15 +62,11 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         write("tokenizer.json", b'{"version":"1.0","model":{"type":"BPE","vocab":3,"merges":[]}}'),
         "the tokenizer in .* cannot be loaded",
     ),
-    "another pickle": (
-        lambda folder: (folder / WEIGHTS).rename(folder / "model.pt"),
-        "no safetensors weights, only model.pt",
-    ),
     "another name": (
         lambda folder: (folder / WEIGHTS).rename(folder / "weights.safetensors"),
         r"weights under another name or format \(weights.safetensors\)",
     ),
-    "pickle named": (config(transformers_weights="x.bin"), "which is no safetensors file"),
+    "weights named": (config(transformers_weights="x.bin"), "names its weights 'x.bin'; rename that file"),
 }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from genctl.errors import ModelError, UsageError
-from genctl.models import prepare, rank_group
+from genctl.models import rank_group, runtime_choice
 from genctl.params import Runtime
 from tests.cli.tool import genctl
 from tests.engines.ranks.each_rank import tokens_of
@@ -155,7 +155,7 @@ def test_one_process_has_nothing_to_share_a_model_with(llama: Path) -> None:
 )
 def test_options_for_whole_models_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        prepare.check_options(Runtime(tensor_parallel=True, **options))
+        runtime_choice.check_options(Runtime(tensor_parallel=True, **options))
 
 
 def test_what_cannot_be_shared_out_is_refused_before_it_is_read(llama: Path) -> None:
