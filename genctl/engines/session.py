@@ -57,7 +57,7 @@ class Session:
     ) -> None:
         from genctl.decode.prefix_cache import KeptTexts
         from genctl.engines.planner import Planner
-        from genctl.engines.runtime import reuse_limit, runtime_of
+        from genctl.engines.strategy_choice import reuse_limit, runtime_of
 
         self.loaded = loaded
         self.threads: Threads | None = None
@@ -117,8 +117,12 @@ class Session:
             path = getattr(runtime, name)
             if path is not None and not Path(path).expanduser().is_file():
                 raise InputError(cannot_read(path, "no such file", f"--{name.replace('_', '-')}"))
-        flags: dict[str, Any] = {"allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code}
-        flags["on_event"] = on_event  # also of further checkpoints
+        # also for further checkpoints
+        flags: dict[str, Any] = {
+            "allow_pickle": allow_pickle,
+            "trust_remote_code": trust_remote_code,
+            "on_event": on_event,
+        }
 
         def before_weights(settings: GenerationSettings) -> None:
             check_settings(resolve([model_layer(settings.values, runtime.model, settings.file), *layers]).generation)
@@ -184,7 +188,7 @@ class Session:
 
         Raises as each prompt would: UsageError or PresetError for settings, ModelError for missing capabilities.
         """
-        from genctl.engines.runtime import cache_notes, undrafted
+        from genctl.engines.strategy_choice import cache_notes, undrafted
 
         runtime, generation, name = resolved.runtime, resolved.generation, self.loaded.name
         if runtime.is_chat:

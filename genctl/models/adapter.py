@@ -6,7 +6,6 @@ The adapter is checked before and after: its files without torch, and each tenso
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +21,10 @@ from genctl.models.weights import Tensor
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # The kinds that change only the base's own layers, so that callers of the base are not affected.
 _INSIDE = ("LORA", "ADALORA", "IA3", "LOHA", "LOKR", "OFT", "BOFT", "VERA", "HRA", "FOURIERFT", "LN_TUNING")
-_FIRST = re.compile(r"\.lora_(A|embedding_A)(\.|$)")
 _SIZES = (
     "r", "init_r", "target_r", "oft_block_size", "boft_block_size", "boft_block_num", "n_frequency", "num_vectors",
 )  # fmt: skip
-_LEAST = 64  # sizes up to this one are always accepted, but ranks of LoRA
+_LEAST = 64  # sizes up to this one are always accepted
 _SHARED = "the layers that it makes share their weights"
 
 
@@ -69,22 +67,17 @@ def find(place: str, *, merge: bool | None) -> Adapter:
 
 
 def _check_sizes(what: str, config: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Refuse sizes that the adapter's tensors do not have, before peft makes layers of them. Raises ModelError.
-
-    A rank is a dimension of LoRA's first factors [rank, in], and of some tensor in all other kinds.
-    """
-    first = [tensor.shape[0] for name, tensor in tensors.items() if _FIRST.search(name) and tensor.shape]
-    widest = max(first or (max(tensor.shape, default=1) for tensor in tensors.values()))
+    """Refuse sizes above every dimension of the tensors, before peft makes layers of them. Raises ModelError."""
+    widest = max(_LEAST, *(max(tensor.shape, default=1) for tensor in tensors.values()))
     patterns, copies = config.get("rank_pattern") or {}, config.get("layer_replication") or []
     if not isinstance(patterns, dict):
         raise ModelError(f"{what}: rank_pattern in {CONFIG} is no object")
     ranks = {f"rank_pattern of {weights.shown(key, 40)}": value for key, value in patterns.items()}
     for name, value in {**{key: config.get(key) for key in _SIZES}, **ranks}.items():
-        most = widest if first and name in ("r", *ranks) else max(widest, _LEAST)
         for number in value if isinstance(value, list) else [value]:
-            if isinstance(number, (int, float)) and number > most:
+            if isinstance(number, (int, float)) and number > widest:
                 problem = f"{CONFIG} says {name} = {number!s:.30}"
-                raise ModelError(f"{what}: {problem}, but no tensor of {WEIGHTS} is of this rank (at most {widest:,})")
+                raise ModelError(f"{what}: {problem}, but no tensor of {WEIGHTS} is of this size (at most {widest:,})")
     try:
         layers = sum(max(0, last - begin) for begin, last in copies)
     except (TypeError, ValueError):

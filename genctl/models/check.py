@@ -67,25 +67,19 @@ def known_ids(settings: GenerationSettings, vocabulary: int) -> tuple[Generation
     """
     values, notes = dict(settings.values), []
     for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_token_id"):
-        if name != "eos_token_id" and isinstance(values.get(name), list):
-            raise ModelError(f"{settings.file}: {name} = {values[name]!r:.40} is a list, and has to be one id")
-        known, ids = [], _ids(values.get(name))
+        value = values.get(name)
+        if name != "eos_token_id" and isinstance(value, list):
+            raise ModelError(f"{settings.file}: {name} = {value!r:.40} is a list, and has to be one id")
+        ids = [] if value is None else value if isinstance(value, list) else [value]
         for id_ in ids:
             if (type(id_) is int and 0 <= id_ < vocabulary) or (name, id_) == ("pad_token_id", -1):  # -1: none
-                known.append(id_)
                 continue
+            has = f"the model's ids are 0 to {vocabulary - 1:,}"
             if settings.file == FILE or name == "decoder_start_token_id":
-                raise ModelError(f"{name} is {id_!r:.40}, but the model's ids are 0 to {vocabulary - 1:,}")
-            notes.append(
-                f"{settings.file}: {name} = {id_!r:.40} is not used: the model has ids 0 to {vocabulary - 1:,}"
-            )
-        if len(known) < len(ids):
-            values[name] = known or None
+                raise ModelError(f"{name} is {id_!r:.40}, but {has}")
+            notes.append(f"{settings.file}: {name} = {id_!r:.40} is not used: {has}")
+            values[name] = [one for one in ids if type(one) is int and 0 <= one < vocabulary] or None
     return settings._replace(values={name: value for name, value in values.items() if value is not None}), notes
-
-
-def _ids(value: Any) -> list[Any]:
-    return [] if value is None else value if isinstance(value, list) else [value]
 
 
 # -- the checks --------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeAlias, TypeVar
@@ -27,7 +27,6 @@ from unittest import mock
 from genctl import errors
 from genctl.errors import GenctlError, ModelError, is_shortage, without_secrets
 from genctl.events import Loading
-from genctl.models.weights import shown
 
 _T = TypeVar("_T")
 _REPORT = re.compile(rb"\n?thread '[^\n]* panicked at .*", re.DOTALL)
@@ -107,15 +106,6 @@ def _flush() -> None:
         sys.stderr.flush()
 
 
-# quant_method of config.json -> the modules with which transformers loads it, and the extra that has them
-_QUANTISED: dict[str, tuple[tuple[str, ...], str]] = {
-    "gptq": (("optimum", "gptqmodel"), "gptq"),
-    "awq": (("gptqmodel",), "gptq"),
-    "compressed-tensors": (("compressed_tensors",), "quant"),
-    "torchao": (("torchao",), "quant"),
-}
-
-
 def is_missing(module: str) -> bool:
     """Whether a module is not installed."""
     try:
@@ -130,22 +120,6 @@ def require(what: str, modules: tuple[str, ...], extra: str) -> None:
     if missing:
         are = "which is not" if len(missing) == 1 else "which are not"
         raise ModelError(f"{what} needs {' and '.join(missing)}, {are} installed", hint=errors.extra(extra))
-
-
-def check_quantization(config: Mapping[str, Any]) -> None:
-    """Refuse a quantised checkpoint whose packages are missing. Methods that are not listed are left to transformers.
-
-    Raises ModelError.
-    """
-    settings = config.get("quantization_config")
-    if settings is None:
-        return
-    if not isinstance(settings, dict):
-        raise ModelError("config.json: quantization_config is not a JSON object")
-    method = settings.get("quant_method")
-    if isinstance(method, str) and method in _QUANTISED:
-        modules, extra = _QUANTISED[method]
-        require(f"config.json says quant_method = {shown(method)}: the checkpoint", modules, extra)
 
 
 # -- their loggers, warnings and progress bars are silenced; progress arrives as events instead ------------------------
@@ -186,13 +160,16 @@ def bar_class(on_event: OnEvent | None, what: str, unit: str) -> Any:
         def __init__(self, *args: Any, **keywords: Any) -> None:
             keywords.pop("name", None)
             keywords.update(file=io.StringIO(), disable=False, mininterval=0, miniters=1)
+            self.reported = 0
             super().__init__(*args, **keywords)
 
         def display(self, *args: Any, **keywords: Any) -> None:
             is_wanted = unit != "B" or self.unit == "B"
             on_the_wire = str(self.desc).startswith("Downloading bytes")  # a second bar for the same bytes
-            if on_event is not None and self.total and self.n and is_wanted and not on_the_wire:
-                on_event(Loading(what, int(self.n), int(self.total), unit))
+            is_new = self.total and int(self.n) != self.reported
+            if on_event is not None and is_new and is_wanted and not on_the_wire:
+                self.reported = int(self.n)
+                on_event(Loading(what, self.reported, int(self.total), unit))
 
     return Bar
 

@@ -26,11 +26,6 @@ _HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?(
 _UNWRITABLE = (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EPERM, errno.EDQUOT)
 _FILES = (".gguf", ".safetensors")  # ends of names that are files
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-# Owners under whom the Hub keeps the checkpoints that once had bare ids ("gpt2"); "x/gpt2" is another model.
-_CANONICAL = (
-    "openai-community", "google-t5", "google-bert", "FacebookAI", "distilbert", "Salesforce", "xlnet", "albert",
-    "transfo-xl",
-)  # fmt: skip
 _ALLOW = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.spm", "*.tiktoken"]
 _CONFIGS = ["config.json", "generation_config.json"]
 _PICKLES = ["pytorch_model*.bin"]
@@ -166,15 +161,11 @@ class HubCheckpoint:
         """The newest complete snapshot in the cache, or None. Never uses the network."""
         from huggingface_hub import errors, snapshot_download
 
-        owners = () if "/" in self.model else _CANONICAL
-        for model in (self.model, *(f"{owner}/{self.model}" for owner in owners)):
-            try:
-                folder = Path(snapshot_download(**{**self._files, "repo_id": model}, local_files_only=True))
-            except (errors.LocalEntryNotFoundError, errors.HFValidationError, OSError, ValueError):
-                continue
-            if (folder / "config.json").is_file():
-                return folder
-        return None
+        try:
+            folder = Path(snapshot_download(**self._files, local_files_only=True))
+        except (errors.LocalEntryNotFoundError, errors.HFValidationError, OSError, ValueError):
+            return None
+        return folder if (folder / "config.json").is_file() else None
 
     @property
     def _files(self) -> dict[str, Any]:

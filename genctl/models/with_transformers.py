@@ -37,9 +37,7 @@ def load(
     config = read_config(checkpoint, trust_remote_code)
     kind = auto_class(checkpoint, config, trust_remote_code)
     if runtime.tensor_parallel:
-        from genctl.models import rank_group
-
-        placement = rank_group.placement(config)
+        placement = _over_ranks(config)
     dtype, dtype_notes = dtype_on(device, checkpoint, runtime)
     how = {"config": config, "dtype": dtype, "trust_remote_code": trust_remote_code, **placement}
     with weights_bar(on_event, runtime.model):
@@ -52,6 +50,27 @@ def load(
     if device is not None and not runtime.tensor_parallel:
         model = guarded(lambda: model.to(device), f"cannot move the model to {device}")
     return model, notes
+
+
+def _over_ranks(config: PreTrainedConfig) -> dict[str, Any]:
+    """The arguments of `from_pretrained` to distribute a model over all ranks. Raises ModelError if it cannot be."""
+    import torch.distributed
+    from transformers.distributed import DistributedConfig
+
+    size = torch.distributed.get_world_size()
+    check_plan(config, size)
+    return {"distributed_config": DistributedConfig(tp_size=size, tp_plan="auto")}
+
+
+def check_plan(config: Any, ranks: int) -> None:
+    """Raises ModelError for an architecture without a plan, and for heads that cannot be shared out evenly."""
+    text = config.get_text_config(decoder=True)
+    if not (getattr(config, "base_model_tp_plan", None) or getattr(text, "base_model_tp_plan", None)):
+        raise ModelError(f"--tensor-parallel: transformers has no plan for {config.model_type}")
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(text, name, None)
+        if isinstance(heads, int) and heads % ranks:
+            raise ModelError(f"--tensor-parallel: {name} = {heads} cannot be shared out evenly over {ranks} ranks")
 
 
 def read_config(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTrainedConfig:
@@ -138,15 +157,12 @@ _UNFIT_CLASSES = {
 
 def _unfit(described: str, known: set[str], auto: Any) -> ModelError:
     """The error for a class or architecture that cannot be loaded."""
-    tables = (
-        ("TEXT_TO_WAVEFORM", "writes sound, not text"),
-        ("TEXT_TO_SPECTROGRAM", "writes sound, not text"),
-        ("MULTIMODAL_LM", "reads pictures or sound, and genctl loads models that are made for text"),
-        ("IMAGE_TEXT_TO_TEXT", "reads pictures or sound, and genctl loads models that are made for text"),
-        ("SPEECH_SEQ_2_SEQ", "reads pictures or sound, and genctl loads models that are made for text"),
-    )
-    for task, why in tables:
-        table = dict(getattr(auto, f"MODEL_FOR_{task}_MAPPING_NAMES"))
+    reads = "reads pictures or sound, and genctl loads models that are made for text"
+    writes = "writes sound, not text"
+    kinds = {"TEXT_TO_WAVEFORM": writes, "TEXT_TO_SPECTROGRAM": writes}
+    kinds |= {"MULTIMODAL_LM": reads, "IMAGE_TEXT_TO_TEXT": reads, "SPEECH_SEQ_2_SEQ": reads}
+    for kind, why in kinds.items():
+        table = dict(getattr(auto, f"MODEL_FOR_{kind}_MAPPING_NAMES"))
         if known & ({*table} | _names(table)):
             return ModelError(f"{described} {why}")
     if any(name.endswith("ForConditionalGeneration") for name in known):
@@ -310,12 +326,9 @@ def _prepare(model: nn.Module, runtime: Runtime, device: torch.device | None, co
     Raises ModelError for NaN and infinite weights. Above 2 GiB they are not checked; logits still are, at every step.
     """
     if runtime.tensor_parallel:  # each rank checks its own part
-        from genctl.models import rank_group
-
-        rank_group.share_outputs(model)
-        own = list(rank_group.own_parts(model))
-        check_part = check.finite_check(sum(part.nbytes for _, part in own))
-        for name, part in own:
+        own = {name: getattr(weight, "to_local", lambda w=weight: w)() for name, weight in model.named_parameters()}
+        check_part = check.finite_check(sum(part.nbytes for part in own.values()))
+        for name, part in own.items():
             check_part(name, part)
         return []
     size = sum(weight.nbytes for weight in model.parameters() if weight.device.type != "meta")

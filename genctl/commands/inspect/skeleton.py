@@ -19,7 +19,7 @@ from genctl.decode.cache.cache import new_cache
 from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.cache.layer import CROSS
 from genctl.decode.types import Source
-from genctl.engines.runtime import runtime_of
+from genctl.engines.strategy_choice import runtime_of
 from genctl.errors import ModelError, UsageError, count
 from genctl.models import check, config_limits, hub, resolve, runtime_choice, with_transformers
 from genctl.models.architectures import read_native
