@@ -73,11 +73,10 @@ class Scorer:
         if options.stride is None:
             return None
         if self.is_encoder_decoder:
-            problem = f"--stride slides over a text, but {name} is an encoder-decoder"
-            raise ModelError(f"{problem}, whose decoder has no earlier text")
+            raise ModelError(f"--stride slides over a text, and {name} is an encoder-decoder, which reads it whole")
         window = options.window or context or self.trained
         if window is None:
-            raise UsageError(f"{name} has no bound on its context: say with --window N how much a window of it reads")
+            raise UsageError(f"{name} has no bound on its context: set --window N, the tokens that a window reads")
         if context is not None and window > context:
             raise UsageError(f"--window {window} is more than the context of {name}, {context} tokens")
         if options.stride >= window:
@@ -155,10 +154,8 @@ class Scorer:
             encoded = self.reader.after_context(item.context, item.text)
         if self.window is None and self.context is not None and len(encoded.ids) > self.context:
             subject = "text and context together have" if encoded.begin else "the text has"
-            raise InputError(
-                f"{subject} {len(encoded.ids)} tokens, but the model's context is {self.context}; "
-                f"--stride {max(self.context // 2, 1)} scores it in overlapping windows"
-            )
+            problem = f"{subject} {len(encoded.ids)} tokens, but the model's context is {self.context}"
+            raise InputError(f"{problem}; --stride {max(self.context // 2, 1)} scores it in overlapping windows")
         return encoded
 
     def _pieces(self, encoded: EncodedText) -> Iterator[Piece]:

@@ -70,9 +70,8 @@ class Session:
             from genctl.decode import saved_prompt
 
             if not self.forward.abilities.supports_cache or not self.forward.abilities.savable:
-                raise ModelError(
-                    f"{loaded.name} keeps no cache that can be saved, so --prompt-cache {path} cannot be used"
-                )
+                problem = f"{loaded.name} keeps no cache that can be saved"
+                raise ModelError(f"{problem}, so --prompt-cache {path} cannot be used")
             saved = saved_prompt.load(Path(path).expanduser(), self.identity, self.forward)
         self.prefixes: dict[Prompt, Prefix] = {}  # prompts read by others, which are not read again
         self.texts = None if saved is None else KeptTexts(saved=saved)  # that requests may continue
@@ -215,14 +214,14 @@ class Session:
                 self.forward.findings.append(f"nothing is drafted: {why}")
             if runtime.draft_corpus is not None:
                 remarks.append(f"draft_corpus = {runtime.draft_corpus}: nothing is drafted, since {why}")
-        own = generation.cache_implementation == "dynamic" and not self.about.is_encoder_decoder
-        own = own and not generation.assistant_model and not generation.amateur_model
+        others = self.about.is_encoder_decoder or generation.assistant_model or generation.amateur_model
+        is_invariant = generation.cache_implementation == "dynamic" and not others
         return JobPlan(
             trial.kind,
             rows=max(int(strategy.max_rows), 1),
             remarks=tuple(remarks),
             reads_hidden=strategy.traits.needs_hidden,
-            batch_invariant_by=self.products if own else "",  # no row goes through other products
+            batch_invariant_by=self.products if is_invariant else "",  # no row goes through other products
         )
 
     def watched(self, tokens: Sequence[str]) -> tuple[int, ...]:
@@ -271,12 +270,13 @@ class Session:
 
         if self.threads is None:
             return None
-        if isinstance(self.loaded.model, NativeModel):
-            weights = self.loaded.model.bytes()
+        model = self.loaded.model
+        if isinstance(model, NativeModel):
+            weights = model.bytes()
         else:
             from genctl.models.packed_layers import weights_bytes
 
-            weights = weights_bytes(self.loaded.model)
+            weights = weights_bytes(model)
         self.threads.apply(weights, rows, device=self.forward.device.type, recorded=recorded)
         return self.threads.number
 

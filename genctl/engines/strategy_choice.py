@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from genctl.engines.lane_results import ForcedPhrases, RerankPlan
     from genctl.models.hub import LoadedModel
     from genctl.models.text import Words
+    from genctl.strategies.factory import AuxiliaryModel
     from genctl.strategies.suffixes import SuffixDrafter
 
 
@@ -29,7 +30,7 @@ class StrategyChoice:
     def __init__(self, loaded: LoadedModel, forward: ModelRuntime, runtime: Runtime, flags: dict[str, Any]) -> None:
         """`flags`: how further checkpoints (assistants, amateurs) are loaded."""
         self.loaded, self.forward, self.runtime, self.flags = loaded, forward, runtime, flags
-        self.auxiliary_models: dict[str, tuple[LoadedModel, ModelRuntime]] = {}
+        self.auxiliary_models: dict[str, tuple[LoadedModel, AuxiliaryModel]] = {}
         self._latest: tuple[Generation, tuple[Strategy, RerankPlan | None]] | None = None
         self._drafted: tuple[Strategy, Strategy] | None = None  # the last strategy, and the same with drafts
         self._suffixes: SuffixDrafter | None = None  # the texts of the run, to draft from
@@ -38,14 +39,9 @@ class StrategyChoice:
         """The strategy for these knobs. It has no state, so requests with equal knobs share one."""
         if self._latest is not None and self._latest[0] is generation:
             return self._latest[1]
-        from genctl.config.modes import conflicts, mode_of
+        from genctl.config.modes import conflicts
         from genctl.strategies import factory
-        from genctl.strategies.factory import AuxiliaryModel
         from genctl.strategies.sample import Sample
-
-        def companion(name: str) -> AuxiliaryModel:
-            loaded, forward = self.companion(name)
-            return AuxiliaryModel(forward, loaded.tokenizer)
 
         if clashes := conflicts(generation):  # of a command that sets the number of rows itself
             raise UsageError("\n".join(clashes))
@@ -54,18 +50,14 @@ class StrategyChoice:
             raise UsageError("mbr_samples: compares texts, and this checkpoint has no tokenizer to write any")
         ranking: RerankPlan | None = None
         if generation.best_of is not None or generation.mbr_samples is not None:
-            from genctl.engines import lane_results
+            from genctl.engines.lane_results import rerank_plan
 
-            ranking = lane_results.rerank_plan(generation)
+            ranking = rerank_plan(generation)
         alone = generation if ranking is None else replace(generation, num_return_sequences=1)
-        strategy = None
-        if mode_of(alone) is not None:  # a second checkpoint, hidden layers or the text
-            strategy = factory.auxiliary_strategy(alone, self.forward, tokenizer, companion)
+        strategy = factory.auxiliary_strategy(alone, self.forward, tokenizer, self._auxiliary)
         if strategy is None:
-            pad = generation.pad_token_id
-            strategy = factory.choose(
-                alone, tokenizer, self.loaded.model.generation_config.pad_token_id if pad is None else pad
-            )
+            own = self.loaded.model.generation_config.pad_token_id
+            strategy = factory.choose(alone, tokenizer, own if alone.pad_token_id is None else alone.pad_token_id)
         if ranking is not None:
             if not isinstance(strategy, Sample):
                 name = "best_of" if generation.best_of else "mbr_samples"
@@ -129,9 +121,10 @@ class StrategyChoice:
         phrases = forced_phrases(generation, lambda ids: "" if tokenizer is None else decode(tokenizer, ids))
         return ForcedPhrases(Constraints(strategy.words), phrases, words.decode)
 
-    def companion(self, name: str) -> tuple[LoadedModel, ModelRuntime]:
+    def _auxiliary(self, name: str) -> AuxiliaryModel:
         """A second checkpoint (an assistant, an amateur) on the same device, loaded once."""
         from genctl.models import hub
+        from genctl.strategies.factory import AuxiliaryModel
 
         if name not in self.auxiliary_models:
             # pack it, and never compile it: its steps alternate with the model's
@@ -145,8 +138,8 @@ class StrategyChoice:
                 **self.flags,
                 need_tokenizer=self.loaded.tokenizer is not None,
             )
-            self.auxiliary_models[name] = loaded, runtime_of(loaded.model)
-        return self.auxiliary_models[name]
+            self.auxiliary_models[name] = loaded, AuxiliaryModel(runtime_of(loaded.model), loaded.tokenizer)
+        return self.auxiliary_models[name][1]
 
 
 def runtime_of(model: Any, *, compile: bool = False) -> ModelRuntime:

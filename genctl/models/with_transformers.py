@@ -57,6 +57,8 @@ def _over_ranks(config: PreTrainedConfig) -> dict[str, Any]:
     import torch.distributed
     from transformers.distributed import DistributedConfig
 
+    if not torch.distributed.is_initialized():
+        raise ModelError("--tensor-parallel: this process has no others; genctl run and genctl beam start them")
     size = torch.distributed.get_world_size()
     check_plan(config, size)
     return {"distributed_config": DistributedConfig(tp_size=size, tp_plan="auto")}

@@ -82,14 +82,6 @@ def test_what_was_silenced_speaks_again(llama: Path) -> None:
     assert logger.level == before
 
 
-def test_weights_are_spread_and_offloaded(llama: Path, tmp_path: Path) -> None:
-    found = loaded(llama, device_map="auto", max_memory="cpu=60KB", offload_folder=str(tmp_path / "off"))
-    assert "disk" in found.model.hf_device_map.values()
-    ids = torch.tensor([[5, 60, 250, 7]])
-    with torch.no_grad():
-        assert torch.equal(found.model(ids).logits, tiny("llama")(ids).logits)
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
