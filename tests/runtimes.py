@@ -14,7 +14,7 @@ import torch
 from transformers.core_model_loading import revert_weight_conversion
 
 from genctl.decode.runtime import ModelRuntime
-from genctl.engines.runtime import runtime_of
+from genctl.engines.strategy_choice import runtime_of
 from genctl.models.architectures import read_native
 from genctl.native.config import NotNative
 from genctl.native.load import build

@@ -12,7 +12,7 @@ import pytest
 
 from genctl import process
 from genctl.errors import UsageError
-from genctl.models import prepare
+from genctl.models import runtime_choice
 from tests.planted import plant, script, what_ran
 from tests.tiny import checkpoint
 
@@ -27,7 +27,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.compile
-@pytest.mark.skipif(prepare.cpp_compiler() is None, reason="no C++ compiler")
+@pytest.mark.skipif(runtime_choice.cpp_compiler() is None, reason="no C++ compiler")
 def test_the_compiler_runs_nothing_of_the_working_directory(tmp_path: Path, environment: dict[str, str]) -> None:
     """torch tries the CPU's instructions in `python -c`, which ran `./ctypes.py`."""
     folder, model = plant(tmp_path / "folder"), checkpoint("gpt2", tmp_path)

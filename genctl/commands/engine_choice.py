@@ -76,7 +76,7 @@ class EngineChoice:
     def meet(self, stack: ExitStack) -> None:
         """Meet the other ranks, if there are any. A rank that follows writes nothing from now on."""
         if self.ranks:
-            from genctl.models import rank_group as group
+            from genctl.engines import shared as group
 
             here = launch_of()
             assert here is not None
@@ -90,7 +90,7 @@ class EngineChoice:
         """What rank 0 gives; where there are no ranks, the value itself."""
         if not self.ranks:
             return value
-        from genctl.models import rank_group as group
+        from genctl.engines import shared as group
 
         return group.broadcast(value, wait=True)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 COLUMNS = ("name", "architecture", "bytes", "dtype", "runtime", "context", "why_not_native", "path", "error")
 
 if TYPE_CHECKING:
-    from genctl.models.listing import ListedModel
+    from genctl.models.resolve import ListedModel
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def perform(options: ModelsOptions) -> int:
 
     from genctl.errors import printable
     from genctl.io.writers import escaped, tsv_cell
-    from genctl.models.listing import available
+    from genctl.models.resolve import available
     from genctl.terminal.console import make_consoles
 
     out = make_consoles(options.color)[0]

@@ -96,7 +96,7 @@ def strategies(typed: str) -> list[str]:
 
 def models(typed: str) -> list[str]:
     """Built-in checkpoints, and those in the local cache."""
-    from genctl.models.listing import available
+    from genctl.models.resolve import available
 
     return [model.name for model in available() if model.error is None and model.name.startswith(typed)]
 

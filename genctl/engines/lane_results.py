@@ -11,7 +11,8 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from itertools import combinations
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from genctl import events
 from genctl.events import CUT, Event, Finished, Hypothesis, Stepped
@@ -64,16 +65,13 @@ def rerank(
 def expected_chrf(texts: Sequence[str]) -> list[float]:
     """For each text its mean chrF with all texts as references. Equal texts are compared once."""
     counts = Counter(texts)
-    distinct = list(counts)
-    grams = [_ngrams(text) for text in distinct]
-    totals = [float(counts[text]) for text in distinct]  # chrF with itself is 1, for each draw
-    for i in range(len(distinct)):
-        for j in range(i + 1, len(distinct)):
-            of_i, of_j = _chrf(grams[i], grams[j])
-            totals[i] += counts[distinct[j]] * of_i
-            totals[j] += counts[distinct[i]] * of_j
-    means = {text: total / len(texts) for text, total in zip(distinct, totals, strict=True)}
-    return [means[text] for text in texts]
+    grams = {text: _ngrams(text) for text in counts}
+    totals = {text: float(count) for text, count in counts.items()}  # chrF with itself is 1, for each draw
+    for one, other in combinations(counts, 2):
+        of_one, of_other = _chrf(grams[one], grams[other])
+        totals[one] += counts[other] * of_one
+        totals[other] += counts[one] * of_other
+    return [totals[text] / len(texts) for text in texts]
 
 
 def _ngrams(text: str) -> list[Counter[str]]:
@@ -108,17 +106,12 @@ def _chrf(left: list[Counter[str]], right: list[Counter[str]]) -> tuple[float, f
     return scores[0], scores[1]
 
 
-@dataclass(frozen=True)
-class ForcedPhrase:
+class ForcedPhrase(NamedTuple):
     """One constraint as given: alternative texts, or their ids."""
 
     name: str
     texts: tuple[str, ...]  # empty if the ids have no text
     literal: bool  # whether it was given as texts, which any tokens may spell
-
-    def is_in(self, text: str, times: int) -> bool:
-        """Whether a text contains it `times` times."""
-        return sum(text.count(candidate) for candidate in self.texts) >= times
 
 
 @dataclass(frozen=True)
@@ -138,7 +131,8 @@ class ForcedPhrases:
         cut = hypothesis.reason == "stop" and self.text(hypothesis.tokens) != hypothesis.text
         unmet = []
         for place, phrase in enumerate(self.phrases):
-            present = phrase.is_in(hypothesis.text, self.phrases[: place + 1].count(phrase))
+            times = self.phrases[: place + 1].count(phrase)
+            present = sum(hypothesis.text.count(text) for text in phrase.texts) >= times
             if (place in lacking and not (phrase.literal and present)) or (cut and phrase.texts and not present):
                 unmet.append(phrase.name)
         return dataclasses.replace(hypothesis, unmet=tuple(unmet)) if unmet else hypothesis

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,10 +12,9 @@ from genctl import events
 from genctl.config.listed_knobs import check_finite, criteria_of, processors_of
 from genctl.decode.processors import function_of
 from genctl.engines.prompts import Prompt, PromptReader, conversation
-from genctl.engines.runtime import undrafted
-from genctl.engines.strategy_choice import StrategyChoice
+from genctl.engines.strategy_choice import StrategyChoice, undrafted
 from genctl.errors import InputError, ModelError, UsageError, count
-from genctl.models.sizes import context_of, trained_length
+from genctl.models.config_limits import context_of, trained_length
 from genctl.params import DEFAULT_NEW_TOKENS, GRAMMARS, Generation, Runtime
 
 if TYPE_CHECKING:
@@ -64,19 +64,14 @@ class PlannedLane:
     def results(self) -> LaneResults | None:
         """Completes the lane's results; None if the core has completed them."""
         names = {getattr(processor, "name", None) for processor in self.lane.processors}
-        grammar = thinking = None
-        if not names.isdisjoint(GRAMMARS):
-            from genctl.decode.processors.grammar import Grammar
-
-            grammar = function_of(self.lane.processors, Grammar)
-        if "thinking_budget" in names:
-            from genctl.decode.processors.thinking import Thinking
-
-            thinking = function_of(self.lane.processors, Thinking)
-        if not any((self.phrases, self.ranking, grammar, thinking)):
+        if not self.phrases and not self.ranking and names.isdisjoint((*GRAMMARS, "thinking_budget")):
             return None
+        from genctl.decode.processors.grammar import Grammar
+        from genctl.decode.processors.thinking import Thinking
         from genctl.engines.lane_results import LaneResults
 
+        grammar = function_of(self.lane.processors, Grammar)
+        thinking = function_of(self.lane.processors, Thinking)
         return LaneResults(self.phrases, grammar, len(self.lane.tokens), self.ranking, thinking)
 
 
@@ -196,13 +191,13 @@ class LanePlan:
         optional = {
             "src_lang": resolved.runtime.src_lang,
             "tgt_lang": resolved.runtime.tgt_lang,
-            "truncated": self.truncated or None,
-            "note": self.prompt.note or None,
+            "truncated": self.truncated,
+            "note": self.prompt.note,
             "trained": planner.trained if len(self.tokens) + self.most > (planner.trained or 0) else None,
-            "structure": generation.structure or None,
+            "structure": generation.structure,
         }
         settings = {"length_penalty": strategy.length_penalty, "runtime": self.forward.kind, **generation.several}
-        settings |= {name: value for name, value in optional.items() if value is not None}
+        settings |= {name: value for name, value in optional.items() if value}
         phrases = planner.strategies.forced_phrases(generation, strategy, self.words)
         kind, draws = (ranking or strategy).kind, generation.draws or bool(resolved.processors)
         return PlannedLane(lane, self.prompt, kind, settings, ranking, phrases, draws)
@@ -226,12 +221,10 @@ class LanePlan:
         """
         generation, encoder = self.generation, self.forward.is_encoder_decoder
         limit = None if encoder or generation.max_new_tokens is not None else generation.max_length
-        bound = min((size for size in (self.planner.context, limit) if size is not None), default=None)
+        bound = min((size for size in (self.planner.context, limit) if size is not None), default=sys.maxsize)
         side, ids = self.request.resolved.runtime.truncate, prompt.ids
-        if side is None or bound is None:
-            return prompt
         keep = bound if encoder else bound - min(generation.max_new_tokens or DEFAULT_NEW_TOKENS, bound // 2)
-        if len(ids) <= keep:
+        if side is None or len(ids) <= keep:
             return prompt
         head = int(ids[0] == self.planner.bos)
         tail = int(encoder and ids[-1] in self.planner.eos)
@@ -310,8 +303,8 @@ class LanePlan:
         )
         processors = build(context)
         if not generation.ban and any(processor.name == "ban" for processor in processors):
-            words = "ban is set in the list of processors alone, which cannot take back a text"
-            raise UsageError(words, hint="set it beside the list")
+            problem = "ban is set in the list of processors alone, which cannot take back a text"
+            raise UsageError(problem, hint="set it beside the list")
         return processors
 
     def _unconditional(self) -> Callable[[Tensor], Tensor] | None:
@@ -320,9 +313,8 @@ class LanePlan:
         if generation.guidance_scale in (None, 1.0):
             return None
         if self.forward.is_encoder_decoder:
-            raise ModelError(
-                "guidance_scale needs a decoder-only checkpoint: an encoder-decoder has no negative prompt"
-            )
+            problem = "guidance_scale needs a decoder-only checkpoint"
+            raise ModelError(f"{problem}: an encoder-decoder has no negative prompt")
         from genctl.decode.read_along import ReadAlong, unconditional
         from genctl.models.text import encode_prompt
 
@@ -339,9 +331,8 @@ class LanePlan:
         """
         resolved, tokenizer = self.request.resolved, self.loaded.tokenizer
         listed = [table["use"] for table in (*(resolved.processors or ()), *(resolved.stopping or ()))]
-        if not any(name in listed or getattr(resolved.generation, name) is not None for name in READ_THOUGHTS):
-            return ""
-        if tokenizer is None or self.forward.is_encoder_decoder or self._tags() is None:
+        reads = any(name in listed or getattr(resolved.generation, name) is not None for name in READ_THOUGHTS)
+        if not reads or tokenizer is None or self.forward.is_encoder_decoder or self._tags() is None:
             return ""
         if not self.is_chat:
             backend = getattr(tokenizer, "backend_tokenizer", tokenizer)

@@ -81,10 +81,8 @@ class TextReader:
             size = max(size - len(texts.decode(self.tokenizer, ids[:1]).encode()), 0)
         encoded = self._encoded(text, ids, 0, first, size)
         if len(encoded.ids) <= first:
-            raise InputError(
-                "the text is a single token, and a causal model has no score for the first one; "
-                "give what comes before it with --context"
-            )
+            problem = "the text is a single token, and a causal model has no score for the first one"
+            raise InputError(f"{problem}; give what comes before it with --context")
         return encoded
 
     def after_context(self, context: str, text: str) -> EncodedText:
@@ -144,9 +142,7 @@ class Passes:
     """Reads pieces with one model. The returned tokens have no text."""
 
     def __init__(self, forward: ModelRuntime, *, batch_size: int, detail: Detail | None = None) -> None:
-        self.forward = forward
-        self.batch_size = batch_size
-        self.detail = detail or Detail()
+        self.forward, self.batch_size, self.detail = forward, batch_size, detail or Detail()
         able = forward.abilities
         # whether several tokens in one pass may continue from a cache
         self.continues = (
@@ -214,14 +210,6 @@ class Passes:
         tokens = iter(self._measure(self.forward(given).logits, rows, columns, targets))
         return [list(islice(tokens, length)) for length in lengths]
 
-    def read_all(self, pieces: Sequence[Piece], **shared: Any) -> list[list[Token]]:
-        """The scored tokens of each piece, read in batches. `shared`: see `read`."""
-        results: list[list[Token]] = [[] for _ in pieces]
-        for batch in self.batches(pieces):
-            for place, tokens in zip(batch, self.read([pieces[place] for place in batch], **shared), strict=True):
-                results[place] = tokens
-        return results
-
     def continuations(
         self, context: Sequence[int], endings: Sequence[tuple[int, ...]], source: Sequence[int] | None = None
     ) -> list[list[Token]]:
@@ -230,19 +218,21 @@ class Passes:
         For an encoder-decoder `source` is read once, and `context` is the decoder's start. A model with a recurrent
         state cannot continue from it by several tokens at a time, and reads the context with each ending.
         """
-        pieces = [Piece((*context, *ending), len(context)) for ending in endings]
+        pieces, shared = [Piece((*context, *ending), len(context)) for ending in endings], dict[str, Any]()
+        results: list[list[Token]] = [[] for _ in endings]
         if source is not None:
-            return self.read_all(pieces, source=self.forward.encode(source))
-        if not self.continues:
-            return self.read_all(pieces)
-        prefix = self.forward.prefill(context, None)
-        nothing = [0] * len(endings)
-        begun = self._measure(prefix.logits[:, None], nothing, nothing, [ending[0] for ending in endings])
-        rest = [Piece(ending, 1) for ending in endings if len(ending) > 1]
-        scored = iter(self.read_all(rest, cache=prefix.cache, past=len(context)))
-        return [
-            [token, *(next(scored) if len(ending) > 1 else ())] for token, ending in zip(begun, endings, strict=True)
-        ]
+            shared = {"source": self.forward.encode(source)}
+        elif self.continues:
+            prefix, nothing = self.forward.prefill(context, None), [0] * len(endings)
+            begun = self._measure(prefix.logits[:, None], nothing, nothing, [ending[0] for ending in endings])
+            results = [[token] for token in begun]
+            pieces, shared = [Piece(ending, 1) for ending in endings], {"cache": prefix.cache, "past": len(context)}
+        wanted = [place for place, piece in enumerate(pieces) if len(piece.ids) > piece.first]
+        for batch in self.batches([pieces[place] for place in wanted]):
+            places = [wanted[at] for at in batch]
+            for place, tokens in zip(places, self.read([pieces[place] for place in places], **shared), strict=True):
+                results[place] += tokens
+        return results
 
     def _read_long(self, piece: Piece) -> list[Token]:
         """One row, a few positions at a time, with a growing cache."""
@@ -277,18 +267,17 @@ class Passes:
         tokens: list[Token] = []
         step = max(AT_ONCE // vocabulary, 1)
         for at in range(0, len(targets), step):
-            part = slice(at, at + step)
-            ids = targets[part]
-            selected = logits[list(rows[part]), list(columns[part])]  # f32 [c, V]
+            ids = targets[at : at + step]
+            selected = logits[list(rows[at : at + step]), list(columns[at : at + step])]  # f32 [c, V]
             column = torch.tensor(ids, device=selected.device)[:, None]
             normalised = log_softmax(selected)
             logprobs = normalised.gather(1, column)[:, 0].tolist()
             for id, value in zip(ids, logprobs, strict=True):
                 if value != value:
                     raise damaged(f"where the text has the token with id {id}")
-            ranks: Iterable[int | None] = repeat(None)
-            entropies: Iterable[float | None] = repeat(None)
-            tops: Iterable[tuple[tuple[int, str, float], ...]] = repeat(())
+            ranks: Iterable[int | None] = repeat(None, len(ids))
+            entropies: Iterable[float | None] = repeat(None, len(ids))
+            tops: Iterable[tuple[tuple[int, str, float], ...]] = repeat((), len(ids))
             if self.detail.ranks:
                 ranks = (1 + (selected > selected.gather(1, column)).sum(-1)).tolist()
                 entropies = entropy(normalised).tolist()
@@ -296,9 +285,5 @@ class Passes:
                 best = selected.topk(min(self.detail.top, vocabulary)).indices
                 pairs = zip(best.tolist(), normalised.gather(1, best).tolist(), strict=True)
                 tops = [tuple((id, "", value) for id, value in zip(*pair, strict=True)) for pair in pairs]
-            tokens += [
-                Token(id, logprob, "", rank, entropy, top)
-                # not `strict`: some are endless
-                for id, logprob, rank, entropy, top in zip(ids, logprobs, ranks, entropies, tops, strict=False)
-            ]
+            tokens += map(Token, ids, logprobs, repeat(""), ranks, entropies, tops)
         return tokens

@@ -12,7 +12,7 @@ from genctl.engines.protocol import Key, Scored, ScoringOptions, TextToScore, ra
 from genctl.engines.score_passes import EncodedText, Passes, Piece, TextReader
 from genctl.errors import ContractError, GenctlError, InputError, ModelError, UsageError, count
 from genctl.events import Token
-from genctl.models.sizes import source_context_of
+from genctl.models.config_limits import source_context_of
 
 if TYPE_CHECKING:
     from genctl.engines.planner import Planner
@@ -62,27 +62,21 @@ class Scorer:
         self.passes = Passes(planner.forward, batch_size=options.batch_size, detail=options.detail)
         self.window = self._window()
         if options.target is not None and not self.is_encoder_decoder:
-            raise UsageError(
-                f"--target is for encoder-decoders, and {loaded.name} is a causal model; "
-                "--context gives the text before"
-            )
+            problem = f"--target is for encoder-decoders, and {loaded.name} is a causal model"
+            raise UsageError(f"{problem}; --context gives the text before")
         if options.context is not None and self.is_encoder_decoder and not options.rank:
-            raise UsageError(
-                f"--context is for causal models, and {loaded.name} is an encoder-decoder; "
-                "the text is its source, and --target is scored"
-            )
+            problem = f"--context is for causal models, and {loaded.name} is an encoder-decoder"
+            raise UsageError(f"{problem}; the text is its source, and --target is scored")
 
     def _window(self) -> int | None:
         options, context, name = self.options, self.context, self.loaded.name
         if options.stride is None:
             return None
         if self.is_encoder_decoder:
-            raise ModelError(
-                f"--stride slides over a text, but {name} is an encoder-decoder, whose decoder has no earlier text"
-            )
+            raise ModelError(f"--stride slides over a text, and {name} is an encoder-decoder, which reads it whole")
         window = options.window or context or self.trained
         if window is None:
-            raise UsageError(f"{name} has no bound on its context: say with --window N how much a window of it reads")
+            raise UsageError(f"{name} has no bound on its context: set --window N, the tokens that a window reads")
         if context is not None and window > context:
             raise UsageError(f"--window {window} is more than the context of {name}, {context} tokens")
         if options.stride >= window:
@@ -148,12 +142,9 @@ class Scorer:
                 raise InputError("an encoder-decoder scores a target given its source, and has no place for a context")
             encoded = self.reader.target(item.text, item.target)
             read, length = len(encoded.source or ()), len(encoded.ids) - 1  # the last one is only predicted
-            if self.source_context is not None and read > self.source_context:
-                has = count(read, "token")
-                raise InputError(f"the source has {has}, but the model's context is {self.source_context}")
-            if self.context is not None and length > self.context:
-                has = count(length, "token")
-                raise InputError(f"the target has {has}, but the model's context is {self.context}")
+            for side, tokens, most in (("source", read, self.source_context), ("target", length, self.context)):
+                if most is not None and tokens > most:
+                    raise InputError(f"the {side} has {count(tokens, 'token')}, but the model's context is {most}")
             return encoded
         if item.target is not None:
             raise InputError("a target is for encoder-decoders; what a causal model's text continues is its context")
@@ -163,10 +154,8 @@ class Scorer:
             encoded = self.reader.after_context(item.context, item.text)
         if self.window is None and self.context is not None and len(encoded.ids) > self.context:
             subject = "text and context together have" if encoded.begin else "the text has"
-            raise InputError(
-                f"{subject} {len(encoded.ids)} tokens, but the model's context is {self.context}; "
-                f"--stride {max(self.context // 2, 1)} scores it in overlapping windows"
-            )
+            problem = f"{subject} {len(encoded.ids)} tokens, but the model's context is {self.context}"
+            raise InputError(f"{problem}; --stride {max(self.context // 2, 1)} scores it in overlapping windows")
         return encoded
 
     def _pieces(self, encoded: EncodedText) -> Iterator[Piece]:

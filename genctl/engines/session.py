@@ -57,7 +57,7 @@ class Session:
     ) -> None:
         from genctl.decode.prefix_cache import KeptTexts
         from genctl.engines.planner import Planner
-        from genctl.engines.runtime import reuse_limit, runtime_of
+        from genctl.engines.strategy_choice import reuse_limit, runtime_of
 
         self.loaded = loaded
         self.threads: Threads | None = None
@@ -70,9 +70,8 @@ class Session:
             from genctl.decode import prompts
 
             if not self.forward.abilities.supports_cache or not self.forward.abilities.savable:
-                raise ModelError(
-                    f"{loaded.name} keeps no cache that can be saved, so --prompt-cache {path} cannot be used"
-                )
+                problem = f"{loaded.name} keeps no cache that can be saved"
+                raise ModelError(f"{problem}, so --prompt-cache {path} cannot be used")
             saved = prompts.load(Path(path).expanduser(), self.identity, self.forward)
         self.prefixes: dict[Prompt, Prefix] = {}  # prompts read by others, which are not read again
         self.texts = None if saved is None else KeptTexts(saved=saved)  # that requests may continue
@@ -117,8 +116,12 @@ class Session:
             path = getattr(runtime, name)
             if path is not None and not Path(path).expanduser().is_file():
                 raise InputError(cannot_read(path, "no such file", f"--{name.replace('_', '-')}"))
-        flags: dict[str, Any] = {"allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code}
-        flags["on_event"] = on_event  # also of further checkpoints
+        # also for further checkpoints
+        flags: dict[str, Any] = {
+            "allow_pickle": allow_pickle,
+            "trust_remote_code": trust_remote_code,
+            "on_event": on_event,
+        }
 
         def before_weights(settings: GenerationSettings) -> None:
             check_settings(resolve([model_layer(settings.values, runtime.model, settings.file), *layers]).generation)
@@ -184,7 +187,7 @@ class Session:
 
         Raises as each prompt would: UsageError or PresetError for settings, ModelError for missing capabilities.
         """
-        from genctl.engines.runtime import cache_notes, undrafted
+        from genctl.engines.strategy_choice import cache_notes, undrafted
 
         runtime, generation, name = resolved.runtime, resolved.generation, self.loaded.name
         if runtime.is_chat:
@@ -211,14 +214,14 @@ class Session:
                 self.forward.findings.append(f"nothing is drafted: {why}")
             if runtime.draft_corpus is not None:
                 remarks.append(f"draft_corpus = {runtime.draft_corpus}: nothing is drafted, since {why}")
-        own = generation.cache_implementation == "dynamic" and not self.about.is_encoder_decoder
-        own = own and not generation.assistant_model and not generation.amateur_model
+        others = self.about.is_encoder_decoder or generation.assistant_model or generation.amateur_model
+        is_invariant = generation.cache_implementation == "dynamic" and not others
         return JobPlan(
             trial.kind,
             rows=max(int(strategy.max_rows), 1),
             remarks=tuple(remarks),
             reads_hidden=strategy.traits.needs_hidden,
-            batch_invariant_by=self.products if own else "",  # no row goes through other products
+            batch_invariant_by=self.products if is_invariant else "",  # no row goes through other products
         )
 
     def watched(self, tokens: Sequence[str]) -> tuple[int, ...]:
@@ -267,12 +270,13 @@ class Session:
 
         if self.threads is None:
             return None
-        if isinstance(self.loaded.model, NativeModel):
-            weights = self.loaded.model.bytes()
+        model = self.loaded.model
+        if isinstance(model, NativeModel):
+            weights = model.bytes()
         else:
             from genctl.models.packed_layers import weights_bytes
 
-            weights = weights_bytes(self.loaded.model)
+            weights = weights_bytes(model)
         self.threads.apply(weights, rows, device=self.forward.device.type, recorded=recorded)
         return self.threads.number
 

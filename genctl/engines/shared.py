@@ -1,20 +1,121 @@
-"""The engine of `--tensor-parallel`: every rank runs the whole loop on the same requests.
+"""The engine of `--tensor-parallel`: processes that share a model, each of which runs the whole loop on all requests.
 
-Values that could differ between ranks come from rank 0: requests, settings, the clock, and whether to stop.
+Tensor parallelism by transformers' plans: each rank holds a part of every large matrix, and all compute each pass
+(Shoeybi et al., Megatron-LM, 2019). Sums over ranks are equal on all of them. What could differ comes from rank 0:
+requests, settings, the clock, whether to stop, and the logits of each pass, so that equal seeds give equal choices.
 """
 
 from __future__ import annotations
 
+import datetime
+import os
+import signal
 import time
 from collections.abc import Generator, Iterator
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from genctl import events
 from genctl.config.layers import Resolved
 from genctl.engines.protocol import ALONE, EngineSetup, Flow, JobPlan, Report, Request, Rows, Skipped
 from genctl.engines.session import Session, load_session
-from genctl.errors import Exit, UsageError
-from genctl.models import rank_group as group
+from genctl.errors import Exit, ModelError, UsageError
+from genctl.params import Runtime
+
+if TYPE_CHECKING:
+    from genctl.models.hub import LoadedModel
+
+# How long a rank waits for another one inside a step. Ranks load and decode in step, so they are seconds apart at most;
+# a rank that is killed closes its connections, which ends the others at once.
+TIMEOUT_S = 120
+# How long ranks wait for rank 0 to read its input, which may come from a pipe or a person.
+PATIENCE = datetime.timedelta(days=7)
+
+
+def start() -> None:
+    """Join the other processes, once. Raises ModelError if they do not join."""
+    if dist.is_initialized():
+        return
+    timeout = datetime.timedelta(seconds=TIMEOUT_S)
+    try:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=timeout)
+    except (RuntimeError, ValueError) as error:
+        raise ModelError(f"the processes that were started together do not find each other: {_line(error)}") from error
+
+
+def stop() -> None:
+    """Leave the group."""
+    if dist.is_initialized():
+        _patient_group.cache_clear()
+        dist.destroy_process_group()
+
+
+def silence(stack: ExitStack) -> None:
+    """For ranks other than 0: discard output, and leave signals to rank 0."""
+    nowhere = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 (the stack closes it)
+    stack.enter_context(redirect_stdout(nowhere))
+    stack.enter_context(redirect_stderr(nowhere))
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+
+
+@cache
+def _patient_group() -> Any:
+    return dist.new_group(backend="gloo", timeout=PATIENCE)
+
+
+def broadcast(value: Any, *, wait: bool = False) -> Any:
+    """Rank 0's value, on every rank. All ranks call this together.
+
+    `wait`: rank 0 may take days. Raises ModelError if a rank has ended or does not answer.
+    """
+    box = [value]
+    try:
+        dist.broadcast_object_list(box, src=0, group=_patient_group() if wait else None)
+    except RuntimeError as error:
+        raise _lost(error) from error
+    return box[0]
+
+
+def share(tensor: Tensor) -> Tensor:
+    """Rank 0's numbers for a tensor that every rank has in the same shape. Raises ModelError as `broadcast` does."""
+    same = tensor.contiguous()
+    try:
+        dist.broadcast(same, src=0)
+    except RuntimeError as error:
+        raise _lost(error) from error
+    return same
+
+
+def _lost(error: BaseException) -> ModelError:
+    problem = f"another rank has ended or does not answer within {TIMEOUT_S} s: {_line(error)}"
+    return ModelError(f"rank {dist.get_rank()} of {dist.get_world_size()}: {problem}")
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def _share_outputs(model: Any) -> None:
+    """After each pass every rank has rank 0's logits f32 [N, T, V], and its hidden states where they are returned."""
+
+    def same(module: Any, inputs: Any, output: Any) -> Any:
+        output.logits = share(output.logits)
+        for name in ("hidden_states", "decoder_hidden_states"):
+            states = getattr(output, name, None)
+            if states is not None:
+                setattr(output, name, tuple(share(state) for state in states))
+        return output
+
+    model.register_forward_hook(same)
 
 
 class SharedSession(Session):
@@ -22,6 +123,10 @@ class SharedSession(Session):
 
     ended = ""  # why rank 0 ended the stream, if not at its end
     waits = False  # rank 0 may wait long for a row
+
+    def __init__(self, loaded: LoadedModel, runtime: Runtime, **how: Any) -> None:
+        _share_outputs(loaded.model)
+        super().__init__(loaded, runtime, **how)
 
     def plan(self, resolved: Resolved) -> JobPlan:
         """Check once whether all ranks together can run a job. Raises UsageError for other caches."""
@@ -34,18 +139,18 @@ class SharedSession(Session):
         self, requests: Rows, report: Report | None = None, flow: Flow = ALONE
     ) -> Generator[events.Event, None, None]:
         """Decode rank 0's requests on every rank (`Engine.stream`)."""
-        self.clock = lambda: float(group.broadcast(time.perf_counter()))
-        report, width, span, ahead = group.broadcast((report, flow.width, flow.span, flow.ahead))
+        self.clock = lambda: float(broadcast(time.perf_counter()))
+        report, width, span, ahead = broadcast((report, flow.width, flow.span, flow.ahead))
         same = replace(
-            flow, width=width, span=span, ahead=ahead, interrupted=lambda: str(group.broadcast(flow.interrupted()))
+            flow, width=width, span=span, ahead=ahead, interrupted=lambda: str(broadcast(flow.interrupted()))
         )
         yield from super().stream(self._shared(requests), report, same)
-        self.ended = str(group.broadcast(flow.interrupted()))
+        self.ended = str(broadcast(flow.interrupted()))
 
     def _shared(self, requests: Rows) -> Iterator[Request | Skipped]:
         """Rank 0's requests, on every rank."""
         rows = iter(requests)
-        while (row := group.from_rank_0(lambda: next(rows, None), waits=self.waits)) is not None:
+        while (row := broadcast(next(rows, None), wait=self.waits)) is not None:
             yield row
 
     def follow(self) -> int:

@@ -1,4 +1,7 @@
-"""The strategies of one checkpoint: what the knobs choose, drafts, further checkpoints, and forced phrases."""
+"""The strategies of one checkpoint: what the knobs choose, drafts, further checkpoints, and forced phrases.
+
+The runtime of a loaded model, and notes on its cache: if it is lossy or has no effect, if it cannot be reused.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from genctl.decode.runtime import ModelRuntime
 from genctl.errors import InputError, ModelError, UsageError, cannot_read
-from genctl.params import Generation, Runtime
+from genctl.native.runtime import NativeModel, NativeRuntime
+from genctl.params import DRAFTING, Generation, Runtime
 
 if TYPE_CHECKING:
-    from genctl.decode.runtime import ModelRuntime
-    from genctl.decode.types import Strategy
+    from genctl.config.layers import Resolved
+    from genctl.decode.types import Prefix, Strategy
     from genctl.engines.lane_results import ForcedPhrases, RerankPlan
     from genctl.models.hub import LoadedModel
     from genctl.models.text import Words
+    from genctl.strategies.factory import AuxiliaryModel
     from genctl.strategies.suffixes import SuffixDrafter
 
 
@@ -24,7 +30,7 @@ class StrategyChoice:
     def __init__(self, loaded: LoadedModel, forward: ModelRuntime, runtime: Runtime, flags: dict[str, Any]) -> None:
         """`flags`: how further checkpoints (assistants, amateurs) are loaded."""
         self.loaded, self.forward, self.runtime, self.flags = loaded, forward, runtime, flags
-        self.auxiliary_models: dict[str, tuple[LoadedModel, ModelRuntime]] = {}
+        self.auxiliary_models: dict[str, tuple[LoadedModel, AuxiliaryModel]] = {}
         self._latest: tuple[Generation, tuple[Strategy, RerankPlan | None]] | None = None
         self._drafted: tuple[Strategy, Strategy] | None = None  # the last strategy, and the same with drafts
         self._suffixes: SuffixDrafter | None = None  # the texts of the run, to draft from
@@ -33,14 +39,9 @@ class StrategyChoice:
         """The strategy for these knobs. It has no state, so requests with equal knobs share one."""
         if self._latest is not None and self._latest[0] is generation:
             return self._latest[1]
-        from genctl.config.modes import conflicts, mode_of
+        from genctl.config.modes import conflicts
         from genctl.strategies import factory
-        from genctl.strategies.factory import AuxiliaryModel
         from genctl.strategies.sample import Sample
-
-        def companion(name: str) -> AuxiliaryModel:
-            loaded, forward = self.companion(name)
-            return AuxiliaryModel(forward, loaded.tokenizer)
 
         if clashes := conflicts(generation):  # of a command that sets the number of rows itself
             raise UsageError("\n".join(clashes))
@@ -49,18 +50,14 @@ class StrategyChoice:
             raise UsageError("mbr_samples: compares texts, and this checkpoint has no tokenizer to write any")
         ranking: RerankPlan | None = None
         if generation.best_of is not None or generation.mbr_samples is not None:
-            from genctl.engines import lane_results
+            from genctl.engines.lane_results import rerank_plan
 
-            ranking = lane_results.rerank_plan(generation)
+            ranking = rerank_plan(generation)
         alone = generation if ranking is None else replace(generation, num_return_sequences=1)
-        strategy = None
-        if mode_of(alone) is not None:  # a second checkpoint, hidden layers or the text
-            strategy = factory.auxiliary_strategy(alone, self.forward, tokenizer, companion)
+        strategy = factory.auxiliary_strategy(alone, self.forward, tokenizer, self._auxiliary)
         if strategy is None:
-            pad = generation.pad_token_id
-            strategy = factory.choose(
-                alone, tokenizer, self.loaded.model.generation_config.pad_token_id if pad is None else pad
-            )
+            own = self.loaded.model.generation_config.pad_token_id
+            strategy = factory.choose(alone, tokenizer, own if alone.pad_token_id is None else alone.pad_token_id)
         if ranking is not None:
             if not isinstance(strategy, Sample):
                 name = "best_of" if generation.best_of else "mbr_samples"
@@ -124,10 +121,10 @@ class StrategyChoice:
         phrases = forced_phrases(generation, lambda ids: "" if tokenizer is None else decode(tokenizer, ids))
         return ForcedPhrases(Constraints(strategy.words), phrases, words.decode)
 
-    def companion(self, name: str) -> tuple[LoadedModel, ModelRuntime]:
+    def _auxiliary(self, name: str) -> AuxiliaryModel:
         """A second checkpoint (an assistant, an amateur) on the same device, loaded once."""
-        from genctl.engines.runtime import runtime_of
         from genctl.models import hub
+        from genctl.strategies.factory import AuxiliaryModel
 
         if name not in self.auxiliary_models:
             # pack it, and never compile it: its steps alternate with the model's
@@ -141,5 +138,65 @@ class StrategyChoice:
                 **self.flags,
                 need_tokenizer=self.loaded.tokenizer is not None,
             )
-            self.auxiliary_models[name] = loaded, runtime_of(loaded.model)
-        return self.auxiliary_models[name]
+            self.auxiliary_models[name] = loaded, AuxiliaryModel(runtime_of(loaded.model), loaded.tokenizer)
+        return self.auxiliary_models[name][1]
+
+
+def runtime_of(model: Any, *, compile: bool = False) -> ModelRuntime:
+    """The `ModelRuntime` of a loaded model. `compile` affects only transformers' models."""
+    if isinstance(model, NativeModel):
+        return NativeRuntime(model)
+    from genctl.transformers.runtime import TransformersRuntime
+
+    return TransformersRuntime(model, compile=compile)
+
+
+def cache_notes(forward: ModelRuntime, name: str, resolved: Resolved) -> list[str]:
+    """One sentence for each surprising effect of the cache, and of `cache_implementation`. `name`: the checkpoint's."""
+    generation, window, form = resolved.generation, forward.cut_window, resolved.generation.cache_implementation
+    uses, keeps = generation.use_cache, forward.abilities.supports_cache
+    notes = [window.note] if window is not None and window.note and uses and keeps else []
+    if forward.abilities.cache_differs:
+        used = "its cache is used, as in generate()" if uses else "everything is read again"
+        notes.append(f"{forward.name} computes other numbers with a cache than without: {used}")
+    drafting = [knob for knob in DRAFTING if getattr(generation, knob) is not None]
+    if window is not None and window.indexed and drafting and uses:
+        notes.append(
+            f"{drafting[0]}: beyond {window.size} tokens ({window.name}) nothing is drafted: which tokens "
+            f"{forward.name} sees there depends on how many are read at once"
+        )
+    if not uses or form == "off":
+        return notes
+    if not keeps:
+        return [*notes, f"{name} keeps no cache: everything is read again at every step"]
+    if form == "dynamic":
+        return notes
+    setting = f"cache_implementation = {form} ({resolved.origins['cache_implementation']})"
+    if form == "quantized":
+        notes.append(f"{setting} is lossy: keys and values have 8 bits, so the text may differ")
+    elif form == "offloaded" and (where := forward.device.type) != "cuda":
+        notes.append(f"{setting} has nowhere to offload to: the model is on the {where}, so it acts as dynamic")
+    return notes
+
+
+def undrafted(forward: ModelRuntime, resolved: Resolved) -> str:
+    """Why nothing is drafted unless a setting names a drafter; "" if it is, in passes of plain decoding."""
+    generation = resolved.generation
+    if not resolved.runtime.draft:
+        return "draft = false"
+    if not generation.use_cache or generation.cache_implementation != "dynamic":
+        return "the cache is off, or of another form than dynamic"
+    if resolved.processors is not None or generation.guidance_scale not in (None, 1.0):
+        return "custom processors, or guidance, see every token"
+    if not forward.drafts_unasked:
+        return "only native models on a CPU compute several tokens of a row as one at a time"
+    return ""
+
+
+def reuse_limit(forward: ModelRuntime, saved: Prefix | None) -> str:
+    """Why a saved prompt may be useless for another prompt."""
+    if forward.is_encoder_decoder:
+        return "an encoder reads a source as a whole, so only an equal one can be reused"
+    if saved is not None and saved.cache is not None and not saved.cache.is_croppable:
+        return "a recurrent state cannot be cropped, so only a prompt that continues it can reuse it"
+    return "the prompts have no beginning in common"

@@ -6,10 +6,6 @@ The adapter is checked before and after: its files without torch, and each tenso
 from __future__ import annotations
 
 import hashlib
-import json
-import re
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,29 +20,12 @@ from genctl.models.weights import Tensor
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # The kinds that change only the base's own layers, so that callers of the base are not affected.
-_FIRST = re.compile(r"\.lora_(A|embedding_A)(\.|$)")
+_INSIDE = ("LORA", "ADALORA", "IA3", "LOHA", "LOKR", "OFT", "BOFT", "VERA", "HRA", "FOURIERFT", "LN_TUNING")
 _SIZES = (
     "r", "init_r", "target_r", "oft_block_size", "boft_block_size", "boft_block_num", "n_frequency", "num_vectors",
 )  # fmt: skip
 _LEAST = 64  # sizes up to this one are always accepted
-_PLAIN = re.compile(r"[\w.]*").fullmatch
-_PATTERNS = (  # settings with regular expressions: texts, lists, or the keys of objects
-    "target_modules", "exclude_modules", "rank_pattern", "alpha_pattern", "modules_to_save", "layers_pattern",
-)  # fmt: skip
-PATTERNS_S = 10.0  # for all patterns and names; real ones take milliseconds
-_MATCH = """
-import json, re, sys
-patterns, names = json.load(sys.stdin)
-try:
-    for pattern in patterns:
-        for name in names:
-            re.fullmatch(pattern, name), re.match(rf"(.*\\.)?({pattern})($|\\..*)", name)
-except (re.error, RecursionError, OverflowError) as error:
-    print(error)
-    sys.exit(1)
-"""
 _SHARED = "the layers that it makes share their weights"
-_INSIDE = ("LORA", "ADALORA", "IA3", "LOHA", "LOKR", "OFT", "BOFT", "VERA", "HRA", "FOURIERFT", "LN_TUNING")
 
 
 @dataclass(frozen=True)
@@ -72,16 +51,9 @@ def find(place: str, *, merge: bool | None) -> Adapter:
         raise ModelError(f"{what}: there is no {CONFIG} in such a folder")
     libraries.require(what, ("peft",), "peft")
     config = weights.read_json(folder / CONFIG, CONFIG)
-    kind = config.get("peft_type")
-    if kind not in _INSIDE or config.get("alora_invocation_tokens"):
-        kind = "aLoRA" if config.get("alora_invocation_tokens") else kind
+    kind = "aLoRA" if config.get("alora_invocation_tokens") else config.get("peft_type")
+    if kind not in _INSIDE:
         raise ModelError(f"{what} is of the kind {kind!r:.40}; genctl adds {', '.join(_INSIDE)}")
-    mapping = config.get("auto_mapping") or {}
-    library = mapping.get("parent_library", "") if isinstance(mapping, dict) else None
-    if not isinstance(library, str):
-        raise ModelError(f"{what}: auto_mapping in {CONFIG} does not name a library")
-    if mapping and library.split(".")[0] != "transformers":
-        raise ModelError(f"{what}: it is for a model of another library than transformers")
     if not (folder / WEIGHTS).is_file():
         raise ModelError(f"{what} has no {WEIGHTS}", hint="pickle files can run code; save it as safetensors")
     tensors = weights.read_header(folder / WEIGHTS)
@@ -95,61 +67,24 @@ def find(place: str, *, merge: bool | None) -> Adapter:
 
 
 def _check_sizes(what: str, config: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Refuse sizes that the adapter's tensors do not have, before peft makes layers of them. Raises ModelError.
-
-    A rank is a dimension of LoRA's first factors [rank, in], and of some tensor in all other kinds.
-    """
-    first = [tensor.shape[0] for name, tensor in tensors.items() if _FIRST.search(name) and tensor.shape]
-    widest = max(first or (max(tensor.shape, default=1) for tensor in tensors.values()))
-    patterns = config.get("rank_pattern") or {}
+    """Refuse sizes above every dimension of the tensors, before peft makes layers of them. Raises ModelError."""
+    widest = max(_LEAST, *(max(tensor.shape, default=1) for tensor in tensors.values()))
+    patterns, copies = config.get("rank_pattern") or {}, config.get("layer_replication") or []
     if not isinstance(patterns, dict):
         raise ModelError(f"{what}: rank_pattern in {CONFIG} is no object")
     ranks = {f"rank_pattern of {weights.shown(key, 40)}": value for key, value in patterns.items()}
     for name, value in {**{key: config.get(key) for key in _SIZES}, **ranks}.items():
         for number in value if isinstance(value, list) else [value]:
-            if isinstance(number, float) and number.is_integer():
-                number = int(number)
-            if type(number) is int and number > max(widest, 0 if name in ("r", *ranks) and first else _LEAST):
+            if isinstance(number, (int, float)) and number > widest:
                 problem = f"{CONFIG} says {name} = {number!s:.30}"
-                raise ModelError(f"{what}: {problem}, but no tensor of {WEIGHTS} is of this rank (at most {widest:,})")
-    copies = config.get("layer_replication")
-    if copies is None:
-        return
-    if not isinstance(copies, list) or not all(_is_range(pair) for pair in copies):
-        raise ModelError(f"{what}: layer_replication in {CONFIG} is no list of first and last layers")
-    layers = sum(max(0, last - begin) for begin, last in copies)
+                raise ModelError(f"{what}: {problem}, but no tensor of {WEIGHTS} is of this size (at most {widest:,})")
+    try:
+        layers = sum(max(0, last - begin) for begin, last in copies)
+    except (TypeError, ValueError):
+        raise ModelError(f"{what}: layer_replication in {CONFIG} is no list of first and last layers") from None
     if layers > config_limits.most_layers(len(tensors)):
         problem = f"layer_replication makes {layers!s:.30} layers, but {WEIGHTS} holds {len(tensors):,} tensors"
         raise ModelError(f"{what}: {problem}")
-
-
-def _check_patterns(what: str, config: dict[str, Any], names: list[str]) -> None:
-    """Match the regular expressions of an adapter's config with the names of the model's modules as peft does, in a
-    process that can be killed: `re` may take years for one. Raises ModelError.
-    """
-    found = [config.get(key) or () for key in _PATTERNS]
-    listed = [[value] if isinstance(value, str) else value for value in found if isinstance(value, (str, list, dict))]
-    patterns = [each for value in listed for each in value if isinstance(each, str) and not _PLAIN(each)]
-    if not patterns:
-        return
-    try:
-        process = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _MATCH],
-            input=json.dumps([patterns, names]).encode(),
-            capture_output=True,
-            timeout=PATTERNS_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        problem = f"the regular expressions in {CONFIG} take more than {PATTERNS_S:.0f} s"
-        raise ModelError(f"{what}: {problem} to match the names of the model's layers") from None
-    if process.returncode:
-        reason = process.stdout.decode(errors="replace").strip() or "it cannot be matched"
-        raise ModelError(f"{what}: no regular expression in {CONFIG}: {weights.shown(reason)}")
-
-
-def _is_range(pair: Any) -> bool:
-    return isinstance(pair, list) and len(pair) == 2 and all(type(end) is int and abs(end) < 1 << 31 for end in pair)
 
 
 def apply(model: Any, adapter: Adapter, *, merge: bool | None) -> tuple[Any, str]:
@@ -162,30 +97,25 @@ def apply(model: Any, adapter: Adapter, *, merge: bool | None) -> tuple[Any, str
 
     what = f"--adapter {adapter.folder}"
     own = set(model.state_dict())
-    _check_patterns(what, adapter.config, [name for name, _ in model.named_modules()])
     wrapped = guarded(
         lambda: PeftModel.from_pretrained(model, str(adapter.folder), is_trainable=False, local_files_only=True),
         f"{what} does not fit the model",
     )
     expected = set(get_peft_model_state_dict(wrapped, save_embedding_layers=False))
-    lacking = sorted(expected - adapter.tensors)
-    if lacking:
+    if lacking := sorted(expected - adapter.tensors):
         raise ModelError(f"{what} lacks {len(lacking)} tensors for this model: {weights.few(lacking)}")
-    unplaced = sorted(name for name in adapter.tensors - expected if _of_base(name) not in own)
-    if unplaced:
-        raise ModelError(
-            f"{what} holds {len(unplaced)} tensors that this model has no place for: {weights.few(unplaced)}"
-        )
-    kind = adapter.config["peft_type"]
+    if extra := sorted(name for name in adapter.tensors - expected if _of_base(name) not in own):
+        raise ModelError(f"{what} holds {len(extra)} tensors that this model has no place for: {weights.few(extra)}")
     why = _why_beside(wrapped, adapter.config)
     if why and merge:
         raise ModelError(f"merge_adapter = true contradicts {what}: {why}")
     if merge or (merge is None and not why):
-        merged = guarded(lambda: wrapped.merge_and_unload(safe_merge=True), f"{what} cannot be merged into the weights")
-        result, how = merged, "merged into the weights"
+        result = guarded(lambda: wrapped.merge_and_unload(safe_merge=True), f"{what} cannot be merged into the weights")
+        how = "merged into the weights"
     else:
         result, how = wrapped.get_base_model(), "beside the weights" + (f" ({why})" if why else "")
-    return result.eval().requires_grad_(False), f"{kind} adapter with {len(adapter.tensors)} tensors, {how}"
+    note = f"{adapter.config['peft_type']} adapter with {len(adapter.tensors)} tensors, {how}"
+    return result.eval().requires_grad_(False), note
 
 
 def _of_base(name: str) -> str:
@@ -197,19 +127,17 @@ def _why_beside(wrapped: Any, config: dict[str, Any]) -> str:
     """Why the products cannot be added to the weights: then they would change another layer, or have no place there."""
     if config.get("layer_replication"):
         return f"layer_replication: {_SHARED}"
-    changed = {
-        name: layer.base_layer
-        for name, layer in wrapped.named_modules()
-        if hasattr(layer, "base_layer") and not name.endswith(".token_adapter")  # which knows of tied weights
-    }
-    places: dict[int, list[str]] = {}
+    users: dict[int, set[str]] = {}
     for name, weight in wrapped.named_parameters(remove_duplicate=False):
-        places.setdefault(weight.data_ptr(), []).append(_of_base(name))
-    for name, layer in changed.items():
-        weight = getattr(layer, "weight", None)
-        others = {*places.get(weight.data_ptr(), ())} - {f"{_of_base(name)}.weight"} if weight is not None else set()
+        users.setdefault(weight.data_ptr(), set()).add(_of_base(name))
+    for name, module in wrapped.named_modules():
+        layer = getattr(module, "base_layer", None)
+        if layer is None or name.endswith(".token_adapter"):  # which knows of tied weights
+            continue
+        weight, name = getattr(layer, "weight", None), _of_base(name)
+        others = set() if weight is None else users.get(weight.data_ptr(), set()) - {f"{name}.weight"}
         if others:
-            return f"{_of_base(name)} shares its weight with {weights.few(sorted(others))}"
+            return f"{name} shares its weight with {weights.few(sorted(others))}"
         if config.get("lora_bias") and getattr(layer, "bias", None) is None:
-            return f"lora_bias, and {_of_base(name)} has no bias"
+            return f"lora_bias, and {name} has no bias"
     return ""

@@ -5,10 +5,12 @@ All input is untrusted. A folder is refused with one sentence; its Python files 
 
 from __future__ import annotations
 
+import math
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from genctl.config.names import FIELDS
 from genctl.errors import ModelError, reason_of
@@ -17,6 +19,9 @@ from genctl.models.config_limits import check_numbers, check_size, parts
 from genctl.models.fingerprint import Stamps, fingerprint, stamps
 from genctl.models.libraries import is_library_error
 from genctl.models.weights import WeightFiles, read_json
+
+if TYPE_CHECKING:
+    import torch
 
 # -- the generation settings of a checkpoint, as transformers takes them from its files: generation_config.json, or
 # config.json if that file is not there (`GenerationConfig.from_pretrained` and `.from_model_config`) ------------------
@@ -62,25 +67,19 @@ def known_ids(settings: GenerationSettings, vocabulary: int) -> tuple[Generation
     """
     values, notes = dict(settings.values), []
     for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_token_id"):
-        if name != "eos_token_id" and isinstance(values.get(name), list):
-            raise ModelError(f"{settings.file}: {name} = {values[name]!r:.40} is a list, and has to be one id")
-        known, ids = [], _ids(values.get(name))
+        value = values.get(name)
+        if name != "eos_token_id" and isinstance(value, list):
+            raise ModelError(f"{settings.file}: {name} = {value!r:.40} is a list, and has to be one id")
+        ids = [] if value is None else value if isinstance(value, list) else [value]
         for id_ in ids:
             if (type(id_) is int and 0 <= id_ < vocabulary) or (name, id_) == ("pad_token_id", -1):  # -1: none
-                known.append(id_)
                 continue
+            has = f"the model's ids are 0 to {vocabulary - 1:,}"
             if settings.file == FILE or name == "decoder_start_token_id":
-                raise ModelError(f"{name} is {id_!r:.40}, but the model's ids are 0 to {vocabulary - 1:,}")
-            notes.append(
-                f"{settings.file}: {name} = {id_!r:.40} is not used: the model has ids 0 to {vocabulary - 1:,}"
-            )
-        if len(known) < len(ids):
-            values[name] = known or None
+                raise ModelError(f"{name} is {id_!r:.40}, but {has}")
+            notes.append(f"{settings.file}: {name} = {id_!r:.40} is not used: {has}")
+            values[name] = [one for one in ids if type(one) is int and 0 <= one < vocabulary] or None
     return settings._replace(values={name: value for name, value in values.items() if value is not None}), notes
-
-
-def _ids(value: Any) -> list[Any]:
-    return [] if value is None else value if isinstance(value, list) else [value]
 
 
 # -- the checks --------------------------------------------------------------------------------------------------------
@@ -219,3 +218,30 @@ def check_code(config: dict[str, Any], trust_remote_code: bool) -> None:
                     f"config.json asks for code from elsewhere ({where}{name} = {value!r:.80}), "
                     "refused without --trust-remote-code"
                 )
+
+
+_CHECKED = 2 << 30  # bytes of weights up to which every number is checked
+
+
+def finite_check(size: int) -> Callable[[str, torch.Tensor], None]:
+    """A check of each tensor that raises ModelError. Of more than `_CHECKED` bytes of weights it checks nothing."""
+    return _check_finite if size <= _CHECKED else lambda name, weight: None
+
+
+def _check_finite(name: str, weight: torch.Tensor) -> None:
+    import torch
+
+    if type(weight) not in (torch.Tensor, torch.nn.Parameter):  # codes and scales in one tensor, torchao's
+        if not hasattr(weight, "dequantize"):
+            return
+        weight = weight.dequantize()
+    if weight.device.type == "meta" or not weight.is_floating_point() or not weight.numel():
+        return
+    # one pass: the extremes of a tensor are finite exactly if all its numbers are
+    low, high = torch.aminmax(weight.detach().float() if weight.element_size() < 2 else weight.detach())
+    if not (math.isfinite(low) and math.isfinite(high)):
+        bad = int((~torch.isfinite(weight.detach().float())).sum())
+        why = "the weights are damaged"
+        if weight.dtype == torch.float16:
+            why = f"{why}, or too large for float16 (--dtype bfloat16 and float32 hold them)"
+        raise ModelError(f"tensor {weights.shown(name)} holds {bad:,} NaN or infinite numbers: {why}")

@@ -1,19 +1,17 @@
-"""Numbers in a config.json that no model can have, refused before anything is built of them.
+"""The numbers of a config.json: which no model can have, and how many tokens fit. No torch and no transformers.
 
-Sizes: libraries have more than a thousand names for numbers that become dimensions, so a number counts as a size unless
-its name says otherwise. The limits are generous: no published model comes near them, and a number within them costs
-megabytes at most.
-
-Angles of rotary positions: a base without a logarithm, a factor of 0 as a divisor, more features than a head has. The
-native runtime and transformers' classes would fail on them, or compute NaN.
+Sizes are refused before anything is built of them. Libraries have more than a thousand names for numbers that become
+dimensions, so a number counts as a size unless its name says otherwise. The limits are generous: no published model
+comes near them, and a number within them costs megabytes at most.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 from genctl.errors import ModelError
 from genctl.models.architectures import facts_of
@@ -37,8 +35,8 @@ _MOST = {
     **dict.fromkeys((*_POSITIONS, *_WINDOWS), 1 << 27),
 }
 _MOST_COMPUTED = 1 << 20  # positions of a table that is computed
-
-MOST = 1 << 16  # the largest size that is not a dimension of a tensor in the weight files
+_MOST_ROWS = 1 << 20  # of other tables
+MOST = 1 << 16  # a size that is not a dimension of a tensor in the weight files
 _DEEPEST = 8
 # Not sizes: ids of tokens, lengths in tokens, samples and pixels, rates, seeds, and training parameters.
 _OTHERWISE = re.compile(
@@ -49,7 +47,6 @@ _OTHERWISE = re.compile(
 )
 # Rows of a table, many of which a checkpoint may keep in parts.
 _TABLE = re.compile(r".*(vocab|position|hash|bucket).*")
-_MOST_ROWS = 1 << 20
 
 
 def parts(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
@@ -61,13 +58,12 @@ def parts(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def check_numbers(config: dict[str, Any], source: str = "config.json") -> None:
-    """Refuse sizes that are not positive whole numbers or larger than any model's, and angles of positions that cannot
-    be computed. Raises ModelError.
+    """Refuse sizes that are not positive whole numbers or larger than any model's. Raises ModelError.
 
     `source` is what the message calls the place of the config.
     """
     for part, where in parts(config):
-        check_angles(part, where, source)
+        computes_positions = facts_of(part.get("model_type")).computes_positions
         for name, most in _MOST.items():
             value = part.get(name)
             if value is None or (name in _WINDOWS and value is False):
@@ -79,27 +75,33 @@ def check_numbers(config: dict[str, Any], source: str = "config.json") -> None:
                 value = int(value)  # musicflamingo's, as transformers saves it
             if type(value) is not int or value < (name in _HIDDEN):
                 raise ModelError(f"{problem}, which is not a positive whole number")
-            if name in _POSITIONS and facts_of(part.get("model_type")).computes_positions:
+            if name in _POSITIONS and computes_positions:
                 most = _MOST_COMPUTED
             if value > most:
                 raise ModelError(f"{problem}, far above what any model has ({most:,})")
 
 
 def check_size(config: dict[str, Any], files: WeightFiles, source: str = "config.json") -> None:
-    """Refuse a config that implies far more parameters than the weight files hold, before anything is allocated.
+    """Refuse a config that implies far more than the weight files hold, before anything is allocated.
 
     The config implies at least vocabulary x hidden + layers x (2 hidden² + 2 hidden x inner) parameters, and queries of
-    heads x their size. At most four times what the headers hold, plus a million, is accepted. A layer has a tensor of
-    its own, except where layers share them: see `most_layers`. Raises ModelError. `source` is what the message calls
-    the place of the config.
+    heads x their size. At most four times what the headers hold, plus a million, is accepted. Layers are compared with
+    the number of tensors, widths with the largest dimension, and positions with the rows of a position table.
+
+    Raises ModelError. `source` is what the message calls the place of the config.
     """
     audio = facts_of(config.get("model_type")).audio_parts
     built = [(part, where) for part, where in parts(config) if not (where and audio)]  # of the language model
-    packed = 1
-    if config.get("quantization_config"):
-        packed = 8  # weights of at least four bits, packed in words of up to 32
-    else:
-        _check_dimensions(config, files, source)
+    packed = 8 if config.get("quantization_config") else 1  # weights of four bits and more, in words of up to 32
+    if packed == 1:
+        check_widths(config, max(max(tensor.shape, default=1) for tensor in files.tensors.values()), source)
+        tables = [tensor for name, tensor in files.tensors.items() if name.endswith(_POSITION_TABLES)]
+        rows = max((table.shape[0] for table in tables if len(table.shape) == 2), default=0)
+        for part, where in parts(config):
+            for name in _POSITIONS:
+                if rows and isinstance(part.get(name), int) and part[name] > 4 * rows + 1000:
+                    problem = f"{source} says {where}{name} = {part[name]:,}"
+                    raise ModelError(f"{problem}, but the position table has {rows:,} rows")
     numbers = sum(tensor.numel for tensor in files.tensors.values()) * packed
     implied = sum(_implied(part) for part, _ in built)
     if implied > 4 * numbers + 1_000_000:
@@ -112,20 +114,8 @@ def check_size(config: dict[str, Any], files: WeightFiles, source: str = "config
 
 
 def most_layers(tensors: int) -> int:
-    """The largest number of layers that this many tensors may belong to."""
+    """The largest number of layers that this many tensors may belong to: layers may share them."""
     return 4 * tensors + 256
-
-
-def _check_dimensions(config: dict[str, Any], files: WeightFiles, source: str) -> None:
-    """Compare widths with the largest dimension of all tensors, and positions with the rows of a position table."""
-    widest = max(max(tensor.shape, default=1) for tensor in files.tensors.values())
-    check_widths(config, widest, source)
-    rows = [t.shape[0] for name, t in files.tensors.items() if name.endswith(_POSITION_TABLES) and len(t.shape) == 2]
-    for part, where in parts(config):
-        for name in _POSITIONS:
-            if rows and isinstance(part.get(name), int) and part[name] > 4 * max(rows) + 1000:
-                problem = f"the position table has {max(rows):,} rows"
-                raise ModelError(f"{source} says {where}{name} = {part[name]:,}, but {problem}")
 
 
 def _implied(part: dict[str, Any]) -> int:
@@ -163,48 +153,77 @@ def _sizes(part: dict[str, Any], where: str) -> Iterator[tuple[str, int]]:
                     yield name, int(number)
 
 
-class _Angle(NamedTuple):
-    """What some fields of rotary positions have to be. `scaled`: only where the kind of scaling reads them."""
+# -- how many tokens fit into a model ----------------------------------------------------------------------------------
 
-    fields: tuple[str, ...]
-    fits: Callable[[float], bool]
-    problem: str
-    scaled: bool = False
-
-
-_ANGLES = (
-    _Angle(("rope_theta", "rotary_emb_base", "rope_local_base_freq"), lambda base: 0 < base < math.inf,
-           "not a number above 0"),
-    _Angle(("partial_rotary_factor", "rotary_pct", "rope_pct"), lambda share: 0 <= share <= 1, "not between 0 and 1"),
-    _Angle(("beta_fast", "beta_slow"), lambda beta: beta >= 0, "below 0", scaled=True),
-    _Angle(("factor", "low_freq_factor", "high_freq_factor"), lambda divisor: divisor != 0, "a divisor", scaled=True),
-)  # fmt: skip
+_NAMES = ("max_position_embeddings", "n_positions", "max_target_positions", "n_ctx")
+_SOURCE_NAMES = ("max_source_positions", "max_encoder_position_embeddings", "max_position_embeddings", "n_positions")
+_SCALINGS = ("rope_scaling", "rope_parameters")
+_STRETCHED = ("linear", "yarn", "longrope", "su", "llama3", "proportional")  # kinds of scaling that have a factor
+MOST_POSITIONS = 1 << 53  # of a scaled context: every reader of JSON keeps the number
+_BEFORE = "original_max_position_embeddings"
+_PARTS = ("decoder", "text_config")  # of a composite config.json: the part that writes texts
 
 
-def check_angles(config: dict[str, Any], where: str = "", source: str = "config.json") -> None:
-    """`config` is config.json or a part of it. `where` is what its keys begin with in messages, `source` the file.
+def context_of(config: Any) -> int | None:
+    """The most tokens that a model or its decoder reads, as far as `generate()` does; None if nothing bounds them.
 
-    Raises ModelError.
+    Where rotary positions are scaled, texts may be longer than `trained_length`. `config` is a loaded configuration, or
+    the fields of a config.json.
     """
-    entries = [(where, config)]
-    for name in ("rope_parameters", "rope_scaling"):  # for all layers, or one for each kind of layer
-        value = config.get(name)
-        if isinstance(value, dict):
-            entries.append((f"{where}{name}.", value))
-            entries += [(f"{where}{name}.{key}.", each) for key, each in value.items() if isinstance(each, dict)]
-    for at, entry in entries:
-        kind = entry.get("rope_type", entry.get("type")) if entry is not config else None
-        is_scaled = kind in ("linear", "llama3", "yarn") and "short_factor" not in entry  # of Phi-3: longrope
-        for angle in _ANGLES:
-            for field in angle.fields if is_scaled or not angle.scaled else ():
-                value = number_of(entry, field)
-                if value is not None and not angle.fits(value):
-                    raise ModelError(f"{source} says {at}{field} = {value!r:.40}, which is {angle.problem}")
-        if is_scaled and kind == "yarn" and entry.get("rope_theta", config.get("rope_theta")) == 1:
-            raise ModelError(f"{source} says {at}rope_type = yarn with rope_theta = 1, whose logarithm is 0")
+    length, part = trained_length(config), _decoder(config)
+    if length is None or (hasattr(type(part), "rope_scaling") and not hasattr(type(part), "rope_parameters")):
+        return length  # no limit, or a class of transformers without rotary positions
+    fields = vars(part)  # of transformers' classes rope_parameters alone, with one form for all files
+    scaling, parameters = (fields.get(name) if isinstance(fields.get(name), dict) else {} for name in _SCALINGS)
+    kinds = {name: entry for name, entry in parameters.items() if isinstance(entry, dict)}
+    if kinds:  # only layers that see the whole text count: a window bounds the distances in the others
+        if scaling:  # an older form
+            kinds["full_attention"] = {**kinds.get("full_attention", {}), **scaling}
+        whole = [entry for name, entry in kinds.items() if "sliding" not in name] or [{}]
+        reaches = [_reach(length, entry, None, part) for entry in whole]
+    else:
+        reaches = [_reach(length, scaling or parameters, fields.get(_BEFORE), part)]
+    return min((reach for reach in reaches if reach is not None), default=None)
 
 
-def number_of(values: dict[str, Any], name: str) -> float | None:
-    """A number of a config; None for anything else, booleans too."""
-    value = values.get(name)
-    return None if isinstance(value, bool) or not isinstance(value, (int, float)) else value
+def trained_length(config: Any) -> int | None:
+    """The number of positions in a configuration; None if the model has no such limit."""
+    kind = config.get("model_type") if isinstance(config, dict) else config.model_type
+    return _limit(kind, _decoder(config), _NAMES)
+
+
+def source_context_of(config: Any) -> int | None:
+    """The maximum number of tokens of an encoder; None if there is no limit. `config` is a loaded configuration."""
+    own = getattr(config, "encoder", None) or config  # others than composites have one config for both sides
+    return _limit(getattr(own, "model_type", None), own, _SOURCE_NAMES)
+
+
+def _limit(model_type: object, part: Any, names: Sequence[str]) -> int | None:
+    if facts_of(model_type).unbounded:
+        return None
+    values = (getattr(part, name, None) for name in names)
+    return next((value for value in values if type(value) is int and value > 0), None)
+
+
+def _decoder(config: Any) -> Any:
+    """The part that writes texts, its fields as attributes."""
+    if not isinstance(config, dict):
+        return config.get_text_config(decoder=True)
+    part = next((config[name] for name in _PARTS if isinstance(config.get(name), dict)), config)
+    native = facts_of(part.get("model_type")).native
+    default = {} if native is None else {"n_ctx": native.context}  # the last name: any other one wins
+    return SimpleNamespace(**{**default, **part})
+
+
+def _reach(length: int, rope: dict[str, Any], original: object, part: Any) -> int | None:
+    """How far one entry of `rope_parameters` reaches: its factor times the length before scaling."""
+    kind, factor = str(rope.get("rope_type", rope.get("type"))), rope.get("factor")
+    if "dynamic" in kind:
+        return None
+    before = next((one for one in (original, rope.get(_BEFORE)) if type(one) is int and one > 0), length)
+    if factor is None and rope.get("long_factor") and before >= length:
+        return None  # frequencies for longer texts, and nothing says how long
+    published = facts_of(getattr(part, "model_type", None)).scaled_context == length
+    if kind not in _STRETCHED or not isinstance(factor, (int, float)) or not math.isfinite(factor) or published:
+        return length
+    return max(length, int(min(before * factor, MOST_POSITIONS)))

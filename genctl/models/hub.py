@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from genctl import process
 from genctl.decode.threads import Threads
 from genctl.errors import UsageError
-from genctl.models import check, prepare, runtime_choice
+from genctl.models import check, runtime_choice
 from genctl.models.check import GenerationSettings, known_ids
-from genctl.models.libraries import OnEvent, check_quantization, guarded, quiet, without_panic_reports
+from genctl.models.libraries import OnEvent, guarded, quiet, without_panic_reports
 from genctl.models.resolve import CheckpointFolder, resolve
 from genctl.params import Quantized, Runtime
 
@@ -28,41 +28,34 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from genctl.models.adapter import Adapter
-    from genctl.native.plan import WeightPlan
     from genctl.native.runtime import NativeConfig, NativeModel
-
-
-# -- let the system read weight files into memory while Python imports torch -------------------------------------------
 
 
 _PIECE = 1 << 21  # bytes; Linux reads no more than a few MiB for one piece of advice
 
 
 def read_ahead(files: Iterable[Path]) -> threading.Thread | None:
-    """Start reading these files in the background, if the system can (Linux) and half of the memory holds them.
-
-    A thread gives the advice piece by piece, because the call blocks on a slow disk. No result depends on it.
+    """Read these files in the background while Python imports torch, if the system can and half of the memory holds
+    them. A thread gives the advice piece by piece, because the call blocks on a slow disk. No result depends on it.
     """
     paths = list(files)
-    with suppress(AttributeError, OSError, ValueError):
+    try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if not hasattr(os, "posix_fadvise") or sum(path.stat().st_size for path in paths) > memory // 2:
             return None
-        thread = threading.Thread(target=_advise, args=(paths,), name="read-ahead", daemon=True)
-        thread.start()
-        return thread
-    return None
+    except (AttributeError, OSError, ValueError):
+        return None
 
+    def advise() -> None:
+        with suppress(OSError):
+            for path in paths:
+                with path.open("rb") as file:
+                    for start in range(0, path.stat().st_size, _PIECE):
+                        os.posix_fadvise(file.fileno(), start, _PIECE, os.POSIX_FADV_WILLNEED)
 
-def _advise(paths: list[Path]) -> None:
-    with suppress(OSError):
-        for path in paths:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                for start in range(0, os.fstat(descriptor).st_size, _PIECE):
-                    os.posix_fadvise(descriptor, start, _PIECE, os.POSIX_FADV_WILLNEED)
-            finally:
-                os.close(descriptor)
+    thread = threading.Thread(target=advise, name="read-ahead", daemon=True)
+    thread.start()
+    return thread
 
 
 @dataclass
@@ -89,26 +82,25 @@ class LoadedModel:
         """Notes for --verbose."""
         from genctl.compat import untested_versions  # with torch
 
-        tokenizer = (f"tokenizer: {self.tokenizer_of}",) if self.tokenizer_of else ()
-        products = tuple(note for note in self._products if note not in self.remarks)
-        return (*self.notes, f"runtime: {self.runtime}", *tokenizer, *products, *untested_versions())
+        tokenizer = f"tokenizer: {self.tokenizer_of}" if self.tokenizer_of else ""
+        products = "" if self._products in self.remarks else self._products
+        return (*self.notes, f"runtime: {self.runtime}", *filter(None, (tokenizer, products)), *untested_versions())
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """Notes that are always shown: why everything is slow, or takes several times the memory of the file."""
         from genctl.kernels.ops import is_unusable
 
-        unpacked = (self.unpacked,) if self.unpacked else ()
-        return (*unpacked, *self._products) if self._products and is_unusable() else unpacked
+        return tuple(filter(None, (self.unpacked, self._products if is_unusable() else "")))
 
     @property
-    def _products(self) -> tuple[str, ...]:
-        """Why torch computes the matrix products of the native runtime, if it does."""
+    def _products(self) -> str:
+        """Why torch computes the matrix products of the native runtime; "" if it does not."""
         if not self.runtime.startswith("native") or self.model.device.type != "cpu":
-            return ()
+            return ""
         from genctl.kernels.ops import why_not
 
-        return (f"matrix products: torch ({why_not()})",) if why_not() else ()
+        return f"matrix products: torch ({why_not()})" if why_not() else ""
 
     @property
     def vocab_size(self) -> int:
@@ -140,13 +132,12 @@ def load(
     ModelError for a checkpoint that is missing, damaged or unsupported, UsageError for conflicting options or an
     unavailable device. `on_event` receives bytes downloaded and tensors read. `threads` is set before weights are read.
     """
-    prepare.check_options(runtime)
-    placement = prepare.placement(runtime)
+    runtime_choice.check_options(runtime)
+    placement = runtime_choice.placement(runtime)
     with quiet():
         place, checkpoint = _find(runtime, allow_pickle, trust_remote_code, need_tokenizer, on_event)
         if before_weights is not None:
             before_weights(checkpoint.generation)
-        check_quantization(checkpoint.config)
         added = None
         if runtime.adapter is not None:
             from genctl.models import adapter
@@ -161,14 +152,22 @@ def load(
         unpacked = ""
         if checkpoint.gguf:
             runtime, unpacked = runtime_choice.as_it_lies(runtime, checkpoint, native, device, reason)
-        prepare.check_device(runtime, device, native=native is not None)
+        runtime_choice.check_device(runtime, device, native=native is not None)
         if native is not None and device is not None:
             reason = runtime_choice.device_reason(runtime, device)
         model: Any
         if native is not None and device is not None and not reason:
+            from genctl.native import pages
+
             # before the weights: parsing its files takes several times the memory of the result
             tokenizer, left_to = tokenizer_of(checkpoint)
-            model, notes = _read_natively(native, runtime, checkpoint, device, on_event)
+            pages.trim_rest()
+            finite = check.finite_check(checkpoint.weights.bytes)
+            on_cpu, at, plan, how = device.type == "cpu", device, native, runtime
+            model, notes = guarded(
+                lambda: runtime_choice.load(plan, how, checkpoint, at, finite, on_event),
+                f"{checkpoint.folder} cannot be loaded" if on_cpu else f"cannot move the model to {device}",
+            )
             computed_by = f"native ({native.spec.family})"
         else:
             from genctl.models import with_transformers
@@ -197,19 +196,6 @@ def load(
     beyond = [] if tokenizer is None else check.check_vocabulary(tokenizer, loaded.vocab_size)
     loaded.notes = (*place.notes, *notes, *unknown, *beyond)
     return loaded
-
-
-def _read_natively(
-    plan: WeightPlan, runtime: Runtime, checkpoint: check.Checkpoint, device: torch.device, on_event: OnEvent | None
-) -> tuple[NativeModel, list[str]]:
-    from genctl.native import pages
-
-    def read() -> tuple[NativeModel, list[str]]:
-        finite = prepare.finite_check(checkpoint.weights.bytes)
-        return runtime_choice.load(plan, runtime, checkpoint, device, finite, on_event)
-
-    pages.trim_rest()
-    return read() if device.type == "cpu" else guarded(read, f"cannot move the model to {device}")
 
 
 def generation_settings(

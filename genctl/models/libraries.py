@@ -1,5 +1,4 @@
-"""The libraries that read a checkpoint: those that only some need, their errors, each a ModelError of
-one line, and their progress.
+"""The libraries that read a checkpoint: those that only some need, their errors as ModelErrors, and their progress.
 
 A panic of a Rust library also writes a report (with a backtrace if RUST_BACKTRACE is set) to file descriptor 2 before
 Python sees the exception. It is kept off the terminal; replacing `sys.stderr` would not help.
@@ -19,21 +18,19 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, TypeAlias, TypeVar
 from unittest import mock
 
 from genctl import errors
 from genctl.errors import GenctlError, ModelError, is_shortage, without_secrets
 from genctl.events import Loading
-from genctl.models.weights import shown
 
 _T = TypeVar("_T")
 _REPORT = re.compile(rb"\n?thread '[^\n]* panicked at .*", re.DOTALL)
 _LOCK = threading.RLock()
-_buffer = -1  # an unnamed file that collects the output; created once
-_depth = 0
 
 
 def brief(error: BaseException, most: int = 240) -> str:
@@ -69,63 +66,44 @@ def without_panic_reports() -> Iterator[None]:
 
     One thread at a time; output of other threads is delayed too. Without a descriptor 2 this does nothing.
     """
-    global _depth
     with _LOCK:
-        saved = _divert() if _depth == 0 else -1
-        _depth += 1
-        failed = True
+        _flush()
+        try:
+            before = os.dup(2)
+        except OSError:
+            yield
+            return
+        buffer, failed = _buffer(), True
+        os.dup2(buffer, 2)
         try:
             yield
             failed = False
         finally:
-            _depth -= 1
-            if saved >= 0:
-                _restore(saved, failed=failed)
+            _flush()
+            os.dup2(before, 2)
+            os.close(before)
+            if size := os.lseek(buffer, 0, os.SEEK_CUR):
+                content = os.pread(buffer, size, 0)
+                os.lseek(buffer, 0, os.SEEK_SET)
+                os.ftruncate(buffer, 0)
+                left = _REPORT.sub(b"", content) if failed else content
+                with contextlib.suppress(OSError):
+                    while left:
+                        left = left[os.write(2, left) :]
+
+
+@cache
+def _buffer() -> int:
+    """The descriptor of an unnamed file."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("genctl")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 def _flush() -> None:
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.flush()
-
-
-def _divert() -> int:
-    """Let descriptor 2 be `_buffer`. Returns a copy of what it was, or -1."""
-    global _buffer
-    _flush()
-    with contextlib.suppress(OSError):  # descriptor 2 is closed, or there is no place for a file
-        if _buffer < 0 and hasattr(os, "memfd_create"):
-            _buffer = os.memfd_create("genctl")
-        elif _buffer < 0:
-            with tempfile.TemporaryFile() as file:
-                _buffer = os.dup(file.fileno())
-        saved = os.dup(2)
-        os.dup2(_buffer, 2)
-        return saved
-    return -1
-
-
-def _restore(saved: int, *, failed: bool) -> None:
-    _flush()
-    os.dup2(saved, 2)
-    os.close(saved)
-    if not (size := os.lseek(_buffer, 0, os.SEEK_CUR)):
-        return
-    content = os.pread(_buffer, size, 0)
-    os.lseek(_buffer, 0, os.SEEK_SET)
-    os.ftruncate(_buffer, 0)
-    left = _REPORT.sub(b"", content) if failed else content
-    with contextlib.suppress(OSError):
-        while left:
-            left = left[os.write(2, left) :]
-
-
-# quant_method of config.json -> the modules with which transformers loads it, and the extra that has them
-_QUANTISED: dict[str, tuple[tuple[str, ...], str]] = {
-    "gptq": (("optimum", "gptqmodel"), "gptq"),
-    "awq": (("gptqmodel",), "gptq"),
-    "compressed-tensors": (("compressed_tensors",), "quant"),
-    "torchao": (("torchao",), "quant"),
-}
 
 
 def is_missing(module: str) -> bool:
@@ -142,22 +120,6 @@ def require(what: str, modules: tuple[str, ...], extra: str) -> None:
     if missing:
         are = "which is not" if len(missing) == 1 else "which are not"
         raise ModelError(f"{what} needs {' and '.join(missing)}, {are} installed", hint=errors.extra(extra))
-
-
-def check_quantization(config: Mapping[str, Any]) -> None:
-    """Refuse a quantised checkpoint whose packages are missing. Methods that are not listed are left to transformers.
-
-    Raises ModelError.
-    """
-    settings = config.get("quantization_config")
-    if settings is None:
-        return
-    if not isinstance(settings, dict):
-        raise ModelError("config.json: quantization_config is not a JSON object")
-    method = settings.get("quant_method")
-    if isinstance(method, str) and method in _QUANTISED:
-        modules, extra = _QUANTISED[method]
-        require(f"config.json says quant_method = {shown(method)}: the checkpoint", modules, extra)
 
 
 # -- their loggers, warnings and progress bars are silenced; progress arrives as events instead ------------------------
@@ -181,16 +143,15 @@ def quiet() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
-        if verbosity is None:
-            os.environ.pop("TRANSFORMERS_VERBOSITY", None)
-        else:
+        os.environ.pop("TRANSFORMERS_VERBOSITY")
+        if verbosity is not None:
             os.environ["TRANSFORMERS_VERBOSITY"] = verbosity
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
 
 
-def download_bar(on_event: OnEvent | None, what: str) -> Any:
-    """A tqdm class that shows nothing and reports to `on_event`."""
+def bar_class(on_event: OnEvent | None, what: str, unit: str) -> Any:
+    """A tqdm class that shows nothing and reports to `on_event`: bytes of downloads if `unit` is "B"."""
     from tqdm.std import tqdm  # type: ignore[import-untyped]  # it has no types
 
     class Bar(tqdm):  # type: ignore[misc]
@@ -198,14 +159,17 @@ def download_bar(on_event: OnEvent | None, what: str) -> Any:
 
         def __init__(self, *args: Any, **keywords: Any) -> None:
             keywords.pop("name", None)
-            keywords.update(file=io.StringIO(), disable=False)
+            keywords.update(file=io.StringIO(), disable=False, mininterval=0, miniters=1)
+            self.reported = 0
             super().__init__(*args, **keywords)
 
         def display(self, *args: Any, **keywords: Any) -> None:
-            counts_files = self.unit != "B"
+            is_wanted = unit != "B" or self.unit == "B"
             on_the_wire = str(self.desc).startswith("Downloading bytes")  # a second bar for the same bytes
-            if on_event is not None and self.total and not counts_files and not on_the_wire:
-                on_event(Loading(what, int(self.n), int(self.total), "B"))
+            is_new = self.total and int(self.n) != self.reported
+            if on_event is not None and is_new and is_wanted and not on_the_wire:
+                self.reported = int(self.n)
+                on_event(Loading(what, self.reported, int(self.total), unit))
 
     return Bar
 
@@ -216,35 +180,10 @@ def weights_bar(on_event: OnEvent | None, what: str) -> Iterator[None]:
     from transformers import modeling_gguf_pytorch_utils as gguf_reader
     from transformers.utils import logging as hf
 
-    def hook(factory: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> _Bar:
-        return _Bar(args[0] if args else keywords.get("iterable", ()), on_event, what)
-
-    before = hf.set_tqdm_hook(hook)
+    bar = bar_class(on_event, what, "tensors")
+    before = hf.set_tqdm_hook(lambda factory, args, keywords: bar(*args, **keywords))
     try:
-        with mock.patch.object(gguf_reader, "tqdm", lambda items, **keywords: _Bar(items, on_event, what)):
+        with mock.patch.object(gguf_reader, "tqdm", bar):
             yield
     finally:
         hf.set_tqdm_hook(before)
-
-
-class _Bar:
-    """A stand-in for a tqdm bar: it iterates and reports; everything else does nothing."""
-
-    def __init__(self, items: Any, on_event: OnEvent | None, what: str) -> None:
-        self.items, self.on_event, self.what = items, on_event, what
-        self.total = len(items) if hasattr(items, "__len__") else 0
-
-    def __iter__(self) -> Iterator[Any]:
-        for done, item in enumerate(self.items, 1):
-            yield item
-            if self.on_event is not None and self.total:
-                self.on_event(Loading(self.what, done, self.total, "tensors"))
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        return None
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *args, **keywords: None

@@ -80,25 +80,36 @@ def pack(
     for the same numbers in another layout, or "int8". Only for inference.
     """
     report = PackingReport()
+    if smallest is None:
+        smallest = SMALLEST if quantize is None else SMALLEST_INT8
+    places: dict[int, list[str]] = defaultdict(list)  # the names of each module: a shared one has several
+    for name, module in model.named_modules(remove_duplicate=False):
+        places[id(module)].append(name)
     seen: set[int] = set()
-    parameters = [weight for module in model.modules() for weight in module.parameters(recurse=False)]
+    parameters = (weight for module in model.modules() for weight in module.parameters(recurse=False))
     users = Counter(weight.data_ptr() for weight in parameters if weight.device.type == "cpu")  # tied ones: several
-    del parameters
-    mapped, places = pages.mapped_files(), places_of(model)
+    mapped = pages.mapped_files()
     for name in [name for name, _ in model.named_modules()]:  # names, because a list of modules would keep them
         module = model.get_submodule(name)
         for key, parameter in module.named_parameters(recurse=False):
             if check_tensor is not None and id(parameter) not in seen:
                 seen.add(id(parameter))
                 check_tensor(f"{name}.{key}" if name else key, parameter)
-        if not is_linear(module):
+        if not isinstance(module, (nn.Linear, Conv1D)):
             continue
-        why = unfit(model, places[id(module)], quantize, smallest) or _impossible(module, quantize)
-        if why:
+        names = places[id(module)]
+        if why := _unfit(model, module, names, quantize, smallest):
             report.left[why] += 1
-        else:
-            _replace(model, places[id(module)], quantize, users, mapped)
-            report.packed += 1
+            continue
+        original = module.weight
+        assert isinstance(original, Tensor)
+        new = _packed(module, quantize)
+        for each in names:
+            model.set_submodule(each, new)
+        if quantize is not None and users[original.data_ptr()] == 1:
+            pages.release(original.detach(), mapped)
+        users[original.data_ptr()] -= 1
+        report.packed += 1
     return report
 
 
@@ -115,43 +126,30 @@ def weights_bytes(model: nn.Module) -> int:
     return sum({tensor.data_ptr(): tensor.nbytes for tensor in (*weights(model), *model.buffers())}.values())
 
 
-def places_of(model: nn.Module) -> dict[int, list[str]]:
-    """The names of each module, by its id: a shared module has several."""
-    places: dict[int, list[str]] = defaultdict(list)
-    for name, module in model.named_modules(remove_duplicate=False):
-        places[id(module)].append(name)
-    return places
-
-
-def is_linear(module: nn.Module) -> bool:
-    """Whether it is a linear layer of any class, including classes that do more than the product."""
-    return isinstance(module, (nn.Linear, Conv1D))
-
-
-def unfit(model: nn.Module, names: Sequence[str], quantize: str | None, smallest: int | None = None) -> str:
-    """Why the linear layer with these names stays as it is, on any machine; "" if it can be packed."""
-    module = model.get_submodule(names[0])
+def _unfit(model: nn.Module, module: nn.Module, names: Sequence[str], quantize: str | None, smallest: int) -> str:
+    """Why a linear layer with these names stays as it is; "" if it can be packed."""
     kind = type(module)
     # Falcon's class computes the same product
-    falcon = kind.__name__ == "FalconLinear" and kind.__module__.startswith("transformers.")
-    if module is model or not (kind in (nn.Linear, Conv1D) or falcon):
+    is_falcon = kind.__name__ == "FalconLinear" and kind.__module__.startswith("transformers.")
+    if module is model or not (kind in (nn.Linear, Conv1D) or is_falcon):
         return "of another class"
     if compat.has_hooks(module):
         return "with hooks"
     weight, bias = module.weight, module.bias
     if type(weight) is not nn.Parameter or weight.ndim != 2:
         return "not plain tensors on the CPU"
-    if smallest is None:
-        smallest = SMALLEST if quantize is None else SMALLEST_INT8
     if weight.numel() < smallest:
         return "small"
     if isinstance(bias, Tensor) and bias.dtype != weight.dtype:
         return "of mixed types"
     if any(_reads(model, name) for name in names):
         return "whose weights the model reads by itself"
-    if quantize is None:
-        return ""
-    return "" if weight.dtype in (torch.float32, torch.bfloat16) else _name(weight.dtype)
+    dtype = str(weight.dtype).removeprefix("torch.")
+    if quantize is not None and weight.dtype not in (torch.float32, torch.bfloat16):
+        return dtype
+    if weight.device.type != "cpu":
+        return "not plain tensors on the CPU"
+    return "" if maker(weight.dtype, quantize, weight.shape[-1]) else f"{dtype} without a compiled product"
 
 
 def _reads(model: nn.Module, name: str) -> bool:
@@ -173,33 +171,13 @@ def _weights_read(name: str) -> frozenset[str]:
         return frozenset()
 
 
-def _impossible(module: nn.Module, quantize: str | None) -> str:
-    """Why a linear layer stays as it is on this machine; "" if it need not."""
-    weight = module.weight
-    assert isinstance(weight, Tensor)
-    if weight.device.type != "cpu":
-        return "not plain tensors on the CPU"
-    fits = maker(weight.dtype, quantize, weight.shape[-1]) is not None
-    return "" if fits else f"{_name(weight.dtype)} without a compiled product"
-
-
-def _replace(
-    model: nn.Module, names: Sequence[str], quantize: str | None, users: Counter[int], mapped: list[tuple[int, int]]
-) -> None:
-    module = model.get_submodule(names[0])
-    original, bias = module.weight, module.bias
-    assert isinstance(original, Tensor)
-    assert bias is None or isinstance(bias, nn.Parameter)
-    weight = _outputs_first(module)
+def _packed(module: nn.Module, quantize: str | None) -> PackedLinear:
+    weight, bias = _outputs_first(module), module.bias
     make = maker(weight.dtype, quantize, weight.shape[1])
     assert make is not None
+    assert bias is None or isinstance(bias, nn.Parameter)
     new = PackedLinear(make(weight, None if bias is None else bias.detach()), weight.shape, bias)
-    new.train(module.training)
-    for name in names:
-        model.set_submodule(name, new)
-    if quantize is not None and users[original.data_ptr()] == 1:
-        pages.release(original.detach(), mapped)
-    users[original.data_ptr()] -= 1
+    return new.train(module.training)
 
 
 def plain_int8(module: nn.Module, dtype: torch.dtype) -> PackedLinear:
@@ -217,7 +195,3 @@ def _outputs_first(module: nn.Module) -> Tensor:
     assert isinstance(module.weight, Tensor)
     weight = module.weight.detach()
     return weight.t() if type(module) is Conv1D else weight  # [in, out] there
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

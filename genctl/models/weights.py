@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from genctl.documents import reader
@@ -20,12 +18,12 @@ from genctl.documents.reader import DuplicateKey, Unreadable, once
 from genctl.errors import ModelError, reason_of
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_OTHER_FORMATS = ("*.safetensors", "*.gguf", "*.h5", "*.msgpack", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 _FLOATS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 LARGEST_JSON = 64_000_000  # bytes; the index of the largest public checkpoints has a tenth of it
 LARGEST_NUMBER = 1 << 63  # of a shape or a byte range
-_LONGEST_NAME = 255  # bytes in the name of a file, the limit of common file systems
+_SHARD = re.compile(r"\w[\w .+-]{,200}\.safetensors", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -72,10 +70,9 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
         raise ModelError(f"cannot read {what}: {error}") from None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ModelError(f"{what} is {reason_of(error)}") from error
-    except DuplicateKey as error:
-        raise ModelError(f"{what} is not usable JSON: {error}") from error
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{what} is not usable JSON: {reason_of(error)}") from error
+        reason = str(error) if isinstance(error, DuplicateKey) else reason_of(error)
+        raise ModelError(f"{what} is not usable JSON: {reason}") from error
     if not isinstance(value, dict):
         raise ModelError(f"{what} holds a JSON {type(value).__name__}, not an object")
     return value
@@ -83,37 +80,26 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 
 def find(folder: Path, config: dict[str, Any], *, allow_pickle: bool) -> WeightFiles:
     """The weights of a checkpoint folder, with every header checked. Raises ModelError."""
-    named = config.get("transformers_weights")
-    if named is not None:
-        _plain_name(named, "config.json (transformers_weights)")
-    places = [folder / named] if named is not None else [folder / SINGLE, folder / INDEX]
-    for path in places:
-        if path.is_file() and path.name.endswith(".index.json"):
-            return _sharded(folder, path)
-        if path.is_file():
-            header = read_header(path)
-            return WeightFiles((path,), header, dtype=_first_dtype(header))
-    if dangling := [path.name for path in places if path.is_symlink()]:
+    if (named := config.get("transformers_weights")) is not None:
+        raise ModelError(f"config.json names its weights {named!r:.80}; rename that file to {SINGLE}")
+    if (folder / SINGLE).is_file():
+        header = read_header(folder / SINGLE)
+        return WeightFiles((folder / SINGLE,), header, dtype=_first_dtype(header))
+    if (folder / INDEX).is_file():
+        return _sharded(folder, folder / INDEX)
+    if dangling := [name for name in (SINGLE, INDEX) if (folder / name).is_symlink()]:
         raise ModelError(f"{dangling[0]} in {folder} is a link to a file that is gone")
-    if named is not None:
-        raise ModelError(f"config.json names its weights {named!r}, but {folder} holds no such safetensors file")
-    pickles = sorted({path.name for pattern in PICKLES for path in folder.glob(pattern)} - {"training_args.bin"})
-    weights = [name for name in pickles if name.startswith("pytorch_model")]
-    if weights and allow_pickle:
-        return WeightFiles(tuple(folder / name for name in weights), {}, pickled=True)
+    pickles = sorted(path for path in folder.glob("pytorch_model*.bin"))
+    if pickles and allow_pickle:
+        return WeightFiles(tuple(pickles), {}, pickled=True)
     if pickles:
+        message = f"{folder} has only pickle weights ({few([path.name for path in pickles])})"
         hint = "safetensors weights are safe; pickle files can run code as they are read"
-        if weights:
-            message = f"{folder} has only pickle weights ({few(weights)}), refused without --allow-pickle"
-            raise ModelError(message, hint=hint)
-        raise ModelError(f"{folder} has no safetensors weights, only {few(pickles)}", hint=hint)
-    unlisted = sorted(
-        path.name for pattern in ("*.safetensors", "*.gguf", "*.h5", "*.msgpack") for path in folder.glob(pattern)
-    )
-    if unlisted:
-        raise ModelError(
-            f"{folder} has weights under another name or format ({few(unlisted)}); expected {SINGLE} or {INDEX}"
-        )
+        raise ModelError(f"{message}, refused without --allow-pickle", hint=hint)
+    others = sorted({path.name for pattern in _OTHER_FORMATS for path in folder.glob(pattern)} - {"training_args.bin"})
+    if others:
+        problem = f"{folder} has weights under another name or format ({few(others)})"
+        raise ModelError(f"{problem}; expected {SINGLE} or {INDEX}")
     raise ModelError(f"{folder} has no weights: neither {SINGLE} nor {INDEX}")
 
 
@@ -130,9 +116,8 @@ def read_header(path: Path) -> dict[str, Tensor]:
     except (SafetensorError, ValueError, RecursionError) as error:
         raise ModelError(f"{path.name} is truncated or corrupt: {shown(str(error), 200)}") from error
     header.pop("__metadata__", None)
-    ranges = {name: entry["data_offsets"] for name, entry in header.items()}
     return {
-        name: Tensor(entry["dtype"], tuple(entry["shape"]), data + ranges[name][0], data + ranges[name][1])
+        name: Tensor(entry["dtype"], tuple(entry["shape"]), *(data + at for at in entry["data_offsets"]))
         for name, entry in header.items()
     }
 
@@ -143,14 +128,12 @@ def _sharded(folder: Path, index: Path) -> WeightFiles:
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index.name} has no weight_map, so it is not an index of shards")
     for shard in weight_map.values():
-        _plain_name(shard, index.name)
+        if not isinstance(shard, str) or not _SHARD.fullmatch(shard):
+            problem = f"{index.name} names a weight file outside the folder, or of another format"
+            raise ModelError(f"{problem}: {shown(str(shard), 80)}")
     shards = sorted(set(weight_map.values()))
-    missing = [shard for shard in shards if not (folder / shard).is_file()]
-    if missing:
-        wanted = {name.lower() for name in missing}
-        other = next((path.name for path in sorted(folder.iterdir()) if path.name.lower() in wanted), "")
-        case = f"; {other} has another case" if other else ""
-        raise ModelError(f"{len(missing)} of {len(shards)} shards are missing: {few(missing)}{case}")
+    if missing := [shard for shard in shards if not (folder / shard).is_file()]:
+        raise ModelError(f"{len(missing)} of {len(shards)} shards are missing: {few(missing)}")
     headers = {shard: read_header(folder / shard) for shard in shards}
     for name, shard in weight_map.items():
         if name not in headers[shard]:
@@ -161,40 +144,10 @@ def _sharded(folder: Path, index: Path) -> WeightFiles:
     return WeightFiles(tuple(folder / shard for shard in shards), tensors, dtype=dtype)
 
 
-@contextmanager
-def with_whole_index(folder: Path) -> Iterator[Path]:
-    """The folder; one of links, with a whole index of shards, where the index lacks the `metadata` of transformers.
-
-    Raises ModelError.
-    """
-    index = folder / INDEX
-    content = read_json(index, INDEX) if index.is_file() and not (folder / SINGLE).is_file() else {"metadata": {}}
-    if isinstance(content.get("metadata"), dict):
-        yield folder
-        return
-    with TemporaryDirectory(prefix="genctl-") as temporary:
-        for path in folder.iterdir():
-            if path.name != INDEX:
-                Path(temporary, path.name).symlink_to(path.absolute())
-        Path(temporary, INDEX).write_text(json.dumps({**content, "metadata": {}}))
-        yield Path(temporary)
-
-
 def _first_dtype(header: dict[str, Tensor]) -> str:
     """The type of the first floating-point tensor by name, in torch's words; "" if there is none."""
     kinds = (header[name].dtype for name in sorted(header))
     return next((_FLOATS[kind] for kind in kinds if kind in _FLOATS), "")
-
-
-def _plain_name(name: Any, where: str) -> None:
-    ordinary = isinstance(name, str) and name and not set(name) & set("/\\:\0") and not name.startswith(".")
-    if not ordinary:
-        raise ModelError(f"{where} names a weight file outside the folder: {name!r:.80}")
-    length = len(name.encode("utf-8", "surrogatepass"))
-    if length > _LONGEST_NAME or not name.isprintable():
-        raise ModelError(f"{where} names a weight file by what is no file name ({length:,} bytes): {shown(name, 40)}")
-    if not name.endswith((".safetensors", ".index.json")):
-        raise ModelError(f"{where} names {name!r:.80} as weights, which is no safetensors file")
 
 
 def shown(name: str, most: int = 120) -> str:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from genctl.models import prepare
+from genctl.models import runtime_choice
 from tests.cli.tool import genctl
 
-needs_compiler = pytest.mark.skipif(prepare.cpp_compiler() is None, reason="no C++ compiler")
+needs_compiler = pytest.mark.skipif(runtime_choice.cpp_compiler() is None, reason="no C++ compiler")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from genctl.decode.processors.build import ProcessorContext, build
 from genctl.decode.read_along import ReadAlong, unconditional
 from genctl.engines.session import Session
 from genctl.errors import ModelError, PresetError, UsageError
-from genctl.models import hub, prepare
+from genctl.models import hub, runtime_choice
 from genctl.params import Generation, Runtime
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.beam import Beam
@@ -33,7 +33,7 @@ from tests.decode.driver import PROMPTS, Case
 from tests.tiny import checkpoint, tiny
 from tests.versions import OLDER, OLDER_TORCH
 
-needs_compiler = pytest.mark.skipif(prepare.cpp_compiler() is None, reason="no C++ compiler")
+needs_compiler = pytest.mark.skipif(runtime_choice.cpp_compiler() is None, reason="no C++ compiler")
 
 
 class Compiling(Case):
@@ -259,7 +259,7 @@ def test_without_a_compiler_there_is_a_hint(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_other_devices_are_refused() -> None:
     with pytest.raises(UsageError, match=r"--compile runs on the CPU and on CUDA devices, not on mps \(--device mps\)"):
-        prepare.check_device(Runtime(compile=True, device="mps"), torch.device("mps"), native=False)
+        runtime_choice.check_device(Runtime(compile=True, device="mps"), torch.device("mps"), native=False)
 
 
 @needs_compiler

@@ -70,14 +70,6 @@ def test_an_adapter_gives_the_tokens_of_peft(how: list[str], base: Path, adapter
     assert found == greedy(peft.PeftModel.from_pretrained(plain, str(adapter)))
 
 
-def test_what_was_merged_is_gone_and_what_was_not_is_there(base: Path, adapter: Path) -> None:
-    def parts(**options: Any) -> int:
-        found = load(Runtime(model=str(base), adapter=str(adapter), **options))
-        return sum("lora_" in name for name, _ in found.model.named_parameters())
-
-    assert (parts(), parts(merge_adapter=False)) == (0, 8)
-
-
 def test_an_adapter_is_part_of_the_identity(base: Path, adapter: Path, tmp_path: Path) -> None:
     plain = load(Runtime(model=str(base))).fingerprint()
     with_it = load(Runtime(model=str(base), adapter=str(adapter))).fingerprint()
@@ -115,9 +107,6 @@ def test_files_that_are_no_adapter_are_refused(base: Path, adapter: Path, tmp_pa
     assert "adapter_model.safetensors is truncated or corrupt" in refused(tmp_path)
     edit("adapter_config.json", peft_type="PREFIX_TUNING")(tmp_path)
     assert "is of the kind 'PREFIX_TUNING'; genctl adds LORA" in refused(tmp_path)
-    for wrong in ("transformers", ["a"], {"parent_library": 3}, {"parent_library": ["transformers"]}):
-        edit("adapter_config.json", peft_type="LORA", auto_mapping=wrong)(tmp_path)
-        assert "auto_mapping in adapter_config.json does not name a library" in refused(tmp_path)
     with pytest.raises(ModelError, match="is an adapter") as said:
         load(Runtime(model=str(adapter)))
     assert said.value.hint == f"give its base as the model, and --adapter {adapter}"
@@ -127,8 +116,8 @@ def test_files_that_are_no_adapter_are_refused(base: Path, adapter: Path, tmp_pa
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"r": 10_000_000}, r"says r = 10000000, but no tensor .* \(at most 4\)"),
-        ({"r": 5}, "says r = 5, but no tensor"),
+        ({"r": 10_000_000}, r"says r = 10000000, but no tensor .* \(at most 64\)"),
+        ({"r": 5}, "does not fit the model"),
         ({"r": 10**60}, "says r = 1000000"),
         ({"rank_pattern": {"q_proj": 10_000_000}}, "says rank_pattern of q_proj = 10000000, but no tensor"),
         ({"rank_pattern": [4]}, "rank_pattern in adapter_config.json is no object"),
@@ -146,30 +135,6 @@ def test_sizes_that_the_tensors_do_not_have_are_refused(
     with pytest.raises(ModelError, match=said) as caught:
         load(Runtime(model=str(base), adapter=str(lying)))
     assert len(caught.value.message) < 400
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"target_modules": "(([a-z_.0-9])*)*!"}, "take more than 1 s to match"),
-        ({"rank_pattern": {"(([a-z_.0-9])*)*!": 4}}, "take more than 1 s to match"),
-        ({"alpha_pattern": {"(([a-z_.0-9])*)*!": 4}}, "take more than 1 s to match"),
-        ({"target_modules": "(q_proj"}, "no regular expression"),
-    ],
-)
-def test_a_pattern_that_takes_for_ever_is_refused(
-    settings: Any, said: str, base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("genctl.models.adapter.PATTERNS_S", 1.0)
-    hostile = Path(shutil.copytree(adapter, tmp_path / "hostile"))
-    edit("adapter_config.json", **settings)(hostile)
-    with pytest.raises(ModelError, match=said):
-        load(Runtime(model=str(base), adapter=str(hostile)))
-
-
-def test_patterns_of_real_adapters_are_taken(base: Path, tmp_path: Path) -> None:
-    made = lora(base, tmp_path, target_modules=r".*\.self_attn\.(?:q|v)_proj", rank_pattern={r"layers\.[1]\..*": 2})
-    assert load(Runtime(model=str(base), adapter=str(made))).fingerprint()
 
 
 def test_layers_that_are_used_twice_give_the_tokens_of_peft(base: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoConfig, PretrainedConfig
 
 from genctl.models.architectures import read_native
-from genctl.models.sizes import context_of
+from genctl.models.config_limits import context_of
 from genctl.native.runtime import NativeConfig
 
 _LINES = (Path(__file__).parent.parent / "data" / "real_configs.jsonl").read_text().splitlines()

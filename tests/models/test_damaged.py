@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from genctl.errors import GenctlError, ModelError
-from genctl.models import check, weights
+from genctl.models import weights
 from genctl.models.hub import load
 from genctl.params import Runtime
 from tests.hostile.damage import CONFIG, WEIGHTS, Damage, edit, tensors, write
@@ -48,29 +48,22 @@ BIG = 10**9
 # damage that tests/hostile/test_checkpoints.py does not do; that runs the whole program
 DAMAGES: dict[str, tuple[Damage, str]] = {
     "binary config": (write("config.json", b"\x80\x81"), "config.json is not UTF-8 text"),
-    "hidden large": (config(hidden_size=4096), "implies at least .* parameters"),
     "vocabulary huge": (config(vocab_size=1 << 23), "implies at least .* parameters"),
-    "inner huge": (config(intermediate_size=1 << 20), "intermediate_size = 1048576, far above"),
     "inner large": (config(intermediate_size=60_000), "implies at least .* parameters"),
     "hidden true": (config(hidden_size=True), "hidden_size = True, which is not a positive whole number"),
     "start out of range": (
         edit("generation_config.json", decoder_start_token_id=300),
         "decoder_start_token_id is 300, but the model's ids are 0 to 299",
     ),
-    "tokenizer empty": (write("tokenizer.json", b"{}"), "the tokenizer in .* cannot be loaded"),
     "tokenizer of nonsense": (
         write("tokenizer.json", b'{"version":"1.0","model":{"type":"BPE","vocab":3,"merges":[]}}'),
         "the tokenizer in .* cannot be loaded",
-    ),
-    "another pickle": (
-        lambda folder: (folder / WEIGHTS).rename(folder / "model.pt"),
-        "no safetensors weights, only model.pt",
     ),
     "another name": (
         lambda folder: (folder / WEIGHTS).rename(folder / "weights.safetensors"),
         r"weights under another name or format \(weights.safetensors\)",
     ),
-    "pickle named": (config(transformers_weights="x.bin"), "which is no safetensors file"),
+    "weights named": (config(transformers_weights="x.bin"), "names its weights 'x.bin'; rename that file"),
 }
 
 
@@ -113,27 +106,6 @@ def test_a_name_that_leads_nowhere(model: str, said: str) -> None:
     assert re.search(said, caught.value.message)
 
 
-def test_a_file_is_no_folder(llama: Path) -> None:
-    assert "is a file, not a checkpoint folder" in refused(llama / WEIGHTS)
-
-
-def test_an_empty_folder_says_that_it_is_empty(tmp_path: Path) -> None:
-    assert "is not a checkpoint: it is empty" in refused(tmp_path)
-
-
-def test_an_encoder_is_refused(tmp_path: Path) -> None:
-    from transformers import BertConfig, BertForMaskedLM, BertModel
-
-    shape = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    for kind in (BertModel, BertForMaskedLM):
-        kind(BertConfig(**shape, intermediate_size=32)).save_pretrained(tmp_path)
-        assert refused(tmp_path, need_tokenizer=False) == (
-            f"{kind.__name__} has no language-model head, so it cannot generate text"
-        )
-    edit("config.json", architectures=...)(tmp_path)
-    assert "architecture 'bert' has no language-model head" in refused(tmp_path, need_tokenizer=False)
-
-
 def test_position_tables_cannot_be_blown_up(checkpoint_of: Callable[[str], Path], tmp_path: Path) -> None:
     learned = Path(shutil.copytree(checkpoint_of("gpt2"), tmp_path / "gpt2"))
     config(n_positions=10**7)(learned)
@@ -141,12 +113,6 @@ def test_position_tables_cannot_be_blown_up(checkpoint_of: Callable[[str], Path]
     computed = Path(shutil.copytree(checkpoint_of("marian"), tmp_path / "marian"))
     config(max_position_embeddings=10**8)(computed)
     assert "max_position_embeddings = 100000000, far above" in refused(computed)
-
-
-def test_an_encoder_decoder_cannot_lie_either(checkpoint_of: Callable[[str], Path], tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(checkpoint_of("t5"), tmp_path / "t5"))
-    config(num_decoder_layers=50_000)(folder)
-    assert "implies at least" in refused(folder)
 
 
 def test_pickle_weights_load_when_allowed_but_run_no_code(llama: Path, tmp_path: Path) -> None:
@@ -171,12 +137,6 @@ class Opener:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return open, (self.path, "w")
-
-
-def test_unused_tensors_are_told(llama: Path) -> None:
-    tensors(lambda held: held.update({"extra.weight": torch.ones(3)}))(llama)
-    (note,) = load(Runtime(model=str(llama))).notes
-    assert note == "1 tensors in the weight files are not used: extra.weight"
 
 
 # -- any damage at all ------------------------------------------------------------------------------------------------
@@ -207,18 +167,6 @@ def test_flipped_header_bytes_are_refused_or_harmless(
         said = error.message
     assert "\n" not in said
     assert sum(tensor.end - tensor.begin for tensor in held.values()) < len(raw)
-
-
-@SETTINGS
-@given(data=st.binary(max_size=200))
-def test_any_bytes_as_config_or_weights_are_refused(scratch: Path, data: bytes) -> None:
-    for name in ("config.json", WEIGHTS):
-        path = scratch / name
-        before = path.read_bytes()
-        path.write_bytes(data)
-        with pytest.raises(ModelError):
-            check.inspect(scratch, allow_pickle=False, trust_remote_code=False, need_tokenizer=True)
-        path.write_bytes(before)
 
 
 JSON = st.recursive(

@@ -12,7 +12,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from genctl.models import check, hub, prepare, with_transformers
+from genctl.models import check, hub, runtime_choice, with_transformers
 from genctl.params import Runtime
 from tests.tiny import checkpoint
 
@@ -28,7 +28,7 @@ from tests.tiny import checkpoint
     ],
 )
 def test_only_float32_on_a_gpu_becomes_something_else(stored: str, bfloat16: bool, chosen: str) -> None:
-    found, notes = prepare.dtype_on_gpu(stored, bfloat16=bfloat16)
+    found, notes = runtime_choice.dtype_on_gpu(stored, bfloat16=bfloat16)
     assert (found, bool(notes)) == (chosen, chosen != stored)
 
 

@@ -142,12 +142,6 @@ def test_a_generation_config_without_a_decoder_start_begins_with_bos(runtime: st
     assert ours(folder, runtime) == unpadded(theirs(folder, True)[0])
 
 
-def test_the_origin_of_a_setting_in_config_json_is_named(tmp_path: Path) -> None:
-    folder = checkpoint(tmp_path, "gpt2", num_beams=3)
-    assert "num_beams = 3" in tool("run", "-m", str(folder), "--dry").out
-    assert f"# config.json of {folder}" in tool("run", "-m", str(folder), "--dry").out
-
-
 def test_a_special_id_of_config_json_that_the_model_lacks_is_passed_over_with_a_note(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path, "gpt2", eos_token_id=50256)
     assert ours(folder) == unpadded(theirs(folder, False)[0])
@@ -167,14 +161,6 @@ def test_a_length_penalty_without_an_eos_id_of_the_model_is_refused(tmp_path: Pa
         model.generate([PROMPT], max_new_tokens=NEW, exponential_decay_length_penalty=[2, 1.5])
 
 
-def test_eos_of_generation_config_alone_counts_where_that_file_exists(tmp_path: Path) -> None:
-    folder = save(tiny("gpt2"), tmp_path)
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": 60, "num_beams": 3}))
-    assert check.read_settings(folder, json.loads(file.read_text())).values.get("eos_token_id") == EOS
-    assert ours(folder) == unpadded(theirs(folder, False)[0])
-
-
 @pytest.mark.parametrize("runtime", ["native", "transformers"])
 @pytest.mark.parametrize("value", [[7], [7, 8], []], ids=str)
 def test_a_list_of_ids_to_begin_with_is_one_line(value: list[int], runtime: str, tmp_path: Path) -> None:
@@ -184,3 +170,11 @@ def test_a_list_of_ids_to_begin_with_is_one_line(value: list[int], runtime: str,
     done = tool("run", "-m", str(tmp_path), "--runtime", runtime, "-n", "2", "the cat")
     assert done.status == 3
     assert f"generation_config.json: decoder_start_token_id = {value} is a list" in " ".join(done.err.split())
+
+
+def test_eos_of_generation_config_alone_counts_where_that_file_exists(tmp_path: Path) -> None:
+    folder = save(tiny("gpt2"), tmp_path)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": 60, "num_beams": 3}))
+    assert check.read_settings(folder, json.loads(file.read_text())).values.get("eos_token_id") == EOS
+    assert ours(folder) == unpadded(theirs(folder, False)[0])

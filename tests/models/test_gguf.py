@@ -194,5 +194,5 @@ def test_the_progress_bar_of_the_reader_is_replaced() -> None:
     assert hasattr(reader, "tqdm"), "the reader of GGUF files has another progress bar"
     before = reader.tqdm
     with libraries.weights_bar(None, "x"):
-        assert isinstance(reader.tqdm([]), libraries._Bar)
+        assert reader.tqdm is not before
     assert reader.tqdm is before

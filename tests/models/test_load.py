@@ -8,17 +8,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from genctl.errors import InputError, ModelError, UsageError
+from genctl.errors import ModelError, UsageError
 from genctl.events import Loading
-from genctl.models import resolve
 from genctl.models.hub import LoadedModel, load
-from genctl.models.prepare import max_memory
-from genctl.models.text import decode, encode_prompt
+from genctl.models.runtime_choice import placement
 from genctl.params import Runtime
 from tests.tiny import ARCHITECTURES, EOS, SEQ2SEQ, tiny
 
@@ -67,12 +64,6 @@ def test_tiny_models_have_clear_winners_and_varied_text(arch: str) -> None:
     assert longest >= 4
 
 
-def test_equal_arguments_give_the_same_tiny_model_and_seeds_differ() -> None:
-    assert tiny("llama") is tiny("llama")
-    assert not torch.equal(tiny("llama").lm_head.weight, tiny("llama", seed=1).lm_head.weight)
-    assert tiny("llama", eos=(2, 9)).generation_config.eos_token_id == [2, 9]
-
-
 def test_progress_is_told_and_nothing_is_printed(llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
     heard: list[Loading] = []
     load(Runtime(model=str(llama)), on_event=heard.append)
@@ -89,23 +80,6 @@ def test_what_was_silenced_speaks_again(llama: Path) -> None:
     with pytest.raises(ModelError):
         loaded(llama.parent / "nowhere")
     assert logger.level == before
-
-
-def test_dtype_auto_keeps_the_checkpoints(llama: Path, tmp_path: Path) -> None:
-    half = Path(shutil.copytree(llama, tmp_path / "half"))
-    loaded(llama, dtype="bfloat16").model.save_pretrained(half)
-    assert loaded(half).model.dtype == torch.bfloat16
-    assert loaded(half, dtype="float32").model.dtype == torch.float32
-    assert loaded(llama, dtype="float16").model.dtype == torch.float16
-    assert loaded(llama).model.dtype == torch.float32
-
-
-def test_weights_are_spread_and_offloaded(llama: Path, tmp_path: Path) -> None:
-    found = loaded(llama, device_map="auto", max_memory="cpu=60KB", offload_folder=str(tmp_path / "off"))
-    assert "disk" in found.model.hf_device_map.values()
-    ids = torch.tensor([[5, 60, 250, 7]])
-    with torch.no_grad():
-        assert torch.equal(found.model(ids).logits, tiny("llama")(ids).logits)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +107,8 @@ def test_options_that_make_no_sense(options: dict[str, str], said: str, llama: P
 
 
 def test_max_memory_is_read_as_accelerate_wants_it() -> None:
-    assert max_memory("0=20GiB, cpu = 1.5 GB,disk=9TB") == {0: "20GiB", "cpu": "1.5GB", "disk": "9TB"}
+    arguments = placement(Runtime(device_map="auto", max_memory="0=20GiB, cpu = 1.5 GB,disk=9TB"))
+    assert arguments["max_memory"] == {0: "20GiB", "cpu": "1.5GB", "disk": "9TB"}
 
 
 INDEX = "model.safetensors.index.json"
@@ -148,62 +123,23 @@ def sharded(folder: Path, place: Path) -> Path:
     return made
 
 
-def test_a_sharded_checkpoint_loads(llama: Path, tmp_path: Path) -> None:
-    place = tmp_path / "sharded"
-    model = tiny("llama")
-    model.save_pretrained(place, max_shard_size="60KB")
-    assert len(list(place.glob("model-*.safetensors"))) > 1
-    found = load(Runtime(model=str(place), runtime="transformers"), need_tokenizer=False)
-    assert found.tokenizer is None
-    assert torch.equal(found.model.lm_head.weight, model.lm_head.weight)
-    with pytest.raises(ModelError, match="has no tokenizer: give prompt_ids instead"):
-        encode_prompt(found, "the cat")
-
-
-@pytest.mark.parametrize("runtime", ["native", "transformers"])
-@pytest.mark.parametrize("metadata", [{}, {"metadata": None}, {"metadata": {"total_size": "?"}}])
-def test_an_index_of_shards_needs_no_metadata(
-    runtime: str, metadata: dict[str, Any], llama: Path, tmp_path: Path
-) -> None:
+def test_an_index_of_shards_needs_no_metadata(llama: Path, tmp_path: Path) -> None:
     folder = sharded(llama, tmp_path)
     index = folder / INDEX
-    index.write_text(json.dumps({"weight_map": json.loads(index.read_text())["weight_map"], **metadata}))
-    found = load(Runtime(model=str(folder), runtime=runtime))
-    whole = load(Runtime(model=str(llama), runtime=runtime))
-    for name, tensor in whole.model.state_dict().items() if runtime == "transformers" else ():
-        assert torch.equal(found.model.state_dict()[name], tensor)
-    assert [file.name for file in folder.iterdir() if file.is_symlink()] == []
+    index.write_text(json.dumps({"weight_map": json.loads(index.read_text())["weight_map"]}))
+    assert load(Runtime(model=str(folder), runtime="native")).vocab_size == 300
 
 
-def test_a_shard_in_another_case_or_elsewhere_is_named(llama: Path, tmp_path: Path) -> None:
+def test_a_shard_that_is_missing_or_elsewhere_is_named(llama: Path, tmp_path: Path) -> None:
     folder = sharded(llama, tmp_path)
     shard = sorted(folder.glob("model-0*.safetensors"))[0]
     other = shard.rename(shard.with_name(shard.name.replace("model", "Model")))
-    with pytest.raises(ModelError, match=f"shards are missing: {shard.name}; {other.name} has another case"):
+    with pytest.raises(ModelError, match=f"1 of 4 shards are missing: {shard.name}"):
         load(Runtime(model=str(folder)))
     index = folder / INDEX
     index.write_text(index.read_text().replace(shard.name, str(other)))
-    with pytest.raises(ModelError, match=f"names a weight file outside the folder: '{other}"[:80]):
+    with pytest.raises(ModelError, match="names a weight file outside the folder, or of another format: /"):
         load(Runtime(model=str(folder)))
-
-
-def test_prompts_become_ids_and_back(llama: Path) -> None:
-    found = loaded(llama)
-    ids = encode_prompt(found, "the cat 🦄")
-    assert found.tokenizer is not None
-    assert decode(found.tokenizer, ids) == "the cat 🦄"
-    with pytest.raises(InputError, match="tokenises to nothing"):
-        encode_prompt(found, "")
-    with pytest.raises(InputError, match="a lone surrogate at character 2"):
-        encode_prompt(found, "ab\udc80")
-
-
-@pytest.mark.parametrize("name", resolve.builtins())
-def test_built_in_checkpoints_load(name: str) -> None:
-    found = load(Runtime(model=f"builtin:{name}"))
-    assert found.notes == ()
-    assert found.name == f"builtin:{name}"
-    assert found.path.parent.name == "builtin"
 
 
 def test_torch_and_transformers_are_not_imported_before_they_are_needed() -> None:

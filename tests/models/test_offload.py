@@ -85,8 +85,9 @@ def test_a_folder_that_cannot_be_written_to_is_refused_early(tmp_path: Path) -> 
         return done.err
 
     (tmp_path / "file").write_bytes(b"")
-    assert refused(str(tmp_path / "file")) == (f"error: --offload-folder {tmp_path}/file: it is a file, not a folder\n")
-    assert "it is a file, not a folder" in refused(str(tmp_path / "file" / "below"))
+    problem = f"error: --offload-folder {tmp_path}/file cannot be written to"
+    assert refused(str(tmp_path / "file")) == f"{problem}: File exists\n"
+    assert "/file/below cannot be written to: Not a directory" in refused(str(tmp_path / "file" / "below"))
     assert "--offload-folder /proc/nowhere cannot be written to: No such file or directory" in refused("/proc/nowhere")
     assert "--offload-folder is empty" in refused("")
 

@@ -106,14 +106,6 @@ def test_a_packed_layer_takes_every_shape_that_a_plain_one_takes(
         assert packed_layers.weights_bytes(packed) == 2 * 64 * 40 + 2 * 40
 
 
-def test_rows_do_not_depend_on_their_number_in_int8() -> None:
-    torch.manual_seed(0)
-    given = torch.randn(48, 256)
-    with torch.no_grad():
-        layer = in_a_model(nn.Linear(256, 512), "int8")
-        assert torch.equal(layer(given), torch.cat([layer(row[None]) for row in given]))
-
-
 @pytest.mark.parametrize(("arch", "left"), [("mamba", {"dt_proj", "x_proj", "out_proj", "lm_head"}), ("t5", {"wo"})])
 def test_layers_whose_weights_the_model_reads_itself_stay(arch: str, left: set[str], tmp_path: Path) -> None:
     """Mamba computes `dt_proj.weight @ x`; T5 looks at the dtype of `wo.weight`."""
@@ -143,27 +135,6 @@ def test_a_weight_that_is_read_unforeseen_is_an_error_that_says_what_helps() -> 
     with pytest.raises(ModelError, match="reads the weight of a linear layer that was packed") as raised:
         model(torch.ones(2, 8))
     assert "--no-pack" in raised.value.hint
-
-
-def test_a_layer_in_two_places_stays_one() -> None:
-    model = nn.ModuleDict({"a": nn.Linear(32, 32), "b": nn.Sequential(nn.Linear(32, 32))})
-    model["b"][0] = model["a"]
-    assert packed_layers.pack(model, smallest=0).packed == 1
-    assert isinstance(model["a"], packed_layers.PackedLinear)
-    assert model["b"][0] is model["a"]
-
-
-def test_a_packed_layer_is_a_plain_module() -> None:
-    """Hooks see it, and copies of it compute the same."""
-    layer = in_a_model(nn.Linear(32, 48))
-    calls: list[torch.Tensor] = []
-    layer.register_forward_hook(lambda module, given, made: calls.append(made))
-    given = torch.randn(3, 32)
-    with torch.no_grad():
-        assert torch.equal(layer(given), calls[0])
-    assert {name for name, _ in layer.named_parameters()} == {"bias"}
-    assert not hasattr(layer, "weight")
-    assert str(layer).startswith("PackedLinear(in_features=32, out_features=48, float32 by ")
 
 
 class Adapter(nn.Linear):
@@ -237,17 +208,6 @@ def test_tied_embeddings_stay_embeddings_and_the_head_is_packed(tmp_path: Path) 
     torch.testing.assert_close(logits(model, PROMPTS), logits(made, PROMPTS), rtol=0.0, atol=1e-4)
 
 
-def test_bytes_are_counted_in_every_form() -> None:
-    model: Any = nn.Sequential(nn.Embedding(100, 64), nn.Linear(64, 100))
-    model[1].weight = model[0].weight
-    assert packed_layers.weights_bytes(model) == 100 * 64 * 4 + 100 * 4
-    short, exact = copy.deepcopy(model), copy.deepcopy(model)
-    packed_layers.pack(short, smallest=0, quantize="int8")
-    assert packed_layers.weights_bytes(short) == 100 * 64 * 4 + 100 * 4 + 100 * 64 + 100 * 4
-    packed_layers.pack(exact, smallest=0)
-    assert packed_layers.weights_bytes(exact) == 100 * 64 * 4 + 100 * 4  # read where it lies
-
-
 def test_loading_packs_by_default_and_says_so(tmp_path: Path) -> None:
     save(tiny("gpt2", n_embd=256, tie_word_embeddings=True), tmp_path)
     found = loaded(tmp_path)
@@ -266,32 +226,6 @@ def test_int8_says_what_it_takes() -> None:
     assert note.endswith("; all weights 1.7 MiB, 3.6 MiB as read")
 
 
-@pytest.mark.parametrize("quantize", [None, "int8"])
-@pytest.mark.parametrize("pack", [True, False])
-def test_damaged_numbers_are_found_before_packing(quantize: str | None, pack: bool, tmp_path: Path) -> None:
-    if quantize and not pack:
-        pytest.skip("contradicts itself")
-    made = loaded(checkpoint("llama", tmp_path)).model
-    with torch.no_grad():
-        made.model.layers[1].mlp.up_proj.weight[3, 3] = torch.nan
-    made.save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match=r"tensor model.layers.1.mlp.up_proj.weight holds 1 NaN"):
-        loaded(tmp_path, pack=pack, quantize=quantize)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"pack": False}, "--quantize int8 and --no-pack contradict each other"),
-        ({"device_map": "auto"}, "--quantize int8 and --device-map auto"),
-        ({"dtype": "float16"}, "--quantize int8 and --dtype float16 contradict each other"),
-    ],
-)
-def test_int8_contradictions_name_both_sides(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        load(Runtime(quantize="int8", **options))
-
-
 @pytest.mark.parametrize(
     ("device", "runtime", "said"),
     [
@@ -308,17 +242,6 @@ def test_int8_is_refused_on_other_devices(
     with pytest.raises(UsageError, match=said) as caught:
         load(Runtime(quantize="int8", runtime=runtime))
     assert caught.value.hint == "add --device cpu"
-
-
-def test_int8_hardly_changes_the_perplexity_of_held_out_text() -> None:
-    text = Path(__file__).parent.parent.joinpath("data", "stories_heldout.txt").read_text(encoding="utf-8")
-    loss = {}
-    for quantize in (None, "int8"):
-        found = load(Runtime(quantize=quantize, runtime="transformers"))
-        ids = torch.tensor([encode_prompt(found, line)[:128] for line in text.splitlines()[:12]])
-        logprobs = logits(found.model, ids)[:, :-1].log_softmax(-1)
-        loss[quantize] = -logprobs.gather(2, ids[:, 1:, None]).mean()
-    assert 0 < abs(loss["int8"] - loss[None]) < 0.002  # nats for each token
 
 
 def test_a_model_without_a_layer_for_int8_is_refused(tmp_path: Path) -> None:
@@ -352,6 +275,38 @@ def resident(file: Path) -> int:
         elif inside and line.startswith("Rss:"):
             held += int(line.split()[1])
     return held * 1024
+
+
+def test_a_layer_in_two_places_stays_one() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(32, 32), "b": nn.Sequential(nn.Linear(32, 32))})
+    model["b"][0] = model["a"]
+    assert packed_layers.pack(model, smallest=0).packed == 1
+    assert isinstance(model["a"], packed_layers.PackedLinear)
+    assert model["b"][0] is model["a"]
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("pack", [True, False])
+def test_damaged_numbers_are_found_before_packing(quantize: str | None, pack: bool, tmp_path: Path) -> None:
+    if quantize and not pack:
+        pytest.skip("contradicts itself")
+    made = loaded(checkpoint("llama", tmp_path)).model
+    with torch.no_grad():
+        made.model.layers[1].mlp.up_proj.weight[3, 3] = torch.nan
+    made.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"tensor model.layers.1.mlp.up_proj.weight holds 1 NaN"):
+        loaded(tmp_path, pack=pack, quantize=quantize)
+
+
+def test_int8_hardly_changes_the_perplexity_of_held_out_text() -> None:
+    text = Path(__file__).parent.parent.joinpath("data", "stories_heldout.txt").read_text(encoding="utf-8")
+    loss = {}
+    for quantize in (None, "int8"):
+        found = load(Runtime(quantize=quantize, runtime="transformers"))
+        ids = torch.tensor([encode_prompt(found, line)[:128] for line in text.splitlines()[:12]])
+        logprobs = logits(found.model, ids)[:, :-1].log_softmax(-1)
+        loss[quantize] = -logprobs.gather(2, ids[:, 1:, None]).mean()
+    assert 0 < abs(loss["int8"] - loss[None]) < 0.002  # nats for each token
 
 
 def test_only_whole_pages_of_mapped_files_are_released() -> None:

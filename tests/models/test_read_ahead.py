@@ -49,20 +49,6 @@ def test_nothing_happens_where_it_cannot_be(tmp_path: Path, monkeypatch: pytest.
     assert hub.read_ahead([tmp_path / "a"]) is None
 
 
-def test_a_file_that_cannot_be_opened_is_left_alone(
-    advised: list[tuple[int, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> int:
-        raise PermissionError
-
-    (tmp_path / "a").write_bytes(b"x")
-    monkeypatch.setattr(os, "open", refuse)
-    thread = hub.read_ahead([tmp_path / "a"])
-    assert thread is not None
-    thread.join()
-    assert not advised
-
-
 def test_a_checkpoint_is_read_ahead_before_its_weights_are_read(
     advised: list[tuple[int, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

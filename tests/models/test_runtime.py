@@ -60,12 +60,6 @@ def test_a_field_that_is_not_known_is_transformers(tmp_path: Path) -> None:
         native(folder, runtime="native")
 
 
-def test_native_and_what_only_transformers_does_contradict_each_other(llama: Path) -> None:
-    for options in ({"compile": True}, {"device_map": "auto"}):
-        with pytest.raises(UsageError, match="--runtime native"):
-            native(llama, runtime="native", **options)
-
-
 def on(device: str, folder: Path, runtime: Runtime) -> str:
     made = check.inspect(folder, allow_pickle=False, trust_remote_code=False, need_tokenizer=False)
     plan, _ = runtime_choice.plan(runtime, made, trust_remote_code=False)

@@ -16,7 +16,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from genctl.decode.runtime import Pass
-from genctl.engines.runtime import runtime_of
+from genctl.engines.strategy_choice import runtime_of
 from genctl.models import hub
 from genctl.native.runtime import NativeModel
 from genctl.params import Runtime

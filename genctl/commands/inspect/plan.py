@@ -16,7 +16,7 @@ from genctl.commands.inspect.measurement import CROSS, STATE, divided
 from genctl.config.modes import check_search
 from genctl.errors import UsageError
 from genctl.io.records import SCHEMA
-from genctl.models.sizes import context_of, source_context_of, trained_length
+from genctl.models.config_limits import context_of, source_context_of, trained_length
 from genctl.params import Generation, Runtime
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from genctl.decode.cache.cache import new_cache
 from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.cache.layer import CROSS
 from genctl.decode.types import Source
-from genctl.engines.runtime import runtime_of
+from genctl.engines.strategy_choice import runtime_of
 from genctl.errors import ModelError, UsageError, count
-from genctl.models import check, config_limits, hub, prepare, resolve, runtime_choice, with_transformers
+from genctl.models import check, config_limits, hub, resolve, runtime_choice, with_transformers
 from genctl.models.architectures import read_native
 from genctl.models.check import Checkpoint, GenerationSettings
 from genctl.models.libraries import brief, guarded, quiet
@@ -66,7 +66,7 @@ def read(
     Of a Hub checkpoint only the configs are downloaded. Raises ModelError for a config that is missing, damaged, absurd
     or of no language model; UsageError for conflicting options.
     """
-    prepare.check_options(runtime)
+    runtime_choice.check_options(runtime)
     try:  # the device need not exist here: a plan may be for another machine
         device = hub.device_of("auto") if runtime.device == "auto" else torch.device(runtime.device)
     except RuntimeError as error:
@@ -89,7 +89,7 @@ def read(
         dtype = getattr(torch, name)
         spec = runtime_choice.spec_of_run(runtime, checkpoint, device, trust_remote_code=trust_remote_code)
         is_native = spec is not None
-        prepare.check_device(runtime, device if runtime.device_map is None else None, native=is_native)
+        runtime_choice.check_device(runtime, device if runtime.device_map is None else None, native=is_native)
         notes = [*place.notes, *notes]
         if spec is None and runtime.quantize:
             notes.append(f"{runtime.quantize} is counted of native models alone: weights count as {name}, {MORE}")
@@ -136,7 +136,7 @@ def _dtype(runtime: Runtime, checkpoint: Checkpoint, device: torch.device) -> tu
         notes.append(f"{stored}: weights count as {name}, {MORE}")
     elif runtime.dtype == "auto" and device.type == "cuda":
         able = not torch.cuda.is_available() or torch.cuda.is_bf16_supported()  # no GPU here: assume a new one
-        name, _ = prepare.dtype_on_gpu(name, bfloat16=able)
+        name, _ = runtime_choice.dtype_on_gpu(name, bfloat16=able)
     return name, notes
 
 

@@ -17,9 +17,8 @@ from genctl.params import Runtime
 PROMPTS = [(5, 60, 250, 7), (9, 8), (11, 48, 205, 93, 160)]
 
 
-def tokens_of(runtime: Runtime, ways: dict[str, dict[str, Any]]) -> dict[str, dict[str, list[list[int]]]]:
+def tokens_of(session: Session, ways: dict[str, dict[str, Any]]) -> dict[str, dict[str, list[list[int]]]]:
     """The tokens of every prompt in several ways, decoded together: way -> prompt -> sequences."""
-    session = Session.load(runtime)
     found: dict[str, dict[str, list[list[int]]]] = {way: {} for way in ways}
     for way, settings in ways.items():
         resolved = session.resolve([Layer("test", {**settings, "max_new_tokens": 10})])
@@ -32,9 +31,11 @@ def tokens_of(runtime: Runtime, ways: dict[str, dict[str, Any]]) -> dict[str, di
 
 def main(model: str, folder: str, ways: str) -> None:
     """Write `FOLDER/RANK.json`."""
-    from genctl.models import rank_group as group
+    from genctl.engines import shared as group
 
-    found = tokens_of(Runtime(model=model, tensor_parallel=True), json.loads(ways))
+    group.start()
+    session = group.SharedSession.load(Runtime(model=model, tensor_parallel=True))
+    found = tokens_of(session, json.loads(ways))
     Path(folder, f"{os.environ['RANK']}.json").write_text(json.dumps(found))
     group.stop()
 

@@ -7,7 +7,7 @@ import sys
 
 def main() -> None:
     from genctl.__main__ import main as program
-    from genctl.models import rank_group as group
+    from genctl.engines import shared as group
 
     group.TIMEOUT_S = int(sys.argv.pop(1))
     program()

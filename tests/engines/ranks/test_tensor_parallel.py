@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from genctl.engines.session import Session
 from genctl.errors import ModelError, UsageError
-from genctl.models import prepare, rank_group
+from genctl.models import runtime_choice, with_transformers
 from genctl.params import Runtime
 from tests.cli.tool import genctl
 from tests.engines.ranks.each_rank import tokens_of
-from tests.engines.ranks.processes import SECONDS, alone, answer, ranks, run
+from tests.engines.ranks.processes import SECONDS, alone, answer, ranks
 from tests.planted import plant, script, what_ran
 from tests.tiny import checkpoint, tiny
 
@@ -64,7 +65,7 @@ def test_every_rank_chooses_the_tokens_of_one_process(llama: Path, tmp_path: Pat
     assert [process.returncode for process in started] == [0, 0], errors
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert first == second
-    assert first == tokens_of(Runtime(model=str(llama), runtime="transformers"), WAYS)
+    assert first == tokens_of(Session.load(Runtime(model=str(llama), runtime="transformers")), WAYS)
     assert {way: len(found["0"]) for way, found in first.items()} == {"greedy": 1, "sampling": 2, "beams": 2}
 
 
@@ -108,13 +109,6 @@ def test_an_interrupt_ends_all_ranks_together(llama: Path, tmp_path: Path) -> No
     assert len(records) < 400
 
 
-def test_an_input_that_is_missing_ends_both_ranks(llama: Path) -> None:
-    first, second = run("run", "-m", str(llama), "--tensor-parallel", "-i", str(llama / "nothing.txt"))
-    assert first[0] == 2
-    assert "nothing.txt" in first[2]
-    assert second[0] == 3
-
-
 def test_copies_of_a_run_are_refused(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
@@ -155,16 +149,16 @@ def test_one_process_has_nothing_to_share_a_model_with(llama: Path) -> None:
 )
 def test_options_for_whole_models_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        prepare.check_options(Runtime(tensor_parallel=True, **options))
+        runtime_choice.check_options(Runtime(tensor_parallel=True, **options))
 
 
 def test_what_cannot_be_shared_out_is_refused_before_it_is_read(llama: Path) -> None:
-    rank_group.check_plan(tiny("llama").config, 2)
+    with_transformers.check_plan(tiny("llama").config, 2)
     with pytest.raises(ModelError, match="num_key_value_heads = 2 cannot be shared out evenly over 4 ranks"):
-        rank_group.check_plan(tiny("llama").config, 4)
+        with_transformers.check_plan(tiny("llama").config, 4)
     with pytest.raises(ModelError, match="num_attention_heads = 4 cannot be shared out evenly over 3 ranks"):
-        rank_group.check_plan(tiny("llama").config, 3)
+        with_transformers.check_plan(tiny("llama").config, 3)
     bare = SimpleNamespace(model_type="strange", base_model_tp_plan=None)
     bare.get_text_config = lambda decoder: bare
     with pytest.raises(ModelError, match="transformers has no plan for strange"):
-        rank_group.check_plan(bare, 2)
+        with_transformers.check_plan(bare, 2)

@@ -16,8 +16,8 @@ from genctl.decode.pass_prices import PassPrice
 from genctl.decode.prefix_cache import KeptTexts
 from genctl.decode.types import Prefix
 from genctl.engines.protocol import Flow, Report, Request
-from genctl.engines.runtime import undrafted
 from genctl.engines.session import Session
+from genctl.engines.strategy_choice import undrafted
 from genctl.events.results import Collector, Result
 from genctl.kernels.ops import library
 from genctl.strategies.assisted import Assisted
