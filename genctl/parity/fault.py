@@ -81,13 +81,13 @@ def find_fault(reference: LocalSide, other: LocalSide, measured: MeasuredNoise) 
 
 def _left_out(side: LocalSide, own: Outputs, others: Outputs) -> tuple[str, ...]:
     """A sentence on the parts that the other side does not have, those of all layers as one."""
-    kinds: dict[tuple[str, str], list[Sublayer]] = {}
+    kinds: dict[str, list[Sublayer]] = {}
     for part in own:
         if part not in others:
-            kinds.setdefault((part.sublayer, part.beside), []).append(part)
+            kinds.setdefault(part.sublayer, []).append(part)
     if not kinds:
         return ()
-    words = [f"{kind} ({parts[0].name}{', …' * (len(parts) > 1)})" for (kind, _), parts in kinds.items()]
+    words = [f"{kind} ({parts[0].name}{', …' * (len(parts) > 1)})" for kind, parts in kinds.items()]
     return (f"layers: only {side.name} has {', '.join(words)}; this is left out",)
 
 

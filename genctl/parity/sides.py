@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -67,10 +68,8 @@ class Forced:
 
 
 ReceiveLogits: TypeAlias = Callable[[int, int, Tensor], None]  # place of a text, index of a token, logits f32 [V]
-LARGEST = 2**20  # most logits of a pass that reads a whole text: 8 MiB in float64
-LONGEST = 128  # most tokens of such a pass, unless all logits of a longer one fit
-
-
+LARGEST = 2**20  # logits of a pass that reads a whole text, unless it has fewer than LEAST tokens: 8 MiB in float64
+LEAST, LONGEST = 16, 128  # tokens of such a pass: with logits, and without
 IDS = ("eos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_id", "forced_bos_token_id")
 
 
@@ -186,20 +185,24 @@ class LocalSide:
         lane = self._lane(text)
         first = len(lane.tokens) - 1  # the position whose logits are those of the first token
         places = [first + index for index in wanted]
-        feed = torch.tensor([[*lane.tokens, *text.token_ids][: places[-1] + 1]], device=forward.device)
-        sources = None
-        if lane.source is not None:
-            sources = Sources(forward.encode(lane.source).states, None, None)
-        passes = [*_passes(places, max(LARGEST // forward.vocab_size, 1))]
-        if len(passes) > 1 and sources is None and Passes(forward, batch_size=1).continues:
-            cache = forward.new_cache(room=places[-1] + 1)
+        end = places[-1] + 1
+        feed = torch.tensor([[*lane.tokens, *text.token_ids][:end]], device=forward.device)
+        sources = None if lane.source is None else Sources(forward.encode(lane.source).states, None, None)
+        most = max(LARGEST // forward.vocab_size, LEAST)
+        longest = max(most, LONGEST)
+        skipped = max(places[0] + most - longest, 0) // longest * longest  # read in passes of their own
+        begins = [*range(0, skipped + 1, longest), *range(places[0] + most, end, most)]
+        cache = None
+        if len(begins) > 1 and sources is None and Passes(forward, batch_size=1).continues:
+            cache = forward.new_cache(room=end)
         else:
-            cache, passes = None, [(0, places)]
-        for begin, own in passes:
-            end = own[-1] + 1
-            keep = end - own[0]
-            logits = forward(Pass(feed[:, begin:end], cache, sources=sources, first=begin == 0, keep=keep)).logits[0]
-            yield from ((place - first, logits[place - end]) for place in own if place in places)
+            begins = [0]
+        for begin, stop in pairwise([*begins, end]):
+            own = [place for place in places if begin <= place < stop]
+            keep = stop - own[0] if own else 1
+            given = Pass(feed[:, begin:stop], cache, sources=sources, first=begin == 0, keep=keep)
+            logits = forward(given).logits[0]
+            yield from ((place - first, logits[place - stop]) for place in own)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -232,21 +235,3 @@ class LocalSide:
     def _use_threads(self) -> None:
         if self.threaded:
             self.session.use_threads(self.session.plan(self.resolved).rows * self.width)
-
-
-def _passes(places: Sequence[int], most: int) -> Iterator[tuple[int, list[int]]]:
-    """Where each pass begins, and the positions whose logits it makes: up to `most`, from the first one to its end.
-
-    Positions whose logits nobody wants are read in passes of their own, which make those of the last one, where a pass
-    would be longer than `LONGEST`.
-    """
-    begin, at = 0, 0
-    while at < len(places):
-        while places[at] - begin >= max(LONGEST, most):
-            yield begin, [begin + LONGEST - 1]
-            begin += LONGEST
-        end = at
-        while end < len(places) and places[end] - places[at] < most and places[end] - begin < max(LONGEST, most):
-            end += 1
-        yield begin, list(places[at:end])
-        begin, at = places[end - 1] + 1, end

@@ -120,9 +120,6 @@ class Estimate:
     value: float
     uncertainty: float
 
-    def __repr__(self) -> str:
-        return f"Estimate({self.value:.6g}, uncertainty={self.uncertainty:.2g})"
-
 
 @dataclass(frozen=True)
 class Summary:
@@ -173,9 +170,6 @@ class Noise:
     how: str  # one sentence: what was measured, and how
     typical_allowed: float = 0.0  # the largest median ratio that rounding itself reaches
     changed: float | None = None  # of a server as a side, which was removed; records have it as null
-
-    def __repr__(self) -> str:
-        return f"Noise({self.positions} positions, margin={self.margin:.3g})"
 
 
 @dataclass(frozen=True)
