@@ -15,8 +15,7 @@ import torch
 from genctl.errors import ModelError
 from genctl.parity.noise import ALLOWANCE, TINY, MeasuredNoise
 from genctl.parity.oracle import places_read
-from genctl.parity.sides import LocalSide
-from genctl.parity.taps import Outputs, Sublayer, tapped
+from genctl.parity.sides import LocalSide, Outputs, Sublayer, tapped
 from genctl.parity.values import ENCODER, Fault, LayerDifference, Text
 
 SEEDS = 2
@@ -68,8 +67,7 @@ def find_fault(reference: LocalSide, other: LocalSide, measured: MeasuredNoise) 
         if not curve.curve:
             return FoundFault(notes=notes)
         if (point := curve.first) is not None:
-            where = "before the first layer or after the last" if point.layer is None else f"layer {point.layer}"
-            reason = f"{point.sublayer} of {where} ({point.name}) is the first part whose output differs, {how}"
+            reason = f"{point.name} is the first part whose output differs, {how}"
             place = point.position + len(text.prompt_ids) * (not point.sublayer.startswith(ENCODER))
             fault = Fault(text.id, point.layer, point.sublayer, point.name, place, point.size, reason, curve.curve)
             return FoundFault(fault, curve.curve, notes)

@@ -231,15 +231,16 @@ def known_top(logits: Tensor, token: int) -> KnownTop:
     values, ids = (part.tolist() for part in logprobs.topk(min(TOP, logprobs.shape[-1])))
     top, left = [], 1.0
     for id, value in sorted(zip(ids, values, strict=True), key=lambda one: (-one[1], one[0] != first, one[0])):
-        top.append((id, _f32(value)))
+        top.append((id, f32(value)))
         left -= math.exp(value)
         if left < ENOUGH:
             break
     others = logprobs.index_fill(0, torch.tensor([id for id, _ in top]), -torch.inf)
-    return KnownTop(_f32(float(logprobs[token])), tuple(top), _f32(math.exp(float(others.logsumexp(-1)))))
+    return KnownTop(f32(float(logprobs[token])), tuple(top), f32(math.exp(float(others.logsumexp(-1)))))
 
 
-def _f32(value: float) -> float:
+def f32(value: float) -> float:
+    """The nearest float32."""
     return float(torch.tensor(value, dtype=torch.float32))
 
 

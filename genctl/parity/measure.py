@@ -80,7 +80,7 @@ def measure(
         mine = reference if isinstance(reference, ReadOnce) else stack.enter_context(ReadOnce(reference))
         theirs = stack.enter_context(ReadOnce(other))
         failed |= read_both(mine, theirs, texts, receive, interrupted)
-        parted = [each for each in parted if each.mine.id not in failed]
+        parted = [] if interrupted() else [each for each in parted if each.mine.id not in failed]
         equal = not any(position.shift for position in positions)
         if positions and not (equal and not parted) and not interrupted():
             on_stage("measuring noise")

@@ -33,6 +33,7 @@ from genctl.parity.trace_rows import (
 )
 
 Row: TypeAlias = dict[str, Any]  # an object of a document, or fields of a TraceRow
+Ids: TypeAlias = list[Natural] | None
 MOST_SHOWN = 100  # failed rows whose reasons are kept
 FITTING = (
     "fits: OpenAI's completions and chats with logprobs (batch files, too), vLLM, SGLang, llama-server, Ollama, LM "
@@ -79,7 +80,7 @@ def _openai(data: Row) -> Iterator[Row]:
                 for text, value, top in zip(texts, values, tops, strict=True)
             )
         message = fit(Row | None, choice.get("message"), f"choices.{place}.message") or {}
-        ids = fit(list[Natural] | None, choice.get("token_ids"), f"choices.{place}.token_ids")
+        ids = fit(Ids, choice.get("token_ids"), f"choices.{place}.token_ids")
         yield {
             **prompt_of(data),
             **prompt_of(choice),
@@ -87,18 +88,6 @@ def _openai(data: Row) -> Iterator[Row]:
             "text": _text(choice.get("text", message.get("content"))),
             "is_chat": "text" not in choice,
         }
-
-
-def _llama(data: Row) -> Iterator[Row]:
-    """llama-server's own answer."""
-    key = "completion_probabilities" if data.get("completion_probabilities") else "probs"
-    ids = fit(list[Natural] | None, data.get("tokens"), "tokens")
-    yield {
-        **prompt_of(data),
-        "prompt_tokens": fit(Count, data.get("tokens_evaluated"), "tokens_evaluated"),
-        "pieces": with_ids(_entries(data.get(key), key), ids, "tokens"),
-        "text": fit(Word, data.get("content"), "content"),
-    }
 
 
 def _sglang(data: Row) -> Iterator[Row]:
@@ -116,19 +105,24 @@ def _sglang(data: Row) -> Iterator[Row]:
     yield {**prompt_of(data), "pieces": pieces, "text": fit(Word, data.get("text"), "text")}
 
 
-def _ollama(data: Row) -> Iterator[Row]:
-    """An answer of Ollama's own interface; that of a chat has a message."""
+def _entry_list(data: Row) -> Iterator[Row]:
+    """An answer of llama-server's or Ollama's own interface; that of a chat has a message."""
+    key = next((key for key in ("completion_probabilities", "probs", "logprobs") if data.get(key)), "logprobs")
     message = fit(Row | None, data.get("message"), "message")
-    text = data.get("response") if message is None else message.get("content")
-    pieces = _entries(data.get("logprobs"), "logprobs")
-    yield {**prompt_of(data), "pieces": pieces, "text": _text(text), "is_chat": message is not None}
+    yield {
+        **prompt_of(data),
+        "prompt_tokens": fit(Count, data.get("tokens_evaluated"), "tokens_evaluated"),
+        "pieces": with_ids(_entries(data.get(key), key), fit(Ids, data.get("tokens"), "tokens"), "tokens"),
+        "text": _text((message or {}).get("content", data.get("content", data.get("response")))),
+        "is_chat": message is not None,
+    }
 
 
 def _responses(data: Row) -> Iterator[Row]:
     """An answer of OpenAI's interface of responses."""
     for item in fit(list[Row], data["output"], "output"):
         for part in fit(list[Row] | None, item.get("content"), "output.content") or ():
-            pieces = tuple(map(piece_of, fit(list[Entry], part.get("logprobs"), "output.content.logprobs")))
+            pieces = _entries(part.get("logprobs"), "output.content.logprobs")
             yield {**prompt_of(data), "pieces": pieces, "text": _text(part.get("text")), "is_chat": True}
 
 
@@ -151,7 +145,7 @@ def _record(data: Row) -> Iterator[Row]:
         counted = fit(Count, usage.get("prompt_tokens"), "usage.prompt_tokens")
         yield {**prompt_of(data), **row, "prompt_tokens": counted, "is_exact": not data.get("backend")}
     else:
-        ids = fit(list[Natural] | None, data.get("token_ids"), "token_ids") or []
+        ids = fit(Ids, data.get("token_ids"), "token_ids") or []
         if len(ids) < len(pieces):
             raise BadShape(f"token_ids: expected at least {len(pieces)} items, got {len(ids)}")
         yield {**row, "prompt_ids": tuple(ids[: len(ids) - len(pieces)])}
@@ -220,12 +214,12 @@ def _has_objects(value: Any, inner: str = "") -> bool:
 TRAINER = Shape(lambda data: any(key in data for key in (*COMPLETION_IDS, *LOGPROBS)), _trainer)
 SHAPES = (
     Shape(lambda data: "choices" in data, _openai),
-    Shape(lambda data: "completion_probabilities" in data or ("probs" in data and "content" in data), _llama),
+    Shape(lambda data: "completion_probabilities" in data or ("probs" in data and "content" in data), _entry_list),
     Shape(lambda data: "meta_info" in data, _sglang),
     Shape(lambda data: data.get("schema") == "genctl/1", _record),
     Shape(lambda data: "resps" in data and "arguments" in data, _harness),
     Shape(lambda data: _has_objects(data.get("output"), "content"), _responses),
-    Shape(lambda data: _has_objects(data.get("logprobs")), _ollama),
+    Shape(lambda data: _has_objects(data.get("logprobs")), _entry_list),
     TRAINER,
 )
 

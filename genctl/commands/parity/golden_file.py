@@ -36,7 +36,7 @@ from genctl.io.writers import to_json
 from genctl.models.text import detokenizer
 from genctl.params import CacheForm, Quantized
 from genctl.parity.golden import compare as compare_golden
-from genctl.parity.golden import record
+from genctl.parity.golden import f32, record
 from genctl.parity.measure import measure
 from genctl.parity.sides import LocalSide
 from genctl.parity.values import Golden, KnownTop, Parity, Place, Text
@@ -156,9 +156,9 @@ def read(path: str) -> Golden:
                     raise ValueError("a position without a text before it")
                 id = next(reversed(texts))
                 known[id, len(tokens[id])] = KnownTop(
-                    _widened(position.logprob),
-                    tuple((token, _widened(value)) for token, value in position.top),
-                    _widened(position.tail),
+                    f32(position.logprob),
+                    tuple((token, f32(value)) for token, value in position.top),
+                    f32(position.tail),
                 )
                 tokens[id].append(position.token)
         place = 1
@@ -207,12 +207,6 @@ def _position(data: Any, vocabulary: int) -> _PositionLine:
 def _check_ids(place: str, ids: Sequence[int], vocabulary: int) -> None:
     if ids and max(ids) >= vocabulary:
         raise ValueError(f"{place}: the token {max(ids)} is beyond the vocabulary of {vocabulary}")
-
-
-def _widened(value: float) -> float:
-    import numpy
-
-    return float(numpy.float32(value))
 
 
 # -- against the side that is compared with it: the same tokens, and what does not allow --update ----------------------

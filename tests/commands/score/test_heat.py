@@ -12,7 +12,7 @@ from rich.text import Text
 from genctl.commands.score import job
 from genctl.engines.protocol import Scored
 from genctl.events import Token
-from genctl.terminal import theme
+from genctl.terminal import theme, widgets
 from tests.screens import check_screen
 from tests.terminal.streams import STORY, console, written
 from tests.terminal.streams import token as made_up
@@ -88,7 +88,7 @@ def test_hostile_text_is_shown_and_not_obeyed() -> None:
 
 @pytest.mark.parametrize("value", [1.0, 1.49764, 999.9, 123456.7, math.inf])
 def test_perplexities_stay_short(value: float) -> None:
-    assert len(job.widgets.perplexity(value)) <= 9
+    assert len(widgets.perplexity(value)) <= 9
 
 
 def scored(text: str, nll: float, count: int, size: int) -> Scored:
