@@ -1,6 +1,6 @@
-"""Whose fault it is: the first sublayer of a model whose output parts by more than rounding does.
+"""Where a fault is: the first layer of a model whose output differs by more than rounding does.
 
-The method is that of the verdict (`noise`), on the outputs of sublayers instead of logits. A text is read in one pass
+The method is that of the verdict (`noise`), on the outputs of layers instead of logits. A text is read in one pass
 first. If both sides agree there, it is read step by step, and at last the batch is what remains.
 """
 

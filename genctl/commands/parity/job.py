@@ -19,7 +19,7 @@ from genctl.commands.parity.view import COLUMNS, Naming, failed_checks, flat, re
 from genctl.config.layers import Resolved
 from genctl.config.sides import Side
 from genctl.engines.protocol import Engine, Flow, Report, Request, ScoringOptions, TextToScore
-from genctl.errors import CheckError, GenctlError, InputError, ModelError, count
+from genctl.errors import CheckError, GenctlError, InputError, count
 from genctl.events.results import Collector
 from genctl.io import readers, scored, writers
 from genctl.io.records import finding
@@ -243,21 +243,13 @@ class Comparison:
         """With --by-text: every side scores the given texts, or those that the reference writes."""
         texts: list[tuple[str, TextToScore]] = []
         outcomes: list[by_text.Outcomes] = []
-        answers = False
         for side in self.sides:
             loaded.retain(side)
             engine, resolved = loaded.engine(side)
             self._describe(side, engine, resolved)
             self.view.begin(side.name)
             width = engine.width(resolved, WIDTH)
-            if outcomes and engine.about.is_encoder_decoder is not answers:
-                kinds = ["a causal model", "an encoder-decoder"]
-                raise ModelError(
-                    f"{self.sides[0].name} is {kinds[answers]}, and {side.name} is {kinds[not answers]}: "
-                    "one continues texts, the other answers them"
-                )
             if not outcomes:
-                answers = engine.about.is_encoder_decoder
                 self.view.stage("writing")
                 texts = self._texts_by(engine, resolved, width)
             self.view.stage("scoring")
