@@ -136,16 +136,16 @@ def compare(
     for each in parted.values():
         tokens = each.first_reference, each.first_other
         recorded = dict(golden.known[each.text, each.index].top)
-        before = recorded.get(tokens[0], math.nan), recorded.get(tokens[1], math.nan)
-        verdict, reason = _verdict_of_parting(each, measured)
-        partings.append(
-            TextParting(
-                each.text, each.index, *tokens, before, own[each.text, each.index], each.margin, verdict, reason
-            )
-        )
+        logprobs = recorded.get(tokens[0], math.nan), recorded.get(tokens[1], math.nan)
+        parting = _verdict_of_parting(each, measured)
+        now = own[each.text, each.index]
+        partings.append(TextParting(each.text, each.index, *tokens, logprobs, now, each.margin, *parting))
     noise = UNMEASURED if measured is None else measured.noise
-    found_of_all = verdict_of(positions, measured, what="recorded number")
-    one = concluded((golden.reference, side.name), golden.texts, positions, partings, found_of_all, noise)
+    if measured is not None:
+        typical, largest = float(measured.ratios.median()), float(measured.ratios.max())
+        measured = replace(measured, noise=replace(noise, typical_ratio=typical, largest_ratio=largest))
+    shown = verdict_of(positions, measured, what="recorded number")
+    one = concluded((golden.reference, side.name), golden.texts, positions, partings, shown, noise)
     return replace(one, notes=tuple(notes), failed=failed)
 
 
@@ -188,8 +188,7 @@ def _measured(
         largest = max(largest, float(shaken.max()))
     floor = ALLOWANCE * largest / measured.noise.allowed  # as for two sides: rounding may jump anywhere
     ratios = torch.stack(remains) / torch.tensor(scales).clamp(min=floor)
-    noise = replace(measured.noise, typical_ratio=float(ratios.median()), largest_ratio=float(ratios.max()))
-    return replace(measured, noise=noise, ratios=ratios, equal=not differ)
+    return replace(measured, ratios=ratios, equal=not differ)
 
 
 def _recorded(golden: Golden, side: LocalSide) -> LocalSide:
