@@ -1,6 +1,6 @@
-"""Where a difference comes from: files of two checkpoints, and the first sublayer that differs by more than rounding.
+"""Where a difference comes from: files of two checkpoints, and the first layer that differs by more than rounding.
 
-The method for sublayers is that of the verdict (`noise`), on their outputs instead of logits. A text is read in one
+The method for layers is that of the verdict (`noise`), on their outputs instead of logits. A text is read in one
 pass first. If both sides agree there, it is read step by step, and at last the batch is what remains.
 """
 
@@ -20,8 +20,7 @@ from genctl.models.hub import LoadedModel
 from genctl.models.weights import read_json
 from genctl.parity.noise import ALLOWANCE, TINY, MeasuredNoise
 from genctl.parity.oracle import places_read
-from genctl.parity.sides import LocalSide
-from genctl.parity.taps import Outputs, Sublayer, tapped
+from genctl.parity.sides import LocalSide, Outputs, Sublayer, tapped
 from genctl.parity.values import ENCODER, Fault, LayerDifference, Text
 
 # -- files of two checkpoints ------------------------------------------------------------------------------------------
@@ -133,7 +132,7 @@ def _is_coded(numbers: Tensor, codes: Tensor, size: int) -> bool:
     return (on_grid and bool((off <= 1.01 * most / 127).all())) or (has_few and bool((off <= most / 3).all()))
 
 
-# -- sublayers ---------------------------------------------------------------------------------------------------------
+# -- layers ------------------------------------------------------------------------------------------------------------
 
 SEEDS = 2
 POSITIONS = 32  # the last ones of a text, up to the first that differs; and the last ones of a source
@@ -156,9 +155,9 @@ class LayerCurve(NamedTuple):
 
 
 def find_fault(reference: LocalSide, other: LocalSide, measured: MeasuredNoise) -> FoundFault:
-    """The first sublayer that differs, read in one pass or in steps. Raises ModelError.
+    """The first layer that differs, read in one pass or in steps. Raises ModelError.
 
-    Sides of different architectures have no sublayers in common: then there is no curve.
+    Sides of different architectures have no layers in common: then there is no curve.
     """
     text, begin = _text(measured)
     reads = [partial(_outputs, oracle.side, text, whole=True) for oracle in measured.oracles]
@@ -183,8 +182,7 @@ def find_fault(reference: LocalSide, other: LocalSide, measured: MeasuredNoise) 
         if not curve:
             return FoundFault(notes=notes)
         if point is not None:
-            where = "before the first layer or after the last" if point.layer is None else f"layer {point.layer}"
-            reason = f"{point.sublayer} of {where} ({point.name}) is the first part whose output differs, {how}"
+            reason = f"{point.name} is the first part whose output differs, {how}"
             place = point.position + len(text.prompt_ids) * (not point.sublayer.startswith(ENCODER))
             fault = Fault(text.id, point.layer, point.sublayer, point.name, place, point.size, reason, curve)
             return FoundFault(fault, curve, notes)
@@ -217,7 +215,7 @@ def _text(measured: MeasuredNoise) -> tuple[Text, int]:
 
 
 def _outputs(side: LocalSide, text: Text, *, whole: bool) -> Outputs:
-    """The outputs of a side's sublayers at the last `POSITIONS` of a text that is read alone. Raises ModelError."""
+    """The outputs of a side's layers at the last `POSITIONS` of a text that is read alone. Raises ModelError."""
     length = len(text.token_ids)
     count = min(POSITIONS, length)
     with tapped(side.session, count) as (session, taps):
@@ -233,7 +231,7 @@ def _outputs(side: LocalSide, text: Text, *, whole: bool) -> Outputs:
 def _compare(
     text: Text, outputs: Sequence[Outputs], exact: Sequence[Outputs], rounding: Sequence[Outputs], eps: float
 ) -> LayerCurve:
-    """The curve over all sublayers that every reading has, in the order of the reference's."""
+    """The curve over all layers that every reading has, in the order of the reference's."""
     curve: list[LayerDifference] = []
     first: LayerDifference | None = None
     for part in outputs[0]:
@@ -251,7 +249,7 @@ def _compare(
         beyond = (difference - by_weights).norm(dim=-1) > ALLOWANCE * max(spread, 2.0) * scale
         relative = difference.norm(dim=-1) / size
         explained = (by_weights.norm(dim=-1).square() + scale.square()).sqrt() / size
-        # indices of the text, or of the source where the sublayer is that of an encoder
+        # indices of the text, or of the source where the layer is that of an encoder
         begin = len(text.prompt_ids if part.of_encoder else text.token_ids) - len(relative)
         points = [
             LayerDifference(

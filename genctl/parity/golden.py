@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from genctl.config.check import Wrong, check
 from genctl.engines.protocol import Request, never
 from genctl.errors import GenctlError, UsageError
 from genctl.identity import change, changed, checkpoint_change, versions
-from genctl.parity.measure import NOTHING_COMPARED, UNMEASURED, Parted, concluded, pick
+from genctl.parity.measure import UNMEASURED, Parted, concluded, pick, verdict_of
 from genctl.parity.noise import ALLOWANCE, MeasuredNoise, measure_noise, read_rows
 from genctl.parity.oracle import places_read
 from genctl.parity.sides import LocalSide
@@ -124,27 +124,28 @@ def compare(
         if not each.same:
             parted.setdefault(each.text, each)
     differ = differences(golden, side)
-    remains: _Remains | None = None
+    measured: MeasuredNoise | None = None
     notes = list(differ.values())
     if any(each.shift for each in positions) and not interrupted():
         on_stage("measuring noise")
         try:
-            remains = _measured(golden, side, positions, [*parted.values()], differ)
+            measured = _measured(golden, side, positions, [*parted.values()], differ)
         except GenctlError as error:
             notes.append(f"rounding could not be measured: {error.message}")
-    explained: Verdict = "drift" if differ else "tie"
     partings = []
     for each in parted.values():
         tokens = each.first_reference, each.first_other
         recorded = dict(golden.known[each.text, each.index].top)
-        before = recorded.get(tokens[0], math.nan), recorded.get(tokens[1], math.nan)
-        parting = _verdict_of_parting(each, remains, explained)
-        partings.append(
-            TextParting(each.text, each.index, *tokens, before, own[each.text, each.index], each.margin, *parting)
-        )
-    verdict = _verdict(golden, positions, remains, explained)
-    noise = UNMEASURED if remains is None else remains.measured.noise
-    one = concluded((golden.reference, side.name), golden.texts, positions, partings, verdict, noise)
+        logprobs = recorded.get(tokens[0], math.nan), recorded.get(tokens[1], math.nan)
+        parting = _verdict_of_parting(each, measured)
+        now = own[each.text, each.index]
+        partings.append(TextParting(each.text, each.index, *tokens, logprobs, now, each.margin, *parting))
+    noise = UNMEASURED if measured is None else measured.noise
+    if measured is not None:
+        typical, largest = float(measured.ratios.median()), float(measured.ratios.max())
+        measured = replace(measured, noise=replace(noise, typical_ratio=typical, largest_ratio=largest))
+    shown = verdict_of(positions, measured, what="recorded number")
+    one = concluded((golden.reference, side.name), golden.texts, positions, partings, shown, noise)
     return replace(one, notes=tuple(notes), failed=failed)
 
 
@@ -160,42 +161,34 @@ def differences(golden: Golden, side: LocalSide) -> dict[str, str]:
     return found
 
 
-class _Remains(NamedTuple):
-    """The measured noise, and what remains at each checked position, as a multiple of the rounding there."""
-
-    measured: MeasuredNoise
-    ratios: Mapping[Place, float]
-
-
 def _measured(
     golden: Golden,
     side: LocalSide,
     positions: Sequence[Position],
     parted: Sequence[Position],
     differ: Mapping[str, str],
-) -> _Remains:
+) -> MeasuredNoise:
+    """The measured noise, with what remains of the recorded numbers at each checked position."""
     texts = {text.id: text for text in golden.texts}
     pairs = [Parted(texts[each.text], texts[each.text], each.index) for each in parted]
     readings = pick(positions, golden.texts, pairs, CHECKED)
     recorded = _recorded(golden, side) if {*differ} & {*WEIGHTS} and "checkpoint" not in differ else side
     rows = read_rows(side, readings)
-    both = (rows if recorded is side else read_rows(recorded, readings), rows)
-    measured = measure_noise(recorded, side, readings, both)
-    places = places_read(readings)
+    measured = measure_noise(
+        recorded, side, readings, (rows if recorded is side else read_rows(recorded, readings), rows)
+    )
     remains, scales, largest = [], [], 0.0
-    for number, place in enumerate(places):
+    for number, place in enumerate(places_read(readings)):
         ids, values = map(list, zip(*golden.known[place].top, strict=True))
         logprobs = rows[number].double().log_softmax(-1)[ids]
-        remains.append(
-            float(shift_of(logprobs - torch.tensor(values, dtype=torch.float64) - measured.weights[number, ids]))
-        )
+        remains.append(shift_of(logprobs - torch.tensor(values, dtype=torch.float64) - measured.weights[number, ids]))
         shaken = shift_of(measured.rounding[:, number, ids])
         smallest = torch.finfo(torch.float32).eps * float(logprobs.abs().max())  # the file has float32 numbers
         scales.append(max(float(shaken.square().mean().sqrt()), smallest))
         largest = max(largest, float(shaken.max()))
     floor = ALLOWANCE * largest / measured.noise.allowed  # as for two sides: rounding may jump anywhere
-    ratios = {place: left / max(scale, floor) for place, left, scale in zip(places, remains, scales, strict=True)}
-    return _Remains(measured, ratios)
+    ratios = torch.stack(remains) / torch.tensor(scales).clamp(min=floor)
+    return replace(measured, ratios=ratios, equal=not differ)
 
 
 def _recorded(golden: Golden, side: LocalSide) -> LocalSide:
@@ -214,37 +207,17 @@ def _recorded(golden: Golden, side: LocalSide) -> LocalSide:
     return LocalSide(golden.reference, side.loaded_again(runtime), side.resolved, width=side.width)
 
 
-def _verdict(
-    golden: Golden, positions: Sequence[Position], remains: _Remains | None, explained: Verdict
-) -> tuple[Verdict | None, str]:
-    """The verdict of all positions; `explained`: where rounding, and what the side has of its own, explain them."""
-    if not positions:
-        return None, NOTHING_COMPARED
-    if not any(each.shift for each in positions):
-        return "tie", "every recorded number is equal"
-    if remains is None:
-        return "drift", "the numbers differ, and rounding could not be measured"
-    noise, ratios = remains.measured.noise, sorted(remains.ratios.values())
-    median, (place, largest) = ratios[len(ratios) // 2], max(remains.ratios.items(), key=lambda pair: pair[1])
-    if not (median <= noise.typical_allowed and all(ratio <= noise.allowed for ratio in ratios)):  # NaN is not
-        text = next(text for text in golden.texts if text.id == place[0])
-        reason = f"{text.token(place[1])}: the rest is {largest:.2g} × rounding error"
-        return "defect", f"{reason}, and rounding reaches {noise.allowed:.2g}"
-    if explained == "drift":
-        return explained, f"weights and dtype explain this; the rest is {median:.2g} × rounding error"
-    return explained, f"rounding explains this: the difference is {median:.2g} × rounding error"
-
-
-def _verdict_of_parting(each: Position, remains: _Remains | None, explained: Verdict) -> tuple[Verdict, str]:
+def _verdict_of_parting(each: Position, measured: MeasuredNoise | None) -> tuple[Verdict, str]:
     """The verdict where the side's own text parts from the recorded one."""
-    if remains is None:
+    if measured is None:
         return "drift", "rounding could not be measured"
-    noise, ratio = remains.measured.noise, remains.ratios.get((each.text, each.index))
+    noise, ratios = measured.noise, dict(zip(places_read(measured.readings), measured.ratios.tolist(), strict=True))
+    margin, ratio = f"the margin is {each.margin:.2g} nats", ratios.get((each.text, each.index), 0.0)
     if each.margin <= noise.margin:
         return "tie", f"the margin of {each.margin:.2g} nats is below the noise of {noise.margin:.2g}"
-    if ratio is not None and ratio > noise.allowed:
-        return "defect", f"the margin is {each.margin:.2g} nats, and the rest is {ratio:.2g} × rounding error"
-    return explained, f"the margin is {each.margin:.2g} nats, and what differs is explained"
+    if ratio > noise.allowed:
+        return "defect", f"{margin}, and the rest is {ratio:.2g} × rounding error"
+    return "tie" if measured.equal else "drift", f"{margin}, and what differs is explained"
 
 
 # -- distributions of which the most probable tokens are known ---------------------------------------------------------
@@ -252,26 +225,21 @@ def _verdict_of_parting(each: Position, remains: _Remains | None, explained: Ver
 
 def known_top(logits: Tensor, token: int) -> KnownTop:
     """What is kept of logits f32 [V]."""
-    logits = logits.detach().cpu()
-    logprobs = logits.double().log_softmax(-1)
-    values, ids = logprobs.topk(min(TOP, logprobs.shape[-1]))
-    first = int(first_choice(logits.float()[None])[0])  # of equals the first, as everywhere
-    order = sorted(
-        range(len(ids)), key=lambda place: (-float(values[place]), int(ids[place]) != first, int(ids[place]))
-    )
-    chosen, left = [], 1.0
-    for place in order:
-        chosen.append((int(ids[place]), _f32(float(values[place]))))
-        left = max(left - math.exp(float(values[place])), 0.0)
+    logprobs = logits.detach().cpu().double().log_softmax(-1)
+    first = int(first_choice(logits.detach().cpu().float()[None])[0])  # of equals the first, as everywhere
+    values, ids = (part.tolist() for part in logprobs.topk(min(TOP, logprobs.shape[-1])))
+    top, left = [], 1.0
+    for id, value in sorted(zip(ids, values, strict=True), key=lambda one: (-one[1], one[0] != first, one[0])):
+        top.append((id, f32(value)))
+        left -= math.exp(value)
         if left < ENOUGH:
             break
-    others = logprobs.clone()
-    others[[id for id, _ in chosen]] = -torch.inf
-    tail = math.exp(float(others.logsumexp(-1))) if len(chosen) < len(others) else 0.0
-    return KnownTop(_f32(float(logprobs[token])), tuple(chosen), _f32(tail))
+    others = logprobs.index_fill(0, torch.tensor([id for id, _ in top]), -torch.inf)
+    return KnownTop(f32(float(logprobs[token])), tuple(top), f32(math.exp(float(others.logsumexp(-1)))))
 
 
-def _f32(value: float) -> float:
+def f32(value: float) -> float:
+    """The nearest float32."""
     return float(torch.tensor(value, dtype=torch.float32))
 
 

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from genctl.engines.protocol import Request, never
-from genctl.errors import GenctlError
+from genctl.errors import GenctlError, ModelError
 from genctl.events import shared_length
 from genctl.parity.fault import FoundFault, different_settings, equal_weights, find_fault, other_weights
 from genctl.parity.noise import MeasuredNoise, measure_noise
-from genctl.parity.oracle import Reading
-from genctl.parity.reading import ReadBoth, ReadOnce
-from genctl.parity.sides import LocalSide
-from genctl.parity.statistics import summary
-from genctl.parity.values import Noise, Parity, Position, Text, TextParting, Verdict, worst
+from genctl.parity.oracle import Reading, places_read
+from genctl.parity.sides import LocalSide, ReceiveLogits
+from genctl.parity.statistics import Pairs, summary
+from genctl.parity.values import Noise, Parity, Place, Position, Text, TextParting, Verdict, worst
 
 CHECKED, LEAST_CHECKED = 128, 16  # positions on which noise is measured at most, and at least
 CHECKED_LOGITS = 2**21  # logits of a side at these positions: 16 MiB in float64
 WEIGHTS = "weights and dtype"
-NOTHING_COMPARED = "no position was compared"
 UNMEASURED = Noise(
     0, (), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "every logit is equal, so that there is nothing to explain"
 )
@@ -77,27 +77,26 @@ def measure(
     notes: list[str] = []
     with ExitStack() as stack:
         mine = reference if isinstance(reference, ReadOnce) else stack.enter_context(ReadOnce(reference))
-        both = ReadBoth(mine, stack.enter_context(ReadOnce(other)), texts, interrupted=interrupted)
-        both.read(receive)
-        failed |= both.failed
-        parted = [each for each in parted if each.mine.id not in failed]
+        theirs = stack.enter_context(ReadOnce(other))
+        failed |= read_both(mine, theirs, texts, receive, interrupted)
+        parted = [] if interrupted() else [each for each in parted if each.mine.id not in failed]
         equal = not any(position.shift for position in positions)
         if positions and not (equal and not parted) and not interrupted():
             on_stage("measuring noise")
             most = min(CHECKED, max(CHECKED_LOGITS // reference.vocabulary, LEAST_CHECKED))
             readings = pick(positions, texts, parted, most)
             try:
-                measured = measure_noise(reference, other, readings, both.rows(readings))
+                measured = measure_noise(reference, other, readings, (mine.rows(readings), theirs.rows(readings)))
             except GenctlError as error:
                 notes.append(f"rounding could not be measured: {error.message}")
         noise = UNMEASURED if measured is None else measured.noise
-        partings = _partings(both, parted, noise, measured)
+        partings = _partings(mine, theirs, parted, noise, measured)
     loaded = [side.session.loaded for side in (reference, other)]
     are_apart = loaded[0].path != loaded[1].path
     differ = different_settings(*(one.path for one in loaded)) if are_apart and not equal else ""
     if differ:
         notes.append(f"config.json differs in {differ}: what that changes counts as explained, as weights do")
-    verdict = verdict_of(positions, equal, measured, "weights, dtype and config.json" if differ else WEIGHTS)
+    verdict = verdict_of(positions, measured, "weights, dtype and config.json" if differ else WEIGHTS)
     one = concluded((reference.name, other.name), texts, positions, partings, verdict, noise)
     if one.verdict == "drift" and are_apart:
         how = [(side.session.forward.dtype, side.session.loaded.quantize) for side in (reference, other)]
@@ -159,24 +158,24 @@ def pick(positions: Sequence[Position], texts: Sequence[Text], parted: Sequence[
 
 
 def verdict_of(
-    positions: Sequence[Position], equal: bool, measured: MeasuredNoise | None, explained_by: str = WEIGHTS
+    positions: Sequence[Position], measured: MeasuredNoise | None, explained_by: str = WEIGHTS, what: str = "logit"
 ) -> tuple[Verdict | None, str]:
     """The verdict of positions, with its reason; there is none without a position.
 
-    `explained_by` names what the sides have of their own.
+    `explained_by` names what the sides have of their own, `what` what is compared.
     """
     if not positions:
-        return None, NOTHING_COMPARED
-    if equal:
-        return "tie", "every logit is equal"
+        return None, "no position was compared"
+    if not any(position.shift for position in positions):
+        return "tie", f"every {what} is equal"
     if measured is None:
-        return "drift", "the logits differ, and rounding could not be measured"
+        return "drift", f"the {what}s differ, and rounding could not be measured"
     noise = measured.noise
     remains = f"the rest is {noise.typical_ratio:.2g} × rounding error"
     unexplained = f"{explained_by} do not explain this"
-    if noise.typical_ratio > noise.typical_allowed:
+    if not noise.typical_ratio <= noise.typical_allowed:
         return "defect", f"{unexplained}: {remains}, and rounding reaches {noise.typical_allowed:.2g}"
-    if noise.largest_ratio > noise.allowed:
+    if not noise.largest_ratio <= noise.allowed:  # NaN is not
         where = measured.token(int(measured.ratios.argmax()))
         most = f"the rest is {noise.largest_ratio:.2g} × rounding error"
         return "defect", f"{where}: {unexplained}: {most}, and rounding reaches {noise.allowed:.2g}"
@@ -208,28 +207,22 @@ def concluded(
 
 
 def _partings(
-    both: ReadBoth, parted: Sequence[Parted], noise: Noise, measured: MeasuredNoise | None
+    reference: ReadOnce, other: ReadOnce, parted: Sequence[Parted], noise: Noise, measured: MeasuredNoise | None
 ) -> list[TextParting]:
-    readings = [Reading(each.mine, (each.first,)) for each in parted if each.first < len(each.mine.token_ids)]
-    rows: dict[str, list[torch.Tensor]] = {}
-    if readings:
-        pairs = zip(*both.rows(readings), strict=True)
-        rows = {
-            reading.text.id: [row.double().log_softmax(-1) for row in pair]
-            for reading, pair in zip(readings, pairs, strict=True)
-        }
     found = []
-    for text, other, index in parted:
-        mine, theirs = (one.token_ids[index] if index < len(one.token_ids) else None for one in (text, other))
+    for text, others, index in parted:
+        place = (text.id, index)
+        mine, theirs = (one.token_ids[index] if index < len(one.token_ids) else None for one in (text, others))
         if mine is None or theirs is None:
             reason = "one text ends where the other continues: its length limit or a stop ended it"
-            found.append(TextParting(text.id, index, mine, theirs, UNKNOWN, UNKNOWN, math.nan, "drift", reason))
+            found.append(TextParting(*place, mine, theirs, UNKNOWN, UNKNOWN, math.nan, "drift", reason))
             continue
-        own, others = ((float(row[mine]), float(row[theirs])) for row in rows[text.id])
+        rows = (side.row(place).double().log_softmax(-1) for side in (reference, other))
+        own, their = ((float(row[mine]), float(row[theirs])) for row in rows)
         margin = own[0] - own[1]
-        reach = noise.margin if measured is None else measured.reach(text.id, index, (mine, theirs))
-        parting = _verdict_of_margin(margin, margin - (others[0] - others[1]), noise, reach)
-        found.append(TextParting(text.id, index, mine, theirs, own, others, margin, *parting))
+        reach = noise.margin if measured is None else measured.reach(*place, (mine, theirs))
+        parting = _verdict_of_margin(margin, margin - (their[0] - their[1]), noise, reach)
+        found.append(TextParting(*place, mine, theirs, own, their, margin, *parting))
     return found
 
 
@@ -244,3 +237,98 @@ def _verdict_of_margin(margin: float, moved: float, noise: Noise, reach: float) 
     if abs(moved) <= max(reach, noise.margin):
         return "drift", f"{change}; weights and rounding explain up to {reach:.2g}"
     return "defect", f"{change}; weights and rounding explain only {reach:.2g}"
+
+
+# -- reading: both sides read the same texts, and their logits wait in a file ------------------------------------------
+
+
+class ReadOnce(LocalSide, AbstractContextManager["ReadOnce"]):
+    """A side that writes and reads a text once: its logits wait in a temporary file until the context is left."""
+
+    def __init__(self, side: LocalSide) -> None:
+        super().__init__(side.name, side.session, side.resolved, width=side.width, whole=side.whole)
+        self.threaded = side.threaded
+        self._side = side
+        self._file = tempfile.TemporaryFile(prefix="genctl-parity-")  # noqa: SIM115 — `__exit__` closes it
+        self._offsets: dict[Place, int] = {}  # of rows f32 [V]
+        self._written: dict[tuple[str, ...], tuple[list[Text], dict[str, str]]] = {}
+        self._failed: dict[str, str] = {}
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def write(
+        self, requests: Sequence[Request], *, interrupted: Callable[[], str] = never
+    ) -> tuple[list[Text], dict[str, str]]:
+        """As `LocalSide.write`; the same requests are written once."""
+        key = tuple(request.id for request in requests)
+        if key not in self._written:
+            self._written[key] = self._side.write(requests, interrupted=interrupted)
+        return self._written[key]
+
+    def read(
+        self, texts: Sequence[Text], receive: ReceiveLogits, *, interrupted: Callable[[], str] = never
+    ) -> dict[str, str]:
+        """As `LocalSide.read`; texts in the file are not read again."""
+        failed = self.fill(texts, interrupted=interrupted)
+        for place, text in enumerate(texts):
+            for index in range(len(text.token_ids)):
+                if self.has((text.id, index)):
+                    receive(place, index, self.row((text.id, index)))
+        return failed
+
+    def fill(self, texts: Sequence[Text], *, interrupted: Callable[[], str] = never) -> dict[str, str]:
+        """Read those of these texts that the file does not have. Returns those that cannot be read.
+
+        Raises ModelError where the disk is full.
+        """
+        missing = [text for text in texts if text.id not in self._failed and not self.has((text.id, 0))]
+
+        def keep(place: int, index: int, logits: Tensor) -> None:
+            offset = len(self._offsets) * 4 * self.vocabulary
+            self._file.seek(offset)
+            try:
+                self._file.write(logits.detach().float().cpu().contiguous().numpy().data)
+            except OSError as error:
+                where = tempfile.gettempdir()
+                raise ModelError(f"no room for logits in {where} (TMPDIR): {error.strerror}") from None
+            self._offsets[missing[place].id, index] = offset
+
+        if missing:
+            self._failed |= self._side.read(missing, keep, interrupted=interrupted)
+        return {text.id: self._failed[text.id] for text in texts if text.id in self._failed}
+
+    def has(self, place: Place) -> bool:
+        """Whether the logits before a token are in the file."""
+        return place in self._offsets and place[0] not in self._failed
+
+    def row(self, place: Place) -> Tensor:
+        """The logits f32 [V] before a token."""
+        self._file.seek(self._offsets[place])
+        return torch.frombuffer(bytearray(self._file.read(4 * self.vocabulary)), dtype=torch.float32)
+
+    def rows(self, readings: Sequence[Reading]) -> Tensor:
+        """The logits f32 [M, V] at some positions."""
+        return torch.stack([*map(self.row, places_read(readings))])
+
+
+def read_both(
+    mine: ReadOnce, theirs: ReadOnce, texts: Sequence[Text], receive: Callable[[Position], object],
+    interrupted: Callable[[], str],
+) -> dict[str, str]:  # fmt: skip
+    """Hand out the figures of each position that both sides read. Returns the texts that either cannot read.
+
+    Raises ModelError for sides whose distributions have different sizes.
+    """
+    if theirs.vocabulary != mine.vocabulary:
+        sizes = f"{mine.name} has {mine.vocabulary} entries in a distribution, {theirs.name} has"
+        raise ModelError(f"{sizes} {theirs.vocabulary}")
+    failed = mine.fill(texts, interrupted=interrupted) | theirs.fill(texts, interrupted=interrupted)
+    pairs = Pairs(receive)
+    for text in texts:
+        for index, token in enumerate(text.token_ids):
+            place = (text.id, index)
+            if mine.has(place) and theirs.has(place):
+                pairs.add((*place, token), mine.row(place), theirs.row(place))
+    pairs.flush()
+    return failed

@@ -63,16 +63,10 @@ class TokenNames:
     def _raw(self, id: int) -> str:
         return str(self._tokenizer.convert_ids_to_tokens(id))
 
-    def fits(self, way: int, id: int, text: str) -> bool:
-        """Whether a text is that of a token. A part of a character is written in many ways, and counts as equal."""
-        return text in (self.ways[way](id), self.ways[1](id) if "\ufffd" in text else None)
-
-    def way_of(self, ids: Sequence[int], texts: Iterable[str]) -> tuple[int, int]:
-        """The way in which tokens are written, and how many texts from the beginning are those of `ids` then."""
-        pairs = [*zip(ids, texts, strict=False)]
-        fits = [[self.fits(way, *pair) for pair in pairs] for way in range(len(self.ways))]
-        way = max(range(len(fits)), key=lambda way: sum(fits[way]))
-        return way, [*fits[way], False].index(False)
+    def way_of(self, ids: Sequence[int], texts: Iterable[str]) -> int:
+        """The way in which most tokens are written. Parts of a character are written in many ways, and do not count."""
+        pairs = [(id, text) for id, text in zip(ids, texts, strict=False) if "\ufffd" not in text]
+        return max(range(len(self.ways)), key=lambda way: sum(self.ways[way](id) == text for id, text in pairs))
 
     def text_of(self, ids: Sequence[int]) -> str | None:
         """The text that is read as these tokens; None where there is none."""
@@ -233,7 +227,7 @@ class AuditPrompts:
         texts = [piece.text or "" for piece in row.pieces]
         if len(known) == len(given):
             in_vocabulary = all(id < self._loaded.vocab_size for id in known)
-            return known, self._names.way_of(known, texts)[0] if in_vocabulary else 0
+            return known, self._names.way_of(known, texts) if in_vocabulary else 0
         ways = range(len(self._names.ways))
         mapped = [[self._names.id_of(way, text) for text in texts] for way in ways]
         way = min(ways, key=lambda way: sum(id is None for id in mapped[way]))

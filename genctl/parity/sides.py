@@ -1,9 +1,16 @@
-"""A side that runs here: reads given texts and writes its own, in its own way of running."""
+"""A side that runs here: reads given texts and writes its own, in its own way of running.
+
+`tapped` also records what each layer puts out, which the forward pass of either runtime reports.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -12,14 +19,14 @@ from torch import Tensor
 from genctl import events
 from genctl.config.layers import Resolved
 from genctl.decode.loop import decode
-from genctl.decode.runtime import Pass
+from genctl.decode.runtime import Output, Pass
 from genctl.decode.types import Choice, Context, Lane, Scores, Search, Sources, Traits
 from genctl.engines.protocol import Flow, Report, Request, never
 from genctl.engines.session import Session
 from genctl.errors import GenctlError
 from genctl.events.results import Collector
 from genctl.params import MOST_DRAFTED, Generation, Runtime
-from genctl.parity.values import Text
+from genctl.parity.values import ENCODER, Text
 
 # -- a strategy that writes given tokens and hands out the logits before each: a text is read as a run would write it
 
@@ -67,10 +74,8 @@ class Forced:
 
 
 ReceiveLogits: TypeAlias = Callable[[int, int, Tensor], None]  # place of a text, index of a token, logits f32 [V]
-LARGEST = 2**20  # most logits of a pass that reads a whole text: 8 MiB in float64
-LONGEST = 128  # most tokens of such a pass, unless all logits of a longer one fit
-
-
+LARGEST = 2**20  # logits of a pass that reads a whole text, unless it has fewer than LEAST tokens: 8 MiB in float64
+LEAST, LONGEST = 16, 128  # tokens of such a pass: with logits, and without
 IDS = ("eos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_id", "forced_bos_token_id")
 
 
@@ -145,16 +150,12 @@ class LocalSide:
         for place, text in enumerate(texts):
             if not text.token_ids:
                 continue
-
-            def observe(index: int, logits: Tensor, place: int = place) -> None:
-                receive(place, index, logits)
-
             try:
                 lane = self._lane(text)
             except GenctlError as error:
                 failed[text.id] = error.message
                 continue
-            forced = Forced(text.token_ids, observe, self.drafted)
+            forced = Forced(text.token_ids, partial(receive, place), self.drafted)
             yield replace(lane, name=str(place), strategy=forced, max_new_tokens=len(text.token_ids))
 
     def _lane(self, text: Text) -> Lane:
@@ -186,20 +187,24 @@ class LocalSide:
         lane = self._lane(text)
         first = len(lane.tokens) - 1  # the position whose logits are those of the first token
         places = [first + index for index in wanted]
-        feed = torch.tensor([[*lane.tokens, *text.token_ids][: places[-1] + 1]], device=forward.device)
-        sources = None
-        if lane.source is not None:
-            sources = Sources(forward.encode(lane.source).states, None, None)
-        passes = [*_passes(places, max(LARGEST // forward.vocab_size, 1))]
-        if len(passes) > 1 and sources is None and Passes(forward, batch_size=1).continues:
-            cache = forward.new_cache(room=places[-1] + 1)
+        end = places[-1] + 1
+        feed = torch.tensor([[*lane.tokens, *text.token_ids][:end]], device=forward.device)
+        sources = None if lane.source is None else Sources(forward.encode(lane.source).states, None, None)
+        most = max(LARGEST // forward.vocab_size, LEAST)
+        longest = max(most, LONGEST)
+        skipped = max(places[0] + most - longest, 0) // longest * longest  # read in passes of their own
+        begins = [*range(0, skipped + 1, longest), *range(places[0] + most, end, most)]
+        cache = None
+        if len(begins) > 1 and sources is None and Passes(forward, batch_size=1).continues:
+            cache = forward.new_cache(room=end)
         else:
-            cache, passes = None, [(0, places)]
-        for begin, own in passes:
-            end = own[-1] + 1
-            keep = end - own[0]
-            logits = forward(Pass(feed[:, begin:end], cache, sources=sources, first=begin == 0, keep=keep)).logits[0]
-            yield from ((place - first, logits[place - end]) for place in own if place in places)
+            begins = [0]
+        for begin, stop in pairwise([*begins, end]):
+            own = [place for place in places if begin <= place < stop]
+            keep = stop - own[0] if own else 1
+            given = Pass(feed[:, begin:stop], cache, sources=sources, first=begin == 0, keep=keep)
+            logits = forward(given).logits[0]
+            yield from ((place - first, logits[place - stop]) for place in own)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -208,25 +213,17 @@ class LocalSide:
     ) -> tuple[list[Text], dict[str, str]]:
         """The texts that the side writes on its own, the first sequence of each; and why others are missing, by id."""
         self._use_threads()
-        collector, texts, failed = Collector(), {}, dict[str, str]()
+        collector, texts, failed = Collector(), dict[str, Text](), dict[str, str]()
         wanted = {request.id: request for request in requests}
-        planned: dict[str, tuple[int, ...]] = {}
-        for request in requests:
-            try:
-                planned[request.id] = prompt_of(self.session.planner.plan(request, Report()).lane)
-            except GenctlError as error:
-                failed[request.id] = error.message
-        rows = [request for request in requests if request.id in planned]
-        for event in self.session.stream(rows, Report(), Flow(self.width, interrupted=interrupted)):
+        for event in self.session.stream(requests, Report(), Flow(self.width, interrupted=interrupted)):
             result = collector.feed(event)
-            if result is None:
-                continue
-            if result.error is not None:
+            if result is not None and result.error is not None:
                 failed[result.lane] = result.error.message
-            elif result.sequences:
+            elif result is not None and result.sequences:
                 request = wanted[result.lane]
+                prompt = prompt_of(self.session.planner.plan(request, Report()).lane)
                 tokens = tuple(result.sequences[0].token_ids)
-                texts[result.lane] = Text(result.lane, planned[result.lane], tokens, request.prompt or "", request.name)
+                texts[request.id] = Text(request.id, prompt, tokens, request.prompt or "", request.name)
         return [texts[request.id] for request in requests if request.id in texts], failed
 
     def _use_threads(self) -> None:
@@ -234,19 +231,76 @@ class LocalSide:
             self.session.use_threads(self.session.plan(self.resolved).rows * self.width)
 
 
-def _passes(places: Sequence[int], most: int) -> Iterator[tuple[int, list[int]]]:
-    """Where each pass begins, and the positions whose logits it makes: up to `most`, from the first one to its end.
+# -- what the layers put out -------------------------------------------------------------------------------------------
 
-    Positions whose logits nobody wants are read in passes of their own, which make those of the last one, where a pass
-    would be longer than `LONGEST`.
-    """
-    begin, at = 0, 0
-    while at < len(places):
-        while places[at] - begin >= max(LONGEST, most):
-            yield begin, [begin + LONGEST - 1]
-            begin += LONGEST
-        end = at
-        while end < len(places) and places[end] - places[at] < most and places[end] - begin < max(LONGEST, most):
-            end += 1
-        yield begin, list(places[at:end])
-        begin, at = places[end - 1] + 1, end
+LOGITS = 4096  # entries of a distribution that are compared, spread evenly
+
+
+@dataclass(frozen=True)
+class Sublayer:
+    """A part of a model. Parts of two models have the same place if all but their names are equal."""
+
+    layer: int | None  # None: before the first layer, or after the last
+    sublayer: str  # embedding, layer, head; ENCODER before what the encoder puts out
+    name: str = field(compare=False)
+
+    @property
+    def of_encoder(self) -> bool:
+        """Whether its positions are those of a source."""
+        return self.sublayer.startswith(ENCODER)
+
+
+Outputs: TypeAlias = dict[Sublayer, Tensor]  # [positions, E] of each part
+
+
+@dataclass
+class Taps:
+    """What each part puts out at the last `count` positions of a text that is read alone."""
+
+    count: int
+    passes: dict[Sublayer, list[Tensor]] = field(default_factory=dict)  # [F, E] each, pass by pass
+    inside: bool = False  # in a pass, which may be made of others
+
+    def receive(self, part: Sublayer, output: Tensor) -> None:
+        """Record the output [F, E] of a part."""
+        self.passes.setdefault(part, []).append(output[-self.count :].detach().cpu().clone())
+
+    def receive_logits(self, logits: Tensor) -> None:
+        """Record the logits [V] at a position: an even selection of them."""
+        some = logits.detach()[:: -(-len(logits) // LOGITS)].double()
+        some = some.where(some.isfinite(), 0.0)  # some models forbid tokens by -inf
+        self.receive(Sublayer(None, "head", "logits"), some[None])
+
+    def outputs(self) -> Outputs:
+        """The outputs of all parts at so many positions; a source may have fewer."""
+        found = {part: torch.cat(passes)[-self.count :] for part, passes in self.passes.items()}
+        return {part: output for part, output in found.items() if part.of_encoder or len(output) == self.count}
+
+
+@contextmanager
+def tapped(session: Session, count: int) -> Iterator[tuple[Session, Taps]]:
+    """A session that reads as the given one does, and the outputs of its parts at the last `count` positions."""
+    taps, kind = Taps(count), type(session.forward)
+
+    class Tapped(kind):  # type: ignore[misc, valid-type]
+        """A runtime whose passes report the states of all layers, which are recorded."""
+
+        def __call__(self, given: Pass) -> Output:
+            is_part, taps.inside = taps.inside, True
+            output: Output = super().__call__(replace(given, hidden=True))
+            taps.inside = is_part
+            layers = () if is_part or output.layers is None else output.layers
+            for number, states in enumerate(layers, -1):
+                place = (None, "embedding", "embeddings") if number < 0 else (number, "layer", f"layers.{number}")
+                taps.receive(Sublayer(*place), states[0])
+            return output
+
+        def encode(self, ids: Sequence[int]) -> Any:
+            source = super().encode(ids)
+            taps.receive(Sublayer(None, f"{ENCODER}states", "encoder"), source.states[0])
+            return source
+
+    twin: Any = copy.copy(session)
+    twin.forward = copy.copy(session.forward)
+    twin.forward.__class__ = Tapped
+    yield twin, taps

@@ -1,40 +1,292 @@
-"""Files of traces: one JSON value, JSON lines, or the events of streams, which add up to answers. Imports no torch."""
+"""Files of traces: one JSON value or JSON lines, in the shapes of servers, trainers and programs. Imports no torch.
+
+A shape is recognised by its keys, and a function makes rows of it. A document that fits no shape is refused with the
+first path that does not fit.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from genctl.documents import reader
-from genctl.documents.reader import BadJson, Unreadable
-from genctl.documents.shapes import BadShape, value_of
+from genctl.documents.reader import BadJson, Unreadable, kind_of
+from genctl.documents.shapes import BadShape, Natural, Written
 from genctl.errors import InputError, cannot_read, nearest, printable, quote
-from genctl.parity.shapes import FIELDS, FITTING, Llama, Ollama, OpenAI, SGLang, rows_of
-from genctl.parity.trace_rows import TraceRow
+from genctl.parity.trace_rows import (
+    PROMPT_IDS,
+    Count,
+    Entry,
+    Number,
+    TracePiece,
+    TraceRow,
+    Word,
+    best_of,
+    fit,
+    piece,
+    piece_of,
+    prompt_of,
+    same_length,
+    with_ids,
+)
 
+Row: TypeAlias = dict[str, Any]  # an object of a document, or fields of a TraceRow
+Ids: TypeAlias = list[Natural] | None
 MOST_SHOWN = 100  # failed rows whose reasons are kept
-_BOM = b"\xef\xbb\xbf"
+FITTING = (
+    "fits: OpenAI's completions and chats with logprobs (batch files, too), vLLM, SGLang, llama-server, Ollama, LM "
+    "Studio; prompt_ids, completion_ids and logprobs (--field names them); genctl's records with --scores or "
+    "--top-logprobs; samples of lm-evaluation-harness"
+)
+WRITING = "genctl writes them with --scores (or --top-logprobs K, with alternatives): record the run once more with it"
+STREAM = "an event of a stream: record answers without stream, or with all events of each in one"
+
+# -- shapes ------------------------------------------------------------------------------------------------------------
 
 
-class Document(NamedTuple):
-    """A JSON value of a file, or why there is none at its place."""
-
-    where: str  # "line 3"
-    value: Any
-    error: str = ""
+class NoLogprobs(BadShape):
+    """What genctl wrote, without log-probabilities."""
 
 
-def _documents(given: Iterable[bytes]) -> Iterator[Document]:
-    """The JSON values in the lines of a file. Raises Unreadable."""
-    lines = ((number, line.removeprefix(_BOM)) for number, line in enumerate(given, 1))
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _entries(value: Any, path: str) -> tuple[TracePiece, ...]:
+    """The tokens of a list of objects."""
+    return tuple(map(piece_of, fit(list[Entry] | None, value, path) or ()))
+
+
+def _openai(data: Row) -> Iterator[Row]:
+    """A completion or a chat completion."""
+    for place, choice in enumerate(fit(list[Row], data["choices"], "choices")):
+        if "delta" in choice:
+            raise BadShape(STREAM)
+        path = f"choices.{place}.logprobs"
+        logprobs = fit(Row, choice.get("logprobs"), path)
+        if logprobs.get("content") is not None:
+            pieces = _entries(logprobs["content"], f"{path}.content")
+        else:
+            texts = fit(list[str], logprobs.get("tokens"), f"{path}.tokens")
+            values = fit(list[Number], logprobs.get("token_logprobs"), f"{path}.token_logprobs")
+            tops = fit(list[dict[str, Number] | None] | None, logprobs.get("top_logprobs"), f"{path}.top_logprobs")
+            tops = tops or [None] * len(texts)
+            same_length(f"{path}.token_logprobs", values, texts)
+            same_length(f"{path}.top_logprobs", tops, texts)
+            pieces = tuple(
+                piece(None, text, value, (piece(None, *pair) for pair in (top or {}).items()))
+                for text, value, top in zip(texts, values, tops, strict=True)
+            )
+        message = fit(Row | None, choice.get("message"), f"choices.{place}.message") or {}
+        ids = fit(Ids, choice.get("token_ids"), f"choices.{place}.token_ids")
+        yield {
+            **prompt_of(data),
+            **prompt_of(choice),
+            "pieces": with_ids(pieces, ids, f"choices.{place}.token_ids"),
+            "text": _text(choice.get("text", message.get("content"))),
+            "is_chat": "text" not in choice,
+        }
+
+
+def _sglang(data: Row) -> Iterator[Row]:
+    """An answer of SGLang's own interface: number, id and text of each token."""
+    path, place = "meta_info.output_token_logprobs", tuple[Number, Count, Word]
+    meta = fit(Row, data["meta_info"], "meta_info")
+    chosen = fit(list[place], meta.get("output_token_logprobs"), path)  # type: ignore[valid-type]
+    hint = list[list[place] | None] | None  # type: ignore[valid-type]
+    tops = fit(hint, meta.get("output_top_logprobs"), "meta_info.output_top_logprobs") or [None] * len(chosen)
+    same_length("meta_info.output_top_logprobs", tops, chosen)
+    pieces = tuple(
+        piece(id, text, value, (piece(id, text, value) for value, id, text in top or ()))
+        for (value, id, text), top in zip(chosen, tops, strict=True)
+    )
+    yield {**prompt_of(data), "pieces": pieces, "text": fit(Word, data.get("text"), "text")}
+
+
+def _entry_list(data: Row) -> Iterator[Row]:
+    """An answer of llama-server's or Ollama's own interface; that of a chat has a message."""
+    key = next((key for key in ("completion_probabilities", "probs", "logprobs") if data.get(key)), "logprobs")
+    message = fit(Row | None, data.get("message"), "message")
+    yield {
+        **prompt_of(data),
+        "prompt_tokens": fit(Count, data.get("tokens_evaluated"), "tokens_evaluated"),
+        "pieces": with_ids(_entries(data.get(key), key), fit(Ids, data.get("tokens"), "tokens"), "tokens"),
+        "text": _text((message or {}).get("content", data.get("content", data.get("response")))),
+        "is_chat": message is not None,
+    }
+
+
+def _responses(data: Row) -> Iterator[Row]:
+    """An answer of OpenAI's interface of responses."""
+    for item in fit(list[Row], data["output"], "output"):
+        for part in fit(list[Row] | None, item.get("content"), "output.content") or ():
+            pieces = _entries(part.get("logprobs"), "output.content.logprobs")
+            yield {**prompt_of(data), "pieces": pieces, "text": _text(part.get("text")), "is_chat": True}
+
+
+def _record(data: Row) -> Iterator[Row]:
+    """A record of genctl. Of `score`, `token_ids` has the whole text, and `tokens` is how many tokens were scored."""
+    key = "scores" if data.get("scores") else "tokens"
+    if data.get(key) is None or isinstance(data[key], int):
+        raise NoLogprobs("the record has no log-probabilities of its tokens")
+    pieces = []
+    for place, one in enumerate(fit(list[Row], data[key], key)):
+        given = [one.get(name) for name in ("id", "text", "logprob")]
+        id, text, value = fit(tuple[Count, Word, Number], given, f"{key}.{place}")
+        tops = fit(list[tuple[Count, Word, Number]] | None, one.get("top"), f"{key}.{place}.top")
+        pieces.append(piece(id, text, value, (piece(*top) for top in tops or ())))
+    sequence = fit(Count, data.get("sequence"), "sequence") or 0
+    row = {"pieces": tuple(pieces), "text": fit(Word, data.get("text"), "text"), "sequence": sequence}
+    row["model"] = "" if data.get("backend") else fit(Word, data.get("model"), "model") or ""
+    if key == "tokens":
+        usage = fit(Row | None, data.get("usage"), "usage") or {}
+        counted = fit(Count, usage.get("prompt_tokens"), "usage.prompt_tokens")
+        yield {**prompt_of(data), **row, "prompt_tokens": counted, "is_exact": not data.get("backend")}
+    else:
+        ids = fit(Ids, data.get("token_ids"), "token_ids") or []
+        if len(ids) < len(pieces):
+            raise BadShape(f"token_ids: expected at least {len(pieces)} items, got {len(ids)}")
+        yield {**row, "prompt_ids": tuple(ids[: len(ids) - len(pieces)])}
+
+
+def _harness(data: Row) -> Iterator[Row]:
+    """A sample of lm-evaluation-harness: the log-likelihood of each continuation."""
+    given = data["arguments"]
+    requests = [*given.values()] if isinstance(given, dict) else fit(list[Any], given, "arguments")
+    for place, (request, answer) in enumerate(zip(requests, fit(list[Any], data["resps"], "resps"), strict=False)):
+        path = f"arguments.{place}"
+        words = fit(list[str], [*request.values()][:2] if isinstance(request, dict) else request, path)
+        if len(words) < 2:
+            raise BadShape(f"{path}: expected a context and a continuation")
+        while isinstance(answer, list) and answer:
+            answer = answer[0]
+        try:
+            total = float(answer) if isinstance(answer, str) else fit(Written, answer, f"resps.{place}")
+        except ValueError:
+            raise BadShape(f"resps.{place}: expected the log-likelihood of a continuation") from None
+        yield {"prompt": words[0], "pieces": (), "text": words[1], "total": total}
+
+
+COMPLETION_IDS = (
+    "completion_ids", "response_ids", "completion_token_ids", "response_token_ids", "output_ids", "output_token_ids",
+    "token_ids", "responses",
+)  # fmt: skip
+LOGPROBS = (
+    "logprobs", "completion_logprobs", "response_logprobs", "rollout_log_probs", "rollout_logprobs", "old_log_probs",
+    "sampling_logprobs", "log_probs", "token_logprobs", "output_logprobs",
+)  # fmt: skip
+
+
+def _trainer(data: Row) -> Iterator[Row]:
+    """A rollout: token ids and their numbers."""
+    ids_key = next((key for key in COMPLETION_IDS if isinstance(data.get(key), list)), "completion_ids")
+    values_key = next((key for key in LOGPROBS if isinstance(data.get(key), list)), "logprobs")
+    ids, values = (fit(list[Any], data.get(key), key) for key in (ids_key, values_key))
+    if len(ids) == len(values) == 1 and isinstance(ids[0], list):  # a batch of one
+        ids, values = ids[0], fit(list[Any], values[0], values_key)
+    ids = fit(list[Natural], ids, ids_key)
+    values = [one[0] if isinstance(one, list) and len(one) == 1 else one for one in values]
+    values = fit(list[Number], values, values_key)
+    tops = fit(list[Any], data.get("top_logprobs") or [None] * len(ids), "top_logprobs")
+    same_length(values_key, values, ids)
+    same_length("top_logprobs", tops, ids)
+    pieces = tuple(
+        piece(id, None, value, best_of(top, f"top_logprobs.{place}"))
+        for place, (id, value, top) in enumerate(zip(ids, values, tops, strict=True))
+    )
+    yield {**prompt_of(data), "pieces": pieces, "text": _text(data.get("completion", data.get("response")))}
+
+
+class Shape(NamedTuple):
+    """How a document is recognised, and the rows that it has."""
+
+    fits: Callable[[Row], bool]
+    rows: Callable[[Row], Iterator[Row]]
+
+
+def _has_objects(value: Any, inner: str = "") -> bool:
+    """Whether a value is a list with an object, which has a part."""
+    return isinstance(value, list) and any(isinstance(one, dict) and (not inner or inner in one) for one in value)
+
+
+TRAINER = Shape(lambda data: any(key in data for key in (*COMPLETION_IDS, *LOGPROBS)), _trainer)
+SHAPES = (
+    Shape(lambda data: "choices" in data, _openai),
+    Shape(lambda data: "completion_probabilities" in data or ("probs" in data and "content" in data), _entry_list),
+    Shape(lambda data: "meta_info" in data, _sglang),
+    Shape(lambda data: data.get("schema") == "genctl/1", _record),
+    Shape(lambda data: "resps" in data and "arguments" in data, _harness),
+    Shape(lambda data: _has_objects(data.get("output"), "content"), _responses),
+    Shape(lambda data: _has_objects(data.get("logprobs")), _entry_list),
+    TRAINER,
+)
+
+# -- documents ---------------------------------------------------------------------------------------------------------
+
+OF_PROMPTS = ("prompt", "prompt_ids", "messages")
+FIELDS = ("id", *OF_PROMPTS, "completion", "completion_ids", "logprobs", "top_logprobs")
+
+
+def _id_of(data: Mapping[str, Any]) -> str | None:
+    """The id of a row or of a request; None if it has none. Raises BadShape."""
+    key = next((key for key in ("custom_id", "id") if data.get(key) is not None), None)
+    if key is not None and (isinstance(data[key], bool) or not isinstance(data[key], (str, int))):
+        raise BadShape(f"{key}: expected a string or an integer, got {kind_of(data[key])}")
+    return None if key is None else str(data[key])
+
+
+def _at(data: Any, path: str) -> Any:
+    for part in path.split("."):
+        if isinstance(data, list) and part.isdecimal() and len(part) < 9:
+            data = next(iter(data[int(part) :][:1]), None)
+        else:
+            data = data.get(part) if isinstance(data, dict) else None
+    return data
+
+
+def rows_of(data: Any, where: str, id: str, fields: Mapping[str, str] = {}) -> list[TraceRow]:
+    """The rows of one JSON value. Raises InputError with the first path that does not fit. `fields`: of --field."""
+    try:
+        data = fit(Row, data, "the row")
+        if isinstance(data.get("error"), dict) and "choices" not in data:
+            raise BadShape("error: expected an answer, got an object")
+        bodies = (part.get("body") for part in (data.get("response"), data) if isinstance(part, dict))
+        body = next((body for body in bodies if isinstance(body, dict)), data)  # of a line in a batch file
+        named = {name: _at(body if _at(data, path) is None else data, path) for name, path in fields.items()}
+        if missing := next((name for name, value in named.items() if value is None), None):
+            raise BadShape(f"{fields[missing]}: expected {missing}, as --field says, got null")
+        own = _id_of({"id": named.pop("id")} if "id" in named else data)
+        if not named.keys().isdisjoint(OF_PROMPTS):
+            body = {key: value for key, value in body.items() if key not in (*OF_PROMPTS, *PROMPT_IDS, "input")}
+        # what is named of a completion is that of a trainer
+        shapes = (shape for shape in SHAPES if shape.fits(body)) if named.keys() <= {*OF_PROMPTS} else iter([TRAINER])
+        if (shape := next(shapes, None)) is None:
+            if "event" in body and "lane" in body:  # of --events
+                raise NoLogprobs("an event of a run, in place of its record with log-probabilities")
+            keys = ", ".join(printable(key[:40]) for key in [*body][:8]) or "nothing"
+            raise BadShape(f"no numbers of tokens: it has {keys}")
+        if False in (body.get("stop"), body.get("done")):
+            raise BadShape(STREAM)
+        rows = [*shape.rows({**body, **named})]
+    except BadShape as error:
+        raise InputError(f"{where}: {error}", hint=WRITING if isinstance(error, NoLogprobs) else FITTING) from None
+    given = {"id": id if own is None else own, "own_id": own is not None}
+    return [TraceRow(**{**given, "sequence": place, **row}) for place, row in enumerate(rows)]
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def _documents(given: Iterable[bytes]) -> Iterator[tuple[str, Any]]:
+    """The JSON values in the lines of a file, each with its place; or a BadJson. Raises Unreadable."""
+    lines = ((number, line.removeprefix(b"\xef\xbb\xbf")) for number, line in enumerate(given, 1))
     lines = ((number, line) for number, line in lines if line.strip())
     if (first := next(lines, None)) is None:
         return
-    held, size = [first], 0
-    if not first[1].startswith((b"data:", b"event:", b"id:", b":")) and isinstance(_loaded(first[1]), BadJson):
+    held, size, values = [first], 0, list[tuple[str, Any]]()
+    if isinstance(_loaded(first[1]), BadJson) and not first[1].startswith((b"data:", b"event:")):
         for each in lines:
             held.append(each)
             if (size := size + len(each[1])) > reader.MOST:
@@ -42,40 +294,12 @@ def _documents(given: Iterable[bytes]) -> Iterator[Document]:
         value = _loaded(b"".join(line for _, line in held)) if size <= reader.MOST else BadJson()
         # one document of several lines; else lines, of which the first is broken
         if not isinstance(value, BadJson) or all(isinstance(_loaded(line), BadJson) for _, line in held[:2]):
-            yield from _items("the document", value)
-            return
-    yield from _lines(chain(held, lines))
-
-
-def _lines(lines: Iterable[tuple[int, bytes]]) -> Iterator[Document]:
-    """The JSON values of lines, and of events that are sent in lines."""
-    streams = Streams()
-    for number, line in lines:
-        where, text = f"line {number}", line.strip()
-        is_sent = text.startswith(b"data:")
-        text = text.removeprefix(b"data:").strip() if is_sent else text
-        if text == b"[DONE]":
-            yield from streams.end(all=False)
-        elif not text.startswith((b"event:", b"id:", b"retry:", b":")):
-            value = _loaded(text)
-            if isinstance(value, BadJson):
-                if not (is_sent and streams.spoil(f"{where}: {value}")):
-                    yield Document(where, None, str(value))
-            elif is_sent or streams.has(value):
-                yield from streams.take(where, value)
-            else:
-                yield from streams.end(all=False)
-                yield from _items(where, value)
-    yield from streams.end()
-
-
-def _items(where: str, value: Any) -> Iterator[Document]:
-    if isinstance(value, BadJson):
-        yield Document(where, None, str(value))
-    elif isinstance(value, list):
-        yield from (Document(f"{where}, item {place}", each) for place, each in enumerate(value, 1))
-    else:
-        yield Document(where, value)
+            values = [("the document", value)]
+    for where, value in values or ((f"line {number}", _loaded(line)) for number, line in chain(held, lines)):
+        if isinstance(value, list):
+            yield from ((f"{where}, item {place}", each) for place, each in enumerate(value, 1))
+        else:
+            yield where, value
 
 
 def _loaded(text: bytes) -> Any:
@@ -83,7 +307,7 @@ def _loaded(text: bytes) -> Any:
     try:
         return reader.loads(text, finite=False)
     except BadJson as error:
-        return error
+        return BadJson(STREAM) if text.startswith((b"data:", b"event:")) else error
 
 
 class RowPlace(NamedTuple):
@@ -116,12 +340,12 @@ def read(path: str, most: int, fields: Mapping[str, str] = {}) -> TraceFile:
     trace, kept, step, name = TraceFile(), list[tuple[RowPlace, TraceRow]](), 1, printable(path)
     error = InputError(f"{name}: there is no row", hint=FITTING)
     try:
-        for number, document in enumerate(_documents(reader.lines(path)), 1):
-            where, rows = f"{name}, {document.where}", list[TraceRow]()
+        for number, (place, value) in enumerate(_documents(reader.lines(path)), 1):
+            where, rows = f"{name}, {place}", list[TraceRow]()
             try:
-                if document.error:
-                    raise InputError(f"{where}: {document.error}", hint=FITTING)
-                rows = rows_of(document.value, where, str(number), fields)
+                if isinstance(value, BadJson):
+                    raise InputError(f"{where}: {value}", hint=FITTING)
+                rows = rows_of(value, where, str(number), fields)
             except InputError as mistake:
                 error = error if trace.failed else mistake
                 trace.fail(str(number), mistake.message)
@@ -145,161 +369,7 @@ def read(path: str, most: int, fields: Mapping[str, str] = {}) -> TraceFile:
     return trace
 
 
-# -- streams: the events of an answer, as servers send them, add up to it ----------------------------------------------
-
-_TEXTS = ("text", "content", "response")
-_OBJECTS = ("logprobs", "message", "meta_info")
-_LISTS = (
-    "content", "tokens", "token_logprobs", "top_logprobs", "token_ids", "completion_probabilities", "probs", "logprobs",
-    "output_token_logprobs", "output_top_logprobs",
-)  # fmt: skip
-_NUMBERS = ("logprobs", "completion_probabilities", "probs", "meta_info")
-
-
-class _StreamedAnswer:
-    """What the events of an answer add up to."""
-
-    def __init__(self, where: str) -> None:
-        self.where, self.error, self.closed = where, "", False
-        self.whole: dict[str, Any] = {}
-        self.parts: dict[int, dict[str, Any]] = {}  # its choices, of other servers itself
-        self.open: set[int] = set()  # parts that have not ended
-
-    def fail(self, error: str) -> None:
-        """It cannot be read."""
-        self.error = self.error or error
-
-    def add(self, event: dict[str, Any]) -> None:
-        """Add an event to those before."""
-        self.whole |= {key: value for key, value in event.items() if value is not None}
-        for place, part in _parts(event):
-            own = self.parts.setdefault(place, {})
-            _extend(own, part, repeats="meta_info" in part)
-            ends = own.get("finish_reason") or _object(own, "meta_info").get("finish_reason")
-            (self.open.discard if ends or True in (own.get("stop"), own.get("done")) else self.open.add)(place)
-
-    def document(self) -> Document:
-        """The whole answer."""
-        for part in self.parts.values():
-            for holder in (part, _object(part, "message")):
-                for key in _TEXTS:
-                    if isinstance(pieces := holder.get(key), list):
-                        holder[key] = "".join(text for text in pieces if isinstance(text, str))
-        parts = [part for _, part in sorted(self.parts.items())]
-        whole = {**self.whole, "choices": parts} if "choices" in self.whole else parts[0] if parts else None
-        return Document(self.where, whole, self.error)
-
-
-def _parts(event: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
-    for part in event.get("choices", [event]):
-        message = part.get("message") or part.get("delta")
-        yield part.get("index") or 0 if "choices" in event else 0, {**part, "message": message, "delta": None}
-
-
-def _object(part: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """An object within a part; empty where there is none."""
-    return value if isinstance(value := part.get(key), dict) else {}
-
-
-def _extend(whole: dict[str, Any], part: Mapping[str, Any], *, repeats: bool) -> None:
-    """Add values to those before: texts as lists of parts. SGLang `repeats` what it wrote."""
-    for key, value in part.items():
-        before = whole.get(key)
-        if isinstance(value, str) and key in _TEXTS:
-            if repeats or not isinstance(before, list):
-                whole[key] = before = []
-            before.append(value)
-        elif isinstance(value, list) and isinstance(before, list) and key in _LISTS:
-            if value[: len(before)] == before and (repeats or len(before) > 1):
-                whole[key] = value  # all of it once more
-            else:
-                before.extend(value)
-        elif isinstance(value, dict) and key in _OBJECTS:
-            whole[key] = before if isinstance(before, dict) else {}
-            _extend(whole[key], value, repeats=repeats)
-        elif value is not None:
-            whole[key] = value
-
-
-class Streams:
-    """Answers whose events come one by one, those of several among each other; in the order in which they begin."""
-
-    def __init__(self) -> None:
-        self._begun: deque[_StreamedAnswer] = deque()
-        self._answers: dict[str, _StreamedAnswer] = {}  # that may go on
-
-    def take(self, where: str, event: Any) -> Iterator[Document]:
-        """Take an event. Yields what is no part of an answer, and an answer where another one begins in its place."""
-        kind = event.get("type") if isinstance(event, dict) else None
-        if isinstance(kind, str) and kind.startswith("response."):  # OpenAI's last event of them has all
-            if kind in ("response.completed", "response.incomplete"):
-                yield Document(where, event.get("response"))
-            return
-        if (hint := hint_of(event)) is None:
-            yield Document(where, event)
-            return
-        about = _object(event, "meta_info") or event
-        key = f"{hint.__name__} {about.get('id')} {about.get('id_slot')}"
-        if key not in self._answers and event.get("stop") is True and not event.get("completion_probabilities"):
-            # llama-server names its slot in the last event alone
-            begun = (name for name, one in self._answers.items() if one.open and name.startswith(hint.__name__))
-            key = next(begun, key)
-        try:
-            event = value_of(hint, event)
-        except BadShape as error:
-            self.spoil(f"{where}: {error}", key if about.get("id") is not None else "")
-            self._answer(key, where).fail(f"{where}: {error}")
-            return
-        answer = self._answer(key, where)
-        has_numbers = any(part.get(name) for _, part in _parts(event) for name in _NUMBERS)
-        if has_numbers and any(place in answer.parts and place not in answer.open for place, _ in _parts(event)):
-            self._answers.pop(key).closed = True
-            answer = self._answer(key, where)
-        answer.add(event)
-        yield from self._closed()
-
-    def _answer(self, key: str, where: str) -> _StreamedAnswer:
-        if key not in self._answers:
-            self._answers[key] = _StreamedAnswer(where)
-            self._begun.append(self._answers[key])
-        return self._answers[key]
-
-    def spoil(self, error: str, key: str = "") -> bool:
-        """An event that cannot be read spoils its answer; if nobody knows which, all that are open."""
-        spoiled = [one for name, one in self._answers.items() if name == key or (not key and one.open)]
-        for one in spoiled:
-            one.fail(error)
-        return bool(spoiled)
-
-    def has(self, value: Any) -> bool:
-        """Whether a value that nobody calls an event is one."""
-        if (hint := hint_of(value)) is None:
-            return False
-        ends = value.get("stop", value.get("done"))
-        is_last = ends is True and not value.get("completion_probabilities")
-        is_last = is_last and any(one.open for key, one in self._answers.items() if key.startswith(hint.__name__))
-        return ends is False or is_last or str(value.get("object", "")).endswith(".chunk")
-
-    def end(self, *, all: bool = True) -> Iterator[Document]:
-        """The answers; unless `all`, those that have ended, or the only one."""
-        ended = [key for key, one in self._answers.items() if all or not one.open]
-        for key in ended or [*self._answers][: len(self._answers) == 1]:
-            self._answers.pop(key).closed = True
-        yield from self._closed()
-
-    def _closed(self) -> Iterator[Document]:
-        while self._begun and self._begun[0].closed:
-            yield self._begun.popleft().document()
-
-
-def hint_of(event: Any) -> Any:
-    """The shape of an event of a stream; None if it is none."""
-    keys = event.keys() if isinstance(event, dict) else ()
-    hints = {OpenAI: ("choices",), SGLang: ("meta_info",), Llama: ("stop", "content"), Ollama: ("done",)}
-    return next((hint for hint, names in hints.items() if all(name in keys for name in names)), None)
-
-
-# -- prompts of another file -------------------------------------------------------------------------------------------
+# -- options: prompts of another file, and names of fields -------------------------------------------------------------
 
 
 def with_prompts(trace: TraceFile, name: str, found: Sequence[tuple[str | None, Mapping[str, Any]]]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 Verdict: TypeAlias = Literal["tie", "drift", "other weights", "defect"]
 SEVERITY: dict[Verdict, int] = {"tie": 0, "drift": 1, "other weights": 2, "defect": 3}
 Place: TypeAlias = tuple[str, int]  # the id of a text, the index of a token
-ENCODER = "encoder "  # what the sublayers of an encoder begin with
+ENCODER = "encoder "  # what the parts of an encoder begin with
 
 
 def worst(*verdicts: Verdict | None) -> Verdict | None:
@@ -120,9 +120,6 @@ class Estimate:
     value: float
     uncertainty: float
 
-    def __repr__(self) -> str:
-        return f"Estimate({self.value:.6g}, uncertainty={self.uncertainty:.2g})"
-
 
 @dataclass(frozen=True)
 class Summary:
@@ -174,17 +171,14 @@ class Noise:
     typical_allowed: float = 0.0  # the largest median ratio that rounding itself reaches
     changed: float | None = None  # of a server as a side, which was removed; records have it as null
 
-    def __repr__(self) -> str:
-        return f"Noise({self.positions} positions, margin={self.margin:.3g})"
-
 
 @dataclass(frozen=True)
 class LayerDifference:
-    """One point of the curve by layer: the output of a sublayer on both sides."""
+    """One point of the curve by layer: what a part puts out on both sides."""
 
     layer: int | None  # None: before the first layer, or after the last
-    sublayer: str  # embedding, norm, attention, cross-attention, mlp, layer, head; ENCODER before it
-    name: str  # the part's own name: "model.layers.3.self_attn"
+    sublayer: str  # embedding, layer, head; ENCODER before what the encoder puts out
+    name: str  # "embeddings", "layers.3", "logits" or "encoder"
     size: float  # norm of the difference over the norm of the output, the largest of all positions
     noise: float  # the same for what weights and rounding explain
     position: int  # the index of the text's token before which the difference is largest; of an encoder the source's
@@ -192,7 +186,7 @@ class LayerDifference:
 
 @dataclass(frozen=True)
 class Fault:
-    """The first sublayer whose output parts by more than rounding does."""
+    """The first part whose output differs by more than rounding does."""
 
     text: str  # the id of the text that was read
     layer: int | None  # None: before the first layer, after the last, or outside of the layers

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from genctl.commands.parity.gate import check_golden
+from genctl.commands.parity.golden_file import check_golden
 from tests.cli.tool import Done, genctl
 from tests.hostile import damage
 

@@ -163,31 +163,6 @@ def half_precision_norm(side: LocalSide) -> None:
 # -- faults of one layer -----------------------------------------------------------------------------------------------
 
 
-def turned_rope(side: LocalSide, layer: int) -> None:
-    """As `swapped_rope_halves`, in one layer."""
-    _own_code(side)
-    model = side.session.loaded.model
-    if isinstance(model, NativeModel):
-        decoder: Any = model.decoder
-        attention = decoder._attention
-
-        def turned(h: Tensor, w: Any, shared: Any, number: int, cache: Any) -> Tensor:
-            if number == layer:
-                cos, sin = shared.angles
-                shared = replace(shared, angles=(cos, -sin), local_angles=(cos, -sin))
-            return attention(h, w, shared, number, cache)
-
-        decoder._attention = turned
-        return
-
-    def change(module: Any, given: Any, named: dict[str, Any]) -> Any:
-        cos, sin = named["position_embeddings"]
-        return given, {**named, "position_embeddings": (cos, -sin)}
-
-    attention = next(each for name, each in _layer(model, layer).named_children() if name in ("self_attn", "attention"))
-    attention.register_forward_pre_hook(change, with_kwargs=True)
-
-
 def lost_mlp_bias(side: LocalSide, layer: int) -> None:
     """The last product of an MLP has no bias."""
     _own_code(side)
@@ -206,23 +181,17 @@ def lost_mlp_bias(side: LocalSide, layer: int) -> None:
 
 
 def scaled(side: LocalSide, layer: int, part: str) -> None:
-    """What a part of T5 puts out is 1.001 times too large: "mlp", "cross" or "encoder"."""
+    """What a part of T5 puts out is 1.001 times too large: "cross" or "encoder"."""
     model = side.session.loaded.model
     if isinstance(model, NativeModel):
         weights = (model.encoder if part == "encoder" else model.decoder).weights.layers[layer]
-        inner = {"mlp": weights.mlp, "cross": weights.cross, "encoder": weights}[part]
-        name = "down" if part == "mlp" else "o"
-        product = getattr(inner, name)
-        setattr(inner, name, lambda x: product(x) * 1.001)
+        inner: Any = weights.cross if part == "cross" else weights
+        product = inner.o
+        inner.o = lambda x: product(x) * 1.001
         return
-    names = {
-        "mlp": "layer.2.DenseReluDense.wo",
-        "cross": "layer.1.EncDecAttention.o",
-        "encoder": "layer.0.SelfAttention.o",
-    }
+    name = "layer.1.EncDecAttention.o" if part == "cross" else "layer.0.SelfAttention.o"
     stack = model.encoder if part == "encoder" else model.decoder
-    product = stack.block[layer].get_submodule(names[part])
-    product.register_forward_hook(lambda module, given, output: output * 1.001)
+    stack.block[layer].get_submodule(name).register_forward_hook(lambda module, given, output: output * 1.001)
 
 
 def _layer(model: Any, layer: int) -> Any:

@@ -27,10 +27,9 @@ from genctl.parity import traces
 from genctl.parity.audit import Auditor
 from genctl.parity.causes import Audit
 from genctl.parity.prompts import AuditPrompts, AuditRow
-from genctl.parity.shapes import rows_of
 from genctl.parity.sides import LocalSide, greedy
 from genctl.parity.trace_rows import TemplateSettings
-from genctl.parity.traces import TraceFile
+from genctl.parity.traces import TraceFile, rows_of
 from genctl.parity.ways import DTYPES
 from genctl.terminal.console import make_consoles
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.text import Text as Line
 
 from genctl.commands.parity.view import signed
 from genctl.comparing.statistics import LEAST, Interval, bootstrap
-from genctl.engines.protocol import Engine, Flow, Report, Request, Scored, TextToScore
+from genctl.engines.protocol import Scored
 from genctl.errors import GenctlError, InputError, count
-from genctl.events.results import Collector
 from genctl.terminal.text_width import hanging, last_cells
 from genctl.terminal.widgets import first_column, table_lines
 
@@ -30,26 +29,6 @@ class TextParity:
     bpb_reference: float  # bits per byte of UTF-8
     bpb_other: float
     difference: Interval  # other - reference, in bits per byte; texts are drawn again with replacement
-
-
-def written(
-    engine: Engine, requests: Sequence[Request], width: int, interrupted: Callable[[], str]
-) -> Iterator[tuple[str, TextToScore | GenctlError]]:
-    """The text that the reference writes after each prompt, with the prompt as its context."""
-    collector, wanted = Collector(), {request.id: request for request in requests}
-    for event in engine.stream(iter(requests), Report(), Flow(width, interrupted=interrupted)):
-        result = collector.feed(event)
-        if result is None:
-            continue
-        prompt = wanted[result.lane].prompt or ""
-        if result.error is not None:
-            yield result.lane, InputError(result.error.message)
-        elif not prompt or not result.sequences or not result.sequences[0].text:
-            yield result.lane, InputError("bits per byte are those of a text after a text, and there is none")
-        elif engine.about.is_encoder_decoder:
-            yield result.lane, TextToScore(prompt, target=result.sequences[0].text)
-        else:
-            yield result.lane, TextToScore(result.sequences[0].text, context=prompt)
 
 
 def compared(names: tuple[str, str], reference: Outcomes, other: Outcomes) -> TextParity:

@@ -3,28 +3,41 @@
 JSON lines, so that a difference can be read: a head, a line for each text, below it one for each position, and a last
 line with the checksum of all others. A position has the log-probabilities of the best tokens (`TOP` of them at most, as
 float32 numbers) and the probability of all others.
+
+Parity for programs and tests: two sides, or one side and a golden file. Settings files are not read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from annotated_types import Ge, Le, MinLen
 
+from genctl.commands.parity.loading import LoadedSides, check_same
+from genctl.commands.parity.options import read_side
 from genctl.commands.parity.view import worst_first
+from genctl.config.layers import Layer, Resolved
+from genctl.config.sides import Side
 from genctl.documents import reader
 from genctl.documents.reader import BadJson, Unreadable
 from genctl.documents.shapes import Known, Natural, value_of
-from genctl.engines.protocol import Request
+from genctl.engines.protocol import EngineSetup, Request
 from genctl.errors import InputError, ModelError, cannot_read, count, printable, quote
-from genctl.events import LARGEST, ROUNDING, row_name
+from genctl.events import LARGEST, ROUNDING, row_name, shared_length
+from genctl.io import writers
 from genctl.io.records import SCHEMA
 from genctl.io.writers import to_json
+from genctl.models.text import detokenizer
 from genctl.params import CacheForm, Quantized
+from genctl.parity.golden import compare as compare_golden
+from genctl.parity.golden import f32, record
+from genctl.parity.measure import measure
 from genctl.parity.sides import LocalSide
 from genctl.parity.values import Golden, KnownTop, Parity, Place, Text
 
@@ -37,17 +50,9 @@ AGAIN = "genctl parity MODEL --save FILE --force records it as it is now"
 
 def content(golden: Golden, text_of: Callable[[int], str]) -> bytes:
     """The file. `text_of` gives the text of a token, for people who read it."""
-    lines: list[dict[str, Any]] = [
-        {
-            "schema": SCHEMA,
-            "kind": KIND,
-            "version": VERSION,
-            **{name: getattr(golden, name) for name in HEAD},
-            "knobs": dict(golden.knobs),
-            "texts": len(golden.texts),
-            "versions": dict(golden.versions),
-        }
-    ]
+    head = {"schema": SCHEMA, "kind": KIND, "version": VERSION, **{name: getattr(golden, name) for name in HEAD}}
+    head |= {"knobs": dict(golden.knobs), "texts": len(golden.texts), "versions": dict(golden.versions)}
+    lines: list[dict[str, Any]] = [head]
     for text in golden.texts:
         own = {"new_tokens": golden.own_lengths[text.id]} if text.id in golden.own_lengths else {}
         lines.append({"kind": "text", "id": text.id, "prompt": text.prompt, "prompt_ids": list(text.prompt_ids), **own})
@@ -126,22 +131,11 @@ def read(path: str) -> Golden:
         raise InputError(cannot_read(name, error, "--expect"), hint=HINT) from None
     head = _object(lines[0]) if lines else {}
     if head.get("schema") != SCHEMA or head.get("kind") != KIND:
-        hint = HINT
-        if any(b'"genctl-compare/' in line for line in lines[:2]):
-            hint = "compare --save wrote it, which was removed; genctl parity MODEL --save FILE writes golden files"
-        raise InputError(f"--expect: {name} is no golden file of {SCHEMA}", hint=hint)
+        raise InputError(f"--expect: {name} is no golden file of {SCHEMA}", hint=HINT)
     if head.get("version") != VERSION:
         raise InputError(f"--expect: {name} is a golden file of version {head.get('version')!r:.20}; this is {VERSION}")
-    if not lines[-1].endswith(b"\n") or len(lines) < 2:
-        raise InputError(f"--expect: {name} is cut off: it has no last line")
-    end = _object(lines[-1])
-    if end.get("kind") != "end":
-        raise InputError(f"--expect: {name} is cut off: it has no checksum in line {len(lines)}")
-    digest = hashlib.sha256()
-    for line in lines[:-1]:
-        digest.update(line)
-    if end.get("sha256") != digest.hexdigest():
-        raise InputError(f"--expect: {name} is damaged: its checksum is that of other lines", hint=HINT)
+    if _object(lines[-1]).get("sha256") != hashlib.sha256(b"".join(lines[:-1])).hexdigest():
+        raise InputError(f"--expect: {name} is cut off or damaged: its checksum is that of other lines", hint=HINT)
     texts: dict[str, _TextLine] = {}
     tokens: dict[str, list[int]] = {}  # of the texts
     known: dict[Place, KnownTop] = {}
@@ -162,9 +156,9 @@ def read(path: str) -> Golden:
                     raise ValueError("a position without a text before it")
                 id = next(reversed(texts))
                 known[id, len(tokens[id])] = KnownTop(
-                    _widened(position.logprob),
-                    tuple((token, _widened(value)) for token, value in position.top),
-                    _widened(position.tail),
+                    f32(position.logprob),
+                    tuple((token, f32(value)) for token, value in position.top),
+                    f32(position.tail),
                 )
                 tokens[id].append(position.token)
         place = 1
@@ -215,16 +209,10 @@ def _check_ids(place: str, ids: Sequence[int], vocabulary: int) -> None:
         raise ValueError(f"{place}: the token {max(ids)} is beyond the vocabulary of {vocabulary}")
 
 
-def _widened(value: float) -> float:
-    import numpy
-
-    return float(numpy.float32(value))
-
-
 # -- against the side that is compared with it: the same tokens, and what does not allow --update ----------------------
 
 
-def check_same(golden: Golden, side: LocalSide) -> None:
+def check_tokens(golden: Golden, side: LocalSide) -> None:
     """Raises ModelError, which names the first difference, for a side that reads and writes other tokens.
 
     Raises InputError for a file that contradicts itself.
@@ -241,21 +229,14 @@ def check_same(golden: Golden, side: LocalSide) -> None:
             f"with adapter {own or 'none'}",
             hint=AGAIN,
         )
-    largest = max(max((*text.prompt_ids, *text.token_ids), default=0) for text in golden.texts)
-    if largest >= side.vocabulary:
-        raise ModelError(f"the golden file has the token {largest}, which {side.name} lacks", hint=AGAIN)
     if not golden.written or side.session.loaded.tokenizer is None:
         return
-    for text in golden.texts:
-        if not text.prompt:
-            continue
+    for text in (text for text in golden.texts if text.prompt):
         ids = side.session.planner.read(Request(text.id, side.resolved, 0, prompt=text.prompt)).ids
         if tuple(ids) != text.prompt_ids:
-            pairs = enumerate(zip(ids, text.prompt_ids, strict=False), 1)
-            at = next((at for at, (now, then) in pairs if now != then), min(len(ids), len(text.prompt_ids)) + 1)
             raise ModelError(
                 f"{side.name} reads the prompt of text {text.name} in other tokens than the golden file: "
-                f"token {at} differs",
+                f"token {shared_length(ids, text.prompt_ids) + 1} differs",
                 hint="--chat and --system, as they were then, make the same prompts",
             )
 
@@ -281,3 +262,121 @@ def not_tied(one: Parity) -> str:
         if parting.verdict != "tie":
             return f"{texts[parting.text].token(parting.index)}: {parting.verdict}: {parting.reason}"
     return "" if one.verdict == "tie" else one.sentence
+
+
+# -- for programs and tests: two sides, or one side and a golden file; settings files are not read ---------------------
+
+NEW_TOKENS = 32  # of each prompt
+
+
+@dataclass(frozen=True)
+class GoldenOutcome:
+    """What came of a golden file: true where the side agrees with it, or was recorded."""
+
+    passed: bool
+    words: str  # everything there is to say, in lines
+    parity: Parity | None = None  # None: it was recorded
+    short: str = ""  # for the place where a test fails, which shows it twice
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def __repr__(self) -> str:
+        return f"<{self.short or self.words}>"
+
+
+def compare(reference: str, other: str, prompts: Sequence[str], max_new_tokens: int = NEW_TOKENS) -> Parity:
+    """Compare two sides on greedy texts of prompts. Raises GenctlError, also for a prompt that a side cannot read."""
+    sides = [_side(text, max_new_tokens) for text in (reference, other)]
+    with closing(LoadedSides(_setup)) as loaded:
+        mine, theirs = (loaded.load(side) for side in sides)
+        named = [(str(number), text) for number, text in enumerate(prompts, 1)]
+        check_same(mine.session.loaded, theirs.session.loaded, named)
+        one = measure(mine, theirs, _requests(mine, prompts))
+    for id, reason in one.failed.items():
+        raise InputError(f"text {int(id) + 1} could not be compared: {reason}")
+    return one
+
+
+def check_golden(
+    path: Path, side: str, prompts: Sequence[str], *, update: bool, max_new_tokens: int = NEW_TOKENS
+) -> GoldenOutcome:
+    """Compare a side with a golden file. `update` writes a missing one, and rewrites one if every difference is a tie.
+
+    Raises GenctlError.
+    """
+    name, wanted = path.stem, _side(side, max_new_tokens)
+    golden = read(str(path)) if path.exists() else None
+    if golden is None and not update:
+        raise InputError(f"golden {name}: there is no {path}", hint="pytest --genctl-update records it")
+    if golden is not None and (other := _other_test(golden, prompts, max_new_tokens)):
+        raise InputError(
+            f"golden {name}: {path} is that of another test: {other}",
+            hint="remove the file, and pytest --genctl-update records it again",
+        )
+    with closing(LoadedSides(_setup)) as loaded:
+        here = loaded.load(wanted)
+        if golden is not None:
+            return _compared(path, golden, here, update=update)
+        size = _save(path, here, _requests(here, prompts), {str(at): prompt for at, prompt in enumerate(prompts)})
+        return GoldenOutcome(True, f"golden {name}: recorded, {size:,} bytes")
+
+
+def _other_test(golden: Golden, prompts: Sequence[str], max_new_tokens: int) -> str:
+    """What a test requests and the file does not have; "" where it has everything."""
+    if golden.new_tokens != max_new_tokens:
+        return f"max_new_tokens is {max_new_tokens}, in the file {golden.new_tokens}"
+    if len(golden.texts) != len(prompts):
+        return f"{count(len(prompts), 'prompt')}, in the file {len(golden.texts)}"
+    for at, (now, text) in enumerate(zip(prompts, golden.texts, strict=True), 1):
+        if now != text.prompt:
+            return f"prompt {at} is {quote(now)}, in the file {quote(text.prompt)}"
+    return ""
+
+
+def _compared(path: Path, golden: Golden, side: LocalSide, *, update: bool) -> GoldenOutcome:
+    check_tokens(golden, side)
+    one = compare_golden(golden, side)
+    name, why = f"golden {path.stem}", not_tied(one)
+    sides = f"{side.name} against {path.name}, which has {golden.reference}"
+    notes = "".join(f"\nnote: {note}" for note in (sides, *one.notes))
+    if update and why:
+        return GoldenOutcome(False, f"{name} stays as it is: {why}{notes}", one, f"{name} stays as it is")
+    if update:
+        requests, _ = again(golden, side)
+        size = _save(path, side, requests, {text.id: text.prompt for text in golden.texts})
+        return GoldenOutcome(True, f"{name}: {one.sentence}; rewritten, {size:,} bytes", one)
+    passed = not one.failed and one.verdict in ("tie", "drift")
+    return GoldenOutcome(passed, f"{name}: {why if one.failed else one.sentence}{notes}", one, f"{name}: {one.word}")
+
+
+def _side(text: str, max_new_tokens: int) -> Side:
+    """A side of a test."""
+    length = Layer("max_new_tokens of the test", {"max_new_tokens": max_new_tokens}, declared="user", typed=True)
+    return read_side(text, (length,))
+
+
+def _setup(early: Resolved, layers: Sequence[Layer]) -> EngineSetup:
+    return EngineSetup(early.runtime, tuple(layers), need_tokenizer=True, named=early.names_model)
+
+
+def _requests(side: LocalSide, prompts: Sequence[str]) -> list[Request]:
+    if not prompts:
+        raise InputError("there is no prompt to compare the sides on")
+    return [Request(str(at), side.resolved, 0, prompt=prompt, place=at + 1) for at, prompt in enumerate(prompts)]
+
+
+def _save(path: Path, side: LocalSide, requests: Sequence[Request], prompts: Mapping[str, str]) -> int:
+    """Write a golden file, all of it or nothing. Returns its bytes."""
+    golden, failed = record(side, requests, (), prompts)
+    if failed:
+        raise InputError(next(iter(failed.values())))
+    written = content(golden, detokenizer(side.session.loaded.tokenizer).piece)
+    path.parent.mkdir(exist_ok=True)
+    sink = writers.open_output(path, None, force=True, at_once=True)
+    try:
+        sink.write(written)
+        sink.close()
+    finally:
+        sink.abandon()
+    return len(written)

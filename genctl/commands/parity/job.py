@@ -14,21 +14,19 @@ from genctl.commands.job import Job, Row, check_early, request_of, started, usab
 from genctl.commands.parity import by_text, golden_file, view
 from genctl.commands.parity.findings import FindingsWriter, StageLine
 from genctl.commands.parity.loading import WIDTH, GivenTexts, LoadedSides, check_models, check_same
-from genctl.commands.parity.options import LIMITS, ParityCommandOptions, sides_of
-from genctl.commands.parity.output import COLUMNS, failed_checks, flat, records
-from genctl.commands.parity.sides import own_length, refused_settings, unused
-from genctl.commands.parity.view import Naming
+from genctl.commands.parity.options import LIMITS, ParityCommandOptions, own_length, refused_settings, sides_of, unused
+from genctl.commands.parity.view import COLUMNS, Naming, failed_checks, flat, records
 from genctl.config.layers import Resolved
 from genctl.config.sides import Side
-from genctl.engines.protocol import Engine, Request, ScoringOptions, TextToScore
-from genctl.errors import CheckError, GenctlError, InputError, ModelError, count
+from genctl.engines.protocol import Engine, Flow, Report, Request, ScoringOptions, TextToScore
+from genctl.errors import CheckError, GenctlError, InputError, count
+from genctl.events.results import Collector
 from genctl.io import jsonl, readers, writers
 from genctl.io.records import finding
 from genctl.io.rows import InputRow
 from genctl.models.text import detokenizer
 from genctl.parity import golden as against_golden
-from genctl.parity.measure import measure
-from genctl.parity.reading import ReadOnce
+from genctl.parity.measure import ReadOnce, measure
 from genctl.parity.sides import LocalSide
 from genctl.parity.values import Golden, Parity, Text
 from genctl.terminal.console import make_consoles
@@ -157,8 +155,7 @@ class Comparison:
 
     def compare_tokens(self, loaded: LoadedSides, stack: ExitStack) -> None:
         """Compare each side with the reference on the texts that it writes, or on those of --texts."""
-        again = len(self.sides) > 2 or self.saved_to is not None
-        reference = stack.enter_context(ReadOnce(self._load(loaded, self.sides[0]), keep=again))
+        reference = stack.enter_context(ReadOnce(self._load(loaded, self.sides[0])))
         self._name(reference)
         requests, texts = list[Request](), list[Text]()
         if self.options.texts is None:
@@ -185,7 +182,7 @@ class Comparison:
         """Compare the side with the golden file, which --update rewrites."""
         side = self._load(loaded, self.sides[0])
         self._name(side)
-        golden_file.check_same(golden, side)
+        golden_file.check_tokens(golden, side)
         self.view.begin(side.name)
         one = against_golden.compare(golden, side, **self.listeners)
         self._end_if_interrupted()
@@ -246,21 +243,13 @@ class Comparison:
         """With --by-text: every side scores the given texts, or those that the reference writes."""
         texts: list[tuple[str, TextToScore]] = []
         outcomes: list[by_text.Outcomes] = []
-        answers = False
         for side in self.sides:
             loaded.retain(side)
             engine, resolved = loaded.engine(side)
             self._describe(side, engine, resolved)
             self.view.begin(side.name)
             width = engine.width(resolved, WIDTH)
-            if outcomes and engine.about.is_encoder_decoder is not answers:
-                kinds = ["a causal model", "an encoder-decoder"]
-                raise ModelError(
-                    f"{self.sides[0].name} is {kinds[answers]}, and {side.name} is {kinds[not answers]}: "
-                    "one continues texts, the other answers them"
-                )
             if not outcomes:
-                answers = engine.about.is_encoder_decoder
                 self.view.stage("writing")
                 texts = self._texts_by(engine, resolved, width)
             self.view.stage("scoring")
@@ -285,11 +274,20 @@ class Comparison:
             ]
         requests = [self._request(row, resolved, 0) for row in self.rows.values()]
         texts: dict[str, TextToScore] = {}
-        for id, text in by_text.written(engine, requests, width, self.interrupt):
-            if isinstance(text, GenctlError):
-                self._fail_text(self.sides[0], id, text)
+        collector = Collector()
+        for event in engine.stream(iter(requests), Report(), Flow(width, interrupted=self.interrupt)):
+            if (result := collector.feed(event)) is None:
+                continue
+            prompt, text = self.rows[result.lane].prompt, result.sequences[0].text if result.sequences else ""
+            if result.error is not None:
+                self._fail_text(self.sides[0], result.lane, InputError(result.error.message))
+            elif not prompt or not text:
+                nothing = InputError("bits per byte are those of a text after a text, and there is none")
+                self._fail_text(self.sides[0], result.lane, nothing)
+            elif engine.about.is_encoder_decoder:
+                texts[result.lane] = TextToScore(prompt, target=text)
             else:
-                texts[id] = text
+                texts[result.lane] = TextToScore(text, context=prompt)
         self._end_if_interrupted()
         return [(id, texts[id]) for id in self.rows if id in texts]
 

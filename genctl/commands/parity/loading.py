@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from genctl.commands.engine_choice import LOCAL
-from genctl.commands.parity.options import FLAGS
-from genctl.commands.parity.sides import BY_TEXT
+from genctl.commands.parity.options import BY_TEXT, FLAGS
 from genctl.config.layers import Layer, Resolved
 from genctl.config.sides import Side, loaded_with
 from genctl.engines.protocol import Engine, EngineSetup

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from genctl.commands.parity.gate import GoldenOutcome
+    from genctl.commands.parity.golden_file import GoldenOutcome
     from genctl.parity.values import Parity
 
 FIXTURES = {"genctl_golden", "genctl_parity"}
@@ -46,7 +46,7 @@ def genctl_golden(request: pytest.FixtureRequest) -> Callable[..., GoldenOutcome
             pytest.fail(f"golden {name!r}: a name has letters, digits and . - _", pytrace=False)
         path = request.path.parent / FOLDER / f"{name}.jsonl"
         update = bool(request.config.getoption("--genctl-update"))
-        from genctl.commands.parity.gate import check_golden
+        from genctl.commands.parity.golden_file import check_golden
 
         outcome: GoldenOutcome = _plain(
             lambda: check_golden(path, side, prompts, update=update, max_new_tokens=max_new_tokens)
@@ -66,7 +66,7 @@ def genctl_parity() -> Callable[..., Parity]:
 
     def parity(reference: str, other: str, prompts: Sequence[str], *, max_new_tokens: int = 32) -> Parity:
         __tracebackhide__ = True
-        from genctl.commands.parity.gate import compare
+        from genctl.commands.parity.golden_file import compare
 
         found: Parity = _plain(lambda: compare(reference, other, prompts, max_new_tokens))
         return found

@@ -1,10 +1,14 @@
-"""What a comparison looks like: a table of all pairs, then each pair, for a terminal, a file and a page."""
+"""What a comparison looks like: a table of all pairs, then each pair, for a terminal, a file and a page.
+
+The records of a comparison, and the checks that it fails.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 from urllib.parse import quote
 
 from rich.style import Style
@@ -12,19 +16,20 @@ from rich.text import Text
 
 from genctl.commands.page_file import PageFile
 from genctl.commands.parity.findings import Finding
+from genctl.commands.parity.options import LIMITS, ParityCommandOptions
+from genctl.commands.table import flag_of
 from genctl.errors import count, percent, printable
 from genctl.events import Token
-from genctl.parity.values import SEVERITY, Estimate, LayerDifference, Parity, Position, TextParting, Verdict
+from genctl.io import writers
+from genctl.io.records import finding
+from genctl.parity.values import SEVERITY, Estimate, Parity, Position, TextParting, Verdict
 from genctl.terminal import theme, widgets
-from genctl.terminal.marked_text import Levels, marked
 from genctl.terminal.text_width import hanging, labelled, last_cells
 from genctl.terminal.widgets import first_column, table_lines, token_text
 
 HEADS = ("side", "verdict", "mean KL", "max KL", "agree", "max regret", "perplexity", "difference")
 CURVE_HEADS = ("part of the model", "difference", "explained", "position")
 PARTINGS = 5  # shown of each pair
-LEVELS = Levels(tuple(10 ** (power / 2) for power in range(-8, 1)))  # of KL in nats: 1e-4, 3e-4, …, 1
-LEGEND = "digits: KL, 0123456789 from 1e-4 to 1 nat; underlined: another first choice"
 STYLES: dict[Verdict | None, Style] = {
     "tie": theme.colour(1.0),
     "drift": theme.colour(0.5),
@@ -116,7 +121,7 @@ def lines(comparisons: Sequence[Parity], naming: Naming, width: int | None) -> l
     return found
 
 
-def finding(one: Parity, naming: Naming) -> Finding:
+def pair_finding(one: Parity, naming: Naming) -> Finding:
     """The verdict on a pair, with its fault, notes and failed texts."""
     details = [] if one.fault is None else [("fault  ", one.fault.reason)]
     details += [("note: ", note) for note in one.notes]
@@ -125,8 +130,8 @@ def finding(one: Parity, naming: Naming) -> Finding:
 
 
 def pair_lines(one: Parity, naming: Naming, width: int | None) -> list[Text]:
-    """One pair: the verdict with its reason, figures, where texts part, layers, and the text that differs most."""
-    found, figures = finding(one, naming).lines(width), one.summary
+    """One pair: the verdict with its reason, figures, where texts part, and layers."""
+    found, figures = pair_finding(one, naming).lines(width), one.summary
     if figures.positions:
         kl = {"KL": figures.kl}
         if figures.kl_high is not None:
@@ -141,19 +146,11 @@ def pair_lines(one: Parity, naming: Naming, width: int | None) -> list[Text]:
     if one.partings:
         found += _partings(one, naming, width)
     if one.curve:
-        shown = [point for point in one.curve if width is None or _is_shown(point, one)]
-        rows = [[each.name or each.sublayer, nats(each.size), nats(each.noise), str(each.position)] for each in shown]
+        rows = [
+            [each.name or each.sublayer, *map(nats, (each.size, each.noise)), str(each.position)] for each in one.curve
+        ]
         found += table_lines(CURVE_HEADS, rows, width)
-        if left := len(one.curve) - len(shown):
-            words = f"{left} parts within layers are not shown; --format jsonl has all {len(one.curve)}"
-            found += hanging("  ", words, width, theme.DIM)
-    return found if width is None else found + _worst_text(one, naming, width)
-
-
-def _is_shown(point: LayerDifference, one: Parity) -> bool:
-    """Whether a terminal shows a part of a model: what each layer ends with, and the fault."""
-    is_fault = one.fault is not None and (point.layer, point.name) == (one.fault.layer, one.fault.name)
-    return point.layer is None or point.sublayer.endswith("layer") or is_fault
+    return found
 
 
 def sentences(one: Parity) -> list[tuple[str, str]]:
@@ -196,21 +193,6 @@ def worst_first(partings: Sequence[TextParting]) -> list[TextParting]:
     return sorted(partings, key=lambda each: (SEVERITY[each.verdict], each.margin), reverse=True)
 
 
-def _worst_text(one: Parity, naming: Naming, width: int) -> list[Text]:
-    """The text with the largest KL: each token with its KL as a digit beneath, in half powers of ten."""
-    worst = max(one.positions, key=lambda each: each.kl, default=None)
-    if worst is None or LEVELS.digit(worst.kl) == "0":
-        return []
-    pieces = []
-    for each in one.positions:
-        if each.text == worst.text:
-            piece = LEVELS.piece(each.token, naming.text_of(each.token), each.kl)
-            pieces.append(replace(piece, style=piece.style + Style(underline=not each.same)))
-    prompt = next(text.prompt for text in one.texts if text.id == worst.text)
-    heading = Text(f"text {naming.row(worst.text)} differs most", style=theme.DIM)
-    return [heading, *marked(width, prompt, pieces), *hanging("", LEGEND, width, theme.DIM)]
-
-
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 
@@ -219,7 +201,7 @@ def add_to_page(page: PageFile, one: Parity, naming: Naming, number: int) -> Non
 
     `number` counts pairs from 1; the texts of the reference are added with the first.
     """
-    found = finding(one, naming)
+    found = pair_finding(one, naming)
     page.facts.append(found._replace(details=[*found.details, *sentences(one)]).fact())
     by_text: dict[str, list[Position]] = {text.id: [] for text in one.texts}
     for position in one.positions:
@@ -237,3 +219,90 @@ def add_to_page(page: PageFile, one: Parity, naming: Naming, number: int) -> Non
             ]
             lane = f"{name}/{quote(text.id, safe='')}/0"
             page.scored(lane, text.prompt, tokens, model=name, figures=figures, run=run + 1)
+
+
+COLUMNS = (
+    "kind", "reference", "other", "verdict", "positions", "kl_mean", "kl_median", "kl_q99", "kl_max", "regret_mean",
+    "regret_max", "agreement", "perplexity_reference", "perplexity_other", "ratio", "id", "index", "token_reference",
+    "token_other", "margin", "bpb_reference", "bpb_other",
+    "bpb_difference", "bpb_low", "bpb_high", "reason", "kl_bounded",
+)  # fmt: skip
+
+
+def records(one: Parity, naming: Naming, *, positions: bool, failed: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The pair with all figures, then a record for each parting, and each position if `positions`.
+
+    `failed` are the sentences of the checks that failed.
+    """
+    names = {"reference": one.reference, "other": one.other}
+    fault = None if one.fault is None else asdict(one.fault)
+    if fault is not None:
+        del fault["curve"]  # has records of its own
+    yield finding("pair", {
+        **names,
+        "verdict": one.verdict,
+        "reason": one.reason,
+        "texts": len(one.texts),
+        "parted": len(one.partings),
+        **asdict(one.summary),
+        "noise": asdict(one.noise),
+        "fault": fault,
+        "failed_checks": list(failed),
+        "failed_texts": dict(one.failed),
+        "notes": list(one.notes),
+    })  # fmt: skip
+    for parting in one.partings:
+        fields = asdict(parting)
+        fields["id"] = fields.pop("text")
+        for name in names:
+            token = fields[f"token_{name}"]
+            fields[f"text_{name}"] = None if token is None else naming.text_of(token)
+        yield finding("parting", names | fields)
+    for position in one.positions if positions else ():
+        fields = asdict(position)
+        yield finding("position", names | {"id": fields.pop("text"), **fields})
+    for layer in one.curve:
+        yield finding("layer", names | asdict(layer))
+
+
+def flat(record: writers.Record) -> writers.Record | None:
+    """The columns of --format tsv, without nested figures; None for records that it leaves out."""
+    if record["kind"] not in ("pair", "parting", "texts"):
+        return None
+    columns = dict(record)
+    if record["kind"] == "pair":
+        columns["kl_bounded"] = str(record["kl_high"] is not None).lower()  # then the figures of KL are lower bounds
+    for name in ("kl", "regret"):
+        if isinstance(values := record.get(name), Mapping):
+            columns |= {f"{name}_{key}": value for key, value in values.items()}
+    for name in ("agreement", "perplexity_reference", "perplexity_other", "ratio"):
+        if isinstance(value := record.get(name), Mapping):
+            columns[name] = value["value"]
+    if record["kind"] == "texts":
+        change = record["difference"]
+        columns |= {"bpb_difference": change["mean"], "bpb_low": change["low"], "bpb_high": change["high"]}
+    return columns
+
+
+def failed_checks(options: ParityCommandOptions, one: Parity) -> list[str]:
+    """A sentence for each check that a pair fails. Where KL is only bounded, its lower bound counts.
+
+    Without a position, no check passes. A pair whose texts have failed fails them beside that.
+    """
+    figures, failed = one.summary, []
+    if not figures.positions:
+        limits = [flag_of(name) for name in LIMITS if getattr(options, name) is not None]
+        if limits or not one.failed:
+            failed.append(f"{', '.join([*limits, one.other])}: {one.reason}")
+        return failed
+    least = "at least " if figures.kl_high is not None else ""
+    kl, regret, share = figures.kl.mean, figures.regret.max, figures.agreement.value
+    if (limit := options.max_kl) is not None and not kl <= limit:
+        failed.append(f"--max-kl {limit:g}: the mean KL of {one.other} is {least}{kl:.3g} nats")
+    if (limit := options.max_regret) is not None and not regret <= limit:
+        failed.append(f"--max-regret {limit:g}: the largest regret of {one.other} is {regret:.3g} nats")
+    if (limit := options.min_agreement) is not None and not share >= limit:
+        failed.append(f"--min-agreement {limit:g}: {share:.4g} of the first choices of {one.other} agree")
+    if (one.verdict, False) in (("other weights", options.allow_other_weights), ("defect", options.allow_defect)):
+        failed.append(f"{one.other}: {one.verdict}: {sized(one)}")
+    return failed

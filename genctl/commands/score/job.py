@@ -1,39 +1,38 @@
-"""`genctl score`: texts are read, scored, shown and written."""
+"""`genctl score`: texts are read, scored, written and shown, coloured by the probabilities of their tokens."""
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.table import Table
 from rich.text import Text
 
 from genctl.commands.engine_choice import engine_of
 from genctl.commands.job import WIDTH, Row, settle, started, usable
 from genctl.commands.options import shown_top
-from genctl.commands.score import token_heat
 from genctl.commands.score.options import ScoreOptions
-from genctl.commands.score.token_heat import figures
 from genctl.engines.protocol import Detail, Scored, ScoringOptions, TextToScore, trained_length_note
 from genctl.errors import GenctlError, InputError, UsageError, count
+from genctl.events import Token
 from genctl.io import jsonl, writers
 from genctl.io.record_output import RecordOutput
 from genctl.io.records import SCHEMA, finite, token_entry
 from genctl.io.rows import BadRow, InputRow
-from genctl.terminal import widgets
+from genctl.terminal import theme, widgets
 from genctl.terminal.console import make_consoles
 from genctl.terminal.interrupt import Interrupt
+from genctl.terminal.marked_text import MarkedPiece, marked
 from genctl.terminal.progress_bars import LoadingBar
 from genctl.terminal.standard_streams import is_terminal
 from genctl.terminal.summary import put, put_words
-
-if TYPE_CHECKING:
-    from genctl.commands.page_file import PageFile
-
+from genctl.terminal.text_width import hanging, one_line
 
 SORTED = 4  # batches that are sorted by length together
 BY = {"mean": "mean log-probability", "total": "total log-probability", "bits-per-byte": "bits per byte"}
@@ -107,8 +106,13 @@ def score(options: ScoreOptions) -> int | None:
                 view.show(row, outcome)
                 if trained is not None and any(one.length > trained for one in outcome):
                     job.messages.note_once(trained_length_note(trained), job.row_label(row))
-                if job.page is not None:
-                    _feed_page(job.page, row, outcome, model, options)
+                if (page := job.page) is not None:
+                    context = row.extra.get("context", options.context)
+                    for one in outcome:
+                        prompt = (context or (row.prompt if one.text != row.prompt else "") or "") + one.lead
+                        name = row.id if one.rank is None else f"{row.id} rank {one.rank}"
+                        words, input = figures(one), row.columns or None
+                        page.scored(name, prompt, one.tokens, model=model, figures=words, input=input)
                 output.put(row.index, [_record(row, one, model, options, tokens=view.details) for one in outcome])
             job.messages.detail(*engine.done.findings)
             output.close(cut_short=bool(job.interrupt.status))
@@ -198,15 +202,6 @@ def _record(row: InputRow, result: Scored, model: str, options: ScoreOptions, *,
     return record
 
 
-def _feed_page(page: PageFile, row: InputRow, outcome: Sequence[Scored], model: str, options: ScoreOptions) -> None:
-    """Give the page the texts of a row with their figures."""
-    for one in outcome:
-        lane = row.id if one.rank is None else f"{row.id} rank {one.rank}"
-        before = row.extra.get("context", options.context) or (row.prompt if one.text != row.prompt else "")
-        prompt = f"{before or ''}{one.lead}"
-        page.scored(lane, prompt, one.tokens, model=model, figures=figures(one), input=row.columns or None)
-
-
 class ScoreView:
     """What a person sees: heat maps, rankings and tables of tokens, and the sum over all texts."""
 
@@ -236,16 +231,16 @@ class ScoreView:
         if self.headed:
             lines.append(widgets.header(width, f"text {row.name}", row.prompt or ""))
         if ranked and self.shown:
-            lines += token_heat.ranking(outcome, BY[self.options.by or "mean"], width)
+            lines += ranking(outcome, BY[self.options.by or "mean"], width)
         for one in outcome:
             if ranked and self.details:
                 lines.append(widgets.header(width, f"rank {one.rank}", one.text))
             if self.shown and not ranked:
                 context = row.prompt if one.text != row.prompt else row.extra.get("context", self.options.context)
-                lines += token_heat.heat(context or "", one.lead, one.tokens, width)
+                lines += heat(context or "", one.lead, one.tokens, width)
                 self._mapped = True
             if self.details:
-                lines += token_heat.token_table(one.tokens, width, self.top)
+                lines += token_table(one.tokens, width, self.top)
         for line in lines:
             console.print(line)
         if self.shown and not ranked:
@@ -256,7 +251,7 @@ class ScoreView:
         if self.options.quiet:
             return
         if self._mapped:
-            put_words(self.out, token_heat.legend())
+            put_words(self.out, legend())
         wanted = self.options.verbose or self.shown or is_terminal(sys.stderr)
         if not wanted or self.options.rank or self._texts + failed < (1 if self.options.verbose else 2):
             return
@@ -266,3 +261,86 @@ class ScoreView:
         if failed:
             words.append(f"{failed} failed")
         print_line(" · ".join(words))
+
+
+CONTEXT = 3  # lines of context shown before the text
+COLUMNS = {"rank": 4, "mean": 9, "total": 10, "perplexity": 10, "bits/byte": 9, "tokens": 6}  # their cells
+
+
+def heat(context: str, lead: str, tokens: Sequence[Token], width: int) -> list[Text]:
+    """The text in lines of at most `width` cells, under each a line of digits: the tenths of each token's probability.
+
+    A digit stands under the first letter of its token. Tokens that share a character count as one, with the product of
+    their probabilities. `context` and `lead` have no score; they come first, dimmed and without digits.
+    """
+    return marked(width, context + lead, _groups(tokens), lines=CONTEXT)
+
+
+def legend() -> Text:
+    """What the digits and colours mean: one line of 70 cells."""
+    line = Text(no_wrap=True).append("digits: tenths of each token's probability, ", style=theme.DIM)
+    for digit in range(10):
+        line.append(str(digit), style=theme.colour(digit / 10 + 0.05))
+    line.append(" (9: 90% and up)", style=theme.DIM)
+    return line
+
+
+def figures(sums: Scored) -> str:
+    """A text's sums in words."""
+    words = [
+        f"perplexity {widgets.perplexity(sums.ppl)}",
+        f"{widgets.rounded(sums.nll)} nats",
+        f"{widgets.rounded(sums.bits)} bits",
+    ]
+    if not math.isnan(sums.bpb):
+        words.append(f"{sums.bpb:.3f} bits/byte")
+    words.append(count(sums.count, "token"))
+    return " · ".join(words)
+
+
+def token_table(tokens: Sequence[Token], width: int, top: int) -> list[Text]:
+    """Each scored token with its probability, log-probability, rank and entropy, and `top` alternatives."""
+    lines = [widgets.score_heading(width)]
+    for step, token in enumerate(tokens, 1):
+        lines.append(widgets.score_line(step, token, width))
+        lines += widgets.alternative_lines(token, width, top)
+    return lines
+
+
+def ranking(entries: Sequence[Scored], by: str, width: int) -> list[Text]:
+    """Candidates, best first, in lines of at most `width` cells. `by` names the sort key in words."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style=theme.DIM, expand=True)
+    for name, size in COLUMNS.items():
+        table.add_column(name, justify="right", width=size, no_wrap=True)
+    table.add_column("text", no_wrap=True, overflow="ellipsis", ratio=1)
+    for rank, sums in enumerate(entries, 1):
+        table.add_row(
+            f"{rank}",
+            Text(widgets.rounded(sums.mean), style=theme.colour(math.exp(min(sums.mean, 0.0)))),
+            widgets.rounded(-sums.nll),
+            widgets.perplexity(sums.ppl),
+            "–" if math.isnan(sums.bpb) else f"{sums.bpb:.3f}",
+            f"{sums.count:,}",
+            Text(one_line(sums.text)),
+            style=theme.CHOSEN if rank == 1 else theme.PLAIN,
+        )
+    words = f"sorted by {by}; log-probabilities in nats"
+    return widgets.lines_of(table, width) + hanging("", words, width, theme.DIM)
+
+
+def _groups(tokens: Iterable[Token]) -> Iterable[MarkedPiece]:
+    """The pieces of a text; tokens that share a character are one."""
+
+    def piece(text: str, logprob: float) -> MarkedPiece:
+        probability = math.exp(min(logprob, 0.0))
+        return MarkedPiece(text, theme.colour(probability), str(min(int(probability * 10), 9)))
+
+    logprob, ids = 0.0, list[int]()  # of the tokens whose character is not whole yet
+    for token in tokens:
+        logprob += token.logprob
+        ids.append(token.id)
+        if token.text:
+            yield piece(token.text, logprob)
+            logprob, ids = 0.0, []
+    if ids:
+        yield piece("".join(widgets.token_text(id, "") for id in ids), logprob)

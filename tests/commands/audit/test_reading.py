@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ import pytest
 
 from genctl.models.text import detokenizer
 from genctl.parity import traces
-from genctl.parity.shapes import rows_of
 from genctl.parity.trace_rows import TraceRow
+from genctl.parity.traces import rows_of
 from tests.cli.tool import genctl
 from tests.commands.audit.traces import MARKS, PROMPTS, STORIES, audit, rollouts, tokenizer, written
 
@@ -77,21 +76,6 @@ def test_chats_are_read_with_the_template(tmp_path: Path) -> None:
     assert found.is_chat
     (studio,) = rows_of(shapes()["LM Studio"], "row 1", "1")
     assert (studio.prompt, len(studio.pieces)) == ("Once upon a time", 4)
-
-
-def test_chunks_of_a_stream_are_one_answer(tmp_path: Path) -> None:
-    body = shapes()["a completion"]
-    choice = body["choices"][0]
-    parts = [
-        {"id": "c", "choices": [{"index": 0, "text": text, "logprobs": {
-            "tokens": [text], "token_logprobs": [value], "top_logprobs": [top]}}]}
-        for text, value, top in zip(*choice["logprobs"].values(), strict=True)
-    ]  # fmt: skip
-    path = tmp_path / "stream.txt"
-    path.write_text("".join(f"data: {json.dumps(part)}\n\n" for part in parts) + "data: [DONE]\n")
-    (row,) = traces.read(str(path), 10).rows
-    (whole,) = rows_of(body, "row", "1")
-    assert (row.pieces, row.text) == (whole.pieces, whole.text)
 
 
 def test_names_of_fields_are_given(tmp_path: Path) -> None:

@@ -1,9 +1,8 @@
-"""`genctl audit`: files, streams, prompts of other files, and documents that fit no shape."""
+"""`genctl audit`: files, prompts of other files, and documents that fit no shape."""
 
 from __future__ import annotations
 
 import json
-import tracemalloc
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -15,7 +14,7 @@ from genctl.commands.audit.job import prompts_of
 from genctl.errors import GenctlError, InputError
 from genctl.parity import traces
 from genctl.parity.prompts import AuditPrompts
-from genctl.parity.shapes import rows_of
+from genctl.parity.traces import rows_of
 from tests.cli.tool import genctl
 from tests.commands.audit.test_reading import shapes
 from tests.commands.audit.traces import BOS, MARKS, STORIES, audit, reference, written
@@ -104,91 +103,22 @@ def test_names_may_have_an_at_sign(tmp_path: Path) -> None:
 # -- streams -----------------------------------------------------------------------------------------------------------
 
 
-def _chat(id: str | None, text: str, index: int = 0, end: str | None = None) -> dict[str, Any]:
-    logprobs = {"content": [{**ENTRY, "token": text}]} if text else None
-    return {"id": id, "object": "chat.completion.chunk", "choices": [
-        {"index": index, "delta": {"content": text or None}, "logprobs": logprobs, "finish_reason": end}]}  # fmt: skip
-
-
-def _llama(text: str, *, stop: bool = False, slot: int = 0) -> dict[str, Any]:
-    entries = {"completion_probabilities": [{**ENTRY, "token": text}], "tokens": [14]} if text else {"tokens": []}
-    return {"index": 0, "id_slot": slot, "content": text, "stop": stop, **entries}
-
-
-def _ollama(text: str, *, done: bool = False) -> dict[str, Any]:
-    return {"message": {"role": "assistant", "content": text}, "logprobs": [ENTRY] if text else None, "done": done}
-
-
-def _sglang(text: str) -> dict[str, Any]:
-    return {"text": text, "meta_info": {"id": "s", "output_token_logprobs": [[-0.1, 14, None]] * len(text)}}
-
-
 @pytest.mark.parametrize(
-    ("events", "texts"),
+    "event",
     [
-        ([_chat("a", ","), _chat("b", "x"), _chat("a", "", end="stop"), _chat("b", "z")], [",", "xz"]),
-        ([_chat(None, ","), _chat(None, "x", end="length"), _chat(None, "y"), _chat(None, "z")], [",x", "yz"]),
-        ([_chat("a", "x", 1), _chat("a", "y"), _chat("a", "z", 1)], ["y", "xz"]),
-        ([_llama(","), _llama("x"), _llama("", stop=True), _llama("y"), _llama("", stop=True)], [",x", "y"]),
-        ([*(_llama(text, slot=-1) for text in ",x"), _llama("", stop=True), _llama("y", slot=-1),
-          _llama("", stop=True)], [",x", "y"]),
-        ([_ollama(","), _ollama("x"), _ollama("", done=True), _ollama("y", done=True)], [",x", "y"]),
-        ([_sglang(","), _sglang(",x"), _sglang(",xy")], [",xy"]),
+        {"choices": [{"index": 0, "delta": {"content": "x"}, "logprobs": {"content": [ENTRY]}}]},
+        {"index": 0, "content": "x", "stop": False, "completion_probabilities": [ENTRY], "tokens": [14]},
+        {"message": {"role": "assistant", "content": "x"}, "logprobs": [ENTRY], "done": False},
     ],
-    ids=["interleaved", "without ids", "choices", "llama-server", "a slot in the last event alone", "Ollama", "SGLang"],
-)  # fmt: skip
-@pytest.mark.parametrize("before", ["data: ", ""])
-def test_events_of_a_stream_are_one_answer(events: list[Any], texts: list[str], before: str, tmp_path: Path) -> None:
+    ids=["OpenAI", "llama-server", "Ollama"],
+)
+@pytest.mark.parametrize("before", ["", "data: "])
+def test_events_of_a_stream_are_refused(event: Any, before: str, tmp_path: Path) -> None:
     """Each event of llama-server counted as a row."""
     path = tmp_path / "stream.txt"
-    path.write_text("".join(f"{before}{json.dumps(event)}\n\n" for event in events))
-    if "meta_info" in events[0] and not before:
-        return  # a line is an answer of its own there
-    found = traces.read(str(path), 64)
-    assert [row.text for row in found.rows] == texts
-    assert [len(row.pieces) for row in found.rows] == [*map(len, texts)]
-
-
-def test_the_last_event_of_llama_server_is_no_whole_answer(tmp_path: Path) -> None:
-    whole = {**_llama("xyz", stop=True), "tokens": [14]}
-    path = tmp_path / "stream.txt"
-    path.write_text("\n".join(json.dumps(event) for event in (_llama("a"), whole, _llama("b"), _llama("", stop=True))))
-    assert [row.text for row in traces.read(str(path), 64).rows] == ["a", "xyz", "b"]
-
-
-def test_done_ends_a_stream_that_says_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "stream.txt"
-    path.write_text("".join(f"data: {json.dumps(_chat(None, text))}\n\ndata: [DONE]\n\n" for text in "xyz"))
-    assert [row.text for row in traces.read(str(path), 64).rows] == ["x", "y", "z"]
-
-
-def test_an_event_that_cannot_be_read_spoils_its_answer(tmp_path: Path) -> None:
-    """Its tokens are missing, so that those behind it would be read in their places."""
-    bad = _chat("a", "x")
-    bad["choices"][0]["index"] = "first"
-    events = [_chat("a", ","), _chat("b", ","), bad, _chat("a", "y"), _chat("b", "z")]
-    path = tmp_path / "stream.txt"
-    path.write_text("".join(f"data: {json.dumps(event)}\n\n" for event in events))
-    found = traces.read(str(path), 64)
-    assert [row.text for row in found.rows] == [",z"]
-    assert "line 5: choices.0.index: expected a whole number" in found.bad["1"]
-    path.write_text(path.read_text() + 'data: {"id": "c\n')
-    with pytest.raises(
-        InputError, match="expected a whole number"
-    ):  # the first mistake; nobody knows which answer it belongs to
+    path.write_text(f"{before}{json.dumps(event)}\n\n" * 2)
+    with pytest.raises(InputError, match="line 1: an event of a stream: record answers without stream"):
         traces.read(str(path), 64)
-
-
-def test_memory_is_that_of_the_stream(tmp_path: Path) -> None:
-    """Half a megabyte of chunks, each with another id and 1023 as its index, took 2.3 GiB."""
-    path = tmp_path / "stream.txt"
-    path.write_text("".join(f"data: {json.dumps(_chat(str(place), 'x', 1023))}\n\n" for place in range(300)))
-    tracemalloc.start()
-    try:
-        assert traces.read(str(path), 4).total == 300
-        assert tracemalloc.get_traced_memory()[1] < 8 << 20
-    finally:
-        tracemalloc.stop()
 
 
 # -- what fits no shape ------------------------------------------------------------------------------------------------
@@ -259,7 +189,7 @@ def test_a_document_of_the_wrong_shape_is_a_failed_row() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        'data: {"choices":[{"index":null}]}', '{"choices":[{"index":null}]}', '{"a": 1, "a": 2}', '{"logprobs": [-1',
+        'data: {"choices":[{}]}', '{"choices":[{"index":null}]}', '{"a": 1, "a": 2}', '{"logprobs": [-1',
         '{"completion_ids": [5], "logprobs": [1' + "0" * 400 + "]}", "[" * 100 + "]" * 100, '"x"', "\\x",
         '{"completion_ids": [5], "logprobs": [-1.0], "prompt": {"a": 1}}',
     ],

@@ -12,8 +12,8 @@ import torch
 
 from genctl.parity.audit import Auditor
 from genctl.parity.prompts import AuditPrompts
-from genctl.parity.shapes import rows_of
 from genctl.parity.sides import LocalSide
+from genctl.parity.traces import rows_of
 from scripts import make_traces
 from scripts.make_traces import Rows
 from tests.cli.tool import Done, genctl

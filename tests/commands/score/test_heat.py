@@ -9,10 +9,10 @@ import pytest
 from rich.cells import cell_len
 from rich.text import Text
 
-from genctl.commands.score import token_heat
+from genctl.commands.score import job
 from genctl.engines.protocol import Scored
 from genctl.events import Token
-from genctl.terminal import theme
+from genctl.terminal import theme, widgets
 from tests.screens import check_screen
 from tests.terminal.streams import STORY, console, written
 from tests.terminal.streams import token as made_up
@@ -29,30 +29,28 @@ def plain(lines: list[Text]) -> list[str]:
 
 
 def test_a_digit_stands_under_each_token() -> None:
-    lines = token_heat.heat(
-        "", "", [token("once", 0.05), token(" upon", 0.999), token(" a", 0.5), token("way", 0.31)], 80
-    )
+    lines = job.heat("", "", [token("once", 0.05), token(" upon", 0.999), token(" a", 0.5), token("way", 0.31)], 80)
     assert plain(lines) == ["once upon away", "0    9    53"]
 
 
 def test_colour_and_digit_say_the_same() -> None:
-    text, digits = token_heat.heat("", "", [token("a", 0.1), token(" b", 0.9)], 80)
+    text, digits = job.heat("", "", [token("a", 0.1), token(" b", 0.9)], 80)
     assert [span.style for span in text.spans] == [theme.colour(0.1), theme.colour(0.9)]
     assert digits.plain == "1 9"
     assert [span.style for span in digits.spans] == [theme.colour(0.1), theme.colour(0.9)]
 
 
 def test_what_has_no_score_comes_first_without_digits() -> None:
-    assert plain(token_heat.heat("The sky", " is", [token(" blue", 0.7)], 80)) == ["The sky is blue", "           7"]
+    assert plain(job.heat("The sky", " is", [token(" blue", 0.7)], 80)) == ["The sky is blue", "           7"]
 
 
 def test_words_stay_whole_and_long_ones_are_cut() -> None:
     words = [token("one", 0.1), token(" tw", 0.2), token("o", 0.3), token(" threefour", 0.4)]
-    assert plain(token_heat.heat("", "", words, 6)) == ["one", "1", "two", "2 3", "threef", "4", "our"]
+    assert plain(job.heat("", "", words, 6)) == ["one", "1", "two", "2 3", "threef", "4", "our"]
 
 
 def test_a_new_line_is_shown_and_breaks_the_line() -> None:
-    assert plain(token_heat.heat("", "", [token("a", 0.1), token("\n\n", 0.2), token("b", 0.3)], 80)) == [
+    assert plain(job.heat("", "", [token("a", 0.1), token("\n\n", 0.2), token("b", 0.3)], 80)) == [
         "a↵",
         "12",
         "↵",
@@ -62,27 +60,27 @@ def test_a_new_line_is_shown_and_breaks_the_line() -> None:
 
 
 def test_tokens_that_share_a_character_are_one_with_the_product() -> None:
-    lines = token_heat.heat("", "", [token("", 0.5), token("", 0.5), token("日", 0.9), token("本", 0.8)], 80)
+    lines = job.heat("", "", [token("", 0.5), token("", 0.5), token("日", 0.9), token("本", 0.8)], 80)
     assert plain(lines) == ["日本", "2 8"]
-    assert plain(token_heat.heat("", "", [token("a", 0.9), token("", 0.5, id=5)], 80)) == ["a‹id 5›", "95"]
+    assert plain(job.heat("", "", [token("a", 0.9), token("", 0.5, id=5)], 80)) == ["a‹id 5›", "95"]
 
 
 def test_wide_characters_never_reach_over_the_edge() -> None:
-    lines = token_heat.heat("", "", [token("日本語日本語", 0.5), token("\u0301", 0.5)], 5)
+    lines = job.heat("", "", [token("日本語日本語", 0.5), token("\u0301", 0.5)], 5)
     assert all(cell_len(line.plain) <= 5 for line in lines)
     assert "".join(line.plain for line in lines if not line.plain.strip().isdigit()) == "日本語日本語\u0301"
 
 
 def test_hostile_text_is_shown_and_not_obeyed() -> None:
     out = console(colour=False, terminal=True)
-    for line in token_heat.heat(
+    for line in job.heat(
         "\x1b[2J", "", [token("\x1b]0;gone\x07", 0.5), token("[red]\u202e", 0.5), token("\r", 0.5)], 80
     ):
         out.print(line)
     assert written(out).splitlines()[0] == "␛[2J␛]0;gone␇[red]⟨U+202E⟩␍"
     entry = scored("\x1b[2J[red]\n", 1.0, 1, 3)
     out = console(terminal=True)
-    for line in token_heat.ranking([entry], "x", 80):
+    for line in job.ranking([entry], "x", 80):
         out.print(line)
     assert "\x1b" not in written(out)
     assert "␛[2J[red]↵" in written(out)
@@ -90,7 +88,7 @@ def test_hostile_text_is_shown_and_not_obeyed() -> None:
 
 @pytest.mark.parametrize("value", [1.0, 1.49764, 999.9, 123456.7, math.inf])
 def test_perplexities_stay_short(value: float) -> None:
-    assert len(token_heat.widgets.perplexity(value)) <= 9
+    assert len(widgets.perplexity(value)) <= 9
 
 
 def scored(text: str, nll: float, count: int, size: int) -> Scored:
@@ -109,12 +107,12 @@ TOKENS = [made_up(step, text) for step, text in enumerate(STORY)]
 
 
 def test_the_heat_map_at_80_columns() -> None:
-    figures = Text(token_heat.figures(scored("", 61.25, 1234, 169)))
-    check("heat_80", [*token_heat.heat("Under the old oak", "", TOKENS, 80), figures, token_heat.legend()])
+    figures = Text(job.figures(scored("", 61.25, 1234, 169)))
+    check("heat_80", [*job.heat("Under the old oak", "", TOKENS, 80), figures, job.legend()])
 
 
 def test_the_table_of_tokens_at_80_columns() -> None:
-    check("tokens_80", token_heat.token_table(TOKENS[:6], 80, 3))
+    check("tokens_80", job.token_table(TOKENS[:6], 80, 3))
 
 
 def test_the_ranking_at_80_columns() -> None:
@@ -123,12 +121,5 @@ def test_the_ranking_at_80_columns() -> None:
         scored(" London, which is not the capital of France at all", 45.0, 10, 50),
         scored("", 1800.0, 2, 0),
     ]
-    check("ranking_80", token_heat.ranking(entries, "mean log-probability", 80))
-
-
-def test_candidates_that_begin_alike_show_where_they_differ() -> None:
-    begin = "Once upon a time there was a curious girl who lived by the sea in a"
-    entries = [scored(f"{begin} {end}", 0.5, 1, 6) for end in ("house", "boat")]
-    lines = [line.plain for line in token_heat.ranking(entries, "mean", 80)]
-    assert [line.split("…")[1] for line in lines[1:3]] == ["house", "boat"]
-    assert max(len(line.plain) for line in token_heat.ranking(entries, "mean", 60)) <= 60
+    check("ranking_80", job.ranking(entries, "mean log-probability", 80))
+    assert max(len(line.plain) for line in job.ranking(entries, "mean", 60)) <= 60
