@@ -211,20 +211,16 @@ class Audit:
 LEAST = -9999.0  # servers write this, or less, for the logarithm of 0
 
 
-@dataclass
 class Impossible:
     """Finds what no model gives: a chosen token of probability 0, NaN, an id beyond the vocabulary.
 
     A log-probability above 0 counts where no cause explains it: a probability is one.
     """
 
-    vocabulary: int
-    tokens: int = 0  # chosen, so far
-    missing: int = 0  # of these, without a number
-    unlisted: int = 0  # chosen, of which OpenAI says that they are not in the list
-    zeros: int = 0  # listed
-    _firsts: dict[str, str] = field(default_factory=dict)  # the first of each kind
-    _counts: Counter[str] = field(default_factory=Counter)
+    def __init__(self, vocabulary: int) -> None:
+        self.vocabulary = vocabulary
+        self._counts: Counter[str] = Counter()
+        self._firsts: dict[str, str] = {}  # the first of each kind that is evidence
 
     def _add(self, kind: str, row: str, index: int | None, value: float) -> None:
         place = "its prompt" if index is None else f"token {index + 1}"
@@ -241,53 +237,47 @@ class Impossible:
 
     def number(self, row: str, index: int, number: float | None, *, unlisted: bool) -> float:
         """A number of a chosen token, as far as a model can give it, else NaN. `unlisted`: its list lacks it."""
-        self.tokens += 1
-        if number is None:
-            self.missing += 1
-        elif number == LEAST and unlisted:
-            self.unlisted += 1
-        elif not LEAST < number < math.inf:
+        self._counts["tokens"] += 1
+        if number is None or (number == LEAST and unlisted):
+            self._counts["missing" if number is None else "unlisted"] += 1
+            return math.nan
+        if not LEAST < number < math.inf:
             self._add("zero" if number <= LEAST else "nan", row, index, number)
-        else:
-            if number > 0:
-                self._add("above", row, index, number)
-            return number
-        return math.nan
+            return math.nan
+        if number > 0:
+            self._add("above", row, index, number)
+        return number
 
     def listed(self, row: str, index: int, numbers: Mapping[int, float]) -> dict[int, float]:
         """The numbers of a list, and of the chosen token, that a model can give."""
         wrong = [number for number in numbers.values() if math.isnan(number) or number == math.inf]
         if wrong:
             self._add("nan", row, index, wrong[0])
-        found = {other: number for other, number in numbers.items() if LEAST < number < math.inf}
-        self.zeros += len(numbers) - len(found) - len(wrong)
-        return found
+        self._counts["listed"] += sum(number <= LEAST for number in numbers.values())
+        return {other: number for other, number in numbers.items() if LEAST < number < math.inf}
 
     def judge(self, one: Audit) -> Audit:
         """An audit with this evidence: no cause explains it."""
+        counts, tokens = self._counts, self._counts["tokens"]
         notes = {
-            f"{self.missing} of {self.tokens} tokens have no number": self.missing,
-            f"{self.unlisted} chosen tokens have {LEAST:g}, OpenAI's number of a token that its list lacks": (
-                self.unlisted
-            ),
-            f"{self.zeros} listed tokens have probability 0: they are left out": self.zeros,
-        }
-        one = replace(one, notes=(*one.notes, *(note for note, count in notes.items() if count)))
-        words = {
-            "zero": "probability 0 for {} of {} chosen tokens",
-            "nan": "NaN or infinity for {} of {} tokens",
-            "ids": f"ids beyond the vocabulary (0 to {self.vocabulary - 1}), {{}}",
-            "above": "a log-probability above 0 for {} of {} chosen tokens",
+            "missing": f"{counts['missing']} of {tokens} tokens have no number",
+            "unlisted": f"{counts['unlisted']} chosen tokens have {LEAST:g}, OpenAI's number of a token that its list "
+                        "lacks",
+            "listed": f"{counts['listed']} listed tokens have probability 0: they are left out",
+        }  # fmt: skip
+        one = replace(one, notes=(*one.notes, *(note for kind, note in notes.items() if counts[kind])))
+        evidence = {
+            "zero": f"probability 0 for {counts['zero']} of {tokens} chosen tokens",
+            "nan": f"NaN or infinity for {counts['nan']} of {tokens} tokens",
+            "ids": f"ids beyond the vocabulary (0 to {self.vocabulary - 1}), {counts['ids']}",
+            "above": f"a log-probability above 0 for {counts['above']} of {tokens} chosen tokens",
         }
         if one.verdict != "unexplained":
-            del words["above"]
-        found = [
-            f"{sentence.format(self._counts[kind], self.tokens)} (the first: {self._firsts[kind]})"
-            for kind, sentence in words.items()
-            if kind in self._firsts
-        ]
-        if not found:
+            del evidence["above"]
+        kinds = [kind for kind in evidence if kind in self._firsts]
+        if not kinds:
             return one
+        found = [f"{evidence[kind]} (the first: {self._firsts[kind]})" for kind in kinds]
         if one.reason:
-            found.append((f"all else is {one.verdict}: " if self._firsts.keys() - {"above"} else "") + one.reason)
+            found.append((f"all else is {one.verdict}: " if kinds != ["above"] else "") + one.reason)
         return replace(one, verdict="unexplained", reason="; ".join(found), causes=(), explained=0.0)

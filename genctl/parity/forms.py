@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -146,19 +146,15 @@ class MatrixPart:
     """Which matrix of a model a tensor is, as llama.cpp names them."""
 
     name: str
-    layer: int
     type: str  # in the GGUF file that is read; "" for others
     matrix: Tensor = field(compare=False)  # [O, I]
-
-
-Parts: TypeAlias = Mapping[int, MatrixPart]
 
 
 class Coded(Exact):
     """A wide dtype, with numbers rounded as a form says."""
 
     def __init__(
-        self, weights: Weights, form: Form, dtype: torch.dtype = torch.float64, *, parts: Parts,
+        self, weights: Weights, form: Form, dtype: torch.dtype = torch.float64, *, parts: Mapping[int, MatrixPart],
         neighbours: bool = False,
     ) -> None:  # fmt: skip
         """`parts`: by the address of each matrix. `neighbours`: llama.cpp rotates neighbouring numbers by position."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 CAP = 20.0  # nats: a larger difference is no worse
 HEAD = 2048  # best tokens that are sorted; all others only where a filter keeps more
-FITTED = 24  # positions on which parameters are fitted, at least; half as many sums
+FITTED = 16  # positions on which parameters are fitted, at least; half as many sums
 LARGE = 2**18  # their logits, where there are more positions
 ALIKE = 1.02  # times as much is left by parameters that are as good
 STEPS = 12  # of a golden-section search

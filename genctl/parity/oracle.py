@@ -161,20 +161,20 @@ def _parts(model: Any, types: Mapping[int, str]) -> dict[int, MatrixPart]:
     if not isinstance(model, NativeModel):
         ends = (("output", model.get_output_embeddings()), ("token_embd", model.get_input_embeddings()))
         plain = [(name, end.weight) for name, end in ends if hasattr(end, "weight")]  # a packed layer has none
-        return {weight.data_ptr(): MatrixPart(name, 0, "", weight) for name, weight in plain}
-    weights, found = model.decoder.weights, list[tuple[str, int, Any]]()
-    for number, layer in enumerate(weights.layers):
+        return {weight.data_ptr(): MatrixPart(name, "", weight) for name, weight in plain}
+    weights, found = model.decoder.weights, list[tuple[str, Any]]()
+    for layer in weights.layers:
         split, up = layer.qkv.parts, getattr(layer.mlp, "up", None)
         names = ("attn_q", "attn_k", "attn_v") if len(split) == 3 else ("attn_qkv",)
-        found += [(name, number, part) for name, part in zip(names, split, strict=False)]
-        found += [("ffn_up", number, part) for part in (() if up is None else up.parts)]
-        found += [("attn_output", number, layer.o), ("ffn_down", number, getattr(layer.mlp, "down", None))]
-    found += [("output", 0, model.decoder.output)]
-    held = [(name, number, part.tensors()[0]) for name, number, part in found if part is not None]
+        found += zip(names, split, strict=False)
+        found += [("ffn_up", part) for part in (() if up is None else up.parts)]
+        found += [("attn_output", layer.o), ("ffn_down", getattr(layer.mlp, "down", None))]
+    found += [("output", model.decoder.output)]
+    held = [(name, part.tensors()[0]) for name, part in found if part is not None]
     if isinstance(weights.embed, Tensor):
-        held.insert(0, ("token_embd", 0, weights.embed))  # tied embeddings are the head
-    return {place: MatrixPart(name, number, types.get(place, ""), matrix)
-            for name, number, matrix in held for place in (matrix.data_ptr(),)}  # fmt: skip
+        held.insert(0, ("token_embd", weights.embed))  # tied embeddings are the head
+    return {place: MatrixPart(name, types.get(place, ""), matrix)
+            for name, matrix in held for place in (matrix.data_ptr(),)}  # fmt: skip
 
 
 def _unpacked(side: LocalSide, runtime: Runtime, types: dict[int, str]) -> LoadedModel | None:

@@ -42,3 +42,8 @@ def test_what_a_server_computed_is_named(flags: str, expected: str, tmp_path: Pa
     found = done.records[0]
     assert " and ".join(one["words"] for one in found["causes"]) == expected, found["reason"]
     assert found["verdict"] == ("explained" if expected else "same")
+
+
+def test_a_cause_beside_its_attention_is_named(tmp_path: Path) -> None:
+    rows = [{**row, "prompt_ids": row["prompt_ids"][1:]} for row in recorded()[""]]
+    assert sorted(causes(audit(written(tmp_path, rows)))) == ["bos-added", "flash-float16"]
