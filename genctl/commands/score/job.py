@@ -32,7 +32,7 @@ from genctl.terminal.standard_streams import is_terminal
 from genctl.terminal.summary import put, put_words
 
 if TYPE_CHECKING:
-    from genctl.commands.page_file import PageFile
+    from genctl.commands.recording import PageFile
 
 
 SORTED = 4  # batches that are sorted by length together
