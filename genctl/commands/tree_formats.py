@@ -38,30 +38,41 @@ def tree_lines(tree: SearchTree, width: int | None = None) -> list[Text]:
     sizes, places = tree.weights()
     margin = len(str(max(node.depth for node in tree.nodes)))
 
-    def below(node: Node, indent: str) -> list[tuple[Node, bool, str]]:
-        """The children of a node, the first to be drawn last: side branches, then the main one in the same column."""
-        main = min(node.children, key=lambda child: (places[child], -sizes[child], child.number), default=None)
+    def survives(node: Node) -> bool:
+        """Whether the node leads to a returned sequence, as heavy lines do."""
+        return places[node] < len(tree.nodes)
+
+    def below(node: Node, indent: str) -> list[tuple[Node, Node, str]]:
+        """The children of a node, each with the main one, which stays in the column; the first to be drawn last."""
+        if not node.children:
+            return []
+        main = min(node.children, key=lambda child: (places[child], -sizes[child], child.number))
         sides = sorted((child for child in node.children if child is not main), key=_best_first, reverse=True)
-        return [*([(main, True, indent)] if main else []), *((side, False, indent) for side in sides)]
+        return [(child, main, indent) for child in (main, *sides)]
 
     waiting = below(tree.root, "")  # a tree may be deeper than calls may
     while waiting:
-        node, is_main, indent = waiting.pop()
+        node, main, indent = waiting.pop()
         segment = [node]  # up to the next fork, or to the end
         while len(segment[-1].children) == 1:
             segment.append(segment[-1].children[0])
-        end = segment[-1]
-        mark = "├─ " if not is_main else "├▸ " if end.children else "└▸ "
-        more = indent + ("   " if is_main and not end.children else "│  ")
-        first = f"{node.depth:>{margin}} {indent}{mark}"
-        rest = f"{'':{margin}} {more}{'│' if end.children and not is_main else ''}"
+        end, heavy = segment[-1], survives(main)
+        down = "┃" if heavy else "│"
+        if node is main:
+            mark = f"{('┣' if heavy else '├') if end.children else ('┗' if heavy else '└')}▸ "
+            inner, more = indent, indent + (f"{down}  " if end.children else "   ")
+        else:
+            mark = "┣━ " if survives(node) else "┠─ " if heavy else "├─ "
+            inner = more = f"{indent}{down}  "
+            more += ("┃" if survives(node) else "│") if end.children else ""
+        style = _STYLES.get(end.state, theme.PLAIN)
+        if end.children:
+            style = theme.PLAIN if survives(end) else theme.DIM
+        first, rest = f"{node.depth:>{margin}} {indent}{mark}", f"{'':{margin}} {more}"
         for place, line in enumerate(_wrapped(_words(segment), width, len(first))):
             drawn = Text(first if place == 0 else rest, style=theme.DIM)
-            style = _STYLES.get(end.state, theme.PLAIN)
-            if end.children:
-                style = theme.PLAIN if places[end] < len(tree.nodes) else theme.DIM  # whether a returned one follows
             lines.append(drawn.append(line.rstrip(), style=Style(dim=False) + style))
-        waiting += below(end, indent if is_main or len(indent) >= 3 * DEEPEST else more)
+        waiting += below(end, indent if len(indent) >= 3 * DEEPEST else inner)
     lines += [Text(line.rstrip(), style=theme.DIM) for line in _wrapped(_legend(tree), width, 0)]
     for text in lines:
         text.no_wrap = True
@@ -73,7 +84,9 @@ def _legend(tree: SearchTree) -> str:
     counts = [("★", "returned"), ("○", "finished"), ("✗", "died"), ("…", "left")]
     words = {"finished": "finished, not returned", "left": "left when the search ended"}
     phrases = [f"{mark} {states.count(state)} {words.get(state, state)}" for mark, state in counts if state in states]
-    read = ["▸ best continuation", "in front: which token begins"] if states else []
+    read = ["▸ best continuation"] if states else []
+    read += ["heavy lines lead to ★"] if "returned" in states else []
+    read += ["in front: which token begins"] if states else []
     return " · ".join([f"{count(len(tree.nodes) - 1, 'token')} tried", *phrases, *read])
 
 

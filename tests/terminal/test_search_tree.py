@@ -35,7 +35,7 @@ def test_stems_are_shared_and_every_end_is_told() -> None:
 
 def test_the_best_sequence_runs_straight_down() -> None:
     lines = drawn(search())
-    trunk = [line[5:].replace("·", " ") for line in lines[1:] if line[2:4] in ("├▸", "└▸")]
+    trunk = [line[5:].replace("·", " ") for line in lines[1:] if line[2:4] in ("┣▸", "┗▸")]
     assert "".join(piece.split("  ")[0] for piece in trunk) == " the old badger sang under the hill."
 
 
@@ -67,7 +67,7 @@ def test_a_long_search_is_drawn_without_recursion_and_nests_only_where_it_forks(
     steps = [([(0, f" w{n}", -0.1), (0, f" x{n}", -3.0)], []) for n in range(3000)]
     lines = drawn(search([*steps, ([], [(0, ".", -0.1, "eos")])]))
     assert len(lines) == 6002
-    assert all(line[5:].startswith(("├─ ", "├▸ ", "└▸ ")) for line in lines[1:-1])
+    assert all(line[5:].startswith(("┠─ ", "┣▸ ", "┗▸ ")) for line in lines[1:-1])
     assert max(line.find("w2999") for line in lines) < 12
 
 
@@ -109,17 +109,17 @@ def test_the_tree_on_a_terminal_and_in_json_is_harmless_too() -> None:
 def test_independent_rows_make_a_tree_as_well() -> None:
     lines = drawn(lane("0", [["a", "b"], ["c", "d"]]))
     assert lines[1:3] == [
-        "1 ├─ cd  ★ 2 · score -0.481 · cut at max_new_tokens",
-        "1 └▸ ab  ★ 1 · score -0.481 · ended by itself",
+        "1 ┣━ cd  ★ 2 · score -0.481 · cut at max_new_tokens",
+        "1 ┗▸ ab  ★ 1 · score -0.481 · ended by itself",
     ]
 
 
-def test_the_best_child_has_its_own_glyph_and_forks_have_depth_and_score() -> None:
+def test_the_surviving_child_has_its_own_glyph_and_forks_have_depth_and_score() -> None:
     lines = drawn(search(returned=2))
-    assert "2 ├▸ ·old  total -0.700" in lines  # leads on to the best sequence
-    assert "2 ├─ ·young  ✗ died at step 3, total -1.800" in lines
-    assert "4 ├─ ·slept  total -1.700" in lines  # leads to the second one
-    assert "5 │  └▸ ·under the hill.  ★ 2 · score -0.329 · ended by itself" in lines
+    assert "2 ┣▸ ·old  total -0.700" in lines  # leads on to the best sequence
+    assert "2 ┠─ ·young  ✗ died at step 3, total -1.800" in lines
+    assert "4 ┣━ ·slept  total -1.700" in lines  # leads to the second one
+    assert "5 ┃  ┗▸ ·under the hill.  ★ 2 · score -0.329 · ended by itself" in lines
 
 
 def test_branches_that_died_are_dim_all_along() -> None:
