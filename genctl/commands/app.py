@@ -57,8 +57,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Measure the KV cache, pass by pass, or save the cache of a prompt.",
     ),
     "report": ("genctl.commands.run.report:REPORT", "Turn recorded events into an HTML page."),
-    "models": ("genctl.commands.models:MODELS", "List built-in and cached checkpoints."),
-    "presets": ("genctl.commands.models:app", "List, show and check presets: TOML files that hold any setting."),
+    "models": ("genctl.commands.listings:MODELS", "List built-in and cached checkpoints."),
+    "presets": ("genctl.commands.listings:app", "List, show and check presets: TOML files that hold any setting."),
 }
 
 
@@ -159,7 +159,7 @@ def _run(arguments: list[str]) -> int:
     except typer.Exit as error:
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        return int(Exit.INTERRUPTED)  # the program says so as it ends
+        return int(Exit.INTERRUPTED)  # reported as the process ends
     except BrokenPipeError:  # nobody reads: end quietly
         drop_stdout()
         return int(Exit.DONE)

@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import os
 import re
 import signal
 import sys
-import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -74,13 +72,11 @@ class EngineChoice:
         return self.ranks and os.environ.get("RANK") != "0"
 
     def meet(self, stack: ExitStack) -> None:
-        """Meet the other ranks, if there are any. A rank that follows writes nothing from now on."""
+        """Join the other ranks, if there are any. A rank that follows writes nothing from now on."""
         if self.ranks:
             from genctl.engines import shared as group
 
-            here = launch_of()
-            assert here is not None
-            watch_launcher(here.rank)
+            end_with_launcher()
             group.start()
             stack.callback(group.stop)
             if self.follows:
@@ -122,7 +118,7 @@ def refused(*rows: Conflict) -> tuple[Conflict, ...]:
 
 
 def on_servers(options: Any) -> bool:
-    """Whether any layer of settings names a server. Raises UsageError where workers are asked for, too."""
+    """Whether any layer of settings names a server. Raises UsageError with --workers or --address."""
     layer = next((layer for layer in options.layers() if layer.values.get("backend") is not None), None)
     if layer is not None and (flag := wanted(options)):
         place = layer.place("backend")
@@ -161,30 +157,13 @@ def engine_of(options: Any) -> EngineChoice:
 
 
 # -- ranks: processes of `torchrun` or `accelerate launch`, which end with it ------------------------------------------
-# A launcher that receives a signal to end sends it to its ranks. A killed launcher cannot, and its ranks would continue
-# unnoticed. So each rank watches its parent process.
 
 
-LOOK_S = 1.0  # seconds between two checks
-GRACE_S = 5.0  # seconds for rank 0 to write its results, and for the others to be notified
-
-
-def watch_launcher(rank: int) -> None:
-    """End this process as SIGTERM does once its parent has ended, if that is a launcher."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(LOOK_S)
-        if rank == 0:
-            with contextlib.suppress(OSError):
-                os.write(2, b"note: the launcher of the ranks (torchrun) has ended, so the ranks end, too\n")
-            os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(GRACE_S)
-        os._exit(128 + signal.SIGTERM)
-
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        threading.Thread(target=watch, name="launcher", daemon=True).start()
+def end_with_launcher() -> None:
+    """Let this process get SIGTERM when its launcher is killed, which then cannot send it (on Linux)."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
+        PR_SET_PDEATHSIG = 1
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Launch(NamedTuple):

@@ -28,7 +28,7 @@ _NUMBER = re.compile(r" \(default: [\d.]+\)$")
 class TableCommand(TyperCommand):
     """A command whose help lists its options by group.
 
-    `brief` says what the short help shows: headings, and the names of the options under them. Under `ALSO` only the
+    `brief` is what the short help shows: headings, and the names of the options under them. Under `ALSO` only the
     flags are listed. Without it, the short help is the long one.
     """
 
@@ -134,7 +134,7 @@ class CommandGroup(TyperGroup):
     """A group that answers an unknown command with the nearest one."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the options before the command; where there are none, Typer is not asked to."""
+        """Read the options before the command, without Typer (which imports Pydantic) where there are none."""
         ctx.meta[_BARE] = self if args and not args[0].startswith("-") else None
         try:
             with _parser_errors(self, ctx):
@@ -160,8 +160,6 @@ class CommandGroup(TyperGroup):
         if self.get_command(ctx, name) is None and not ctx.resilient_parsing:
             from genctl.config import removed
 
-            if not ctx.parent and (hint := OTHER_COMMANDS.get(name.lower(), "")):
-                raise UsageError(f'no such command "{name}"', hint=hint)
             full = f"{ctx.info_name} {name}" if ctx.parent else name
             if error := removed.sentence("command", full, shown=f"genctl {full}"):
                 raise UsageError(error)
@@ -244,31 +242,6 @@ _ALIASES: Mapping[str, str] = {
 ALIASES = {foreign: ours for ours, names in _ALIASES.items() for foreign in names.split()}
 CLUSTERS = ("ngl", "hf", "cnv", "np", "sys", "fa", "ctk", "ctv")  # flags of llama.cpp with one dash
 ELSEWHERE = ALIASES | {foreign: ours for ours, names in _FOREIGN.items() for foreign in names.split()}
-
-# what other tools call a command -> the line that does it here
-_COMMANDS: Mapping[str, str] = {
-    "genctl models lists the checkpoints on this machine, `genctl presets list` the presets": "list ls ps",
-    'genctl run continues a prompt: genctl run "Once upon a time"': (
-        "generate gen complete completion completions predict infer inference sample prompt"
-    ),
-    "genctl run -m ORG/NAME PROMPT downloads a checkpoint of the Hub when it is first used": (
-        "pull download get fetch install create"
-    ),
-    "genctl deletes no checkpoints: `hf cache rm model/ORG/NAME` does": "rm remove delete uninstall",
-    "genctl is no server: genctl run --backend openai:URL PROMPT uses one that runs": "serve server api start launch",
-    "genctl chat talks with a checkpoint": "talk interactive repl shell",
-    "genctl inspect-cache -m ORG/NAME --plan shows layers and sizes, genctl run -m ORG/NAME --dry -v all settings": (
-        "show info"
-    ),
-    "genctl score TEXT gives likelihood and perplexity": "perplexity ppl loglikelihood",
-    "genctl tokens TEXT shows ids and pieces": "tokenize tokenizer encode decode detokenize",
-    "genctl-lm-eval runs the benchmarks of lm-evaluation-harness": "eval evaluate",
-    "genctl run --timing --format jsonl writes the seconds of each row; -v shows the speed": "bench benchmark",
-    "genctl converts no files: genctl run --quantize int8 quantises while it loads": "convert quantize quantise export",
-    "genctl does not train": "train finetune fine-tune lora",
-    "genctl --version shows it": "version",
-}
-OTHER_COMMANDS = {foreign: line for line, names in _COMMANDS.items() for foreign in names.split()}
 
 
 def closest(name: str, names: Iterable[str], cutoff: float = 0.7) -> str:

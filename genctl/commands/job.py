@@ -32,7 +32,7 @@ from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.standard_streams import is_terminal
 
 if TYPE_CHECKING:
-    from genctl.commands.page_file import PageFile
+    from genctl.commands.recording import PageFile
 
 WIDTH = 16  # prompts decoded at once where nobody watches
 SPAN = 8  # times as many rows are a group, which is decoded to its end before the next begins
@@ -70,7 +70,7 @@ class Job:
         self.shown = False  # the view shows results in place of `output`
         self.view: Any = None  # draws what is live; `hide` takes it away
         self.failed = 0  # rows
-        self.single_prompt = False  # so messages do not say which
+        self.single_prompt = False  # so messages do not name it
         self.messages = Messages(quiet=options.quiet, verbose=options.verbose, color=options.color, hide=self.hide)
         self.load_s = 0.0
         self.page: PageFile | None = None  # of --report
@@ -109,11 +109,9 @@ class Job:
         options = self.options
         with ExitStack() as stack:
             if options.report is not None:
-                from genctl.commands.page_file import PageFile
+                from genctl.commands.recording import PageFile
 
-                piped = self.waits and not getattr(options, "expect", None)
-                page = PageFile(options.report, force=options.force, piped=piped)
-                self.page = stack.enter_context(page)
+                self.page = page = stack.enter_context(PageFile(options.report, force=options.force))
                 self.listeners.append(page.feed)
             stack.push(lambda kind, *_: self.close_engine(failed=kind is not None))
             yield stack
@@ -122,7 +120,7 @@ class Job:
     def open_event_log(self, stack: ExitStack, path: str | None) -> None:
         """Add the listener that writes --events."""
         if path is not None:
-            from genctl.commands.page_file import event_writer
+            from genctl.commands.recording import event_writer
 
             self.listeners.append(event_writer(stack, path, force=self.options.force))
 
@@ -183,7 +181,7 @@ class Job:
         return engine
 
     def _planned_prompt(self, tokens: int) -> None:
-        """Say how long the prompt is that is read next, where a person waits for it alone."""
+        """Show the length of the prompt that is read next, where a person waits for it alone."""
         if self.live and self.single_prompt:
             loading_line.status(f"reading {count(tokens, 'token')}", restart=False)
 
@@ -226,7 +224,7 @@ class Job:
                         listener(event)
 
     def prompt_notes(self, source_of: SourceOf) -> Listener:
-        """A listener that says which prompts were shortened, once for all runs that read one alike, and other notes."""
+        """A listener that notes which prompts were shortened, once for all runs of a prompt, and other remarks."""
         scaled: dict[str, Began] = {}  # lanes whose texts may be longer than those of the training
 
         def note(event: Event) -> None:
@@ -244,9 +242,7 @@ class Job:
             if taken := event.settings.get("truncated", 0):
                 were = count(taken, "token was", "tokens were")
                 side = row.params.get("truncate", resolved.runtime.truncate)
-                line = f"{self.row_label(row)}{were} taken from the prompt (--truncate {side})"
-                if self.messages.is_new(line):
-                    self.messages.remark(line)
+                self.messages.remark_once(f"{self.row_label(row)}{were} taken from the prompt (--truncate {side})")
 
         return note
 
@@ -267,7 +263,7 @@ class Job:
 
 @contextmanager
 def _libraries_hushed() -> Iterator[None]:
-    """No log record and no warning of a library reaches the terminal; what a person has to know, genctl says itself."""
+    """No log record and no warning of a library reaches the terminal; genctl reports what a user has to know."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -355,11 +351,11 @@ def seed_of(row: InputRow, resolved: Resolved, start: int) -> int:
 
 
 def request_of(row: InputRow, resolved: Resolved, seed: int, lane: str = "") -> Request:
-    """The request of one row. Its lane is named by the row, unless `lane` says otherwise."""
+    """The request of one row. Its lane has the name of the row, unless there is a `lane`."""
     return Request(lane or row.id, resolved, seed, row.prompt, row.prompt_ids, row.messages, row.place, row.index)
 
 
-# -- the line that says that a checkpoint is loaded --------------------------------------------------------------------
+# -- the loading line --------------------------------------------------------------------------------------------------
 
 
 def show_prompt(row: Row | None) -> None:

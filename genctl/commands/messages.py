@@ -1,4 +1,4 @@
-"""What a command says on standard error beside its results, and what it counts for that."""
+"""Notes and errors of a command on standard error, and the counts that they need."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RepeatedErrors:
         return self._more[key] == 0
 
     def close(self) -> None:
-        """Say how many more there were of each message. A second call says nothing."""
+        """Print how many more there were of each message. A second call prints nothing."""
         several = len(self._more) > 1
         for message, more in self._more.items():
             if more:
@@ -78,6 +78,11 @@ class Messages:
         else:
             self.held.append(line)
 
+    def remark_once(self, line: str) -> None:
+        """Print a note the first time, with --quiet too."""
+        if self.is_new(line):
+            self.remark(line)
+
     def note(self, *lines: str) -> None:
         """Print notes, but not with --quiet."""
         for line in () if self._quiet else lines:
@@ -94,7 +99,7 @@ class Messages:
             self.note(f"{subject}{line}")
 
     def is_new(self, line: str) -> bool:
-        """Whether this is asked of a line for the first time."""
+        """Whether a line is passed for the first time."""
         new = line not in self._printed
         self._printed.add(line)
         return new
@@ -116,7 +121,7 @@ class Messages:
             self.print(f"hint: {hint}")
 
     def shortage(self, what: str, width: int, fewer: int) -> None:
-        """Say that memory is short."""
+        """Report that memory is short."""
         self.remark(f"not enough memory for {width} {what} at once, continuing with {fewer}")
 
     def release(self) -> None:
@@ -126,7 +131,7 @@ class Messages:
             self.remark(line)
 
     def close(self) -> None:
-        """Say how many errors were alike."""
+        """Print how many errors were alike."""
         self._errors.close()
 
 

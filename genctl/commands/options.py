@@ -63,7 +63,7 @@ WATCH_TSV: Conflict = (
 
 
 def shown_top(options: Any) -> int:
-    """How many alternatives are asked for: --top-logprobs, else what --scores shows, else what a page shows.
+    """How many alternatives are wanted: --top-logprobs, else what --scores shows, else what a page shows.
 
     A page changes no record: where records have tokens, it has the alternatives that they have.
     """

@@ -33,20 +33,53 @@ def tree_lines(tree: SearchTree, width: int | None = None) -> list[Text]:
     Each line begins with the place of its first token among the new ones; a fork has the total up to there.
     Lines are wrapped to `width` cells, or not at all where it is None.
     """
-    lines = [Text(f"{line.rstrip()}", style=theme.PROMPT) for line in _wrapped(_label(tree), width, 0)]
-    drawing = _Drawing(tree, width)
-    lines += drawing.lines()
-    lines += [Text(line.rstrip(), style=theme.DIM) for line in _wrapped(_legend(tree, drawing.deep), width, 0)]
-    for line in lines:
-        line.no_wrap = True
+    label = one_line(tree.prompt) or f"prompt {widgets.visible(tree.lane)}"
+    lines = [Text(line.rstrip(), style=theme.PROMPT) for line in _wrapped(label, width, 0)]
+    sizes, places = tree.weights()
+    margin = len(str(max(node.depth for node in tree.nodes)))
+
+    def survives(node: Node) -> bool:
+        """Whether the node leads to a returned sequence, as heavy lines do."""
+        return places[node] < len(tree.nodes)
+
+    def below(node: Node, indent: str) -> list[tuple[Node, Node, str]]:
+        """The children of a node, each with the main one, which stays in the column; the first to be drawn last."""
+        if not node.children:
+            return []
+        main = min(node.children, key=lambda child: (places[child], -sizes[child], child.number))
+        sides = sorted((child for child in node.children if child is not main), key=_best_first, reverse=True)
+        return [(child, main, indent) for child in (main, *sides)]
+
+    waiting = below(tree.root, "")  # a tree may be deeper than calls may
+    while waiting:
+        node, main, indent = waiting.pop()
+        segment = [node]  # up to the next fork, or to the end
+        while len(segment[-1].children) == 1:
+            segment.append(segment[-1].children[0])
+        end, heavy = segment[-1], survives(main)
+        down = "┃" if heavy else "│"
+        if node is main:
+            mark = f"{('┣' if heavy else '├') if end.children else ('┗' if heavy else '└')}▸ "
+            inner, more = indent, indent + (f"{down}  " if end.children else "   ")
+        else:
+            mark = "┣━ " if survives(node) else "┠─ " if heavy else "├─ "
+            inner = more = f"{indent}{down}  "
+            more += ("┃" if survives(node) else "│") if end.children else ""
+        style = _STYLES.get(end.state, theme.PLAIN)
+        if end.children:
+            style = theme.PLAIN if survives(end) else theme.DIM
+        first, rest = f"{node.depth:>{margin}} {indent}{mark}", f"{'':{margin}} {more}"
+        for place, line in enumerate(_wrapped(_words(segment), width, len(first))):
+            drawn = Text(first if place == 0 else rest, style=theme.DIM)
+            lines.append(drawn.append(line.rstrip(), style=Style(dim=False) + style))
+        waiting += below(end, indent if len(indent) >= 3 * DEEPEST else inner)
+    lines += [Text(line.rstrip(), style=theme.DIM) for line in _wrapped(_legend(tree), width, 0)]
+    for text in lines:
+        text.no_wrap = True
     return lines
 
 
-def _label(tree: SearchTree) -> str:
-    return one_line(tree.prompt) or f"prompt {widgets.visible(tree.lane)}"
-
-
-def _legend(tree: SearchTree, deep: bool) -> str:
+def _legend(tree: SearchTree) -> str:
     states = [node.state for node in tree.nodes[1:]]
     counts = [("★", "returned"), ("○", "finished"), ("✗", "died"), ("…", "left")]
     words = {"finished": "finished, not returned", "left": "left when the search ended"}
@@ -54,83 +87,20 @@ def _legend(tree: SearchTree, deep: bool) -> str:
     read = ["▸ best continuation"] if states else []
     read += ["heavy lines lead to ★"] if "returned" in states else []
     read += ["in front: which token begins"] if states else []
-    read += [f"branches more than {DEEPEST} deep are not indented further"] if deep else []
     return " · ".join([f"{count(len(tree.nodes) - 1, 'token')} tried", *phrases, *read])
 
 
-class _Drawing:
-    """Draws the nodes below the root. Heavy lines lead to a returned sequence, light ones do not."""
-
-    def __init__(self, tree: SearchTree, width: int | None) -> None:
-        self.tree = tree
-        self.width = width
-        self.sizes, self.places = tree.weights()
-        self.margin = len(str(max(node.depth for node in tree.nodes)))
-        self.output: list[Text] = []
-        self.deep = False  # whether a branch is nested too deep for its indent
-
-    def lines(self) -> list[Text]:
-        forks = [self._fork(self.tree.root, "")]
-        while forks:  # a tree may be deeper than calls may
-            below = next(forks[-1], None)
-            if below is None:
-                forks.pop()
-            else:
-                forks.append(self._fork(*below))
-        return self.output
-
-    def _fork(self, node: Node, rest: str) -> Iterator[tuple[Node, str]]:
-        """The children of a node: side branches first, then the main one in the same column.
-
-        Yields the end of each side branch and the indent below it, when what follows it is to be drawn.
-        """
-        while node.children:
-            main = min(node.children, key=lambda child: (self.places[child], -self.sizes[child], child.number))
-            down = "┃" if self._survives(main) else "│"
-            for side in sorted(node.children, key=_best_first):
-                if side is not main:
-                    yield self._branch(side, rest, down)
-            segment, node = self._segment(main)
-            corner = ("┣" if node.children else "┗") if down == "┃" else ("├" if node.children else "└")
-            self._write(f"{rest}{corner}▸ ", rest + (f"{down}  " if node.children else "   "), segment)
-
-    def _branch(self, start: Node, rest: str, down: str) -> tuple[Node, str]:
-        segment, node = self._segment(start)
-        mark = "┣━" if self._survives(start) else "┠─" if down == "┃" else "├─"
-        below = ("┃" if self._survives(start) else "│") if node.children else " "
-        self._write(f"{rest}{mark} ", f"{rest}{down}  {below}" if node.children else f"{rest}{down}  ", segment)
-        deep = len(rest) >= 3 * DEEPEST
-        self.deep = self.deep or (deep and bool(node.children))
-        return node, rest if deep else f"{rest}{down}  "
-
-    def _survives(self, node: Node) -> bool:
-        return self.places[node] < len(self.tree.nodes)
-
-    def _segment(self, node: Node) -> tuple[list[Node], Node]:
-        """The nodes from here to the next fork, which is returned too, or to the end."""
-        segment = [node]
-        while len(node.children) == 1:
-            node = node.children[0]
-            segment.append(node)
-        return segment, node
-
-    def _write(self, first: str, rest: str, segment: list[Node]) -> None:
-        end = segment[-1]
-        style = _STYLES.get(end.state, theme.PLAIN)
-        text = one_line("".join(node.token.text for node in segment if node.token))
-        text = "·" + text[1:] if text.startswith(" ") and text.strip() else text
-        if not text and (end.hypothesis is None or len(segment) > 1):
-            text = "".join(f"‹id {node.token.id}›" for node in segment if node.token)
-        how = ending(end)
-        if end.children:  # a fork
-            how = "" if end.total is None else f"total {number(end.total)}"
-            style = theme.PLAIN if self._survives(end) else theme.DIM
-        label = f"{text}  {how}" if text and how else text or how
-        first, rest = f"{segment[0].depth:>{self.margin}} {first}", f"{'':{self.margin}} {rest}"
-        for place, line in enumerate(_wrapped(label, self.width, len(first))):
-            drawn = Text(first if place == 0 else rest, style=theme.DIM)
-            drawn.append(line.rstrip(), style=Style(dim=False) + style)
-            self.output.append(drawn)
+def _words(segment: list[Node]) -> str:
+    """The text of a branch up to a fork, and its total there; or up to its end, and how it ended."""
+    end = segment[-1]
+    text = one_line("".join(node.token.text for node in segment if node.token))
+    text = "·" + text[1:] if text.startswith(" ") and text.strip() else text
+    if not text and (end.hypothesis is None or len(segment) > 1):
+        text = "".join(f"‹id {node.token.id}›" for node in segment if node.token)
+    how = ending(end)
+    if end.children:  # a fork
+        how = "" if end.total is None else f"total {number(end.total)}"
+    return f"{text}  {how}" if text and how else text or how
 
 
 def _best_first(node: Node) -> tuple[float, int]:

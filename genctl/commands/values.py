@@ -1,6 +1,6 @@
-"""Values of options, made from what was typed. A wrong one is an error with fields: the value and what is expected.
+"""Values of options: read from what was typed, and completed by the shell. Nothing here imports torch.
 
-Shell completion of presets, strategies, model names and values. Nothing here imports torch.
+A wrong value is an error with fields: the value and what is expected.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from genctl.commands.page_file import read_recording
+from genctl.commands.recording import read_recording
 from genctl.events import to_json
 from tests.cli.tool import genctl
 from tests.terminal.beams import search

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from genctl import events
-from genctl.commands.page_file import read_recording
+from genctl.commands.recording import read_recording
 from tests.cli.tool import genctl
 
 GIRL = ("run", "Once upon", "--seed", "1", "--format", "jsonl", "-n", "30")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from genctl.api import load
-from genctl.commands.page_file import read_recording
+from genctl.commands.recording import read_recording
 from genctl.errors import UsageError
 from genctl.events import Stepped
 from tests.cli.tool import genctl

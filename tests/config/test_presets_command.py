@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from genctl.commands.models import app
+from genctl.commands.listings import app
 from genctl.config import presets
 from genctl.config.layers import Layer, resolve
 from genctl.config.toml import parse

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from genctl.commands.page_file import read_recording
 from genctl.commands.parity.golden_file import check_golden
+from genctl.commands.recording import read_recording
 from genctl.documents import reader
 from genctl.documents.reader import DEEPEST, Unreadable
 from genctl.errors import GenctlError

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from genctl.commands.page_file import PageFile
+from genctl.commands.recording import PageFile
 from genctl.errors import OutputError, UsageError
 from genctl.io.output import reopen
 from genctl.io.resumable import Journal

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from genctl.commands.chat.log import ChatLog
-from genctl.commands.page_file import PageFile, event_writer
+from genctl.commands.recording import PageFile, event_writer
 from genctl.errors import GenctlError
 from genctl.events import Began
 from genctl.io import resumable

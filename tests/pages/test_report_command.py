@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-from html import unescape
 from pathlib import Path
 
 import pytest
@@ -42,17 +40,6 @@ def test_the_command_to_repeat_it_has_the_seed_that_was_drawn(tmp_path: Path, mo
     parts = Parts(page.read_text())
     assert f"--do-sample --seed {parts.data['lanes'][0]['seed']}" in facts_of(parts)
     assert str(page) not in facts_of(parts)  # nothing that the run wrote is in its way
-
-
-def test_the_command_says_where_prompts_of_a_pipe_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = tmp_path / "page.html"
-    words = ["run", *NUMBERS, "-n", "2", "-o", str(tmp_path / "texts"), "--report", str(page)]
-    monkeypatch.setattr("sys.argv", ["genctl", *words])
-    assert genctl(*words, stdin="it's\nnine\n").status == 0
-    command = re.search(r"<code>(.*?)</code>", page.read_text())
-    assert command is not None
-    assert "< PROMPTS  # standard input" in unescape(command[1])
-    assert str(tmp_path) not in unescape(command[1])
 
 
 @pytest.mark.parametrize("format", ["jsonl", "tsv", "json"])
@@ -168,7 +155,7 @@ def test_a_run_that_fails_leaves_no_page(tmp_path: Path) -> None:
 
 
 def test_a_page_appears_when_it_is_whole(tmp_path: Path) -> None:
-    from genctl.commands.page_file import PageFile
+    from genctl.commands.recording import PageFile
 
     page = tmp_path / "p.html"
     given_up = PageFile(str(page), force=False)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from genctl.commands.page_file import read_recording
+from genctl.commands.recording import read_recording
 from genctl.commands.run.beam_picture import table
 from genctl.commands.run.run_view import RunView
 from genctl.commands.run.text_stream import StableTexts

@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 from rich.text import Text
 
-from genctl.commands.page_file import PageFile
 from genctl.commands.parity.findings import Finding
+from genctl.commands.recording import PageFile
 from genctl.errors import count, percent
 from genctl.events import Token
 from genctl.io import writers

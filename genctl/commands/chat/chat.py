@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from genctl.commands.chat import thinking
 from genctl.commands.chat.log import SCHEMA, Change, ChatHeader, ChatLog, Message
@@ -25,9 +25,6 @@ from genctl.io.output import open_beside
 from genctl.io.rows import random_seed, row_seed
 from genctl.io.sessions import new_file
 from genctl.params import Generation, Runtime, knobs, spelled
-
-if TYPE_CHECKING:
-    from genctl.engines.session import Session
 
 CHANGEABLE = frozenset({"system", "seed", "truncate", "row_timeout"})  # of the settings of a run, those of a turn
 # What the file of a chat may set. Anybody may have written it: it chooses no files, checkpoints, servers or code.
@@ -61,9 +58,11 @@ class Chat:
     def __init__(
         self, engine: Engine, layers: Sequence[Layer], log: ChatLog, prefill: str, memory: int | None, note: Note
     ) -> None:
+        from genctl.engines.session import Session
+
         self.engine, self.name, self.prefill, self._note = engine, engine.about.name, prefill, note
         self.thoughts: dict[int, str] = {}  # of a server, by the id of the answer
-        self.session, self.template = session_of(engine), ""
+        self.session, self.template = engine if isinstance(engine, Session) else None, ""
         self.context: int | None = None  # the most tokens of a prompt and its answer, where a limit is known
         self.remark = "with a server there is no /prompt, no /tokens and no processor of genctl's own"
         if self.session is not None:
@@ -170,7 +169,7 @@ class Chat:
     def plan(
         self, text: str, parent: int | None, *, lane: str = "", own_id: str = "", base: Resolved | None = None
     ) -> PlannedTurn:
-        """The turn that says a text after message `parent`. Raises what planning raises.
+        """The turn with this text after message `parent`. Raises what planning raises.
 
         `lane` names it in events; `own_id` is an id that the input gives it, of which its seed is made.
         """
@@ -259,17 +258,9 @@ class Chat:
         return result
 
 
-def session_of(engine: Engine) -> Session | None:
-    """The engine, if it is a checkpoint on this machine."""
-    from genctl.engines.session import Session
-
-    return engine if isinstance(engine, Session) else None
-
-
 def fingerprint_of(engine: Engine) -> str:
     """The identity of a checkpoint; "" for a server."""
-    session = session_of(engine)
-    return "" if session is None else session.loaded.fingerprint()
+    return next(iter(engine.fingerprints().values()), "")
 
 
 def setting(argument: str) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from genctl.commands.chat.chat import Chat, PlannedTurn, continued, fingerprint_of, to_save
-from genctl.commands.chat.log import SCHEMA, ChatHeader, ChatLog, NotAChat
+from genctl.commands.chat.log import SCHEMA, ChatHeader, ChatLog, NotAChat, Role
 from genctl.commands.chat.options import ChatOptions, check_backend, check_settings
 from genctl.commands.engine_choice import SERVERS, engine_of
 from genctl.commands.job import Job, Row, settings_of, start_seed, started, usable
@@ -18,7 +18,7 @@ from genctl.commands.messages import Messages
 from genctl.commands.options import memory_bytes, shown_top
 from genctl.config import presets
 from genctl.config.layers import Layer, Resolved
-from genctl.documents.reader import kind_of
+from genctl.documents.shapes import value_of
 from genctl.engines.protocol import Engine, Flow, Report
 from genctl.errors import (
     ContractError,
@@ -40,25 +40,28 @@ from genctl.io.sink import Sink
 from genctl.terminal import loading_line, widgets
 from genctl.terminal.console import make_consoles
 
-ROLES = ("system", "user", "assistant")
 OF_FILE = "the chat"  # origin of a setting that the file of a chat has made
+
+
+@dataclass(frozen=True)
+class RowMessage:
+    """A row that is a message."""
+
+    role: Role
+    content: str
+    id: Any = None
+    params: dict[str, Any] = field(default_factory=dict)
 
 
 def _fields(own: dict[str, Any], columns: Iterable[str]) -> dict[str, Any]:
     """The fields of a row: a message, else what other commands take. Raises RefusedRow."""
-    if "role" not in own:
-        if "content" in own:
-            raise RefusedRow("content: of a message without a role")
+    if "role" not in own and "content" not in own:
         return jsonl.ROW.fields(own, columns)
-    if unknown := jsonl.unknown_keys((*own, *columns), ("id", "role", "content", "params")):
-        raise RefusedRow("; ".join(unknown))
-    if own["role"] not in ROLES:
-        raise RefusedRow(f"role: expected one of {', '.join(ROLES)}, got {own['role']!r:.40}")
-    if not isinstance(own.get("content"), str):
-        raise RefusedRow(f"content: expected a string, got {kind_of(own.get('content'))}")
-    if not isinstance(params := own.get("params", {}), dict):
-        raise RefusedRow(f"params: expected an object, got {kind_of(params)}")
-    return {"messages": ({"role": own["role"], "content": own["content"]},), "params": params}
+    try:
+        row: RowMessage = value_of(RowMessage, {**own, **dict.fromkeys(columns)})
+    except ValueError as error:
+        raise RefusedRow(str(error)) from None
+    return {"messages": ({"role": row.role, "content": row.content},), "params": row.params}
 
 
 ROW = jsonl.RowShape((*jsonl.KNOWN, "role", "content"), (*jsonl.PROMPTS, "role", "content"), _fields)
@@ -118,11 +121,7 @@ def chat(options: ChatOptions) -> int | None:
                 begun = ChatHeader(SCHEMA, engine.about.name, fingerprint_of(engine), start_seed(early), settings)
                 log = ChatLog(begun, begin_file)
 
-            def remark(line: str) -> None:
-                if messages.is_new(line):
-                    messages.remark(line)
-
-            chat = Chat(engine, layers, log, options.prefill or "", memory, remark)
+            chat = Chat(engine, layers, log, options.prefill or "", memory, messages.remark_once)
             stack.push(lambda kind, *_: chat.log.close() if kind is None else chat.log.leave())
             if options.with_tokens:
                 chat.base_plan.require_logprobs("--scores" if options.scores else "--top-logprobs")

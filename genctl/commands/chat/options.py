@@ -57,12 +57,12 @@ class ChatOptions(PresetOptions):
 
     @property
     def interactive(self) -> bool:
-        """Whether a person types the turns: both streams are a terminal, and nothing says otherwise."""
+        """Whether a person types the turns: both streams are a terminal, and there is no other input or output."""
         return self.input is None and self.on_screen and is_terminal(sys.stdin)
 
     @property
     def with_tokens(self) -> bool:
-        """Whether records say something of each token."""
+        """Whether records have details of each token."""
         return self.scores or self.top_logprobs is not None
 
 
@@ -78,7 +78,7 @@ def check_settings(resolved: Resolved) -> None:
 
 
 def check_backend(options: ChatOptions, early: Resolved) -> None:
-    """Raises UsageError where a server is asked for what it cannot do."""
+    """Raises UsageError for flags that a server cannot serve."""
     if early.runtime.backend is None:
         return
     server = f"(backend, {early.origins['backend']})"

@@ -197,7 +197,7 @@ class ChatScreen:
             self._guarded(self._resume)
             for text in initial_turns:
                 self.out.print(Text(f"{SIGN}{widgets.visible(text)}"))
-                self._guarded(self._say, text)
+                self._guarded(self._send, text)
             while True:
                 try:
                     line = self._read()
@@ -310,20 +310,16 @@ class ChatScreen:
     # -- commands ------------------------------------------------------------------------------------------------------
 
     def _do(self, line: str) -> None:
-        """Do the command of a line, or say its text."""
+        """Do the command of a line, or send its text."""
         typed, chat, log, out = slash.read(line), self.chat, self.chat.log, self.out
         if typed.command is None:
-            self._say(typed.text)
+            self._send(typed.text)
             return
         if typed.command.local and chat.session is None:
             raise UsageError(f"/{typed.command.name} needs the token ids of a checkpoint, which servers do not report")
         match typed.command.name:
             case "retry":
-                turn = chat.plan_again()
-                before = {message.content for message in log.answers(turn.question.id)}
-                self._answer(turn)
-                if not turn.request.resolved.generation.draws and _last(log).content in before:
-                    self.note("the same answer: nothing is drawn (do_sample = false); /set temperature=0.8 draws")
+                self._answer(chat.plan_again())
             case "edit":
                 self._edit(typed)
             case "undo" | "redo" as name:
@@ -389,7 +385,7 @@ class ChatScreen:
             case "quit":
                 raise EOFError  # as Ctrl-D does
 
-    def _say(self, text: str) -> None:
+    def _send(self, text: str) -> None:
         if self.options.prompt_template is not None:
             text = self.options.prompt_template.fill({"prompt": text})
         self._answer(self.chat.plan(text, self.chat.log.end))
@@ -446,15 +442,12 @@ class ChatScreen:
             self.note(f"{key} {held} ({before.origins[key]}); /set {key}=VALUE sets it")
             return
         chat.change(name, argument)
-        # a note says once that tokens are drawn
+        # once sampling is on, it is not reported again
         repeated = [sampling_notice(chat.base.settings)] if before.generation.do_sample else []
         for line in chat.base.notices:
             if line not in (*before.notices, *repeated):
                 self.note(line)
-        if name == "system":
-            self.note("the system message is set" if argument else "there is no system message")
-        else:
-            self.note(f"set {setting(argument)}" if name == "set" else f"{name} {argument}")
+        self.note(f"set {setting(argument)}" if name == "set" else f"{name} {argument}")
 
 
 def _last(log: ChatLog) -> Message:

@@ -14,9 +14,9 @@ from urllib.parse import quote
 from rich.style import Style
 from rich.text import Text
 
-from genctl.commands.page_file import PageFile
 from genctl.commands.parity.findings import Finding
 from genctl.commands.parity.options import LIMITS, ParityCommandOptions
+from genctl.commands.recording import PageFile
 from genctl.commands.table import flag_of
 from genctl.errors import count, percent, printable
 from genctl.events import Token

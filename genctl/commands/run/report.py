@@ -8,7 +8,7 @@ from pathlib import PurePath
 from genctl import process
 from genctl.commands.messages import Messages
 from genctl.commands.options import QUIET
-from genctl.commands.page_file import read_recording
+from genctl.commands.recording import read_recording
 from genctl.commands.table import Command, CommandOptions, argument, given, option, switch
 from genctl.errors import Exit, UsageError
 from genctl.events import Failed
@@ -44,7 +44,7 @@ REPORT = Command(
 
 def perform(options: ReportOptions) -> int:
     """Write the page of a recording. Returns the exit status."""
-    from genctl.commands.page_file import PageFile
+    from genctl.commands.recording import PageFile
 
     target = str(PurePath(options.file).with_suffix(".html")) if options.output is None else options.output
     process.resume_collector()  # no model is loaded here

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from genctl.commands.audit import view
-from genctl.commands.page_file import PageFile
+from genctl.commands.recording import PageFile
 from genctl.parity.audit import Auditor
 from genctl.parity.causes import Audit, AuditPosition
 from genctl.parity.values import Text

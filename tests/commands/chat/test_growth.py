@@ -22,13 +22,6 @@ def turns(one: ChatLog, size: int) -> None:
         turn(one, "x", "y")
 
 
-def retries(one: ChatLog, size: int) -> None:
-    """Many answers to one turn."""
-    turn(one, "x", "y")
-    for _ in range(size):
-        one.add_message("assistant", "z", 0)
-
-
 def forks(one: ChatLog, size: int) -> None:
     """A long conversation with two answers to each turn."""
     for _ in range(size):
@@ -37,25 +30,8 @@ def forks(one: ChatLog, size: int) -> None:
         one.add_message("assistant", "z", one.messages[one.end].parent)
 
 
-def undone(one: ChatLog, size: int) -> None:
-    """Many undos and redos."""
-    turns(one, size)
-    for _ in range(size):
-        one.undo()
-        one.undo(again=True)
-
-
-def sets(one: ChatLog, size: int) -> None:
-    """Many settings after a turn."""
-    turn(one, "x", "y")
-    for number in range(size):
-        one.change("set", f"top_k={number + 1}")
-        one.change("unset", "top_k")
-
-
-CHATS = {chat.__name__: chat for chat in (turns, retries, forks, undone, sets)}
+CHATS = {chat.__name__: chat for chat in (turns, forks)}
 EVERY: dict[str, Callable[[ChatLog], object]] = {
-    "/undo": lambda one: one.undo(),
     "/tree": lambda one: list(drawn(one, 80)),
     "/branch": lambda one: one.branches,
 }

@@ -136,9 +136,9 @@ def test_a_row_may_bring_a_whole_conversation_an_id_and_params(checkpoints: dict
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ('{"role": "tool", "content": "x"}', "role: expected one of system, user, assistant, got 'tool'"),
-        ('{"role": "user"}', "content: expected a string, got null"),
-        ('{"role": "user", "content": "x", "name": "y"}', "unknown key 'name'"),
+        ('{"role": "tool", "content": "x"}', "role: expected 'system', 'user' or 'assistant', got 'tool'"),
+        ('{"role": "user"}', "content: expected here, but missing"),
+        ('{"role": "user", "content": "x", "name": "y"}', "unknown field 'name'"),
         ('{"prompt_ids": [3]}', "a chat is made of texts: prompt_ids has no place in it"),
         (
             '{"role": "user", "content": "x", "params": {"num_beams": 2, "num_return_sequences": 2}}',
@@ -241,17 +241,3 @@ def test_what_cannot_be_done_is_refused_before_a_turn(
 def test_scores_are_in_records() -> None:
     done = chat("--scores", "--format", "jsonl", "-n", "2", turns=["Hi"])
     assert [set(token) >= {"id", "rank", "entropy", "logprob"} for token in done.records[0]["tokens"]] == [True, True]
-
-
-def test_beams_answer_as_they_do_in_run(checkpoints: dict[str, str], tmp_path: Path) -> None:
-    knobs = ("-n", "8", "--num-beams", "3")
-    save = str(tmp_path / "chat.jsonl")
-    done = chat("-m", checkpoints["chatml"], *knobs, "--format", "jsonl", "--save", save, turns=TURNS[:2])
-    messages = [{"role": "user", "content": TURNS[0]}]
-    assert (
-        done.records[0]["token_ids"]
-        == run_alike(checkpoints["chatml"], messages, done.records[0], tmp_path, *knobs)["token_ids"]
-    )
-    assert done.records[0]["text"] in done.records[1]["prompt"]
-    again = chat("--open", save, "--format", "jsonl", turns=["So?"])
-    assert done.records[0]["text"] in again.records[0]["prompt"]

@@ -77,9 +77,5 @@ def test_ranks_end_with_their_launcher(llama: Path, tmp_path: Path) -> None:
             for process in below:
                 if process.is_running():
                     process.kill()
-    assert (
-        "note: the launcher of the ranks (torchrun) has ended, so the ranks end, too\n"
-        in (tmp_path / "said").read_text()
-    )
     records = [json.loads(line) for line in out.read_text().splitlines()]
     assert 0 < len(records) < 400

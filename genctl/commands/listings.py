@@ -1,7 +1,4 @@
-"""`genctl models`: list the checkpoints that are at hand.
-
-`genctl presets`: list them, show one, check files.
-"""
+"""`genctl models` lists the checkpoints on this machine; `genctl presets` lists presets, shows one, checks files."""
 
 from __future__ import annotations
 
@@ -48,7 +45,7 @@ class ModelsOptions(CommandOptions):
 MODELS = Command(
     "models",
     ModelsOptions,
-    "genctl.commands.models:perform",
+    "genctl.commands.listings:perform",
     """Each with its architecture, size on disk, dtype, runtime (native, or transformers) and context length in
     tokens. A damaged one is listed with the reason. The network is not used, and no weights are read.""",
     ("genctl models", "genctl models -v", "genctl models --format jsonl"),
@@ -97,7 +94,7 @@ def _cells(model: ListedModel) -> list[str]:
 
 
 def _details(model: ListedModel, verbose: bool) -> list[str]:
-    """What is to be said beneath a model."""
+    """The lines beneath a model."""
     lines = [] if model.error is None else [f"damaged: {model.error}"]
     if verbose and model.why_not_native is not None:
         lines.append(f"not native: {model.why_not_native}")

@@ -1,6 +1,6 @@
-"""The page of a run (`--report`), which is written when the run ends.
+"""What a run also writes: its events as they happen (`--events`), and a page when it ends (`--report`).
 
-Recorded runs: write events as they happen; read them back, every line checked before anything is shown.
+Recorded events are read back for `genctl report`, every line checked before anything is shown.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ FILES = ("--report", "--output", "-o", "--events")  # where a run also writes
 
 def repeating() -> str:
     """The command line that is done, without the files that it writes."""
-    kept, left = ["genctl"], iter(sys.argv[1:])
+    words, left = ["genctl"], iter(sys.argv[1:])
     for word in left:
         if word == "--":
-            kept += [word, *left]
+            words += [word, *left]
         elif word in FILES:
             next(left, None)
         elif word != "--force" and not word.startswith(tuple(f"{name}=" for name in FILES)):
-            kept.append(word)
-    return shlex.join(kept)
+            words.append(word)
+    return shlex.join(words)
 
 
 def versions_used() -> str:
@@ -57,13 +57,12 @@ class PageFile:
     A context that is opened as --output is, and written at the end unless an error comes.
     """
 
-    def __init__(self, path: str, *, force: bool, live: bool = True, piped: bool = False) -> None:
+    def __init__(self, path: str, *, force: bool, live: bool = True) -> None:
         self._sink = writers.open_output(path, None, force=force, at_once=True)
         self.data = PageData()
         self.runs = SideBySide()
         self.baseline: str | None = None  # a run of `compare`
         self.live = live  # the events come as they happen, so that time can be measured
-        self.piped = piped  # the prompts came from a pipe
         self.facts: list[tuple[str, str]] = []
         self.seed: int | None = None  # that the run chose, where the command line has none
         self._checkpoints: set[str] = set()
@@ -103,7 +102,7 @@ class PageFile:
         self.feed(events.Finished(lane, (one,)))
 
     def failed(self, id: str, code: str, message: str) -> None:
-        """Take a row that failed, if no event says so."""
+        """Take a row that failed, unless an event has reported it."""
         lane = self.data.lanes.get(id)
         if lane is None or not lane.history.over:
             self.data.feed(events.Failed(id, code, message))
@@ -146,8 +145,6 @@ class PageFile:
         draws = any(began.seed is not None for began in data.begun)
         if self.seed is not None and draws and not any(word.split("=")[0] == "--seed" for word in sys.argv):
             command += f" --seed {self.seed}"
-        if self.piped:
-            command += " < PROMPTS  # standard input: the prompts of this page"
         data.command = without_secrets(command)
         facts = dict(facts_of(data)) | dict(self.facts)
         if self.live and len(self._clock) == 2 and not data.is_scored:
