@@ -42,10 +42,7 @@ WINDOWS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {"use_sliding_window": True, "sliding_window": 1, "max_window_layers": 1}),
 }
 STRAY = {f"llama, {size}": ("llama", {"sliding_window": size}) for size in (1, 2, 6)}
-CASES = [
-    *((name, TransformersRuntime) for name in (*WINDOWS, *STRAY)),
-    *((name, runtimes.native) for name in WINDOWS),
-]
+CASES = [*((name, TransformersRuntime) for name in (*WINDOWS, *STRAY)), *((name, runtimes.native) for name in WINDOWS)]
 
 
 def model(name: str) -> Any:
