@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,17 +15,7 @@ from genctl.decode.row_tokens import PaddedTokens, RowTokens, newest
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.score import ModelScores, ProcessedScores, Stages
 from genctl.decode.transfer import to_device
-from genctl.decode.types import (
-    Draft,
-    Drafting,
-    FinishedRow,
-    Independent,
-    Lane,
-    LaneDrafts,
-    Prefix,
-    Rows,
-    Search,
-)
+from genctl.decode.types import Draft, Drafting, FinishedRow, Independent, Lane, LaneDrafts, Prefix, Rows, Search
 from genctl.errors import GenctlError
 
 if TYPE_CHECKING:
@@ -256,13 +245,7 @@ def choice_mode(lane: Lane) -> ChoiceMode:
     one_row = independent is not None and independent.max_rows == 1
     key = None
     if not lane.trace and independent is not None and len(keys) == len(lane.processors) and None not in keys:
-        key = _first((independent, keys, lane.top, lane.scores, lane.watch, lane.processed))
+        key = independent, keys, lane.top, lane.scores, lane.watch, lane.processed
     reads_rows = any(processor.reads != "scores" for processor in named)
     drafting = lane.strategy if isinstance(lane.strategy, Drafting) else None
     return ChoiceMode(independent, tolerant, one_row, drafting, reads_rows, key)
-
-
-@lru_cache(maxsize=64)
-def _first(key: Any) -> Any:
-    """The first of equal keys: comparing an object with itself is cheap."""
-    return key

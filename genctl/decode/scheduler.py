@@ -85,7 +85,8 @@ class Scheduler:
                 return
             else:
                 lanes = self.queue.take(self.width - busy, wait=not busy)
-                yield from self.queue.take_failed()
+                failed, self.queue.failed = self.queue.failed, []
+                yield from failed
                 if not lanes:
                     return
                 yield from self._admit(lanes)
@@ -228,7 +229,7 @@ class LaneQueue:
         self.lanes = iter(lanes)
         self.ahead = max(ahead, 1)
         self.known: list[Lane] = []  # those that have been read from `lanes`
-        self.failed: list[events.Failed] = []  # in the places of lanes
+        self.failed: list[events.Failed] = []  # in the places of lanes, until they are reported
         self.exhausted = False
         self.postponed: deque[Lane] = deque()  # lanes whose prompts did not fit beside the others
 
@@ -264,11 +265,6 @@ class LaneQueue:
             self.known.remove(longest)
             chosen.append(longest)
         return chosen
-
-    def take_failed(self) -> list[events.Failed]:
-        """The failures since the last call."""
-        failed, self.failed = self.failed, []
-        return failed
 
 
 def work(lane: Lane) -> tuple[int, int]:

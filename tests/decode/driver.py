@@ -9,6 +9,7 @@ import torch
 
 from genctl import events
 from genctl.decode.loop import decode
+from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Lane, Strategy
 from genctl.strategies.sample import Sample
 from tests import runtimes
@@ -19,6 +20,13 @@ PROMPTS: tuple[tuple[int, ...], ...] = tuple(
     for length in (5, 12, 9)
 )
 NEW = 20
+
+
+def written(forward: ModelRuntime, lanes: Iterable[Lane], width: int = 1) -> dict[str, list[list[int]]]:
+    """The new tokens of each lane's hypotheses. No lane may fail."""
+    found = list(decode(forward, lanes, width=width))
+    assert not [event for event in found if isinstance(event, events.Failed)]
+    return {e.lane: [[*one.tokens] for one in e.hypotheses] for e in found if isinstance(e, events.Finished)}
 
 
 class Case:
@@ -43,11 +51,7 @@ class Case:
         return Lane(name, tuple(prompt), strategy, **fields)
 
     def ours(self, lanes: Iterable[Lane], width: int = 1) -> dict[str, list[list[int]]]:
-        return {
-            event.lane: [list(hypothesis.tokens) for hypothesis in event.hypotheses]
-            for event in self.stream(lanes, width)
-            if isinstance(event, events.Finished)
-        }
+        return written(self.forward, lanes, width)
 
     def stream(self, lanes: Iterable[Lane], width: int = 1) -> list[events.Event]:
         found = list(decode(self.forward, lanes, width=width))

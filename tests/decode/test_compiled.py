@@ -100,10 +100,7 @@ def test_compiled_steps_write_the_same_tokens(arch: str) -> None:
         assert fast == plain
         assert case.compiled.steps > before + 5  # it was not the other way that wrote them
     # one variant for a row, one for however many rows
-    assert case.said == [
-        "compiling the step for 1 row …",
-        "compiling the step for several rows …",
-    ]
+    assert case.said == ["compiling the step for 1 row …", "compiling the step for several rows …"]
     assert counters["stats"]["unique_graphs"] == 2
     torch._dynamo.reset()
 

@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-from genctl import events
-from genctl.decode.loop import decode
 from genctl.decode.runtime import ModelRuntime, Pass
 from genctl.decode.types import Draft, Lane
 from genctl.strategies.assisted import Assisted
@@ -25,6 +23,7 @@ from genctl.strategies.sample import Sample
 from genctl.transformers.runtime import TransformersRuntime
 from tests import runtimes
 from tests.cli.tool import genctl
+from tests.decode.driver import written
 from tests.native.variations import made
 from tests.tiny import EOS, checkpoint
 
@@ -43,10 +42,7 @@ WINDOWS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {"use_sliding_window": True, "sliding_window": 1, "max_window_layers": 1}),
 }
 STRAY = {f"llama, {size}": ("llama", {"sliding_window": size}) for size in (1, 2, 6)}
-CASES = [
-    *((name, TransformersRuntime) for name in (*WINDOWS, *STRAY)),
-    *((name, runtimes.native) for name in WINDOWS),
-]
+CASES = [*((name, TransformersRuntime) for name in (*WINDOWS, *STRAY)), *((name, runtimes.native) for name in WINDOWS)]
 
 
 def model(name: str) -> Any:
@@ -67,10 +63,8 @@ def run(forward: ModelRuntime, strategies: list[Any], width: int = 1, **fields: 
         Lane(str(place), prompt, strategy, NEW, eos=(EOS,), returned=getattr(strategy, "n", 1), **fields)
         for place, (prompt, strategy) in enumerate(zip(PROMPTS, strategies, strict=True))
     ]
-    told = list(decode(forward, lanes, width=width))
-    assert not [event for event in told if isinstance(event, events.Failed)]
-    found = {e.lane: [list(h.tokens) for h in e.hypotheses] for e in told if isinstance(e, events.Finished)}
-    return [found[str(place)] for place in range(len(lanes))]
+    found = written(forward, lanes, width)
+    return [found[lane.name] for lane in lanes]
 
 
 class Right:
@@ -107,14 +101,14 @@ def test_beams_and_texts_without_a_cache_too(name: str, make: Make) -> None:
 @pytest.mark.parametrize(("name", "make"), CASES)
 def test_rows_that_are_read_again_go_on_as_before(name: str, make: Make) -> None:
     """After memory was short: the cache of prompt and text, made anew, says what the cache that grew says."""
-    forward, written = make(model(name)), list(PROMPTS[1])
+    forward, text = make(model(name)), list(PROMPTS[1])
     prefix = forward.prefill(PROMPTS[1], None)
     grown = forward.prefill(PROMPTS[1], None).cache
     for token in PROMPTS[2][:6]:
-        written.append(token)
+        text.append(token)
         last = forward(Pass(torch.tensor([[token]]), grown))
-    anew = forward.reread(torch.tensor([written[:-1]]), prefix)
-    found = forward(Pass(torch.tensor([written[-1:]]), anew))
+    anew = forward.reread(torch.tensor([text[:-1]]), prefix)
+    found = forward(Pass(torch.tensor([text[-1:]]), anew))
     torch.testing.assert_close(found.logits, last.logits, atol=1e-4, rtol=1e-4)
     saved = forward.prefill(PROMPTS[2][:9], None, whole=True)
     assert forward.resume(saved, PROMPTS[2], None) == (None, 0)

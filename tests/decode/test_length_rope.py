@@ -9,9 +9,7 @@ import pytest
 import torch
 import transformers
 
-from genctl import events
-from genctl.decode.loop import decode
-from genctl.decode.runtime import ModelRuntime, Pass
+from genctl.decode.runtime import Pass
 from genctl.decode.types import Draft, Lane
 from genctl.engines.score_passes import Passes, Piece
 from genctl.strategies.assisted import Assisted
@@ -19,6 +17,7 @@ from genctl.strategies.beam import Beam
 from genctl.strategies.sample import Sample
 from genctl.transformers.runtime import TransformersRuntime
 from tests import runtimes
+from tests.decode.driver import written
 from tests.tiny import EOS, PAD, sharpen
 from tests.versions import OLDER
 
@@ -84,14 +83,6 @@ def lane(place: int, strategy: Any = None, **fields: Any) -> Lane:
     return Lane(str(place), PROMPTS[place], strategy, **fields)
 
 
-def run(forward: ModelRuntime, lanes: list[Lane], width: int = 1) -> dict[str, list[list[int]]]:
-    return {
-        event.lane: [list(one.tokens) for one in event.hypotheses]
-        for event in decode(forward, lanes, width=width)
-        if isinstance(event, events.Finished)
-    }
-
-
 def generated(name: str, place: int, **options: Any) -> list[list[int]]:
     """By a model that has read nothing before: transformers keeps the frequencies of its last pass. `model` is new."""
     rows = _generated(name, place, **options)
@@ -119,7 +110,7 @@ def _generated(name: str, place: int, **options: Any) -> list[list[int]]:
 def test_a_text_that_outgrows_its_bound_is_what_generate_writes(runtime: Any, name: str, form: str) -> None:
     for place in range(3):
         expected = generated(name, place)
-        found = run(runtime(model(name)), [lane(place, cache=form)])[str(place)]
+        found = written(runtime(model(name)), [lane(place, cache=form)])[str(place)]
         assert len(found[0]) == len(expected[0])
         if form != "quantized":  # which is lossy
             assert found == expected
@@ -129,7 +120,7 @@ def test_a_text_that_outgrows_its_bound_is_what_generate_writes(runtime: Any, na
 def test_beams_that_outgrow_the_bound_are_those_of_generate(runtime: Any, name: str) -> None:
     for place in range(3):
         expected = generated(name, place, num_beams=3, num_return_sequences=3)
-        assert run(runtime(model(name)), [lane(place, Beam(3, n=3))])[str(place)] == expected
+        assert written(runtime(model(name)), [lane(place, Beam(3, n=3))])[str(place)] == expected
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -137,8 +128,8 @@ def test_beams_that_outgrow_the_bound_are_those_of_generate(runtime: Any, name: 
 def test_neighbours_of_other_lengths_change_nothing(runtime: Any, name: str, width: int) -> None:
     expected = {str(place): generated(name, place) for place in range(3)}
     lanes = [lane(place) for place in range(3)]
-    assert run(runtime(model(name)), lanes, width) == expected
-    assert run(runtime(model(name)), lanes[::-1], width) == expected
+    assert written(runtime(model(name)), lanes, width) == expected
+    assert written(runtime(model(name)), lanes[::-1], width) == expected
 
 
 class Guess:
@@ -162,7 +153,7 @@ class Guess:
 def test_drafts_across_the_bound_write_what_greedy_writes(runtime: Any, name: str, place: int) -> None:
     expected = generated(name, place)
     drafting = Assisted(Guess([*PROMPTS[place], *expected[0]]))
-    assert run(runtime(model(name)), [lane(place, drafting)]) == {str(place): expected}
+    assert written(runtime(model(name)), [lane(place, drafting)]) == {str(place): expected}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -198,7 +189,7 @@ def test_a_prompt_that_is_taken_up_is_read_as_a_whole_one(name: str, before: int
 def test_without_a_cache_too(runtime: Any, name: str) -> None:
     for place in range(3):
         expected = generated(name, place, use_cache=False)
-        assert run(runtime(model(name)), [lane(place, use_cache=False)]) == {str(place): expected}
+        assert written(runtime(model(name)), [lane(place, use_cache=False)]) == {str(place): expected}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -208,12 +199,12 @@ def test_rows_that_are_read_again_go_on_as_before(runtime: Any, name: str, place
     model.cache_clear()
     forward = runtime(model(name))
     prefix = forward.prefill(PROMPTS[place], None)
-    grown, written = forward.prefill(PROMPTS[place], None).cache, list(PROMPTS[place])
+    grown, text = forward.prefill(PROMPTS[place], None).cache, list(PROMPTS[place])
     for token in torch.randint(3, 300, (NEW,), generator=torch.Generator().manual_seed(7)).tolist():
-        written.append(token)
-        last = forward(Pass(torch.tensor([[token]]), grown, history=torch.tensor([written])))
-    anew = forward.reread(torch.tensor([written[:-1]]), prefix)
-    found = forward(Pass(torch.tensor([written[-1:]]), anew, history=torch.tensor([written])))
+        text.append(token)
+        last = forward(Pass(torch.tensor([[token]]), grown, history=torch.tensor([text])))
+    anew = forward.reread(torch.tensor([text[:-1]]), prefix)
+    found = forward(Pass(torch.tensor([text[-1:]]), anew, history=torch.tensor([text])))
     torch.testing.assert_close(found.logits, last.logits, atol=1e-4, rtol=1e-4)
 
 

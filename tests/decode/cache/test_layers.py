@@ -81,8 +81,7 @@ def test_a_layer_holds_what_transformers_layer_holds(
 
 @settings(max_examples=150, deadline=None)
 @given(
-    prompt=st.integers(1, 12),
-    turns=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, max_size=6),
+    prompt=st.integers(1, 12), turns=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, max_size=6)
 )
 def test_a_recording_window_takes_tokens_back_as_if_they_had_never_come(
     prompt: int, turns: list[tuple[int, int]]

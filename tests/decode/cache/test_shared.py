@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -12,12 +10,12 @@ from genctl.decode.batch import Batch
 from genctl.decode.cache import growing, shared
 from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.loop import decode
-from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Lane
 from genctl.strategies.beam import Beam
 from genctl.strategies.sample import Sample
 from genctl.transformers.runtime import TransformersRuntime
 from tests import runtimes
+from tests.decode.driver import written
 from tests.tiny import HEADS, HIDDEN, SEQ2SEQ, tiny
 
 PROMPT = tuple(torch.randint(5, 300, (90,), generator=torch.Generator().manual_seed(4)).tolist())
@@ -32,11 +30,6 @@ def lanes() -> list[Lane]:
         Lane("greedy", PROMPT, Sample(), 14),
         Lane("other", PROMPT[:40], Beam(2), 20, returned=2),
     ]
-
-
-def results(forward: ModelRuntime, width: int) -> dict[str, list[Any]]:
-    told = decode(forward, lanes(), width=width)
-    return {e.lane: [h.tokens for h in e.hypotheses] for e in told if isinstance(e, events.Finished)}
 
 
 @pytest.fixture
@@ -60,24 +53,24 @@ def test_rows_of_one_prompt_get_the_same_tokens_shared_and_copied(
     arch: str, seen: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward = runtimes.native(tiny(arch))
-    wanted = results(TransformersRuntime(tiny(arch)), 1)
+    wanted = written(TransformersRuntime(tiny(arch)), lanes(), 1)
     assert not any(seen)
     for width in (1, 2, 3):
         seen.clear()
-        assert results(forward, width) == wanted
+        assert written(forward, lanes(), width) == wanted
         assert any(seen) == (arch in SHARES)
     monkeypatch.setattr(growing, "LEAST_SHARED", 10**9)
     seen.clear()
-    assert results(forward, 1) == wanted
+    assert written(forward, lanes(), 1) == wanted
     assert not any(seen)
 
 
 @pytest.mark.parametrize("arch", ["llama", "mixtral", "jamba", "mamba", "gemma2"])
 def test_transformers_models_keep_a_copy_for_each_row(arch: str, seen: list[bool]) -> None:
     model = tiny(arch)
-    one = results(TransformersRuntime(model), 1)
+    one = written(TransformersRuntime(model), lanes(), 1)
     for width in (2, 3):
-        assert results(TransformersRuntime(model), width) == one
+        assert written(TransformersRuntime(model), lanes(), width) == one
     assert seen
     assert not any(seen)
 
@@ -132,13 +125,5 @@ SOURCES = [(11, 48, 205, 93), (5, 60, 250, 7, 31, 77, 8), (299, 3, 150)]
 @pytest.mark.parametrize("arch", SEQ2SEQ)
 def test_a_batch_of_beams_gives_what_each_source_gives_alone(arch: str) -> None:
     lanes = [Lane(str(number), (2,), Beam(3), 6, source=ids, returned=3) for number, ids in enumerate(SOURCES)]
-    alone = {lane.name: run(TransformersRuntime(tiny(arch)), [lane])[lane.name] for lane in lanes}
-    assert run(TransformersRuntime(tiny(arch)), lanes, width=3) == alone
-
-
-def run(forward: TransformersRuntime, lanes: list[Lane], **how: Any) -> dict[str, Any]:
-    return {
-        event.lane: [one.tokens for one in event.hypotheses]
-        for event in decode(forward, lanes, **how)
-        if isinstance(event, events.Finished)
-    }
+    alone = {lane.name: written(TransformersRuntime(tiny(arch)), [lane])[lane.name] for lane in lanes}
+    assert written(TransformersRuntime(tiny(arch)), lanes, 3) == alone
