@@ -111,6 +111,8 @@ REFUSED: dict[str, str] = {
     "use_mtp": "genctl does not use multi-token prediction heads; see the assisted strategies",
     "speculation_type": "names a drafting scheme of transformers' own loop, which genctl does not run",
     "num_assistant_tokens_schedule": "genctl drafts as many tokens as pay; num_assistant_tokens fixes their number",
+    "assistant_lookbehind": "is for an assistant with another tokenizer; genctl needs one with the model's tokens",
+    "target_lookbehind": "is for an assistant with another tokenizer; genctl needs one with the model's tokens",
     "is_assistant": "an internal mark of transformers; name the draft model with assistant_model",
     "assistant_ensemble_weight": "mixes in the assistant's distribution; with genctl the text is the model's own",
     "cache_config": "fields of transformers' cache classes; genctl has its own caches",

@@ -28,8 +28,6 @@ SPECULATION = (
     "assistant_early_exit",
     "num_assistant_tokens",
     "assistant_confidence_threshold",
-    "assistant_lookbehind",
-    "target_lookbehind",
 )
 DECODING = (*SPECULATION, "use_cache", "cache_implementation")
 # Why the others cannot matter, by group; some have a reason of their own.
