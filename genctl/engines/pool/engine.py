@@ -54,7 +54,7 @@ LOADS = 3  # that a worker begins before the run ends, if it dies while it loads
 POLL_S = 0.1  # between two looks at signals
 
 
-class _Died(Exception):
+class _Died(ModelError):
     """The worker of a call died."""
 
 
@@ -134,7 +134,7 @@ class WorkerPool:
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause or error from error
         except self._ray.exceptions.RayError as error:
-            raise _Died from error
+            raise _Died("a worker died") from error
 
     def _open(self, worker: WorkerHandle) -> None:
         self._calls[worker.actor.open.remote()] = worker, None
