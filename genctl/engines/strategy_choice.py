@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from genctl.engines.lane_results import ForcedPhrases, RerankPlan
     from genctl.models.hub import LoadedModel
     from genctl.models.text import Words
+    from genctl.strategies.drafters import SuffixDrafter
     from genctl.strategies.factory import AuxiliaryModel
-    from genctl.strategies.suffixes import SuffixDrafter
 
 
 class StrategyChoice:
@@ -69,8 +69,8 @@ class StrategyChoice:
     def drafting(self, strategy: Strategy, corpus: str | None) -> Strategy:
         """The same, with drafts of what was written before and of a corpus, if it decodes one row plainly."""
         from genctl.strategies.assisted import Assisted
+        from genctl.strategies.drafters import SuffixDrafter
         from genctl.strategies.sample import Sample
-        from genctl.strategies.suffixes import SuffixDrafter
 
         if not isinstance(strategy, Sample) or strategy.n > 1:
             return strategy

@@ -1,10 +1,14 @@
-"""Beam search: plain, sampled, and diverse."""
+"""Beam search: plain, sampled, and diverse.
+
+When a beam search ends: transformers' three meanings of `early_stopping`.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -14,7 +18,6 @@ from genctl import compat
 from genctl.decode import transfer
 from genctl.decode.processors.rows import largest
 from genctl.decode.types import Choice, Context, FinishedRow, Pruning, Rows, Scores, Search, Traits
-from genctl.strategies.early_stopping import EarlyStopping, EarlyStoppingRule
 from genctl.strategies.sampling import draw_distinct
 
 
@@ -206,3 +209,29 @@ def _ranked(logprobs: Tensor, totals: Tensor, count: int) -> tuple[Tensor, Tenso
     if not values[-1] > -np.inf or bool((values[1:] == values[:-1]).any()):
         return None
     return torch.from_numpy(values[:count]), torch.from_numpy(np.concatenate(places)[order[:count]])
+
+
+EarlyStopping: TypeAlias = bool | Literal["never"]
+
+
+@dataclass(frozen=True)
+class EarlyStoppingRule:
+    """Compares the results with the best score that a live row may still reach."""
+
+    length_penalty: float
+    early_stopping: EarlyStopping
+    longest: int  # new tokens that a row may have
+
+    def reached(self, results: Sequence[FinishedRow], capacity: int, best: float, written: int) -> bool:
+        """Whether there are `capacity` results and a row with the total `best` is not expected to beat the worst.
+
+        The rows have `written` new tokens. With `early_stopping` False the row is assumed to end now, as in
+        transformers; "never" assumes the length with the best possible score.
+        """
+        if len(results) < capacity:
+            return False
+        if self.early_stopping is True:
+            return True
+        length = self.longest if self.early_stopping == "never" and self.length_penalty > 0 else written
+        hope = float(best / length**self.length_penalty)
+        return hope <= min(result.score(self.length_penalty) for result in results)

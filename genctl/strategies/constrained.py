@@ -11,8 +11,8 @@ from torch import Tensor
 
 from genctl.decode.types import Choice, Context, FinishedRow, Pruning, Rows, Scores, Search, Traits
 from genctl.errors import ModelError, UsageError
+from genctl.strategies.beam import EarlyStopping, EarlyStoppingRule
 from genctl.strategies.constraints import Alternatives, Constraints, Progress
-from genctl.strategies.early_stopping import EarlyStopping, EarlyStoppingRule
 
 # Nats that a token of a constraint may cost if a beam has fewer rows than banks. With 12 words in 4 rows of
 # builtin:stories the best results gain 0.24 nats per token over taking the highest banks in turn.

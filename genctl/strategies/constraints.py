@@ -15,9 +15,7 @@ from typing import NamedTuple, TypeAlias
 Phrase: TypeAlias = tuple[int, ...]
 Alternatives: TypeAlias = tuple[Phrase, ...]
 
-EXACT = (
-    8  # open constraints for which the shortest completion is searched; above, overlaps between phrases are not counted
-)
+EXACT = 8  # open constraints for which the shortest completion is searched; above, overlaps do not count
 
 
 class Progress(NamedTuple):

@@ -2,6 +2,8 @@
 
 Contrastive decoding subtracts an amateur (Li et al. 2023, arXiv:2210.15097), DoLa an earlier layer (Chuang et al. 2023,
 arXiv:2309.03883).
+
+Contrastive search: probable tokens that differ from the earlier ones (Su et al. 2022, arXiv:2202.06417).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from torch.nn import functional
 
 from genctl.decode.read_along import ReadAlong
 from genctl.decode.runtime import ModelRuntime, depth_of
-from genctl.decode.types import Context, Scores, Search, Strategy, Traits
+from genctl.decode.types import Choice, Context, Scores, Search, Strategy, Traits
 from genctl.errors import ModelError
 from genctl.strategies.sample import Sample
 
@@ -129,7 +131,9 @@ class Dola:
         candidates = candidate_layers(context.model, self.layers, depth)
         head = context.model.head
         assert head is not None
-        _check_widths(context.model.name, scores, candidates, head)
+        width = getattr(head, "in_features", scores.layers[-1].shape[-1])
+        if any(scores.layers[layer].dim() != 3 or scores.layers[layer].shape[-1] != width for layer in candidates):
+            raise ModelError(f"DoLa: the output head of {context.model.name} cannot read the states of earlier layers")
         return rescored(Sample(self.do_sample, self.n), lambda raw: _contrast(raw, candidates, head), scores, context)
 
 
@@ -167,21 +171,6 @@ def candidate_layers(model: ModelRuntime, layers: Layers, depth: int) -> list[in
     return candidates
 
 
-def _check_widths(name: str, scores: Scores, candidates: Sequence[int], head: Callable[[Tensor], Tensor]) -> None:
-    """Raises ModelError if the states of an earlier layer do not have the width of the head's input."""
-    assert scores.layers is not None
-    width = getattr(head, "in_features", scores.layers[-1].shape[-1])
-    for layer in candidates:
-        states = scores.layers[layer]
-        if states.dim() != 3:
-            raise ModelError(f"DoLa reads one state of each token, and the layers of {name} keep several")
-        if states.shape[-1] != width:
-            raise ModelError(
-                f"DoLa reads the states of earlier layers with the output head, and that of {name} takes {width} "
-                f"numbers where they have {states.shape[-1]}"
-            )
-
-
 def _contrast(scores: Scores, candidates: Sequence[int], head: Callable[[Tensor], Tensor]) -> Tensor:
     """log p_last - log p_earlier, f32 [N, V], for tokens that are probable in the last layer; `OUT` for others."""
     assert scores.layers is not None
@@ -204,3 +193,65 @@ def _divergence(last: Tensor, earlier: Tensor) -> Tensor:
     from_last = functional.kl_div(last[:, None].expand_as(middle), middle, reduction="none").mean(-1)
     from_earlier = functional.kl_div(earlier, middle, reduction="none").mean(-1)
     return 0.5 * (from_last + from_earlier)
+
+
+@dataclass(frozen=True)
+class Contrastive:
+    """Of the `top_k` most probable tokens write the one with the best
+
+        (1 - penalty_alpha) * probability - penalty_alpha * (largest cosine similarity to an earlier token)
+
+    where tokens are compared by the last hidden states (equation 5). All `top_k` go through the model in one pass as
+    branches of the row; the losers are dropped, and the winner's output gives the next probabilities.
+    """
+
+    top_k: int
+    penalty_alpha: float
+
+    n: ClassVar[int] = 1
+    kind: ClassVar[str] = "contrastive"
+    length_penalty: ClassVar[float] = 1.0
+    # no drafts: losing branches are dropped, so tokens are never removed from a row
+    traits: ClassVar[Traits] = Traits(needs_hidden=True, reads_scores=True)
+
+    @property
+    def max_rows(self) -> int:
+        return self.top_k
+
+    def search(self, scores: Scores, context: Context) -> Search:
+        assert context.prefix.hidden is not None
+        directions = _Directions(context.prefix.hidden[0], context.max_new_tokens)
+        row = torch.zeros(1, dtype=torch.long, device=scores.logits.device)
+        logits, accepted = scores.logits[0, -1], 0
+        while True:
+            top = logits.softmax(-1).topk(min(self.top_k, len(logits)))
+            scores = yield Choice(row, None, accepted=accepted, draft=top.indices[None, :, None])
+            assert scores.hidden is not None
+            hidden = scores.hidden[:, 1]  # [k, H], each candidate read after the row
+            values = (1 - self.penalty_alpha) * top.values - self.penalty_alpha * directions.nearest(hidden)
+            row = values.masked_fill(logits[top.indices] == -torch.inf, -torch.inf).argmax(0, keepdim=True)
+            directions.add(hidden[row])
+            logits, accepted = scores.logits[row[0], 1], 1
+
+
+class _Directions:
+    """The hidden states of one text, scaled to length 1, with room for new tokens."""
+
+    def __init__(self, hidden: Tensor, room: int) -> None:
+        self.count = hidden.shape[0]
+        self.buffer = torch.cat([_unit(hidden), hidden.new_empty(min(room, 1024), hidden.shape[1]).float()])
+
+    def nearest(self, hidden: Tensor) -> Tensor:
+        """The largest cosine similarity of each of hidden [k, H] to the states of the text; f32 [k]."""
+        return (_unit(hidden) @ self.buffer[: self.count].T).amax(1)
+
+    def add(self, hidden: Tensor) -> None:
+        """Append the hidden state [1, H] of a new token."""
+        if self.count == len(self.buffer):
+            self.buffer = torch.cat([self.buffer, torch.empty_like(self.buffer)])
+        self.buffer[self.count] = _unit(hidden)[0]
+        self.count += 1
+
+
+def _unit(hidden: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(hidden.float(), dim=-1)

@@ -20,7 +20,7 @@ from genctl.strategies.sample import Sample
 if TYPE_CHECKING:
     from genctl.strategies.constraints import Alternatives, Phrase
     from genctl.strategies.contrast import Amateur
-    from genctl.strategies.draft_models import Drafter
+    from genctl.strategies.drafters import Drafter
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def auxiliary_strategy(
     drawn: dict[str, Any] = {"sampler": generation.sampler, "draft_sampling": generation.draft_sampling}
     if way == "prompt_lookup_num_tokens":
         assert generation.prompt_lookup_num_tokens is not None
-        from genctl.strategies.suffixes import PromptLookup
+        from genctl.strategies.drafters import PromptLookup
 
         lookup = PromptLookup(generation.max_matching_ngram_size)
         # "up to" the number: as many as pay, unless the text depends on the number
@@ -65,7 +65,7 @@ def auxiliary_strategy(
     drafter: Drafter
     if way == "assistant_early_exit":
         assert generation.assistant_early_exit is not None
-        from genctl.strategies.draft_models import EarlyExitDrafter
+        from genctl.strategies.drafters import EarlyExitDrafter
 
         exit_layer, use_cache = generation.assistant_early_exit, generation.use_cache
         drafter = EarlyExitDrafter.after(forward, exit_layer, use_cache=use_cache)
@@ -83,23 +83,13 @@ def auxiliary_strategy(
 def _assistant(generation: Generation, tokenizer: Any, load: Callable[[str], AuxiliaryModel]) -> Drafter:
     assert generation.assistant_model is not None
     assistant = load(generation.assistant_model)
-    if same_tokens(tokenizer, assistant.tokenizer):
-        from genctl.strategies.draft_models import ModelDrafter
-
-        return ModelDrafter(assistant.forward)
-    if tokenizer is None or assistant.tokenizer is None:
+    if not same_tokens(tokenizer, assistant.tokenizer):
         raise ModelError(
-            f"{generation.assistant_model} has other tokens than the model, and one of them has no tokenizer"
+            f"assistant_model: {generation.assistant_model} has other tokens than the model, so it cannot draft for it"
         )
-    from genctl.strategies.draft_models import UniversalDrafter
+    from genctl.strategies.drafters import ModelDrafter
 
-    return UniversalDrafter(
-        assistant.forward,
-        assistant.tokenizer,
-        tokenizer,
-        generation.assistant_lookbehind,
-        generation.target_lookbehind,
-    )
+    return ModelDrafter(assistant.forward)
 
 
 def _amateur(generation: Generation, tokenizer: Any, load: Callable[[str], AuxiliaryModel]) -> Amateur:
@@ -157,7 +147,7 @@ def choose(generation: Generation, tokenizer: Any = None, pad_token_id: int | No
             pad_token_id if generation.pad_token_id is None else generation.pad_token_id,
         )
     if generation.penalty_alpha:
-        from genctl.strategies.contrastive import Contrastive
+        from genctl.strategies.contrast import Contrastive
 
         return Contrastive(generation.top_k, generation.penalty_alpha)
     if generation.ban:

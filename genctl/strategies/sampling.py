@@ -122,32 +122,8 @@ def draw_distinct(totals: Tensor, count: int, width: int, rng: torch.Generator) 
     The largest p / q with q ~ Exp(1), as in torch.multinomial without replacement. Noise is drawn for `width` places,
     including rows that are no longer live, so that the samples equal transformers'.
     """
-    drawn = _distinct(totals, count, width, rng)
-    if drawn is not None:
-        return drawn
     noise = torch.empty(width, device=totals.device).exponential_(1, generator=rng)[: len(totals)]
     return (totals.softmax(0) / noise).topk(min(count, len(totals))).indices
-
-
-def _distinct(totals: Tensor, count: int, width: int, rng: torch.Generator) -> Tensor | None:
-    """`draw_distinct` for few possible places; None, before any draw, if there are many or fewer than `count`."""
-    if not transfer.on_host(totals) or totals.dtype != torch.float32 or not bits_are_known():
-        return None
-    places = np.flatnonzero(totals.detach().numpy() > -np.inf)
-    if not count <= len(places) <= _FEW:
-        return None
-    before = rng.get_state()
-    bits = torch.empty(width, dtype=torch.long).random_(generator=rng).numpy()[places]
-    probabilities = totals.softmax(0).numpy()[places]
-    with np.errstate(divide="ignore"):
-        values = probabilities / _noise(bits)
-    order = np.argsort(-values, kind="stable")
-    first = values[order[: count + 1]]
-    # torch decides between equal values and between impossible places
-    if first[min(count, len(first)) - 1] == 0.0 or bool((first[1:] == first[:-1]).any()):
-        rng.set_state(before)
-        return None
-    return torch.from_numpy(places[order[:count]])
 
 
 def _race(scores: NDArray[np.float32], bits: NDArray[np.int64], left: RowCandidates | None) -> int:

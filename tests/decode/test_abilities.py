@@ -16,7 +16,7 @@ from genctl.decode.types import Lane
 from genctl.engines.score_passes import Passes, Piece
 from genctl.errors import ModelError
 from genctl.strategies.beam import Beam
-from genctl.strategies.contrastive import Contrastive
+from genctl.strategies.contrast import Contrastive
 from genctl.strategies.sample import Sample
 from genctl.transformers.runtime import TransformersRuntime
 from tests.decode.driver import PROMPTS

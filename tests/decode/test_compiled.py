@@ -24,9 +24,9 @@ from genctl.models import hub, runtime_choice
 from genctl.params import Generation, Runtime
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.beam import Beam
-from genctl.strategies.contrastive import Contrastive
+from genctl.strategies.contrast import Contrastive
+from genctl.strategies.drafters import PromptLookup
 from genctl.strategies.sample import Sample
-from genctl.strategies.suffixes import PromptLookup
 from genctl.transformers.compiled import Compiled
 from genctl.transformers.runtime import TransformersRuntime
 from tests.decode.driver import PROMPTS, Case

@@ -20,8 +20,8 @@ from genctl.decode.types import Lane
 from genctl.native.runtime import NativeRuntime
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.beam import Beam
+from genctl.strategies.drafters import PromptLookup
 from genctl.strategies.sample import Sample
-from genctl.strategies.suffixes import PromptLookup
 from tests import runtimes
 from tests.fake_cuda import fake_gpu
 from tests.tiny import tiny

@@ -13,7 +13,7 @@ from genctl.decode.loop import decode
 from genctl.decode.prefix_cache import MOST, groups
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Lane
-from genctl.strategies.contrastive import Contrastive
+from genctl.strategies.contrast import Contrastive
 from genctl.strategies.sample import Sample
 from tests import runtimes
 from tests.tiny import ARCHITECTURES, SEQ2SEQ, tiny

@@ -25,9 +25,9 @@ from genctl.native.runtime import NativeRuntime
 from genctl.params import Generation
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.beam import Beam
+from genctl.strategies.drafters import PromptLookup
 from genctl.strategies.factory import choose
 from genctl.strategies.sample import Sample
-from genctl.strategies.suffixes import PromptLookup
 from tests import runtimes
 from tests.decode.driver import Case
 from tests.tiny import tiny

@@ -15,7 +15,7 @@ from genctl.decode.runtime import ModelRuntime, Pass
 from genctl.decode.score import ModelScores
 from genctl.decode.types import Lane
 from genctl.strategies.beam import Beam
-from genctl.strategies.contrastive import Contrastive
+from genctl.strategies.contrast import Contrastive
 from genctl.strategies.sample import Sample
 from genctl.transformers.runtime import TransformersRuntime
 from tests import runtimes

@@ -27,9 +27,9 @@ from genctl.native.runtime import NativeModel, NativeRuntime
 from genctl.params import Runtime
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.beam import Beam
-from genctl.strategies.contrastive import Contrastive
+from genctl.strategies.contrast import Contrastive
+from genctl.strategies.drafters import PromptLookup
 from genctl.strategies.sample import Sample
-from genctl.strategies.suffixes import PromptLookup
 from tests import runtimes
 from tests.native import test_seq2seq_generate as seq2seq
 from tests.native.test_generate import PROMPTS, generated

@@ -30,8 +30,8 @@ from genctl.native.linear import Products
 from genctl.native.runtime import NativeRuntime
 from genctl.strategies import counter
 from genctl.strategies.assisted import Assisted
+from genctl.strategies.drafters import PromptLookup
 from genctl.strategies.sample import Sample
-from genctl.strategies.suffixes import PromptLookup
 from tests import runtimes
 from tests.native.test_generate import PROMPTS, generated
 from tests.native.test_graphs import read

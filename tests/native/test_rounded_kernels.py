@@ -21,8 +21,8 @@ from genctl.native.kernel_products import Int4Product, Int8Product, power, quant
 from genctl.native.linear import CompiledProduct, Products
 from genctl.native.runtime import NativeRuntime
 from genctl.strategies.assisted import Assisted
+from genctl.strategies.drafters import PromptLookup
 from genctl.strategies.sample import Sample
-from genctl.strategies.suffixes import PromptLookup
 from tests import runtimes
 from tests.native.test_generate import PROMPTS
 from tests.native.test_graphs import read

@@ -15,7 +15,7 @@ from genctl.decode.loop import decode
 from genctl.decode.types import Lane
 from genctl.native.decoder import Stack
 from genctl.strategies.beam import Beam
-from genctl.strategies.contrastive import Contrastive
+from genctl.strategies.contrast import Contrastive
 from genctl.strategies.sample import Sample
 from genctl.transformers.runtime import TransformersRuntime
 from tests import runtimes

@@ -20,8 +20,8 @@ from genctl.native.steps import MOST_BYTES, ROOM, Steps
 from genctl.params import Runtime
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.beam import Beam
+from genctl.strategies.drafters import PromptLookup
 from genctl.strategies.sample import Sample
-from genctl.strategies.suffixes import PromptLookup
 from tests import runtimes
 from tests.native import seq2seq_variations
 from tests.native.variations import FAMILIES, VARIATIONS, model

@@ -15,8 +15,8 @@ from genctl.decode.loop import decode
 from genctl.decode.types import FinishedRow
 from genctl.errors import UsageError
 from genctl.params import Generation
+from genctl.strategies.beam import EarlyStopping, EarlyStoppingRule
 from genctl.strategies.constrained import ConstrainedBeam
-from genctl.strategies.early_stopping import EarlyStopping, EarlyStoppingRule
 from genctl.strategies.factory import choose
 from tests.decode.driver import PROMPTS
 from tests.source import nodes_of

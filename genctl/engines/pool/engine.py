@@ -55,11 +55,7 @@ POLL_S = 0.1  # between two looks at signals
 
 
 class _Died(ModelError):
-    """The worker of a call died. `why`, if that is known."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(f"a worker died{why}")
-        self.why = why
+    """The worker of a call died."""
 
 
 @dataclass(eq=False)
@@ -87,7 +83,6 @@ class WorkerHandle:
     groups: list[WorkGroup] = field(default_factory=list)  # that it has
     rows: int = 0
     tokens: int = 0
-    deaths: int = 0  # groups that were then tried alone
 
     @property
     def name(self) -> str:
@@ -139,10 +134,7 @@ class WorkerPool:
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause or error from error
         except self._ray.exceptions.RayError as error:
-            why = str(error).strip().rpartition("\n")[2]
-            if isinstance(error, self._ray.exceptions.OutOfMemoryError):
-                why = "no memory is left on its machine"
-            raise _Died(f": {why}" if "memory" in why or "No module" in why else "") from error
+            raise _Died("a worker died") from error
 
     def _open(self, worker: WorkerHandle) -> None:
         self._calls[worker.actor.open.remote()] = worker, None
@@ -153,7 +145,7 @@ class WorkerPool:
             opened: OpenedWorker = self._get(ref)
         except _Died as death:
             raise ModelError(
-                f"{worker.name} died {LOADS} times while it loaded the checkpoint{death.why}",
+                f"{worker.name} died {LOADS} times while it loaded the checkpoint",
                 hint="genctl has to be installed on every machine, and fewer --workers need less memory",
             ) from death
         if opened.genctl != (ours := own_genctl()):
@@ -165,11 +157,7 @@ class WorkerPool:
     # -- work ----------------------------------------------------------------------------------------------------------
 
     def results(
-        self,
-        groups: Iterator[WorkGroup | None],
-        interrupted: Callable[[], object],
-        *,
-        ordered: bool = True,
+        self, groups: Iterator[WorkGroup | None], interrupted: Callable[[], object], *, ordered: bool = True
     ) -> Iterator[WorkGroup]:
         """The result of each group, in order, unless not `ordered`. Ends early when `interrupted` returns true.
 
@@ -241,18 +229,15 @@ class WorkerPool:
         worker.groups.remove(group)
         try:
             group.result = self._get(ref)
-        except _Died as died:
+        except _Died:
             if worker.ready:
                 worker.ready = False
                 self._open(worker)
             if group.died is None:
                 group.died = worker
-                worker.deaths += 1
                 self._returned.append(group)
                 return
-            group.lost = (
-                f"workers died 2 times, {worker.name} last{died.why}, each time with this row or others of its group"
-            )
+            group.lost = f"workers died 2 times, {worker.name} last, each time with this row or others of its group"
         else:
             worker.rows += group.rows
             worker.tokens += group.result.tokens
@@ -325,11 +310,7 @@ class PoolEngine:
     @property
     def done(self) -> WorkDone:
         """What each worker did."""
-        lines = []
-        for worker in self.pool.workers:
-            deaths = f", {count(worker.deaths, 'group')} tried again alone" if worker.deaths else ""
-            done = f"{count(worker.rows, 'row')}, {count(worker.tokens, 'token')}"
-            lines.append(f"{worker.name}: {done}{deaths}")
+        lines = (f"{one.name}: {count(one.rows, 'row')}, {count(one.tokens, 'token')}" for one in self.pool.workers)
         return WorkDone(shares=tuple(lines))
 
     def use_threads(self, rows: int, recorded: int | None = None) -> int | None:

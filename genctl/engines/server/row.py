@@ -306,7 +306,7 @@ class RemoteRow:
         left = [*range(len(self.lane.sequences))]
         while left:
             slots = left[: server.most_sequences]
-            while True:  # half of them where the server refuses so many
+            while True:  # half of them if the server refuses so many
                 seed = row_seed(request.seed, f"sequence {slots[0]}", slots[0])
                 own = {"n": len(slots)} if len(slots) > 1 else {}
                 own |= {"seed": seed % SEEDS} if request.resolved.generation.draws else {}

@@ -20,7 +20,7 @@ from genctl.decode.types import Lane, Prefix, Strategy
 from genctl.errors import InputError
 from genctl.events import shared_length
 from genctl.strategies.beam import Beam
-from genctl.strategies.contrastive import Contrastive
+from genctl.strategies.contrast import Contrastive
 from genctl.strategies.sample import Sample
 from tests import runtimes
 from tests.hostile import prompts

@@ -16,10 +16,6 @@ class RayTaskError(RayError):
     """A call raised an exception."""
 
 
-class OutOfMemoryError(RayError):
-    """Ray ended a process."""
-
-
 class Died(RayError):
     """The process of an actor died, more often than Ray tries."""
 
@@ -51,9 +47,7 @@ class FakeRay:
 
     def __init__(self, behave: Callable[[int, str, tuple[Any, ...]], Any], seed: int = 0) -> None:
         self.behave, self.chance = behave, random.Random(seed)
-        self.exceptions = SimpleNamespace(
-            RayError=RayError, RayTaskError=RayTaskError, OutOfMemoryError=OutOfMemoryError
-        )
+        self.exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
         self.actors: list[FakeActor] = []
         self.resources, self.alive = {"CPU": 8.0}, [True]  # of all machines; which of them are there
 

@@ -168,14 +168,6 @@ def test_a_worker_with_another_genctl_is_an_error_that_names_both(
         list(started(behave).results(groups(50), lambda: False))
 
 
-def test_a_machine_without_genctl_is_named_as_one(started: Callable[..., WorkerPool]) -> None:
-    def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        raise Died("The actor failed to import on the worker.\nModuleNotFoundError: No module named 'genctl'")
-
-    with pytest.raises(ModelError, match=r"worker . died 3 times .*: ModuleNotFoundError: No module named 'genctl'"):
-        started(behave)
-
-
 def test_progress_counts_finished_groups_whose_results_wait_for_an_earlier_one(
     started: Callable[..., WorkerPool],
 ) -> None:

@@ -13,7 +13,7 @@ import torch
 from genctl import events
 from genctl.decode.runtime import Output, Pass
 from genctl.decode.types import Context, Draft
-from genctl.strategies.draft_models import DraftWriter, Draw
+from genctl.strategies.drafters import DraftWriter, Draw
 from genctl.transformers.runtime import TransformersRuntime
 from tests.tiny import tiny
 

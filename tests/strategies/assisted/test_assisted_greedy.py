@@ -12,9 +12,8 @@ from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.stopping import Written
 from genctl.strategies.assisted import Assisted
-from genctl.strategies.draft_models import Drafter, EarlyExitDrafter, ModelDrafter
+from genctl.strategies.drafters import Drafter, EarlyExitDrafter, ModelDrafter, PromptLookup
 from genctl.strategies.sample import Sample
-from genctl.strategies.suffixes import PromptLookup
 from tests import runtimes
 from tests.decode.driver import PROMPTS, Case
 from tests.strategies.assisted.assistants import Counting, Scripted, alike, drafts, written

@@ -17,26 +17,24 @@ from genctl.decode.loop import decode
 from genctl.decode.pass_prices import PRICES, PassPlan, PassPrice, never_pays, price_of
 from genctl.decode.types import Context, Draft, Prefix
 from genctl.params import MOST_DRAFTED, Generation
-from genctl.strategies.assisted import (
-    LONGEST_PAUSE,
+from genctl.strategies.assisted import LONGEST_PAUSE, PATIENCE, PAUSE, Assisted
+from genctl.strategies.drafters import (
     MEMORY,
-    PATIENCE,
-    PAUSE,
     SELDOM,
-    Assisted,
+    Drafter,
+    Followed,
+    ModelDrafter,
+    PromptLookup,
     Rate,
     learn,
     promise,
     seldom,
 )
-from genctl.strategies.draft_models import Drafter, EarlyExitDrafter, ModelDrafter
 from genctl.strategies.factory import auxiliary_strategy
-from genctl.strategies.suffixes import Followed, PromptLookup
 from tests import runtimes
 from tests.decode.driver import PROMPTS, Case
 from tests.strategies.assisted.assistants import alike, drafts
-from tests.strategies.assisted.test_assisted_greedy import CROPPABLE
-from tests.tiny import CAUSAL, tiny
+from tests.tiny import tiny
 
 
 class Flat(PassPrice):
@@ -313,27 +311,6 @@ def case_of(arch: str) -> Case:
 
 def priced(drafter: Drafter, count: int = 8, **knobs: Any) -> Assisted:
     return Assisted(drafter, False, count, True, assistant_confidence_threshold=0.0, **knobs)
-
-
-@pytest.mark.parametrize("arch", CROPPABLE)
-def test_greedy_text_is_that_of_plain_greedy_decoding(arch: str) -> None:
-    case = case_of(arch)
-    model = ModelDrafter(runtimes.forward(alike(arch)))
-    strange = ModelDrafter(runtimes.forward(tiny(arch, seed=5)))
-    drafters: list[Drafter] = [Cheap(model), Cheap(strange), model, PromptLookup(1), PromptLookup(2)]
-    if arch in CAUSAL:
-        drafters.append(Cheap(EarlyExitDrafter.after(case.forward, 1)))
-    plain = case.ours([case.lane(PROMPTS[1], eos=(), max_new_tokens=40)])["0"]
-    for drafter in drafters:
-        assert case.ours([case.lane(PROMPTS[1], priced(drafter), eos=(), max_new_tokens=40)])["0"] == plain
-
-
-@pytest.mark.parametrize("arch", ["llama", "mamba", "t5"])
-def test_without_a_cache_too(arch: str) -> None:
-    case = case_of(arch)
-    plain = case.ours([case.lane(PROMPTS[0])])
-    drafter = Cheap(ModelDrafter(runtimes.forward(alike(arch))))
-    assert case.ours([case.lane(PROMPTS[0], priced(drafter), use_cache=False)]) == plain
 
 
 def passes(case: Case, strategy: Assisted, clock: Any, **fields: Any) -> list[tuple[int, int, tuple[int, ...]]]:

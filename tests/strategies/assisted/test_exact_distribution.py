@@ -13,8 +13,7 @@ from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.types import Lane
 from genctl.strategies.assisted import Assisted
-from genctl.strategies.draft_models import Drafter, ModelDrafter
-from genctl.strategies.suffixes import PromptLookup
+from genctl.strategies.drafters import Drafter, ModelDrafter, PromptLookup
 from tests.strategies.assisted.table import Table
 
 VOCABULARY, LENGTH, DRAWS = 3, 4, 600

@@ -15,9 +15,8 @@ from genctl.decode.stopping import Stop, Written
 from genctl.decode.types import Lane
 from genctl.params import Generation
 from genctl.strategies.assisted import Assisted
-from genctl.strategies.draft_models import Drafter, EarlyExitDrafter, ModelDrafter
+from genctl.strategies.drafters import Drafter, EarlyExitDrafter, ModelDrafter, PromptLookup, SuffixDrafter
 from genctl.strategies.factory import choose
-from genctl.strategies.suffixes import PromptLookup, SuffixDrafter
 from tests import runtimes
 from tests.decode.driver import Case
 from tests.strategies.assisted.assistants import alike, drafts

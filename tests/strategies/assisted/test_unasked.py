@@ -21,8 +21,8 @@ from genctl.engines.strategy_choice import undrafted
 from genctl.events.results import Collector, Result
 from genctl.kernels.ops import library
 from genctl.strategies.assisted import Assisted
+from genctl.strategies.drafters import MOST_KEPT, Index, LookupDraftWriter, SuffixDrafter
 from genctl.strategies.sample import Sample
-from genctl.strategies.suffixes import MOST_KEPT, Index, LookupDraftWriter, SuffixDrafter
 from tests.decode.driver import PROMPTS, Case
 from tests.strategies.assisted.assistants import drafts
 

@@ -14,22 +14,22 @@ from tests.zoo.compare import PROMPTS, quiet
 
 DOLA, CONTRASTIVE = {"dola_layers": "high"}, {"penalty_alpha": 0.6, "top_k": 4}
 EXIT = {"assistant_early_exit": 1}
-HEAD = "DoLa reads the states of earlier layers with the output head"
+HEAD = r"^DoLa: the output head of \w+ cannot read the states of earlier layers$"
 EXIT_ALONE = r"assistant_early_exit = 1: \w+ cannot run with its first layers alone$"
-SEVERAL = "several hidden states of a token|keep several"
+SEVERAL = "several hidden states of a token"
 
 
 @pytest.mark.parametrize(
     ("name", "settings", "sentence"),
     [
-        ("causal/opt+post", DOLA, f"{HEAD}, and that of OPTForCausalLM takes 16 numbers where they have 32"),
+        ("causal/opt+post", DOLA, HEAD),
         ("causal/opt+post", {**DOLA, "runtime": "transformers"}, HEAD),
         ("causal/reformer", DOLA, HEAD),
         ("causal/electra", DOLA, HEAD),
         ("causal/roformer", DOLA, HEAD),
         ("causal/gemma3n_text", DOLA, SEVERAL),
         ("causal/gemma3n_text", CONTRASTIVE, SEVERAL),
-        ("causal/hy_v4", DOLA, SEVERAL),
+        ("causal/hy_v4", DOLA, HEAD),
         ("causal/prophetnet", EXIT, "no single number of layers"),
         ("causal/blt", EXIT, "no single list of layers"),
         ("causal/blt", DOLA, "no single list of layers"),

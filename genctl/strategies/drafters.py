@@ -1,0 +1,404 @@
+"""Drafters: a smaller model with the same tokens, the model's first layers, or earlier texts.
+
+A drafter is shared by lanes; `begin` returns a `DraftWriter` for one lane. `Assisted` verifies every proposal, so a bad
+drafter only costs time. Drafts without a model are what followed the last tokens where they occurred before, in the row
+or in other texts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from genctl.decode.pass_prices import PassPrice
+from genctl.decode.read_along import ReadAlong
+from genctl.decode.runtime import ModelRuntime, Pass, depth_of
+from genctl.decode.types import Context, Draft
+from genctl.errors import ModelError
+from genctl.events import shared_length
+from genctl.params import MOST_MATCHED
+
+MEMORY = 0.97  # weight of an older trial against the next
+SELDOM = 32  # a drafter without a model that does not pay is called once in so many steps, at most
+
+
+@dataclass
+class Rate:
+    """A share of trials that succeed. Newer trials weigh more; the first guess counts as one trial."""
+
+    successes: float
+    failures: float
+
+    @classmethod
+    def guess(cls, rate: float) -> Rate:
+        return cls(rate, 1.0 - rate)
+
+    @property
+    def value(self) -> float:
+        return self.successes / (self.successes + self.failures)
+
+    def observe(self, successes: int, failures: int) -> None:
+        """`successes` trials that succeed, then `failures` that do not."""
+        for success in (True,) * successes + (False,) * failures:
+            self.successes = self.successes * MEMORY + success
+            self.failures = self.failures * MEMORY + (not success)
+
+
+def promise(rates: Sequence[Rate]) -> list[float]:
+    """How many tokens of a draft of 1, 2, … tokens are expected to be right."""
+    likely, promised, total = 1.0, [], 0.0
+    for rate in rates:
+        likely *= rate.value
+        total += likely
+        promised.append(total)
+    return promised
+
+
+def learn(rates: Sequence[Rate], right: int) -> None:
+    """The first `right` tokens of a draft with these rates were right, and the one after them was not."""
+    for rate in rates[:right]:
+        rate.observe(1, 0)
+    for rate in rates[right : right + 1]:
+        rate.observe(0, 1)
+
+
+def seldom(price: PassPrice) -> int:
+    """Where nothing pays, a drafter without a model is called once in so many steps."""
+    return max(1, min(int(100 * price.draft_overhead), SELDOM))
+
+
+# (scores f32 [1, V] after the processors, new tokens before) -> the token that is drawn
+Draw: TypeAlias = Callable[[Tensor, int], int]
+
+
+class DraftWriter(Protocol):
+    """Drafts for one lane."""
+
+    def __call__(self, text: Sequence[int], count: int) -> Draft:
+        """At most `count` (at least 1) tokens that may follow `text`, which only grows between two calls."""
+        ...
+
+
+class Drafter(Protocol):
+    """A way to draft; one by a model has it as `forward`. `begin` raises ModelError if it cannot draft for a lane.
+
+    One that learns from the texts of a run has `keep(tokens)`. Drafts without a model come with `rates`.
+    """
+
+    @property
+    def kind(self) -> str: ...
+
+    def begin(self, context: Context, draw: Draw | None, confidence: float) -> DraftWriter:
+        """The writer for one lane, which takes the most probable tokens without `draw`.
+
+        It stops early after a token with a probability below `confidence`.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class ModelDrafter:
+    """Another model with the same tokens drafts (arXiv:2211.17192, arXiv:2302.01318).
+
+    Its scores pass through the lane's processors too, so that it predicts the choice. An encoder-decoder
+    drafts for an encoder-decoder, with its own encoder.
+    """
+
+    forward: ModelRuntime
+
+    kind: ClassVar[str] = "assisted"
+
+    def begin(self, context: Context, draw: Draw | None, confidence: float) -> DraftWriter:
+        if self.forward.is_encoder_decoder != context.model.is_encoder_decoder:
+            kinds = "a decoder-only model", "an encoder-decoder"
+            model, assistant = (kinds[one.is_encoder_decoder] for one in (context.model, self.forward))
+            raise ModelError(f"{model} needs an assistant of the same kind, and the assistant is {assistant}")
+        source = context.prefix.source
+        if source is not None:
+            source = self.forward.encode(source.ids[0].tolist())
+        cached = context.prefix.cache is not None
+        follower = ReadAlong(self.forward, use_cache=cached, cuts=True, source=source)
+        if follower.cached:  # a cache that forgets nothing is refused before the first step
+            follower([context.prefix.tokens[0].tolist()])
+        return ModelDraftWriter(follower, context, draw, confidence)
+
+
+class ModelDraftWriter:
+    """Drafts by a model that reads the row."""
+
+    def __init__(self, follower: ReadAlong, context: Context, draw: Draw | None, confidence: float) -> None:
+        self.follower = follower
+        self.context = context
+        self.draw = draw
+        self.confidence = confidence
+        self.length = follower.length  # of the row at the last call
+        self.drafted: list[int] = []  # tokens of the last draft
+
+    def __call__(self, text: Sequence[int], count: int) -> Draft:
+        follower, eos = self.follower, self.context.eos
+        agreed = shared_length(text[self.length :], self.drafted)
+        follower.cut(min(self.length + agreed, follower.length, len(text) - 1))
+        logits = follower([text])[0]
+        tokens: list[int] = []
+        distributions: list[Tensor] = []
+        before = len(text) - self.context.prefix.tokens.shape[1]
+        while True:
+            scores = self._scores(text, tokens, logits)
+            distribution = scores[0].softmax(-1)
+            if self.draw is not None:
+                token = self.draw(scores, before + len(tokens))
+                distributions.append(distribution)
+            else:
+                token = int(distribution.argmax())
+            tokens.append(token)
+            # the unsure token stays: dropping it depending on its value would bias the distribution
+            if len(tokens) == count or token in eos or float(distribution[token]) < self.confidence:
+                break
+            logits = follower([[*text, *tokens]])[0]
+        self.length, self.drafted = len(text), tokens
+        return Draft(tokens, torch.stack(distributions) if distributions else None)
+
+    def _scores(self, text: Sequence[int], tokens: list[int], logits: Tensor) -> Tensor:
+        """f32 [1, V] over the target's vocabulary, after the processors; -inf for tokens that the assistant lacks."""
+        wanted = self.context.prefix.logits
+        size = wanted.shape[-1]
+        logits = logits[:size].to(wanted.device)
+        if len(logits) < size:
+            logits = torch.nn.functional.pad(logits, (0, size - len(logits)), value=-torch.inf)
+        scores = logits[None]
+        if self.context.processors:
+            history = torch.tensor([[*text, *tokens]], device=wanted.device)
+            for process in self.context.processors:
+                scores = process(history, scores)
+        return scores
+
+
+@dataclass(frozen=True)
+class EarlyExitDrafter:
+    """The model's first layers, followed by its head, draft (LayerSkip, arXiv:2404.16710). Create it with `after`.
+
+    It shares the model's weights, and starts with the first layers of the prompt's cache.
+    """
+
+    forward: ModelRuntime
+
+    kind: ClassVar[str] = "early-exit"
+
+    @classmethod
+    def after(cls, forward: ModelRuntime, layer: int, *, use_cache: bool = True) -> EarlyExitDrafter:
+        """Exit after `layer` of the model's layers. Raises ModelError if the architecture does not allow it.
+
+        Tries one token, because some models need all layers: their inputs have a part for each layer (Gemma 3n), or
+        their cache needs a layer with attention (LFM2).
+        """
+        if forward.is_encoder_decoder:
+            raise ModelError(
+                f"assistant_early_exit needs a decoder-only model, and {forward.name} is an encoder-decoder"
+            )
+        depth = depth_of(forward)
+        if not 1 <= layer < depth:
+            raise ModelError(
+                f"assistant_early_exit = {layer}: {forward.name} has {depth} layers, "
+                f"so it can leave after 1 to {depth - 1}"
+            )
+        part = forward.first_layers(layer)
+        cache = forward.new_cache() if use_cache and forward.abilities.supports_cache else None
+        if cache is None or cache.is_croppable:  # drafting needs a croppable cache
+            cut = None if cache is None else cache.with_layers(cache.layers[:layer])
+            try:
+                part(Pass(torch.zeros(1, 1, dtype=torch.long, device=part.device), cut, first=True))
+            except ValueError:
+                pass  # no layer with attention: `choose` refuses caches with states for drafts
+            except ModelError as error:
+                problem = f"{forward.name} cannot run with its first layers alone"
+                raise ModelError(f"assistant_early_exit = {layer}: {problem}") from error
+        return cls(part)
+
+    def begin(self, context: Context, draw: Draw | None, confidence: float) -> DraftWriter:
+        prefix = context.prefix
+        if prefix.cache is None:
+            uncached = ReadAlong(self.forward, use_cache=False, cuts=True)
+            return ModelDraftWriter(uncached, context, draw, confidence)
+        part = prefix.cache.with_layers(prefix.cache.layers[: depth_of(self.forward)])
+        follower = ReadAlong(self.forward, cuts=True, cache=part, read=prefix.tokens[0].tolist())
+        return ModelDraftWriter(follower, context, draw, confidence)
+
+
+MOST_COMPARED = 64  # tokens; more hardly ever tell more, and each costs time and memory
+MOST_KEPT = 2**17  # tokens of other texts; the older half goes when there are more
+LEAST_LIKELY = 0.05  # a draft ends where it is right as a whole less often than that
+SURE = 4  # tokens that must be known before anything is drafted, where steps are short
+END = -1  # between two texts
+OFTEN = 3  # counts of repeats and of changes are exact up to this
+# streak << 2 | changes -> the same after the token came again, and after another one came
+AGAIN = [min(state + 4, OFTEN << 2 | state & OFTEN) for state in range(16)]
+CHANGED = [min((state & OFTEN) + 1, OFTEN) for state in range(16)]
+
+
+class Index:
+    """What came last after each 1, 2, 4, … `longest` tokens of a text, as branch predictors know their branches.
+
+    A longer context is trusted before a shorter one (Seznec and Michaud 2006, "A case for (partially) tagged geometric
+    history length branch prediction"). How often to trust it is learned for each kind of context (`Followed`).
+    """
+
+    def __init__(self, longest: int, tokens: Iterable[int] = ()) -> None:
+        longest = min(longest, MOST_COMPARED)
+        self.lengths = [length for length in (1, 2, 4, 8, 16, 32) if length < longest] + [longest]
+        # for each length: hash of the tokens -> the token after them, how often in a row it was that, and its changes
+        self.tables: list[dict[int, int]] = [{} for _ in self.lengths]
+        self.taken = [0 for _ in self.lengths]  # tokens that are in the table
+        self.tokens = list(tokens)
+
+    def after(self, key: int, place: int) -> int | None:
+        """What came last after the tokens with this hash, of the `place`-th length."""
+        if self.taken[place] < len(self.tokens):
+            self._take(place)
+        return self.tables[place].get(key)
+
+    def _take(self, place: int) -> None:
+        tokens, length, table = self.tokens, self.lengths[place], self.tables[place]
+        begin, end, get = max(self.taken[place], length), max(len(tokens), length), table.get
+        before = [tokens[begin - length + skip : end - length + skip] for skip in range(length)]
+        for key, token in zip(map(hash, zip(*before, strict=True)), tokens[begin:], strict=True):
+            known = get(key)
+            if known is None:
+                table[key] = token << 4
+            else:
+                table[key] = token << 4 | (AGAIN if known >> 4 == token else CHANGED)[known & 15]
+        self.taken[place] = len(tokens)
+
+
+class Followed:
+    """How often what came last after some tokens comes again: by their number, by streak and changes, and by text."""
+
+    def __init__(self) -> None:
+        self.rates: dict[int, Rate] = {}
+
+    def rate(self, length: int, streak_and_changes: int, *, own: bool) -> Rate:
+        """The rate, which is learned as drafts are checked."""
+        key = length << 5 | streak_and_changes << 1 | own
+        found = self.rates.get(key)
+        if found is None:
+            streak, changed = streak_and_changes >> 2, bool(streak_and_changes & OFTEN)
+            guess = 0.35 + 0.06 * min(length, 8) + 0.1 * streak - 0.15 * changed
+            found = self.rates[key] = Rate.guess(min(guess, 0.95))
+        return found
+
+
+@dataclass(frozen=True)
+class PromptLookup:
+    """Drafts from the row itself (github.com/apoorvumang/prompt-lookup-decoding).
+
+    Up to `max_matching_ngram_size` of the last tokens are compared. An encoder-decoder's source is searched, too. No
+    EOS is drafted, and no processor is applied.
+    """
+
+    max_matching_ngram_size: int = MOST_MATCHED
+
+    kind: ClassVar[str] = "prompt-lookup"
+
+    def begin(self, context: Context, draw: Draw | None, confidence: float) -> DraftWriter:
+        return LookupDraftWriter(self.max_matching_ngram_size, _source(context), context.eos)
+
+
+@dataclass(eq=False)
+class SuffixDrafter:
+    """Drafts from the row itself and from the texts of a run: those given before it, and rows that have ended."""
+
+    texts: Index = field(default_factory=lambda: Index(MOST_MATCHED))
+    followed: Followed = field(default_factory=Followed)
+    waiting: deque[Sequence[int]] = field(default_factory=deque)  # texts that nobody has looked into yet,
+    wait: int = 0  # and their tokens
+
+    kind: ClassVar[str] = "suffix"
+
+    def keep(self, tokens: Sequence[int]) -> None:
+        """Draft from this text, too."""
+        if not tokens:
+            return
+        self.waiting.append(tokens)
+        self.wait += len(tokens)
+        while self.wait > MOST_KEPT and len(self.waiting) > 1:
+            self.wait -= len(self.waiting.popleft())
+
+    def known(self) -> Index:
+        """The texts that were kept."""
+        while self.waiting:
+            self.texts.tokens += [*self.waiting.popleft(), END]
+        self.wait = 0
+        if len(self.texts.tokens) > MOST_KEPT:
+            self.texts = Index(MOST_MATCHED, self.texts.tokens[-MOST_KEPT // 2 :])
+        return self.texts
+
+    def begin(self, context: Context, draw: Draw | None, confidence: float) -> DraftWriter:
+        agree = SURE if seldom(context.model.pass_price) == SELDOM else 0
+        return LookupDraftWriter(MOST_MATCHED, _source(context), context.eos, self, agree)
+
+
+def _source(context: Context) -> list[int]:
+    source = context.prefix.source
+    return [] if source is None else source.ids[0].tolist()
+
+
+class LookupDraftWriter:
+    """Token after token, what came last after the longest end of the text that the row or the texts of `others` know.
+
+    With `others` a draft ends where it becomes improbable. None is made unless the last `agree` tokens are known.
+    """
+
+    def __init__(
+        self,
+        longest: int,
+        before: Iterable[int],
+        eos: Sequence[int],
+        others: SuffixDrafter | None = None,
+        agree: int = 0,
+    ) -> None:
+        self.eos, self.others, self.agree = frozenset(eos), others, agree
+        self.followed = Followed() if others is None else others.followed
+        self.own = Index(longest, before)
+        self.taken = 0  # tokens of the row in `own`
+
+    def __call__(self, text: Sequence[int], count: int) -> Draft:
+        own = self.own
+        own.tokens += text[self.taken :]
+        self.taken = len(text)
+        known = [own] if self.others is None else [own, self.others.known()]
+        known = [index for index in known if index.tokens]
+        places = [*enumerate(own.lengths)]
+        end = own.tokens[-own.lengths[-1] :]
+        tokens: list[int] = []
+        rates: list[Rate] = []
+        if self.agree and self._next(end, known, [place for place in places if place[1] == self.agree]) is None:
+            return Draft(tokens)
+        places.reverse()
+        likely = 1.0
+        while len(tokens) < count and likely >= (LEAST_LIKELY if self.others is not None else 0.0):
+            found = self._next(end, known, places)
+            if found is None or found[0] in self.eos or found[0] == END:
+                break
+            token, rate = found
+            tokens.append(token)
+            rates.append(rate)
+            likely *= rate.value
+            end.append(token)
+        return Draft(tokens, rates=rates)
+
+    def _next(
+        self, end: Sequence[int], known: Sequence[Index], places: Iterable[tuple[int, int]]
+    ) -> tuple[int, Rate] | None:
+        for place, length in places:
+            if length > len(end):
+                continue
+            key = hash(tuple(end[-length:]))
+            for index in known:
+                value = index.after(key, place)
+                if value is not None:
+                    return value >> 4, self.followed.rate(length, value & 15, own=index is self.own)
+        return None
