@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from typing import Any
 
 from genctl import events
-from genctl.documents import reader
-from genctl.documents.reader import Unreadable
+from genctl.config import reader
+from genctl.config.reader import Unreadable
 from genctl.errors import InputError, OutputError, reason_of
 from genctl.io.rows import SCHEMA
 from genctl.io.writers import escaped, open_output

@@ -13,9 +13,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias, get_args
 
+from genctl.config import reader
 from genctl.config.check import setting_of
-from genctl.documents import reader
-from genctl.documents.reader import Unreadable
+from genctl.config.reader import Unreadable
 from genctl.errors import InputError, UsageError, cannot_read, printable, quote
 from genctl.io import jsonl
 from genctl.io.contents import TABLES, Pipe, contents

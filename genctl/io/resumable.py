@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
-from genctl.documents import reader
-from genctl.documents.reader import Unreadable
-from genctl.documents.shapes import Natural, value_of
+from genctl.config import reader
+from genctl.config.reader import Unreadable
+from genctl.config.shapes import Natural, value_of
 from genctl.errors import GenctlError, InputError, UsageError, printable
 from genctl.identity import check_same
 from genctl.io import writers

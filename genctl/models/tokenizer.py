@@ -13,8 +13,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from genctl.documents import reader
-from genctl.documents.reader import Unreadable
+from genctl.config import reader
+from genctl.config.reader import Unreadable
 from genctl.models import tokenizer_limits
 from genctl.models.tokenizer_files import BACKEND, UnsupportedTokenizer, class_of
 from genctl.models.weights import LARGEST_JSON, read_json

@@ -1,6 +1,6 @@
 """The shapes in which servers, trainers and programs write tokens with their numbers.
 
-A shape is a TypedDict, which `genctl.documents.shapes` checks, and a function that makes rows of it. A document of no
+A shape is a TypedDict, which `genctl.config.shapes` checks, and a function that makes rows of it. A document of no
 shape is refused with the first path that does not fit. Imports no torch.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias, TypedDict
 
-from genctl.documents.reader import kind_of
-from genctl.documents.shapes import BadShape, Natural, Written, value_of
+from genctl.config.reader import kind_of
+from genctl.config.shapes import BadShape, Natural, Written, value_of
 from genctl.errors import InputError, printable
 from genctl.parity.trace_rows import (
     PROMPT_IDS,

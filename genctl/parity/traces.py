@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, NamedTuple
 
-from genctl.documents import reader
-from genctl.documents.reader import BadJson, Unreadable
-from genctl.documents.shapes import BadShape, value_of
+from genctl.config import reader
+from genctl.config.reader import BadJson, Unreadable
+from genctl.config.shapes import BadShape, value_of
 from genctl.errors import InputError, cannot_read, nearest, printable, quote
 from genctl.parity.shapes import FIELDS, FITTING, Llama, Ollama, OpenAI, SGLang, rows_of
 from genctl.parity.trace_rows import TraceRow

@@ -26,7 +26,7 @@ from genctl.commands.messages import Messages
 from genctl.commands.options import memory_bytes, shown_top
 from genctl.config import presets
 from genctl.config.layers import Layer, Resolved
-from genctl.documents.reader import kind_of
+from genctl.config.reader import kind_of
 from genctl.engines.protocol import Flow, Report
 from genctl.errors import ContractError, GenctlError, InputError, ModelError, OutputError, UsageError, printable
 from genctl.io import jsonl, writers

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from genctl.config.chat_settings import KNOBS
 from genctl.config.check import shown
+from genctl.config.conflicts import CHAT_KNOBS
 from genctl.config.layers import Layer
 from genctl.config.listed_knobs import LISTS
 from genctl.config.settings import SavedLayer, objections, saved_layers
 from genctl.params import Generation, knobs, spelled
 
-OF_PROMPTS = {"system", "seed", "truncate", "row_timeout", "src_lang", "tgt_lang", *KNOBS}
+OF_PROMPTS = {"system", "seed", "truncate", "row_timeout", "src_lang", "tgt_lang", *CHAT_KNOBS}
 SAVED = frozenset({*knobs(Generation), *LISTS, *OF_PROMPTS})
 
 

@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 from annotated_types import Ge, Le, MinLen
 
 from genctl.commands.parity.view import worst_first
-from genctl.documents import reader
-from genctl.documents.reader import BadJson, Unreadable
-from genctl.documents.shapes import Known, Natural, value_of
+from genctl.config import reader
+from genctl.config.reader import BadJson, Unreadable
+from genctl.config.shapes import Known, Natural, value_of
 from genctl.engines.protocol import Request
 from genctl.errors import InputError, ModelError, cannot_read, count, printable, quote
 from genctl.events import LARGEST, ROUNDING, row_name

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar
 
-from genctl.documents.shapes import BadShape, Natural, value_of
+from genctl.config.shapes import BadShape, Natural, value_of
 from genctl.engines.protocol import Key, Scored, ScoringOptions, TextToScore, ranked
 from genctl.engines.server.answer import pieces_of, tokens_of
 from genctl.engines.server.body import path_of

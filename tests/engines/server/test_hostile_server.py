@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from genctl.documents import reader
+from genctl.config import reader
 from genctl.engines.server import client, failure
 from genctl.engines.server.address import key_of, read
 from genctl.engines.server.answer import object_of
