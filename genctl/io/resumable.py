@@ -43,13 +43,8 @@ class JournalHeader(TypedDict, total=False):
     """What is read of the header. There is more, which is compared with that of the next run."""
 
     seed: int | None
-    settings: dict[str, Any]
-    files: dict[str, Any]
-    checkpoints: dict[str, Any]
-    records: dict[str, Any]
     batch: dict[str, Any]
     threads: int | None
-    versions: dict[str, Any]
 
 
 class Tally(TypedDict, total=False):
