@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from warnings import warn
 
 from genctl import events
-from genctl.config.chat_settings import KNOBS as CHAT_KNOBS
+from genctl.config.conflicts import CHAT_KNOBS
 from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
 from genctl.engines.protocol import Flow, Report, Request
 from genctl.engines.session import Session

@@ -50,8 +50,6 @@ def started(options: ModelOptions, choice: EngineChoice = LOCAL, *, row: str = "
         if not options.verbose:
             stack.enter_context(_libraries_hushed())
         job = Job(options, interrupt, choice, stack, row)
-        if not choice.follows:
-            job.messages.note(*options.unread_files)
         yield job
 
 

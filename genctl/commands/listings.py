@@ -175,7 +175,7 @@ def show(
 
     Passwords in addresses are hidden.
     """
-    from genctl.config.dry import to_toml
+    from genctl.config.settings import to_toml
 
     if not raw:
         resolved = resolve(presets.load([name]))

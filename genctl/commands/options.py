@@ -137,11 +137,6 @@ class ModelOptions(CommandOptions):
         """The settings from outside the command line, with those of `presets`."""
         return settings.standing_layers(self.config_layers, presets)
 
-    @property
-    def unread_files(self) -> list[str]:
-        """Notes on files of the working directory that are not read because nobody named them."""
-        return settings.unread_files(self.config, getattr(self, "presets", ()))
-
     @cached_property
     def prompt_template(self) -> Template | None:
         """What --template gives. Raises UsageError or InputError."""

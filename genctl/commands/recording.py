@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 from genctl import events
 from genctl.comparing.side_by_side import SideBySide
-from genctl.documents import reader
-from genctl.documents.reader import Unreadable
+from genctl.config import reader
+from genctl.config.reader import Unreadable
 from genctl.engines.protocol import Engine
 from genctl.errors import InputError, OutputError, reason_of, without_secrets
 from genctl.identity import versions

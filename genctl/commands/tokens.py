@@ -16,7 +16,7 @@ from genctl.commands.help import ALSO
 from genctl.commands.job import settings_of, started, usable
 from genctl.commands.options import FORMAT, IN_OUT, SETTINGS, PresetOptions
 from genctl.commands.table import Command, Conflict, OptionGroup, argument, given, needless_force
-from genctl.config import chat_settings
+from genctl.config import conflicts
 from genctl.config.layers import Resolved
 from genctl.errors import InputError, UsageError, count, quote
 from genctl.io import jsonl, writers
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from genctl.models.tokenizer_alone import TokenPiece, TokenReader, TokenReading
 
 MODEL, SHOWN = OptionGroup("Model"), OptionGroup("What is shown")
-KNOBS = frozenset({"revision", "chat", "system", *chat_settings.KNOBS})
+KNOBS = frozenset({"revision", "chat", "system", *conflicts.CHAT_KNOBS})
 COUNTS, TEXTS = ("id", "model", "tokens", "error"), ("id", "model", "text", "error")
 COLUMNS = ("id", "model", "position", "token_id", "text", "bytes", "special", "error")
 
@@ -163,7 +163,7 @@ def tokens(options: TokensOptions) -> int | None:
                 if runtime.is_chat and not options.decode:
                     template = runtime.chat_template
                     source = check_template(reader.tokenizer, reader.name, template, tools=bool(runtime.tools))
-                    unused = chat_settings.unused(source, runtime)
+                    unused = conflicts.unused_variables(source, runtime)
                     job.messages.note(*(f"the chat template of {reader.name} does not use {name}" for name in unused))
                 if reader.found.left_to:
                     job.messages.detail(f"tokenizer of {reader.name}: {reader.found.left_to}")
@@ -198,10 +198,10 @@ def _readings(
     if row.prompt_ids is not None or options.decode:
         return [reader.decode(row.prompt_ids or ids_of(row.prompt or "")) for reader in readers]
     if row.messages is None and not runtime.is_chat:
-        chat_settings.check_is_chat(runtime)
+        conflicts.check_is_chat(runtime)
         return [reader.read(row.prompt or "") for reader in readers]
     messages = row.messages or ({"role": "user", "content": row.prompt or ""},)
-    how = {"variables": chat_settings.variables_of(runtime), "template": runtime.chat_template}
+    how = {"variables": conflicts.variables_of(runtime), "template": runtime.chat_template}
     return [reader.read_chat(messages, system=runtime.system, **how) for reader in readers]
 
 

@@ -17,8 +17,8 @@ from itertools import accumulate
 from typing import Any, TypeAlias
 
 from genctl import events
-from genctl.documents import reader
-from genctl.documents.reader import Unreadable
+from genctl.config import reader
+from genctl.config.reader import Unreadable
 from genctl.errors import InputError, UsageError, cannot_read, count, extra
 from genctl.events import shared_length
 from genctl.events.results import Sequence as Written

@@ -7,15 +7,16 @@ back to its default. `settle` applies the rules, one function each, to the merge
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from genctl.config import chat_settings
 from genctl.config.check import default, known, shown
 from genctl.config.listed_knobs import CRITERIA, LISTS, PROCESSORS, WINDOW
 from genctl.config.names import ALSO_READ_BY, SEARCHES
-from genctl.params import DRAFTING, Generation, knobs, spelled
+from genctl.errors import UsageError
+from genctl.params import DRAFTING, Generation, Runtime, knobs, spelled
 
 # Knobs that refine others and have no effect without one of them: those of a processor's row, and those that phrase so.
 REFINES: dict[str, tuple[str, ...]] = {
@@ -347,9 +348,11 @@ def _chat(s: Merged, out: Rulings) -> None:
         out.moot.update({"system": (None, "default")} if chat.level > system.level else {"chat": (True, system.place)})
         if chat.value is False and chat.level == system.level:
             out.refuse(s, "system", "chat", "only a chat has a system message")
-    thinking = s["enable_thinking"].value is not None
-    for sentence in chat_settings.mistakes(table.value or {}, thinking=thinking):
-        out.clashes.append(Clash(frozenset({"chat_template_kwargs"}), f"{sentence} ({table.place})"))
+    variables = table.value or {}
+    wrong = [f"chat_template_kwargs cannot set {name}: {why}" for name, why in _RESERVED.items() if name in variables]
+    if s["enable_thinking"].value is not None and "enable_thinking" in variables:
+        wrong.append("enable_thinking is set alone and in chat_template_kwargs; leave out one of them")
+    out.clashes.extend(Clash(frozenset({"chat_template_kwargs"}), f"{what} ({table.place})") for what in wrong)
 
 
 def _languages(s: Merged, out: Rulings) -> None:
@@ -357,3 +360,41 @@ def _languages(s: Merged, out: Rulings) -> None:
     forced = s["forced_bos_token_id"]
     if s["tgt_lang"].value is not None and forced.value is not None and forced.kind != "model":
         out.refuse(s, "tgt_lang", "forced_bos_token_id", "both are the first token of a text")
+
+
+# -- the variables of chat templates -----------------------------------------------------------------------------------
+
+
+CHAT_KNOBS = ("chat_template_kwargs", "enable_thinking", "chat_template", "tools")
+# variables that have a setting of their own, or that the program sets -> why a table may not set them
+_RESERVED = {
+    "messages": "they are the prompt",
+    "add_generation_prompt": "a prompt always ends where the answer begins",
+    "tools": "they are the setting tools",
+    "chat_template": "it is the setting chat_template",
+}
+
+
+def variables_of(runtime: Runtime) -> dict[str, Any]:
+    """The variables that the settings give to a chat template."""
+    variables = dict(runtime.chat_template_kwargs or {})
+    if runtime.enable_thinking is not None:
+        variables["enable_thinking"] = runtime.enable_thinking
+    if runtime.tools is not None:
+        variables["tools"] = list(runtime.tools)
+    return variables
+
+
+def check_is_chat(runtime: Runtime) -> None:
+    """Raises UsageError for settings of the chat template where the prompt is not a chat."""
+    idle = [name for name in CHAT_KNOBS if getattr(runtime, name) is not None]
+    if idle and not runtime.is_chat:
+        raise UsageError(
+            f"{' and '.join(idle)} would change nothing: the prompt is not a chat",
+            hint="--chat makes it the message of a user; a row may have messages",
+        )
+
+
+def unused_variables(template: str, runtime: Runtime) -> list[str]:
+    """The variables that a template does not name, so that they change nothing."""
+    return [name for name in variables_of(runtime) if re.search(rf"\b{re.escape(name)}\b", template) is None]

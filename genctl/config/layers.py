@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from genctl import params
+from genctl.config import reader
 from genctl.config.check import (
     Misfit,
     Wrong,
@@ -27,7 +28,6 @@ from genctl.config.conflicts import Merged, Rulings, Setting, imply, notices, se
 from genctl.config.listed_knobs import LISTS, check_list, code_in
 from genctl.config.names import BOOKKEEPING, FILES, OF_RUN, OUTWARD, REFUSED, UNSAFE
 from genctl.config.toml import printable
-from genctl.documents import reader
 from genctl.errors import PresetError, cannot_read
 from genctl.params import Generation, Runtime
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import tomli
 
+from genctl.config import reader
 from genctl.config.check import (
     Unparsed,
     Wrong,
@@ -23,9 +24,8 @@ from genctl.config.check import (
     structured,
 )
 from genctl.config.layers import SET, Layer
+from genctl.config.reader import BadJson
 from genctl.config.toml import decode, lines_of, parse, printable, read_bytes
-from genctl.documents import reader
-from genctl.documents.reader import BadJson
 from genctl.errors import PresetError, cannot_read
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")

@@ -2,6 +2,8 @@
 
 Nothing is read from the working directory unless it is named. Anybody may have written the file of a chat or a tree, so
 it sets only how text is generated: it chooses no files, no code and no further checkpoints.
+
+At the end: a resolved job as TOML (`--dry`), which is a preset again.
 """
 
 from __future__ import annotations
@@ -12,19 +14,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
+from genctl import params
 from genctl.config.check import did_you_mean, known, names_file
-from genctl.config.layers import Layer
+from genctl.config.layers import Layer, Resolved
 from genctl.config.listed_knobs import LISTS
 from genctl.config.names import UNSAFE
-from genctl.config.presets import broken, expanded, file_layers, folders, in_this_folder, load, parse_value, user_file
-from genctl.config.toml import printable
-from genctl.errors import PresetError
+from genctl.config.presets import broken, expanded, file_layers, load, parse_value, user_file
+from genctl.config.toml import printable, write_key, write_string, write_value
+from genctl.errors import PresetError, hide_secrets, without_secrets
+from genctl.params import Generation, Runtime
 
 PREFIX = "GENCTL_"
 CONFIG = "GENCTL_CONFIG"  # names a settings file, as --config does
 OTHER_VARIABLES = (CONFIG, "GENCTL_UPDATE_SCREENS", "GENCTL_API_KEY", "GENCTL_PRODUCTS", "GENCTL_BUILD")
 TEST_PREFIX = "GENCTL_TEST"
-UNREAD = "genctl.toml"  # earlier versions read it unnamed
 
 
 def config_layers(config: str | None = None) -> list[Layer]:
@@ -67,18 +70,6 @@ def environment_layer(environment: Mapping[str, str] | None = None) -> Layer:
         mistakes.append(PresetError(f"environment: {printable(name, 60)} names no setting{suggestion}"))
     where = {key: f"{PREFIX}{key.upper()}" for key in values}
     return Layer("environment", values, where, "user", tuple(mistakes))
-
-
-def unread_files(config: str | None, presets: Sequence[str] = ()) -> list[str]:
-    """Notes on files of the working directory that earlier versions read without their being named."""
-    named = config or os.environ.get(CONFIG)
-    notes = []
-    if os.path.lexists(UNREAD) and not (named and Path(named).absolute() == Path(UNREAD).absolute()):
-        notes.append(f"{UNREAD} is not read; name it with --config {UNREAD}")
-    for here in filter(None, map(in_this_folder, presets)):
-        if any((folder / Path(here).name).is_file() for folder in folders().values()):  # else an error says so
-            notes.append(f"{here.removeprefix('./')} is not read; name it with -p {here}")
-    return notes
 
 
 CHECKPOINTS = ("assistant_model", "amateur_model")
@@ -129,3 +120,40 @@ def objection(key: str, value: Any, allowed: Container[str]) -> str:
             if name != "use" and (why := objection(name, inner, allowed)):
                 return why
     return ""
+
+
+def to_toml(resolved: Resolved, *, defaults: bool = True, always: Sequence[str] = ()) -> str:
+    """`resolved` as a preset; without `defaults`, only the knobs that are set, and those of `always`.
+
+    A comment gives the origin of every value. Values of None are left out. Passwords and keys in addresses are
+    hidden; no server is named by an address with one.
+    """
+    blocks: list[str] = []
+    if resolved.about:
+        blocks.append(f"about = {write_string(without_secrets(resolved.about))}")
+    for kind, values in ((Generation, resolved.generation), (Runtime, resolved.runtime)):
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for key, item in params.knobs(kind).items():
+            value, origin = getattr(values, key), resolved.origins.get(key, "default")
+            if value is None or (origin == "default" and not defaults and key not in always):
+                continue
+            shown = hide_secrets(value) if kind is Runtime else value  # no text to be generated is an address
+            entry = f"{key} = {write_value(shown)}", printable(origin)
+            groups.setdefault(str(item.metadata["group"]), []).append(entry)
+        for group, entries in groups.items():
+            width = min(max(len(code) for code, _ in entries), 44)
+            blocks.append("\n".join([f"# {group}", *(f"{code:<{width}}  # {origin}" for code, origin in entries)]))
+    # An empty list means "no processors at all" and must come before the first table.
+    places = {key: resolved.settings[key].place if key in resolved.settings else "default" for key in LISTS}
+    blocks += [f"{key} = []  # {place}" for key, place in places.items() if getattr(resolved, key) == ()]
+    for key, place in places.items():
+        for table in getattr(resolved, key) or ():
+            lines = [f"{write_key(name)} = {write_value(value)}" for name, value in table.items() if value is not None]
+            blocks.append("\n".join([f"[[{key}]]  # {place}", *lines]))
+    return "\n\n".join(blocks) + "\n" if blocks else ""
+
+
+def settings_of(resolved: Resolved) -> dict[str, Any]:
+    """Every knob that has a value, as a flat dictionary (for records and `Began.settings`)."""
+    both = {**vars(resolved.generation), **vars(resolved.runtime)}
+    return {key: value for key, value in both.items() if key in known() and value is not None}

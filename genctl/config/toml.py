@@ -11,14 +11,12 @@ from typing import Any
 
 import tomli
 
-from genctl.documents import reader
-from genctl.documents.reader import Unreadable
+from genctl.config import reader
+from genctl.config.reader import Unreadable
 from genctl.errors import PresetError, cannot_read
 
 MAX_BYTES = 1 << 20
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-
-MOST_LINES = 100  # of one statement: no lines are known behind a longer one
 
 
 def printable(text: str, limit: int = 200) -> str:
@@ -64,24 +62,15 @@ def parse(text: str, name: str) -> dict[str, Any]:
         raise PresetError(f"{name}: not valid TOML: a number with too many digits") from error
 
 
+_LINE = re.compile(r"""\s*\[{0,2}\s*(?:"([^"\\]*)"|'([^']*)'|([\w-]+))\s*[=.\]]""")
+
+
 def lines_of(text: str) -> dict[str, int]:
-    """The line on which each top-level key of a valid document, or its table, is first set."""
+    """The line on which each name first begins a statement: that of each top-level key, or of its table."""
     found: dict[str, int] = {}
-    in_table = False
-    statement: list[str] = []
     for number, line in enumerate(text.split("\n"), 1):
-        statement.append(line)
-        try:
-            keys = tomli.loads("\n".join(statement))
-        except ValueError:  # the statement continues on the next line
-            if len(statement) > MOST_LINES:
-                break
-            continue
-        is_header = statement[0].lstrip().startswith("[")
-        in_table = in_table or is_header
-        if is_header or not in_table:
-            found |= {key: number + 1 - len(statement) for key in keys if key not in found}
-        statement = []
+        if name := _LINE.match(line):
+            found.setdefault(name[name.lastindex or 0], number)
     return found
 
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from genctl.config import reader
+from genctl.config.reader import Unreadable
 from genctl.decode.processors.token_bytes import Spelling, spelling
 from genctl.decode.types import Prefix, Source
-from genctl.documents import reader
-from genctl.documents.reader import Unreadable
 from genctl.errors import InputError, ModelError, reason_of
 from genctl.identity import change, checkpoint_change
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from genctl import events
-from genctl.config import chat_settings
+from genctl.config import conflicts
 from genctl.engines.protocol import trained_length_note
 from genctl.errors import ModelError, UsageError
 from genctl.params import Generation, Runtime
@@ -43,7 +43,7 @@ class PromptReader:
 
         tokenizer, runtime = self.loaded.tokenizer, request.resolved.runtime
         if request.prompt is not None:
-            chat_settings.check_is_chat(runtime)
+            conflicts.check_is_chat(runtime)
         if request.prompt_ids is not None:
             text.check_ids(request.prompt_ids, self.loaded.vocab_size)
             words = "" if tokenizer is None else text.decode(tokenizer, request.prompt_ids)
@@ -67,7 +67,7 @@ class PromptReader:
         # the template contains the special tokens
         ids = tuple(text.encode(tokenizer, rendered, add_special_tokens=False))
         note = self._note(ids, "the chat template writes it before a message that begins with it")
-        if how["variables"] and how["variables"] != chat_settings.variables_of(self.runtime):  # of a row
+        if how["variables"] and how["variables"] != conflicts.variables_of(self.runtime):  # of a row
             unused = self.unused_variables(runtime)
             note = note or (f"the chat template does not use {' or '.join(unused)}" if unused else "")
         return Prompt(ids, rendered, events.conversation(messages, runtime.system), note)
@@ -77,8 +77,8 @@ class PromptReader:
         from genctl.models.chat import check_template
 
         tokenizer: Any = self.loaded.tokenizer
-        tools = "tools" in chat_settings.variables_of(runtime)
-        return chat_settings.unused(
+        tools = "tools" in conflicts.variables_of(runtime)
+        return conflicts.unused_variables(
             check_template(tokenizer, self.loaded.name, runtime.chat_template, tools=tools), runtime
         )
 
@@ -118,5 +118,5 @@ def conversation(request: Request) -> tuple[list[dict[str, Any]], dict[str, Any]
     """The messages of a chat, and how they are rendered."""
     runtime = request.resolved.runtime
     messages = request.messages or ({"role": "user", "content": request.prompt or ""},)
-    variables = chat_settings.variables_of(runtime)
+    variables = conflicts.variables_of(runtime)
     return list(messages), {"system": runtime.system, "variables": variables, "template": runtime.chat_template}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from genctl import events
-from genctl.config import chat_settings, modes
+from genctl.config import conflicts, modes
 from genctl.config.check import shown
 from genctl.config.layers import Layer, Resolved, model_layer, resolve
 from genctl.decode.threads import TEXT, Threads
@@ -204,7 +204,7 @@ class Session:
 
             source = grammar_source.read(generation)
             remarks += [] if source is None else source.notes
-        if runtime.is_chat and (runtime.chat_template is not None or chat_settings.variables_of(runtime)):
+        if runtime.is_chat and (runtime.chat_template is not None or conflicts.variables_of(runtime)):
             unused = self.planner.prompts.unused_variables(runtime)
             remarks += [f"the chat template of {name} does not use {variable}" for variable in unused]
         remarks += [*self.loaded.remarks, *filter(None, [self.forward.remark])]

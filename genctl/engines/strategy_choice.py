@@ -89,7 +89,7 @@ class StrategyChoice:
 
     def _read_corpus(self, drafter: SuffixDrafter, path: str) -> None:
         """Draft from a text, or from earlier results. Raises InputError and ModelError."""
-        from genctl.documents import reader
+        from genctl.config import reader
         from genctl.models.text import encode
 
         tokenizer = self.loaded.tokenizer

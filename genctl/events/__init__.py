@@ -15,8 +15,8 @@ from typing import Annotated, Any, ClassVar, TypeAlias, TypedDict, TypeVar
 
 from annotated_types import Ge, Le
 
-from genctl.documents.reader import kind_of
-from genctl.documents.shapes import BadShape, Known, Natural, value_of
+from genctl.config.reader import kind_of
+from genctl.config.shapes import BadShape, Known, Natural, value_of
 from genctl.errors import InputError, hide_secrets, nearest
 
 S = TypeVar("S")

@@ -116,14 +116,14 @@ def _content(data: bytes, length: int, kind: str, limit: int) -> str | Cells:
         return error
 
 
-class Piece(NamedTuple):
+class BytePiece(NamedTuple):
     """The bytes between two separators."""
 
     data: bytes  # empty if they are more than the limit
     length: int
 
 
-def split(source: IO[bytes] | Pipe, separator: bytes | None, limit: int, name: str) -> Iterator[Piece]:
+def split(source: IO[bytes] | Pipe, separator: bytes | None, limit: int, name: str) -> Iterator[BytePiece]:
     """Split at each separator (None: nowhere). What follows the last separator is a piece if it is not empty.
 
     Raises InputError for errors of the system, and for a piece without an end.
@@ -142,7 +142,7 @@ def split(source: IO[bytes] | Pipe, separator: bytes | None, limit: int, name: s
         *whole, rest = [chunk] if separator is None else chunk.split(separator)
         for part in whole:
             length += len(part)
-            yield Piece(b"" if length > limit else bytes(head) + part, length)
+            yield BytePiece(b"" if length > limit else bytes(head) + part, length)
             length = 0
             head.clear()
         length += len(rest)
@@ -153,7 +153,7 @@ def split(source: IO[bytes] | Pipe, separator: bytes | None, limit: int, name: s
         else:
             head += rest
     if length or separator is None:
-        yield Piece(bytes(head), length)
+        yield BytePiece(bytes(head), length)
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------

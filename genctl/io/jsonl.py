@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
+from genctl.config import reader
 from genctl.config.names import ALIASES
-from genctl.documents import reader
-from genctl.documents.reader import BadJson, kind_of
+from genctl.config.reader import BadJson, kind_of
 from genctl.errors import is_one_edit, nearest, quote
 from genctl.io.rows import SCHEMA, RefusedRow
 from genctl.io.template import Template

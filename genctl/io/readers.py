@@ -13,9 +13,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias, get_args
 
+from genctl.config import reader
 from genctl.config.check import setting_of
-from genctl.documents import reader
-from genctl.documents.reader import Unreadable
+from genctl.config.reader import Unreadable
 from genctl.errors import InputError, UsageError, cannot_read, printable, quote
 from genctl.io import jsonl
 from genctl.io.contents import TABLES, Pipe, contents
@@ -190,18 +190,10 @@ def read(
     template: Template | None = None,
     report: ReportLine = lambda line: None,
 ) -> Rows:
-    """The rows of an open binary stream. `name` is what messages call it; `limit` is in bytes.
+    """The rows of an open binary stream. `name` is what messages call it; `limit` is in bytes of a row.
 
-    `shape` says what a row of named values may hold. `report` receives remarks on an input without rows, on a first
-    line that looks like a row of JSONL though no format is given, and on columns that look like misspelt keys.
-
-    - `lines`: one prompt per line, `\\n` or `\\r\\n`; only these end a line.
-    - `text`: the whole input is one prompt, its last newline included.
-    - `jsonl`: one object per line (see `genctl.io.jsonl`). A row without id goes by its index. To find an id that
-      is used twice, a hash is kept of each explicit id (`jsonl.UsedIds`): the only thing that grows.
-    - `csv`, `tsv`, `parquet`: rows of a table (see `genctl.io.contents`), otherwise as those of JSONL.
-    - None: `jsonl` if the name ends in .jsonl or .ndjson, or if the first line of standard input is an object with a
-      known key; a table if the name ends in its name; else `lines`.
+    `shape` says what a row of named values may hold. `report` receives remarks on the input and its columns. Without a
+    `format` it is that of the name; standard input is `jsonl` if its first line is an object with a known key.
 
     Raises nothing but InputError when the system cannot read on, or for what is no table; all other bytes become rows.
     """

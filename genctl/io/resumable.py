@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
-from genctl.documents import reader
-from genctl.documents.reader import Unreadable
-from genctl.documents.shapes import Natural, value_of
+from genctl.config import reader
+from genctl.config.reader import Unreadable
+from genctl.config.shapes import Natural, value_of
 from genctl.errors import GenctlError, InputError, UsageError, printable
 from genctl.identity import check_same
 from genctl.io import writers
@@ -43,13 +43,8 @@ class JournalHeader(TypedDict, total=False):
     """What is read of the header. There is more, which is compared with that of the next run."""
 
     seed: int | None
-    settings: dict[str, Any]
-    files: dict[str, Any]
-    checkpoints: dict[str, Any]
-    records: dict[str, Any]
     batch: dict[str, Any]
     threads: int | None
-    versions: dict[str, Any]
 
 
 class Tally(TypedDict, total=False):

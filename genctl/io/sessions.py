@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
 
-from genctl.documents import reader
+from genctl.config import reader
 from genctl.errors import InputError, OutputError, cannot_read, printable
 from genctl.io.output import unbuffered, unwritable
 from genctl.io.sink import NotOurs, Sink, lock, open_regular

@@ -17,8 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from genctl.documents import reader
-from genctl.documents.reader import Unreadable
+from genctl.config import reader
+from genctl.config.reader import Unreadable
 from genctl.errors import InputError, UsageError, cannot_read, nearest, printable, quote
 from genctl.io.rows import RefusedRow
 

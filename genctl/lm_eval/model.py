@@ -28,14 +28,7 @@ from genctl.params import Generation, Runtime, knobs
 # -- the `--model_args` of lm_eval: names of its hf backend, and the settings with which genctl loads a checkpoint -----
 
 
-# knobs that the harness gives in another way: what to say instead
-_ELSEWHERE = {
-    "model": "the checkpoint is called pretrained",
-    "backend": "a server has backends of lm_eval's own, such as local-completions",
-    "chat": "give --apply_chat_template to lm_eval",
-    "system": "give --system_instruction to lm_eval",
-    "max_new_tokens": "the argument is called max_gen_toks",
-}
+_ELSEWHERE = ("model", "backend", "chat", "system")  # settings that the harness gives in another way
 
 
 @dataclass(frozen=True)
@@ -58,8 +51,7 @@ class Arguments:
 def read(pretrained: str, given: Mapping[str, Any]) -> tuple[str, Arguments]:
     """The checkpoint and its arguments. Raises UsageError for a name that is none, with the nearest one."""
     own = {item.name for item in fields(Arguments)} - {"settings"}
-    loading = knobs(Runtime).keys() - _ELSEWHERE.keys()
-    elsewhere = {name: f"give --gen_kwargs {name}={given.get(name)} to lm_eval" for name in knobs(Generation)}
+    loading = knobs(Runtime).keys() - {*_ELSEWHERE}
     named: dict[str, Any] = {}
     rest: dict[str, Any] = {}
     place = str(pretrained)
@@ -74,13 +66,13 @@ def read(pretrained: str, given: Mapping[str, Any]) -> tuple[str, Arguments]:
             named[name] = value
         elif name in loading:
             rest[name] = value
-        elif instead := (elsewhere | _ELSEWHERE).get(name):
-            raise UsageError(f"model_args: {name} = {value!r:.60}: {instead}")
+        elif name in knobs(Generation):
+            raise UsageError(f"model_args: {name} = {value!r:.60}: give --gen_kwargs {name}={value} to lm_eval")
         else:
             near = nearest(name, [*own, *loading, "pretrained", "gguf_file"])
-            others = "they are those of `genctl run --help` for models, such as dtype, quantize and runtime"
-            hint = f"did you mean {near}?" if near else others
-            raise UsageError(f"model_args: genctl has no argument {name!r}", hint=hint)
+            raise UsageError(
+                f"model_args: genctl has no argument {name!r}", hint=f"did you mean {near}?" if near else ""
+            )
     for name in ("max_length", "max_gen_toks"):
         if name in named and (type(named[name]) is not int or named[name] < 1):
             raise UsageError(f"model_args: {name} = {named[name]!r:.60} is not a number of tokens")
@@ -314,7 +306,7 @@ class GenctlLM(TemplateLM):  # type: ignore[misc]
         for name in wanted:
             if name not in known and name != "seed":
                 near = nearest(name, known)
-                hint = f"did you mean {near}?" if near else "they are the settings of genctl and until, max_gen_toks"
+                hint = f"did you mean {near}?" if near else ""
                 raise UsageError(f"gen_kwargs: genctl has no setting {name!r}", hint=hint)
         if wanted["do_sample"]:
             import torch

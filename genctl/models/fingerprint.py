@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from genctl import process
-from genctl.documents import reader
-from genctl.documents.reader import Unreadable
+from genctl.config import reader
+from genctl.config.reader import Unreadable
 from genctl.errors import ModelError, reason_of
 from genctl.identity import PREFIX
 

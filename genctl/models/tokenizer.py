@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from genctl.documents import reader
-from genctl.documents.reader import Unreadable
+from genctl.config import reader
+from genctl.config.reader import Unreadable
 from genctl.models import tokenizer_limits
 from genctl.models.architectures import BACKEND, LEFT_TO_TRANSFORMERS, NO_CLASS, facts_of
 from genctl.models.weights import LARGEST_JSON, read_json

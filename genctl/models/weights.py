@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from genctl.documents import reader
-from genctl.documents.reader import DuplicateKey, Unreadable, once
+from genctl.config import reader
+from genctl.config.reader import DuplicateKey, Unreadable, once
 from genctl.errors import ModelError, reason_of
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
-from genctl.config.chat_settings import check_is_chat, variables_of
+from genctl.config.conflicts import check_is_chat, variables_of
 from genctl.config.layers import Resolved, overlay, row_layer
-from genctl.documents.shapes import BadShape
+from genctl.config.shapes import BadShape
 from genctl.errors import GenctlError, InputError, ModelError, count, quote
 from genctl.models import chat
 from genctl.models.hub import LoadedModel

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, TypedDict
 
-from genctl.documents.shapes import BadShape, Natural, Written, value_of
+from genctl.config.shapes import BadShape, Natural, Written, value_of
 
 
 class TracePiece(NamedTuple):

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
-from genctl.documents import reader
-from genctl.documents.reader import BadJson, Unreadable, kind_of
-from genctl.documents.shapes import BadShape, Natural, Written
+from genctl.config import reader
+from genctl.config.reader import BadJson, Unreadable, kind_of
+from genctl.config.shapes import BadShape, Natural, Written
 from genctl.errors import InputError, cannot_read, nearest, printable, quote
 from genctl.parity.trace_rows import (
     PROMPT_IDS,

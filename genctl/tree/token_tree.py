@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from genctl.config.settings import SavedLayer
-from genctl.documents.shapes import Natural
+from genctl.config.shapes import Natural
 from genctl.errors import InputError
 from genctl.events import Amount, Id, Logprob, Rank, Seed
 

@@ -221,8 +221,8 @@ def test_what_is_asked_otherwise_is_told(
 def test_every_setting_is_kept_but_those_that_are_kept_elsewhere() -> None:
     from genctl.commands.run.options import RunOptions
     from genctl.commands.run.resume import Grouping, identity
-    from genctl.config.dry import settings_of
     from genctl.config.layers import Resolved
+    from genctl.config.settings import settings_of
     from genctl.params import Generation, Runtime, knobs
 
     # settings with no value are not kept: here each has one

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genctl import params
-from genctl.config.dry import settings_of, to_toml
 from genctl.config.layers import Layer, Resolved, flags_layer, model_layer, resolve
 from genctl.config.listed_knobs import PROCESSORS
+from genctl.config.settings import settings_of, to_toml
 from genctl.config.toml import parse, write_key, write_value
 
 QUIET = settings(max_examples=200, deadline=None)

@@ -95,8 +95,8 @@ MISTAKES: list[tuple[str, str, str | None]] = [
     ),
     ("nothing near", "zzzzzz = 1", "job.toml:1: unknown key zzzzzz"),
     ("empty key", '"" = 1', 'job.toml:1: unknown key ""'),
-    ("key with an escape sequence", '"\\u001b[31m" = 1', 'job.toml:1: unknown key "\\u001B[31m"'),
-    ("key with a line end", '"a\\nb" = 1', 'job.toml:1: unknown key "a\\nb"'),
+    ("key with an escape sequence", '"\\u001b[31m" = 1', 'job.toml: unknown key "\\u001B[31m"'),
+    ("key with a line end", '"a\\nb" = 1', 'job.toml: unknown key "a\\nb"'),
     (
         "knobs in a table",
         "[generation]\ntop_k = 5",

@@ -21,9 +21,8 @@ import tomli
 
 from genctl.config import presets
 from genctl.config.check import known
-from genctl.config.dry import to_toml
 from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
-from genctl.config.settings import environment_layer
+from genctl.config.settings import environment_layer, to_toml
 from genctl.config.toml import parse
 from genctl.decode.processors import grammar_source as source
 from genctl.errors import Exit, GenctlError

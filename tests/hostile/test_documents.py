@@ -18,8 +18,8 @@ import pytest
 
 from genctl.commands.parity.golden_file import check_golden
 from genctl.commands.recording import read_recording
-from genctl.documents import reader
-from genctl.documents.reader import DEEPEST, Unreadable
+from genctl.config import reader
+from genctl.config.reader import DEEPEST, Unreadable
 from genctl.errors import GenctlError
 from tests.cli.tool import Done, genctl
 from tests.hostile import files

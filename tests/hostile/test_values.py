@@ -268,7 +268,7 @@ def test_a_side_whose_numbers_are_not_finite_agrees_with_nothing(gpt2: Path, tmp
 
 def test_what_is_not_finite_is_written_as_null() -> None:
     from genctl import events
-    from genctl.documents import reader
+    from genctl.config import reader
 
     line = json.dumps(events.to_json(events.Token(1, -float("inf"), "x")))
     assert reader.loads(line) == {"event": "token", "id": 1, "logprob": None, "text": "x"}

@@ -12,38 +12,14 @@ from hypothesis import strategies as st
 
 from genctl.io.readers import Format, read
 from genctl.io.rows import BadRow, InputRow
-
-FORMATS: tuple[Format, ...] = ("lines", "text", "jsonl")
-
-
-def rows(data: bytes, format: Format | None = None, name: str = "in", limit: int = 2**20) -> list[InputRow | BadRow]:
-    return list(read(io.BytesIO(data), format=format, name=name, limit=limit))
-
-
-def prompts(data: bytes, format: Format) -> list[str | None]:
-    return [row.prompt if isinstance(row, InputRow) else f"!{row.message}" for row in rows(data, format)]
-
-
-def only(line: str) -> InputRow | BadRow:
-    (row,) = rows(line.encode("utf-8", "surrogatepass"), "jsonl")
-    return row
-
+from tests.io.test_batch_readers import FORMATS, only, prompts, rows
 
 scraps = st.sampled_from(
     [
-        b"\n",
-        b"\r\n",
-        b"\0",
-        b"\xff",
-        b"\xef\xbb\xbf",
-        b"{",
-        b"}",
-        b'"',
-        b'{"prompt":"a"}',
-        b'{"id":1,"prompt_ids":[1]}',
-        b"\\ud800",
+        b"\n", b"\r\n", b"\0", b"\xff", b"\xef\xbb\xbf", b"{", b"}", b'"', b"\\ud800",
+        b'{"prompt":"a"}', b'{"id":1,"prompt_ids":[1]}',
     ]
-)
+)  # fmt: skip
 anything = st.one_of(
     st.binary(max_size=200), st.lists(st.one_of(scraps, st.binary(max_size=5)), max_size=30).map(b"".join)
 )

@@ -1,15 +1,19 @@
-"""Where prompts come from: arguments, a file or a pipe, and what is said when there is none."""
+"""Where prompts come from: arguments, a file or a pipe; whether one prompt is alone, and how many lines there are."""
 
 from __future__ import annotations
 
 import io
 import itertools
+import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
 from genctl.errors import InputError, UsageError
-from genctl.io.readers import Prompts, from_arguments, open_prompts
+from genctl.io import readers
+from genctl.io.readers import Prompts, count_rows, from_arguments, open_prompts
 from genctl.io.rows import BadRow, InputRow
 
 
@@ -99,3 +103,74 @@ def test_arguments_that_are_no_prompts_are_bad_rows() -> None:
         BadRow("1", 1, "argument 2", "input", "argument 2: empty prompt"),
         BadRow("2", 2, "argument 3", "input", "argument 3: not UTF-8 at character 2"),
     ]
+
+
+# -- one prompt is known to be alone where that takes no waiting
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[IO[bytes], int]]:
+    ours, theirs = os.pipe()
+    with os.fdopen(ours, "rb") as source:
+        yield source, theirs
+
+
+def opened(source: IO[bytes], **how: Any) -> Prompts:
+    prompts = open_prompts((), None, source, stdin_is_terminal=False, **how)
+    assert prompts is not None
+    return prompts
+
+
+@pytest.mark.parametrize(("content", "alone"), [(b"a\n", True), (b"a", True), (b"", True), (b"a\nb\n", False)])
+def test_a_pipe_that_is_closed_is_read_ahead(pipe: tuple[IO[bytes], int], content: bytes, alone: bool) -> None:
+    source, end = pipe
+    os.write(end, content)
+    os.close(end)
+    prompts = opened(source)
+    assert prompts.is_alone() is alone
+    assert [row.id for row in prompts] == [str(place) for place in range(len(content.split()))]
+
+
+def test_a_pipe_that_is_open_keeps_nobody_waiting_and_loses_nothing(pipe: tuple[IO[bytes], int]) -> None:
+    source, end = pipe
+    os.write(end, b"a\n")
+    prompts = opened(source)
+    assert prompts.is_alone() is False
+    os.write(end, b"b\n" * 10_000)
+    os.close(end)
+    assert sum(1 for _ in prompts) == 10_001
+
+
+@pytest.mark.parametrize(("content", "alone"), [("a\n", True), ("a\nb", False)])
+def test_a_file_is_read_ahead(tmp_path: Path, content: str, alone: bool) -> None:
+    (tmp_path / "f").write_text(content)
+    prompts = open_prompts((), tmp_path / "f", None, stdin_is_terminal=True)
+    assert prompts is not None
+    assert prompts.is_alone() is alone
+    assert len(list(prompts)) == 2 - alone
+
+
+def test_an_input_that_is_one_prompt_is_alone_however_slow(pipe: tuple[IO[bytes], int]) -> None:
+    source, end = pipe
+    assert opened(source, format="text").is_alone()
+    os.close(end)
+
+
+# -- lines for a progress bar
+
+
+@pytest.mark.parametrize(("content", "rows"), [(b"", 0), (b"a", 1), (b"a\n", 1), (b"a\n\nb", 3), (b"a\r\nb\r\n", 2)])
+def test_the_lines_of_a_file_are_counted(
+    tmp_path: Path, content: bytes, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "SCANNED", 2)
+    path = tmp_path / "rows.txt"
+    path.write_bytes(content)
+    assert count_rows(path, "lines") == count_rows(path, "jsonl") == rows
+    assert count_rows(path, "csv") is None
+
+
+def test_what_can_be_read_only_once_is_left_alone(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in (tmp_path / "missing", "/dev/null", tmp_path / "pipe"):
+        assert count_rows(name, "lines") is None

@@ -20,8 +20,8 @@ from genctl.api import Model
 from genctl.commands import job
 from genctl.config.layers import Layer, resolve
 from genctl.config.modes import conflicts
+from genctl.config.reader import text_lines
 from genctl.decode.processors.bans import Bans
-from genctl.documents.reader import text_lines
 from genctl.engines.protocol import Flow, Report, Request
 from genctl.engines.session import Session
 from genctl.errors import GenctlError

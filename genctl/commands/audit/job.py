@@ -14,7 +14,7 @@ from genctl.commands.audit.options import UNEXPLAINED, AuditOptions, check_words
 from genctl.commands.engine_choice import SERVERS
 from genctl.commands.job import Job, settings_of, started
 from genctl.commands.parity.findings import FindingsWriter, StageLine
-from genctl.config.chat_settings import variables_of
+from genctl.config.conflicts import variables_of
 from genctl.config.layers import Layer, Resolved, resolve
 from genctl.errors import BackendError, CheckError, GenctlError, InputError, ModelError, UsageError, printable
 from genctl.io import readers

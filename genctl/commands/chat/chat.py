@@ -12,8 +12,8 @@ from genctl.commands.chat import thinking
 from genctl.commands.chat.log import SCHEMA, Change, ChatHeader, ChatLog, Message
 from genctl.commands.chat.options import check_settings
 from genctl.config import presets
-from genctl.config.chat_settings import KNOBS
 from genctl.config.check import known, shown
+from genctl.config.conflicts import CHAT_KNOBS
 from genctl.config.layers import Layer, Resolved
 from genctl.config.listed_knobs import LISTS
 from genctl.config.settings import SavedLayer, objections, saved_layers
@@ -28,7 +28,7 @@ from genctl.params import Generation, Runtime, knobs, spelled
 
 CHANGEABLE = frozenset({"system", "seed", "truncate", "row_timeout"})  # of the settings of a run, those of a turn
 # What the file of a chat may set. Anybody may have written it: it chooses no files, checkpoints, servers or code.
-SAVED = frozenset({*knobs(Generation), *LISTS, *CHANGEABLE, "src_lang", "tgt_lang", *KNOBS})
+SAVED = frozenset({*knobs(Generation), *LISTS, *CHANGEABLE, "src_lang", "tgt_lang", *CHAT_KNOBS})
 _NO_TEMPLATE = Layer("genctl chat", {"chat": False}, declared="user")
 
 Listener = Callable[[Event], object]

@@ -18,7 +18,7 @@ from genctl.commands.messages import Messages
 from genctl.commands.options import memory_bytes, shown_top
 from genctl.config import presets
 from genctl.config.layers import Layer, Resolved
-from genctl.documents.shapes import value_of
+from genctl.config.shapes import value_of
 from genctl.engines.protocol import Engine, Flow, Report
 from genctl.errors import (
     ContractError,

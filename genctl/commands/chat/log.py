@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from genctl.config.settings import SavedLayer
-from genctl.documents.shapes import Natural, value_of
+from genctl.config.shapes import Natural, value_of
 from genctl.errors import InputError, OutputError, UsageError, count, printable
 from genctl.events import Id, Seed
 from genctl.io.output import open_beside

@@ -29,8 +29,8 @@ from genctl.commands.job import (
 from genctl.commands.options import SHOWN_TOP
 from genctl.comparing import metrics
 from genctl.comparing.outputs import ComparedPrompt, Failure, prompts_of
-from genctl.config.dry import to_toml
 from genctl.config.layers import Resolved
+from genctl.config.settings import to_toml
 from genctl.config.sides import Side, check, each, loaded_with
 from genctl.engines.protocol import Engine, Flow, JobPlan, Report, Request
 from genctl.errors import Exit, GenctlError, UsageError, extra, printable

@@ -17,9 +17,9 @@ from genctl.commands.explore import formats
 from genctl.commands.explore.options import ExploreOptions, check_opened, check_screen, expansion
 from genctl.commands.job import Job, Row, request_of, settle, start_seed, started
 from genctl.commands.options import memory_bytes
+from genctl.config import reader
 from genctl.config.layers import Layer, row_layer
-from genctl.documents import reader
-from genctl.documents.reader import Unreadable
+from genctl.config.reader import Unreadable
 from genctl.errors import GenctlError, InputError, UsageError
 from genctl.io import writers
 from genctl.io.output import open_beside

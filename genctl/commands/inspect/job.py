@@ -16,8 +16,8 @@ from genctl.commands.inspect.options import InspectOptions, steps_of
 from genctl.commands.inspect.plan import plan
 from genctl.commands.job import Listener, request_of, seed_of, settings_of, settle, start_seed, started, usable
 from genctl.commands.options import memory_bytes
-from genctl.config.dry import to_toml
 from genctl.config.layers import Layer, Resolved, resolve
+from genctl.config.settings import to_toml
 from genctl.engines.protocol import Flow, Request
 from genctl.errors import Exit, UsageError, count
 from genctl.io import writers

@@ -22,11 +22,11 @@ from annotated_types import Ge, Le, MinLen
 from genctl.commands.parity.loading import LoadedSides, check_same
 from genctl.commands.parity.options import read_side
 from genctl.commands.parity.view import worst_first
+from genctl.config import reader
 from genctl.config.layers import Layer, Resolved
+from genctl.config.reader import BadJson, Unreadable
+from genctl.config.shapes import Known, Natural, value_of
 from genctl.config.sides import Side
-from genctl.documents import reader
-from genctl.documents.reader import BadJson, Unreadable
-from genctl.documents.shapes import Known, Natural, value_of
 from genctl.engines.protocol import EngineSetup, Request
 from genctl.errors import InputError, ModelError, cannot_read, count, printable, quote
 from genctl.events import LARGEST, ROUNDING, row_name, shared_length

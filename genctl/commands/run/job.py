@@ -29,7 +29,7 @@ from genctl.commands.run.output import Results
 from genctl.commands.run.resume import Grouping, identity
 from genctl.commands.run.row_source import RowSource
 from genctl.commands.run.screen import Screen
-from genctl.config.chat_settings import check_is_chat
+from genctl.config.conflicts import check_is_chat
 from genctl.config.layers import Resolved, resolve
 from genctl.engines.protocol import Flow, Report, Request, Skipped
 from genctl.errors import Exit, UsageError, count
@@ -56,7 +56,7 @@ def run(options: RunOptions) -> int | None:
         if options.are_texts:
             check_is_chat(early.runtime)
         if options.dry:
-            from genctl.config.dry import to_toml
+            from genctl.config.settings import to_toml
 
             if early.runtime.backend is None:  # a server keeps its settings to itself
                 from genctl.engines.session import checkpoint_layer
@@ -118,7 +118,7 @@ def run(options: RunOptions) -> int | None:
 
             seed = start_seed(base)
             if job.page is not None:
-                from genctl.config.dry import to_toml
+                from genctl.config.settings import to_toml
 
                 job.page.settled(to_toml(base, defaults=False), seed=seed)
             if options.resume:  # the job is compared with the one that began the output

@@ -11,9 +11,9 @@ from typing import Any
 
 from genctl.commands import job
 from genctl.commands.run.options import RunOptions
+from genctl.config import reader
 from genctl.config.layers import Resolved
-from genctl.documents import reader
-from genctl.documents.reader import Unreadable
+from genctl.config.reader import Unreadable
 from genctl.engines.protocol import Engine, JobPlan
 from genctl.errors import count
 from genctl.identity import versions
@@ -90,7 +90,7 @@ def identity(
 
     `checkpoints`: fingerprints by name.
     """
-    from genctl.config.dry import settings_of
+    from genctl.config.settings import settings_of
 
     ignored = (*APART, "batch_size") if grouping.invariant_by else APART  # a row has its bytes in any batch
     settings = {key: value for key, value in settings_of(resolved).items() if key not in ignored}

@@ -12,9 +12,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from genctl.config import reader
 from genctl.config.check import names_file
-from genctl.documents import reader
-from genctl.documents.reader import BadJson, Unreadable
+from genctl.config.reader import BadJson, Unreadable
 from genctl.errors import UsageError, one_line, printable
 from genctl.params import GRAMMARS, Generation
 

@@ -11,9 +11,9 @@ from typing import Annotated, Any, NamedTuple, TypedDict
 
 from annotated_types import Ge, Le
 
-from genctl.documents import reader
-from genctl.documents.reader import BadJson
-from genctl.documents.shapes import BadShape, value_of
+from genctl.config import reader
+from genctl.config.reader import BadJson
+from genctl.config.shapes import BadShape, value_of
 from genctl.errors import BackendError, GenctlError, printable, without_secrets
 from genctl.events import UNKNOWN_ID, Alternative, Token
 

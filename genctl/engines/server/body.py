@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from genctl import params
-from genctl.config.chat_settings import variables_of
+from genctl.config import reader
 from genctl.config.check import default, names_file, shown
+from genctl.config.conflicts import variables_of
 from genctl.config.layers import Resolved
-from genctl.documents import reader
-from genctl.documents.reader import BadJson, Unreadable
+from genctl.config.reader import BadJson, Unreadable
 from genctl.errors import UsageError, cannot_read
 from genctl.params import DEFAULT_NEW_TOKENS, GRAMMARS, Generation, Runtime
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from genctl.documents.shapes import BadShape
+from genctl.config.shapes import BadShape
 from genctl.engines.protocol import Key, Scored, ScoringOptions, TextToScore, ranked
 from genctl.engines.server import body as bodies
 from genctl.engines.server.answer import (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from genctl.documents import reader
+from genctl.config import reader
 from genctl.engines.server import client
 from genctl.engines.server.answer import ServerError, object_of
 from genctl.engines.server.client import Client, key_of, read

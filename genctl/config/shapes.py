@@ -34,7 +34,7 @@ from typing import (
 
 from annotated_types import Ge, Le
 
-from genctl.documents.reader import kind_of
+from genctl.config.reader import kind_of
 from genctl.errors import nearest, printable, quote
 
 if TYPE_CHECKING:
