@@ -20,6 +20,7 @@ from genctl.commands.messages import FailedRecord, Messages, Reuse
 from genctl.commands.options import ModelOptions
 from genctl.config.check import shown
 from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
+from genctl.config.settings import unread_files
 from genctl.engines.protocol import Engine, EngineSetup, JobPlan, Request, trained_length_note
 from genctl.errors import Exit, GenctlError, UsageError, count
 from genctl.events import Began, Event, Finished, Prefilled
@@ -50,6 +51,8 @@ def started(options: ModelOptions, choice: EngineChoice = LOCAL, *, row: str = "
         if not options.verbose:
             stack.enter_context(_libraries_hushed())
         job = Job(options, interrupt, choice, stack, row)
+        if not choice.follows:
+            job.messages.note(*unread_files(options.config, getattr(options, "presets", ())))
         yield job
 
 

@@ -19,7 +19,7 @@ from genctl.config.check import did_you_mean, known, names_file
 from genctl.config.layers import Layer, Resolved
 from genctl.config.listed_knobs import LISTS
 from genctl.config.names import UNSAFE
-from genctl.config.presets import broken, expanded, file_layers, load, parse_value, user_file
+from genctl.config.presets import broken, expanded, file_layers, folders, in_this_folder, load, parse_value, user_file
 from genctl.config.toml import printable, write_key, write_string, write_value
 from genctl.errors import PresetError, hide_secrets, without_secrets
 from genctl.params import Generation, Runtime
@@ -28,6 +28,7 @@ PREFIX = "GENCTL_"
 CONFIG = "GENCTL_CONFIG"  # names a settings file, as --config does
 OTHER_VARIABLES = (CONFIG, "GENCTL_UPDATE_SCREENS", "GENCTL_API_KEY", "GENCTL_PRODUCTS", "GENCTL_BUILD")
 TEST_PREFIX = "GENCTL_TEST"
+UNREAD = "genctl.toml"  # earlier versions read it unnamed
 
 
 def config_layers(config: str | None = None) -> list[Layer]:
@@ -70,6 +71,18 @@ def environment_layer(environment: Mapping[str, str] | None = None) -> Layer:
         mistakes.append(PresetError(f"environment: {printable(name, 60)} names no setting{suggestion}"))
     where = {key: f"{PREFIX}{key.upper()}" for key in values}
     return Layer("environment", values, where, "user", tuple(mistakes))
+
+
+def unread_files(config: str | None, presets: Sequence[str] = ()) -> list[str]:
+    """Notes on files of the working directory that earlier versions read without their being named."""
+    named = config or os.environ.get(CONFIG)
+    notes = []
+    if os.path.lexists(UNREAD) and not (named and Path(named).absolute() == Path(UNREAD).absolute()):
+        notes.append(f"{UNREAD} is not read; name it with --config {UNREAD}")
+    for here in filter(None, map(in_this_folder, presets)):
+        if any((folder / Path(here).name).is_file() for folder in folders().values()):  # else an error says so
+            notes.append(f"{here.removeprefix('./')} is not read; name it with -p {here}")
+    return notes
 
 
 CHECKPOINTS = ("assistant_model", "amateur_model")

@@ -31,11 +31,22 @@ def server(project: Path) -> typing.Iterator[StandIn]:
 # -- what is named -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["run", "score", "tokens"])
-def test_a_genctl_toml_that_nobody_named_is_not_read(project: Path, command: str) -> None:
+@pytest.mark.parametrize("command", ["run", "beam", "score", "tokens", "inspect-cache"])
+def test_a_genctl_toml_that_nobody_named_is_a_note_and_nothing_else(project: Path, command: str) -> None:
     write(project / "genctl.toml", "max_new_tokens = 'not even valid'\n[")
-    done = genctl(command, "Once upon a time")
-    assert (done.status, done.err) == (0, "")
+    text = "Once upon a time"
+    done = genctl(command, text)
+    assert done.status == 0, done.err
+    note = "note: genctl.toml is not read; name it with --config genctl.toml\n"
+    assert done.err.count(note) == 1
+    assert note not in genctl(command, "-q", text).err
+
+
+def test_one_note_for_all_runs_of_a_comparison_and_none_with_the_name(project: Path) -> None:
+    write(project / "genctl.toml", "max_new_tokens = 1\n")
+    runs = ("compare", "-p", "greedy", "-p", "nucleus", "Hi")
+    assert genctl(*runs).err.count("is not read") == 1
+    assert genctl(*runs, "--config", "genctl.toml").err.count("is not read") == 0
 
 
 def test_config_names_a_file_above_the_users_own(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,6 +101,15 @@ def test_a_preset_of_the_folder_needs_its_path(project: Path) -> None:
     done = genctl("compare", "-p", "greedy", "--strategy", "mine", "Hi")
     assert (done.status, done.err.splitlines()[1]) == (2, "hint: name the file: ./presets/mine.toml")
     assert genctl("run", "-p", "./presets/mine.toml", "Hi").err == ""
+
+
+def test_a_preset_that_hid_another_one_is_a_note(project: Path) -> None:
+    write(project / "presets/greedy.toml", "max_new_tokens = 'nonsense'\n")
+    done = genctl("run", "-p", "greedy", "-n", "1", "Hi")
+    assert (done.status, done.err) == (
+        0,
+        "note: presets/greedy.toml is not read; name it with -p ./presets/greedy.toml\n",
+    )
 
 
 def test_paths_in_a_settings_file_start_from_its_folder(project: Path) -> None:
