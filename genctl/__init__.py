@@ -5,7 +5,7 @@ The public names are imported when they are first used, so `import genctl` costs
 
 from __future__ import annotations
 
-from genctl.identity import __version__
+from genctl.process import __version__
 
 TYPE_CHECKING = False  # importing `typing` takes longer than the rest of this file
 if TYPE_CHECKING:

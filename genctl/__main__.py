@@ -54,7 +54,7 @@ def main() -> None:
     loading_line.show(sys.argv[1:])
     try:
         if sys.argv[1:] in (["--version"], ["-V"]):  # answered before anything is imported
-            from genctl.identity import __version__
+            from genctl.process import __version__
 
             print(f"genctl {__version__}", flush=True)
             status = 0

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -271,3 +271,39 @@ def is_shortage(error: BaseException) -> bool:
         return True
     words = str(error).lower()
     return any(f"{lack} memory" in words for lack in ("out of", "can't allocate", "cannot allocate", "not enough"))
+
+
+# -- what has changed between two jobs, in words ----------------------------------------------------------------------
+
+FINGERPRINT = "sha256:"  # fingerprints of the first version were bare hex, and saw a sample of each tensor only
+_SHORT = 40  # characters of a value in a sentence
+
+
+def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """The keys whose values differ, with both of them; None where there is none."""
+    keys = dict.fromkeys([*old, *new])
+    return ((key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key))
+
+
+def change(name: str, old: Any, new: Any, place: str = "") -> str:
+    """What has changed, in words: `temperature 0.7 → 0.8 (flag --temperature)`, with the place of the new value."""
+    return f"{name} {_words(old)} → {_words(new)}" + (f" ({place})" if place else "")
+
+
+def checkpoint_change(name: str, old: object, new: str, *, before: str = "", what: str = "it") -> str:
+    """How a checkpoint differs from the one that `what` was made with, by fingerprints; its name was `before`."""
+    if not (isinstance(old, str) and old.startswith(FINGERPRINT)):  # it may be equal for different weights
+        seen = "made by a version of genctl that did not look at all bytes of a checkpoint"
+        return f"{what} was {seen}, so it is unknown whether {name} is still the same"
+    then, now = (f"{fingerprint.removeprefix(FINGERPRINT):.12}…" for fingerprint in (old, new))
+    if before not in ("", name):
+        return f"{what} was made with {before} ({then}), and {name} is another checkpoint ({now})"
+    return f"the checkpoint {name} has changed ({then} → {now})"
+
+
+def _words(value: Any) -> str:
+    if value is None:
+        return "unset"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = text if text.isprintable() else json.dumps(value)
+    return text if len(text) <= _SHORT else text[: _SHORT - 1] + "…"

@@ -1,4 +1,4 @@
-"""This process and its children: what they inherit, which signals it heeds, when garbage is collected, its own folder.
+"""This process and its children: its version, what they inherit, which signals it heeds, its own folder.
 
 Python puts the working directory first on the path of `python -c` and `python -m`, and libraries start both: torch's
 compiler, multiprocessing, Ray. Children import nothing from there, libraries' too.
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
+__version__ = "0.3.0"
 SAFE = "PYTHONSAFEPATH"
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 _HERE = os.path.realpath(__file__).rpartition(os.sep)[0]  # no pathlib: nothing that takes time is imported yet
@@ -149,3 +150,28 @@ def make_private(folder: Path, hint: str) -> None:
         raise UsageError(f"{printable(str(folder))} {wrong}, and code is run from there", hint=hint)
     if os.name == "posix" and state.st_mode & 0o077:
         folder.chmod(0o700)
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """The versions of genctl and of `packages`."""
+    from importlib import metadata
+
+    found = {"genctl": __version__}
+    for name in packages:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "unknown"
+    return found
+
+
+def sources() -> str:
+    """A digest of genctl's own sources, as they lie beside this file."""
+    from hashlib import sha256
+    from pathlib import Path
+
+    home = Path(__file__).parent
+    whole = sha256()
+    for path in sorted(path for kind in ("py", "c", "h") for path in home.rglob(f"*.{kind}")):
+        whole.update(f"{path.relative_to(home).as_posix()}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+    return whole.hexdigest()[:12]

@@ -32,17 +32,16 @@ from tests.source import nodes_of
 PACKAGE = Path(__file__).resolve().parent.parent / "genctl"
 
 # room -> rooms it may import, besides itself, `errors` and the readers of documents
-_SLICE = {"commands", "config", "engines", "events", "identity", "io", "models", "params", "terminal"}
+_SLICE = {"commands", "config", "engines", "events", "io", "models", "params", "process", "terminal"}
 _EARLIER = {"events", "params"}
 ALLOWED: dict[str, set[str]] = {
     "api": {"config", "engines", "io", *_EARLIER},
-    "lm_eval": {"api", "process", "engines", "identity", "models", "terminal", *_EARLIER},
+    "lm_eval": {"api", "process", "engines", "models", "terminal", *_EARLIER},
     "tree": {
         "config",
         "decode",
         "engines",
         "events",
-        "identity",
         "io",
         "models",
         "kernels",
@@ -50,7 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "commands": {*_SLICE, "comparing", "engines.pool", "engines.server", "pages", "tree"},
     "commands.explore": {*_SLICE, "commands.run", "decode", "tree"},
-    "commands.run": {*_SLICE, "decode", "pages", "parity", "process"},
+    "commands.run": {*_SLICE, "decode", "pages", "parity"},
     "commands.chat": {*_SLICE, "commands.run"},
     "commands.compare": {*_SLICE, "comparing"},
     "commands.score": _SLICE,
@@ -63,15 +62,15 @@ ALLOWED: dict[str, set[str]] = {
         "decode",
         "engines",
         "engines.server",
-        "identity",
         "models",
         "native",
+        "process",
         "transformers",
         *_EARLIER,
     },
     "pages": {"terminal", *_EARLIER},
     "terminal": {"process", *_EARLIER},
-    "io": {"config.check", "config.names", "identity", *_EARLIER},
+    "io": {"config.check", "config.names", *_EARLIER},
     "engines": {
         "config",
         "decode",
@@ -94,7 +93,6 @@ ALLOWED: dict[str, set[str]] = {
         "config",
         "decode.threads",
         "engines",
-        "identity",
         "kernels",
         "models",
         "native",
@@ -108,7 +106,6 @@ ALLOWED: dict[str, set[str]] = {
         "config.names",
         "decode",
         "events",
-        "identity",
         "kernels",
         "native",
         "params",
@@ -120,7 +117,6 @@ ALLOWED: dict[str, set[str]] = {
         "config.check",
         "config.listed_knobs",
         "events",
-        "identity",
         "kernels",
         "params",
     },

@@ -18,7 +18,7 @@ import typer.main
 from genctl.commands.help import SETTINGS, CommandGroup, option_hint, removed_flag, write_rows
 from genctl.commands.values import WrongValue
 from genctl.errors import Exit, GenctlError, printable, without_secrets
-from genctl.identity import __version__
+from genctl.process import __version__
 from genctl.terminal.standard_streams import drop_stdout
 
 EPILOG = (

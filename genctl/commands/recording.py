@@ -21,11 +21,11 @@ from genctl.config import reader
 from genctl.config.reader import Unreadable
 from genctl.engines.protocol import Engine
 from genctl.errors import InputError, OutputError, reason_of, without_secrets
-from genctl.identity import versions
 from genctl.io import writers
 from genctl.io.rows import SCHEMA
 from genctl.io.writers import escaped, open_output
 from genctl.pages.page import PageData, facts_of, page
+from genctl.process import versions
 
 FILES = ("--report", "--output", "-o", "--events")  # where a run also writes
 

@@ -23,8 +23,7 @@ from genctl.config import reader
 from genctl.config.reader import Unreadable
 from genctl.decode.processors.token_bytes import Spelling, spelling
 from genctl.decode.types import Prefix, Source
-from genctl.errors import InputError, ModelError, reason_of
-from genctl.identity import change, checkpoint_change
+from genctl.errors import InputError, ModelError, change, checkpoint_change, reason_of
 
 if TYPE_CHECKING:
     from genctl.decode.runtime import ModelRuntime

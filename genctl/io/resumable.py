@@ -25,8 +25,7 @@ from typing import Annotated, Any, TypedDict
 from genctl.config import reader
 from genctl.config.reader import Unreadable
 from genctl.config.shapes import Natural, value_of
-from genctl.errors import GenctlError, InputError, UsageError, printable
-from genctl.identity import check_same
+from genctl.errors import GenctlError, InputError, UsageError, change, changed, checkpoint_change, printable
 from genctl.io import writers
 from genctl.io.output import reopen, unbuffered, unwritable
 from genctl.io.record_output import Record, RecordOutput, RowTally
@@ -313,3 +312,55 @@ class ResumedOutput(RecordOutput):
         if self._sink is not None:
             self._sink.leave()
         self.journal.close()
+
+
+# -- whether a resumed job is still the one that its journal began, and what has changed since -------------------------
+
+
+def check_same(name: str, before: Mapping[str, Any], now: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+    """Raises UsageError with everything that has changed between two headers of a journal."""
+    changes = differences(before, now, origins)
+    if changes:
+        raise UsageError(
+            f"{name} cannot be resumed: " + "; ".join(changes),
+            hint="use the same options as before, or another --output; --force instead of --resume starts over",
+        )
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
+    """What differs between two headers, in words. The input is compared row by row (see `Resumable.consume`)."""
+    changes = []
+    for part in ("versions", "settings", "seed", "format", "records", "checkpoints", "files"):
+        old, new = (value if isinstance(value := header.get(part), dict) else {part: value} for header in (before, now))
+        for key, was, is_now in changed(old, new):
+            if part == "files":
+                changes.append(f"the file that {key} names has changed")
+            elif part != "checkpoints":
+                place = origins.get(key, "default") if part == "settings" else "default"
+                name = _FLAGS.get(key, key) if part in ("format", "records") else key
+                changes.append(change(name, was, is_now, "" if place == "default" else place))
+            elif None not in (was, is_now):  # another name is another setting, which is listed already
+                changes.append(checkpoint_change(key, was, is_now))
+    if not changes and before.get("batch") != now["batch"]:
+        changes.append(change("rows decoded together", _together(before.get("batch")), _together(now["batch"])))
+    return changes
+
+
+def _together(batch: Any) -> str:
+    """How rows share a pass, in words."""
+    batch = batch if isinstance(batch, dict) else {}
+    if "numbers" in batch:
+        return f"in any number ({batch['numbers']})"
+    return str(batch["width"]) if "width" in batch else "unset"
+
+
+_FLAGS = {
+    "format": "--format",
+    "echo": "--echo",
+    "template": "--template",
+    "tokens": "--scores",
+    "top": "--top-logprobs",
+    "explain": "--explain",
+    "watch": "--watch",
+    "fail_on": "--fail-on",
+}

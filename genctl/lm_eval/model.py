@@ -20,10 +20,10 @@ from genctl.engines.score_passes import Passes, Piece
 from genctl.errors import GenctlError, InputError, ModelError, UsageError, count, nearest
 from genctl.events import Token
 from genctl.events.results import Collector, Result
-from genctl.identity import versions
 from genctl.models.chat import render_chat_text
 from genctl.models.weights import read_json
 from genctl.params import Generation, Runtime, knobs
+from genctl.process import versions
 
 # -- the `--model_args` of lm_eval: names of its hf backend, and the settings with which genctl loads a checkpoint -----
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from genctl.errors import ModelError
-from genctl.identity import PREFIX
+from genctl.errors import FINGERPRINT, ModelError
 from genctl.models import config_limits, fingerprint, libraries, weights
 from genctl.models.fingerprint import Stamps, stamps
 from genctl.models.libraries import guarded
@@ -40,7 +39,7 @@ class Adapter:
     def combined(self, base: str) -> str:
         """The identity of a base with this adapter: a digest of both. Raises ModelError for files that changed."""
         own = fingerprint.fingerprint(self.folder, self.files)
-        return PREFIX + hashlib.sha256(f"{base}\n{own}\n".encode()).hexdigest()
+        return FINGERPRINT + hashlib.sha256(f"{base}\n{own}\n".encode()).hexdigest()
 
 
 def find(place: str, *, merge: bool | None) -> Adapter:

@@ -22,8 +22,7 @@ from typing import NamedTuple, TypeAlias
 from genctl import process
 from genctl.config import reader
 from genctl.config.reader import Unreadable
-from genctl.errors import ModelError, reason_of
-from genctl.identity import PREFIX
+from genctl.errors import FINGERPRINT, ModelError, reason_of
 
 Stamps: TypeAlias = Mapping[str, "Stamp"]  # the name of a file inside the checkpoint -> size, times and inode
 
@@ -81,7 +80,7 @@ _LARGEST = 4 << 20  # bytes of the cache; a longer file is not read, and written
 # A file may be written again with the same time: within a tick of its file system's clock (up to 2 seconds, FAT), or
 # through a mapping whose first write set the time. A checkpoint with younger files is not stored.
 _SETTLED_S = 30.0
-_CHUNK = 16 << 20  # bytes of one leaf of a file's digest; part of the definition of `PREFIX`
+_CHUNK = 16 << 20  # bytes of one leaf of a file's digest; part of the definition of `FINGERPRINT`
 _PIECE = 1 << 20  # bytes read at once
 _THREADS = 8
 
@@ -108,7 +107,7 @@ def fingerprint(folder: Path, files: Stamps, *, clock: Callable[[], float] = tim
     whole = hashlib.sha256()
     for name in sorted(digest_of):
         whole.update(f"{name}\0{files[name].size}\0{digest_of[name]}\n".encode())
-    found = PREFIX + whole.hexdigest()
+    found = FINGERPRINT + whole.hexdigest()
     newest = max(max(entry.modified, entry.changed) for entry in files.values())
     if cache is not None and newest / 1e9 <= began - _SETTLED_S:
         with contextlib.suppress(OSError, ValueError):
@@ -121,7 +120,7 @@ def _known(cache: Path | None) -> dict[str, str]:
     with contextlib.suppress(Unreadable, ValueError, TypeError, AttributeError, RecursionError):
         if cache is not None:
             entries = json.loads(reader.read(cache, _LARGEST, regular=True)).items()
-            return {key: found for key, found in entries if re.fullmatch(f"{PREFIX}[0-9a-f]{{64}}", found)}
+            return {key: found for key, found in entries if re.fullmatch(f"{FINGERPRINT}[0-9a-f]{{64}}", found)}
     return {}
 
 

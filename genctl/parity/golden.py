@@ -21,14 +21,14 @@ from torch import Tensor
 
 from genctl.config.check import Wrong, check
 from genctl.engines.protocol import Request, never
-from genctl.errors import GenctlError, UsageError
-from genctl.identity import change, changed, checkpoint_change, versions
+from genctl.errors import GenctlError, UsageError, change, changed, checkpoint_change
 from genctl.parity.measure import UNMEASURED, Parted, concluded, pick, verdict_of
 from genctl.parity.noise import ALLOWANCE, MeasuredNoise, measure_noise, read_rows
 from genctl.parity.oracle import places_read
 from genctl.parity.sides import LocalSide
 from genctl.parity.statistics import first_choice
 from genctl.parity.values import Bounds, Golden, KnownTop, Parity, Place, Position, Text, TextParting, Verdict
+from genctl.process import versions
 
 # knobs that change what is computed from the same checkpoint; with an adapter it is another one
 WEIGHTS = ("dtype", "quantize", "runtime")

@@ -23,9 +23,8 @@ from genctl.decode.processors import trace
 from genctl.decode.score import damaged, is_finite
 from genctl.engines.protocol import Report, Request, never
 from genctl.engines.session import Session
-from genctl.errors import InputError, ModelError, UsageError
+from genctl.errors import InputError, ModelError, UsageError, checkpoint_change
 from genctl.events import Token
-from genctl.identity import checkpoint_change
 from genctl.io.rows import row_seed
 from genctl.io.sessions import encoded
 from genctl.io.sink import Sink

@@ -300,7 +300,7 @@ def test_a_journal_whose_checkpoint_was_only_sampled_is_refused(gpt2: Path, give
 
 def test_another_version_is_told(gpt2: Path, given: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cut_off(gpt2, given, out, 5)
-    monkeypatch.setattr("genctl.identity.__version__", "9.9")
+    monkeypatch.setattr("genctl.process.__version__", "9.9")
     done = run(gpt2, given, out, "--resume")
     assert (done.status, "→ 9.9" in done.err) == (2, True)
 

@@ -16,9 +16,9 @@ from genctl.config.layers import Resolved
 from genctl.config.reader import Unreadable
 from genctl.engines.protocol import Engine, JobPlan
 from genctl.errors import count
-from genctl.identity import versions
 from genctl.io.record_output import RecordOutput
 from genctl.io.records import SCHEMA
+from genctl.process import versions
 
 APART = ("seed", "offline", "threads", "draft", "draft_corpus")  # settings that are kept elsewhere, or change no result
 IN_FILES = ("json_schema", "grammar", "prompt_cache")  # settings that may name a file

@@ -17,8 +17,8 @@ from genctl.config.layers import Layer
 from genctl.decode.threads import set_threads
 from genctl.engines.protocol import About, Flow, Report, Request
 from genctl.errors import ModelError
-from genctl.identity import __version__, sources
 from genctl.params import Runtime
+from genctl.process import __version__, sources
 
 if TYPE_CHECKING:
     from genctl.engines.protocol import ScoringOptions, TextToScore
