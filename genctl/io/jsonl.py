@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from genctl.config import reader
+from genctl.config.check import known
 from genctl.config.names import ALIASES
 from genctl.config.reader import BadJson, kind_of
 from genctl.errors import is_one_edit, nearest, quote
@@ -371,7 +372,7 @@ def is_request(data: Mapping[str, Any], prompts: tuple[str, ...]) -> bool:
 def request_row(data: Mapping[str, Any]) -> dict[str, Any]:
     """The row of a request: `custom_id` is the id, and `body` the prompt and its `params`; other keys are columns.
 
-    A field that is no setting becomes one that the row cannot have, so that the row fails.
+    Raises RefusedRow for a field without a counterpart in genctl.
     """
     row = {key: value for key, value in data.items() if key not in _REQUEST}
     if not row.keys().isdisjoint(("id", "params")):
@@ -386,11 +387,28 @@ def request_row(data: Mapping[str, Any]) -> dict[str, Any]:
             row["prompt_ids" if name == "prompt" and isinstance(value, list) else name] = value
         elif name == "logit_bias" and isinstance(value, dict):
             params[name] = {f"#{key}" if key.isdecimal() else key: bias for key, bias in value.items()}
+        elif name == "response_format":
+            params |= _format(value)
+        elif (knob := ALIASES.get(name, name)) in known():
+            if params.setdefault(knob, value) != value:
+                raise RefusedRow(f"body.{name}: it contradicts {knob} = {params[knob]}")
         else:
-            params[ALIASES.get(name, name)] = value
+            raise RefusedRow(f"body.{name}: genctl cannot honour it")
     sampling = {name for name in params if name in knobs() and knobs()[name].metadata["sampling"]}
     if params.get("temperature") == 0 and params["temperature"] is not False:
         params = {"do_sample": False, **{name: value for name, value in params.items() if name not in sampling}}
     elif sampling:  # OpenAI's interface samples, unless the temperature is 0: then no other setting has an effect
         params = {"do_sample": True, **params}
     return {**row, "params": params} if params else row
+
+
+def _format(value: Any) -> dict[str, Any]:
+    """The settings of a `response_format`."""
+    match value:
+        case {"type": "text"}:
+            return {}
+        case {"type": "json_object"}:
+            return {"json_schema": {"type": "object"}}
+        case {"type": "json_schema", "json_schema": {"schema": schema}} if schema is not None:
+            return {"json_schema": schema}
+    raise RefusedRow("body.response_format: genctl cannot honour it")

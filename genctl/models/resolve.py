@@ -23,6 +23,7 @@ from genctl.params import Runtime
 
 BUILTIN = Path(__file__).with_name("builtin")
 _HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?(?<!\.git)(?<!\.safetensors)")
+_SIDE = re.compile(r"([^@]+)@([A-Za-z_][\w-]*)=([^@,]+)")  # a model with a setting, as `parity` and `compare` take it
 _UNWRITABLE = (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EPERM, errno.EDQUOT)
 _FILES = (".gguf", ".safetensors")  # ends of names that are files
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -62,6 +63,11 @@ def resolve(
 
     Raises ModelError, or UsageError for conflicting options.
     """
+    if (side := _SIDE.fullmatch(model)) and not os.path.lexists(model):
+        raise ModelError(
+            f"no checkpoint {model!r:.80}: @ with settings belongs to parity, compare and audit",
+            hint=f"here a setting is an option: -m {side[1]} --{side[2].replace('_', '-')} {side[3]}",
+        )
     if model.startswith("builtin:"):
         name = model.removeprefix("builtin:")
         if name not in builtins():

@@ -59,6 +59,12 @@ def test_a_request_is_a_row_with_its_prompt() -> None:
             "num_return_sequences": 2, "presence_penalty": 1, "frequency_penalty": -1,
         }),
         ({"logit_bias": {"14": -100}}, {"logit_bias": {"#14": -100}}),
+        ({"response_format": {"type": "text"}}, {}),
+        ({"response_format": {"type": "json_object"}}, {"json_schema": {"type": "object"}}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "null"}}}},
+            {"json_schema": {"type": "null"}},
+        ),
         ({"stream": False, "store": False, "logprobs": False, "user": None, "stop": None}, {}),
     ],
 )  # fmt: skip
@@ -67,8 +73,26 @@ def test_fields_of_the_body_are_settings(fields: dict[str, Any], params: dict[st
 
 
 @pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("logprobs", True), ("logprobs", 0), ("top_logprobs", 2), ("stream", True), ("store", True), ("echo", True),
+        ("tool_choice", "required"), ("functions", []), ("suffix", "x"), ("no_such_field", 1),
+        ("reasoning_effort", "low"), ("response_format", {"type": "json_schema", "json_schema": {}}),
+        ("response_format", {"type": "grammar"}), ("response_format", "json"), ("response_format", {}), ("input", "Hi"),
+    ],
+)  # fmt: skip
+def test_a_field_that_cannot_be_honoured_is_an_error_that_names_it(field: str, value: Any) -> None:
+    found = mistake({"custom_id": "a", "body": {"messages": HI, field: value}})
+    assert found.startswith(f"body.{field}: "), found
+
+
+@pytest.mark.parametrize(
     ("request_", "sentence"),
     [
+        (
+            {"body": {"prompt": "x", "max_tokens": 3, "max_completion_tokens": 4}},
+            "body.max_completion_tokens: it contradicts max_new_tokens = 3",
+        ),
         ({"custom_id": "a", "body": {}}, "no prompt: expected one of prompt, prompt_ids, messages"),
         ({"custom_id": 1.5, "body": {"prompt": "x"}}, "id: expected a string or an integer, got a number"),
         ({"id": "b", "body": {"prompt": "x"}}, "a request has its id in custom_id and its settings in its body"),
@@ -120,5 +144,5 @@ def test_run_reads_the_file_with_a_byte_order_mark(tmp_path: Path) -> None:
     assert (first["id"], first["strategy"], first["usage"]["new_tokens"]) == ("1", "sample", 2)
     assert failed["id"] == "x"
     assert "max_new_tokens = -2" in failed["error"]["message"]
-    assert "echo" in unknown["error"]["message"], "genctl cannot honour it"
+    assert "body.echo: genctl cannot honour it" in unknown["error"]["message"]
     assert (last["id"], last["strategy"], last["usage"]["new_tokens"]) == ("2", "greedy", 1)

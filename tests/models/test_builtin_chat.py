@@ -76,15 +76,6 @@ def test_one_blank_stands_between_messages_that_have_none(messages: list[dict[st
     assert render_chat_text(stories().tokenizer, messages) == text
 
 
-def test_the_numbers_read_the_last_turn_alone() -> None:
-    turns = ["3 4", "five"]
-    done = genctl("chat", "-m", "builtin:numbers", "--format", "jsonl", stdin="".join(f"{turn}\n" for turn in turns))
-    tokenizer = load("builtin:numbers").tokenizer
-    assert [record["prompt"] for record in done.records] == ["3 4</s>", "five</s>"]
-    for turn, record in zip(turns, done.records, strict=True):
-        assert record["usage"]["prompt_tokens"] == len(tokenizer(turn)["input_ids"])
-
-
 def test_the_script_that_makes_the_checkpoints_has_their_templates() -> None:
     root = Path(package.__file__).parent
     script = (root.parent / "scripts" / "builtin_data" / "checkpoints.py").read_text(encoding="utf-8")
