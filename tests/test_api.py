@@ -28,8 +28,6 @@ def test_a_failed_result_says_why() -> None:
     assert repr(failed) == "<Result 7: failed, 'the prompt is empty'>"
 
 
-# -- prompts and rows --------------------------------------------------------------------------------------------------
-
 HI = {"role": "user", "content": "Hi"}
 
 
