@@ -1,4 +1,4 @@
-"""`--template` makes prompts; standard input inside a prompt (`{stdin}`) and as the prompts (`-`); remarks on inputs."""
+"""`--template` makes prompts; standard input inside a prompt (`{stdin}`) and as the prompts (`-`); notes on inputs."""
 
 from __future__ import annotations
 
