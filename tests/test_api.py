@@ -28,8 +28,6 @@ def test_a_failed_result_says_why() -> None:
     assert repr(failed) == "<Result 7: failed, 'the prompt is empty'>"
 
 
-# -- prompts and rows --------------------------------------------------------------------------------------------------
-
 HI = {"role": "user", "content": "Hi"}
 
 
@@ -91,7 +89,7 @@ def test_what_is_no_prompt_is_refused(stories: Model, prompts: Any, sentence: st
 
 
 def test_settings_beside_the_prompt_of_a_row_are_warned_of(stories: Model) -> None:
-    with pytest.warns(UserWarning, match=r'not as settings: temperature; .* "params": \{"temperature": 0.5\}'):
+    with pytest.warns(UserWarning, match=r'not as settings: temperature; .* "params": \{"temperature": …\}'):
         stories.generate({"prompt": "x", "temperature": 0.5}, max_new_tokens=1)
 
 

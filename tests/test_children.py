@@ -89,16 +89,6 @@ def test_a_library_leaves_the_environment_of_its_caller(monkeypatch: pytest.Monk
     assert os.environ["PYTHONPATH"] == "/mine"
 
 
-def test_this_checkout_stays_on_the_path_where_genctl_comes_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "path", [str(ROOT), "/other"])
-    process.forget_working_directory()
-    assert sys.path == [str(ROOT), "/other"]
-
-
-# -- the cache of compiled code ----------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the cache would be."""
@@ -107,7 +97,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "genctl" / "compiled"
 
 
-def test_it_is_a_folder_of_the_user_alone(cache: Path) -> None:
+def test_it_is_a_folder_of_the_user_alone_and_closed_to_others(cache: Path) -> None:
     process.use_own_compile_cache()
     assert os.environ[process.COMPILED] == str(cache)
     assert cache.stat().st_mode & 0o777 == 0o700

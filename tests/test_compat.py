@@ -27,7 +27,7 @@ def test_attention_with_sums(scale: float | None) -> None:
     torch.testing.assert_close(sums, scores.logsumexp(-1))
 
 
-def test_recompile_limit() -> None:
+def test_names_of_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = torch._dynamo.config
     assert hasattr(settings, "recompile_limit"), "torch._dynamo.config.recompile_limit has moved"
     with settings.patch(recompile_limit=8):
@@ -35,17 +35,11 @@ def test_recompile_limit() -> None:
         assert settings.recompile_limit == 64
         compat.raise_recompile_limit(32)
         assert settings.recompile_limit == 64
-
-
-def test_mark_dynamic() -> None:
     assert hasattr(torch._dynamo, "maybe_mark_dynamic"), "torch._dynamo.maybe_mark_dynamic has moved"
     tensor = torch.zeros(2, 3)
     assert not compat.is_marked_dynamic(tensor)
     compat.mark_dynamic(tensor, (0, 1))
     assert compat.is_marked_dynamic(tensor), "Tensor._dynamo_weak_dynamic_indices has moved"
-
-
-def test_mark_static_address(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hasattr(torch._dynamo, "mark_static_address"), "torch._dynamo.mark_static_address has moved"
     marked: list[Tensor] = []
     monkeypatch.setattr(torch._dynamo, "mark_static_address", marked.append)
@@ -53,7 +47,7 @@ def test_mark_static_address(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(marked) == 1
 
 
-def test_has_hooks() -> None:
+def test_hooks() -> None:
     module = nn.Linear(2, 2)
     assert not compat.has_hooks(module), "Module._forward_hooks or Module._forward_pre_hooks has moved"
     for register in (module.register_forward_hook, module.register_forward_pre_hook):
@@ -64,18 +58,12 @@ def test_has_hooks() -> None:
     replaced = nn.Linear(2, 2)
     replaced.forward = lambda x: x  # type: ignore[method-assign]
     assert compat.has_hooks(replaced)
-
-
-def test_hooks_of_accelerate() -> None:
     from accelerate.hooks import ModelHook, add_hook_to_module
 
     module = nn.Linear(2, 2)
     add_hook_to_module(module, ModelHook())
     assert hasattr(module, "_hf_hook"), "accelerate's _hf_hook has moved"
     assert compat.has_hooks(module)
-
-
-def test_forward_hooks() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     assert compat.forward_hooks(model) == 0
     model[0].register_forward_hook(lambda *args: None)
@@ -93,34 +81,25 @@ def test_give_own_children() -> None:
     assert twin[0] is model[0]
 
 
-def test_takes_dynamic_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_models_and_configs(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("gpt2")
     assert hasattr(model, "_supports_default_dynamic_cache"), "_supports_default_dynamic_cache has moved"
     assert compat.takes_dynamic_cache(model)
     monkeypatch.setattr(model, "_supports_default_dynamic_cache", lambda: False)
     assert not compat.takes_dynamic_cache(model)
     assert compat.takes_dynamic_cache(object())
-
-
-def test_is_stateful() -> None:
     from transformers import MambaPreTrainedModel, PreTrainedModel
 
     assert hasattr(PreTrainedModel, "_is_stateful"), "PreTrainedModel._is_stateful has moved"
     assert compat.is_stateful(MambaPreTrainedModel)
     assert not compat.is_stateful(tiny("gpt2"))
     assert not compat.is_stateful(object())
-
-
-def test_attention_of(monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny("gpt2").config
     assert hasattr(config, "_attn_implementation"), "PreTrainedConfig._attn_implementation has moved"
     assert compat.attention_of(config) == "sdpa"
     monkeypatch.setattr(config, "_attn_implementation", "eager")
     assert compat.attention_of(config) == "eager"
     assert compat.attention_of(object()) == ""
-
-
-def test_kept_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("gpt2")
     assert hasattr(model, "_get_dtype_plan"), "PreTrainedModel._get_dtype_plan has moved"
     assert compat.kept_dtypes(model, torch.float16) == {}
@@ -242,15 +221,12 @@ def test_every_architecture_takes_its_cache_by_a_name_that_it_has() -> None:
                 assert compat.states_argument(prepare, facts_of(kind).returns) in ("past_key_values", "mems")
 
 
-def test_the_cache_that_comes_back_is_found_under_its_name() -> None:
+def test_the_cache_that_comes_back_is_found_under_its_name_and_layers_that_keep_nothing() -> None:
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
     assert compat.returned_cache(CausalLMOutputWithPast()) is None
     held = object()
     assert compat.returned_cache(CausalLMOutputWithPast(**{CACHE: held})) is held
-
-
-def test_layers_that_keep_nothing() -> None:
     from transformers import cache_utils
 
     names = [kind.__name__ for kind in compat.layers_that_keep_nothing(cache_utils)]

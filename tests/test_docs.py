@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
 import tomli
+
+from tests.source import tree_of
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docs" / "structure.md").read_text(encoding="utf-8")
@@ -24,10 +28,15 @@ def defined(path: Path) -> set[str]:
     return found
 
 
-def test_there_are_ten_steps_and_each_names_a_file() -> None:
+def test_structure_has_ten_steps_and_each_package_in_80_lines() -> None:
     steps = re.split(r"^\d+\. ", TEXT.partition("\n## ")[0], flags=re.MULTILINE)[1:]
     assert len(steps) == 10
     assert all(re.search(r"`genctl/[a-z_/]+\.py`", step) for step in steps)
+    packages = {path.parent.name for path in (ROOT / "genctl").glob("*/__init__.py")}
+    rows = re.findall(r"^\| (`genctl/.*?) \|", TEXT.partition("\n## The packages")[2], flags=re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`genctl/(\w+)`", row)]
+    assert sorted(named) == sorted(packages)
+    assert len(TEXT.splitlines()) <= 80
 
 
 def test_what_is_named_is_there() -> None:
@@ -38,17 +47,6 @@ def test_what_is_named_is_there() -> None:
         assert name in defined(ROOT / path), f"{path} has no {name}"
     for name in re.findall(r"`([A-Z]\w+(?:\.\w+)?)`", TEXT):
         assert name in everything or name == "Lane", name
-
-
-def test_every_package_has_its_line() -> None:
-    packages = {path.parent.name for path in (ROOT / "genctl").glob("*/__init__.py")}
-    rows = re.findall(r"^\| (`genctl/.*?) \|", TEXT.partition("\n## The packages")[2], flags=re.MULTILINE)
-    named = [name for row in rows for name in re.findall(r"`genctl/(\w+)`", row)]
-    assert sorted(named) == sorted(packages)
-
-
-def test_the_life_of_a_run_is_short() -> None:
-    assert len(TEXT.splitlines()) <= 80
 
 
 def test_the_guide_names_files_that_are_there() -> None:
@@ -69,3 +67,75 @@ def test_nothing_recommends_a_command_that_imports_from_the_working_folder() -> 
     for place in scripts.values():
         module, _, name = place.partition(":")
         assert callable(getattr(import_module(module), name))
+
+
+COMPAT = Path("genctl/compat.py")
+LISTED = {"_exit"}  # private by its look alone: os documents it
+
+
+@cache
+def files() -> dict[Path, ast.Module]:
+    """Every file of the package and of the scripts, parsed when a test asks: every worker imports this module."""
+    return {
+        path.relative_to(ROOT): tree_of(path)
+        for folder in ("genctl", "scripts")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    }
+
+
+def own_private_names() -> set[str]:
+    """Names with a leading underscore that this project defines."""
+    own = set()
+    for tree in files().values():
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                own.add(node.name)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls", "new"):
+                    own.add(node.attr)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                own.add(node.id)
+    return own
+
+
+def private_uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Lines with a name that only its owner should use, or with an operator that torch does not list."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            yield node.lineno, node.attr
+            if node.attr in ("ops", "jit") and ast.unparse(node) in ("torch.ops", "torch.jit"):
+                yield node.lineno, f"_{ast.unparse(node)}"
+        elif isinstance(node, ast.Import):
+            yield from ((node.lineno, part) for alias in node.names for part in alias.name.split("."))
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((node.lineno, part) for part in node.module.split("."))
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr", "setattr"):
+            name = node.args[1]
+            if isinstance(name, ast.Constant):
+                yield node.lineno, str(name.value)
+
+
+def test_private_names_of_libraries_are_in_compat_alone() -> None:
+    own = own_private_names() | LISTED
+    found = [
+        f"{path}:{line} {name}"
+        for path, tree in files().items()
+        if path != COMPAT and path.parts[0] == "genctl"
+        for line, name in private_uses(tree)
+        if name.startswith("_") and not (name.startswith("__") and name.endswith("__")) and name not in own
+    ]
+    assert not found, "\n".join(found)
+    assert list(private_uses(files()[COMPAT])), "nothing is looked for"
+
+
+def test_the_additions_that_the_guide_shows_are_in_the_files() -> None:
+    """Each added line of the diffs in contributing.md: an example that no longer holds misleads the next person."""
+    path, shown = Path(), list[str]()
+    for line in (ROOT / "docs/contributing.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("--- a/"):
+            path = Path(line.removeprefix("--- a/"))
+        elif line.startswith("+") and line.strip("+ ") not in ("", "…"):
+            shown.append(line[1:])
+            assert line[1:] in (ROOT / path).read_text(encoding="utf-8").splitlines(), f"{path} has no {line[1:]!r}"
+    assert len(shown) > 40

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.cli.tool import Done, genctl
+from tests.cli.tool import Done, genctl, ok
 from tests.fake_cuda import fake_gpu
 from tests.tiny import checkpoint
 
@@ -46,16 +46,9 @@ SAME: dict[str, tuple[str, ...]] = {
     "draws by their place": (*RUN, "The dog", "--do-sample", "--seed", "1", "--top-k", "0", "--sampler", "counter"),
     "drawn drafts": (*RUN, "--prompt-lookup-num-tokens", "3", "--do-sample", "--seed", "1", "--sampler", "counter"),
     "few draws by their place": (
-        *RUN,
-        "--do-sample",
-        "--seed",
-        "2",
-        "--num-return-sequences",
-        "3",
-        "--sampler",
-        "counter",
+        *RUN, "--do-sample", "--seed", "2", "--num-return-sequences", "3", "--sampler", "counter",
     ),
-}
+}  # fmt: skip
 # what is printed has figures whose last digits may differ, or draws
 OTHERS: dict[str, tuple[str, ...]] = {
     "samplers": (*RUN, "--do-sample", "--seed", "1", "--top-p", "0.9", "--top-k", "9", "--min-p", "0.1"),
@@ -116,8 +109,7 @@ def test_commands_end_well(name: str, gpu: None) -> None:
 @pytest.mark.parametrize("name", PAIRS)
 def test_two_devices_are_compared(name: str, gpu: None, llama: Path) -> None:
     sides = [f"{llama}@{settings}" for settings in PAIRS[name]]
-    done = genctl("parity", *sides, "a b c d", "e f", "-n", "3", "--layers", "--format", "jsonl")
-    assert done.status == 0, done.err
+    done = ok("parity", *sides, "a b c d", "e f", "-n", "3", "--layers", "--format", "jsonl")
     assert done.records[0]["verdict"] in ("tie", "drift")
 
 

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genctl.decode.stopping.stops import Stops
+from genctl.config.layers import resolve
+from genctl.engines.protocol import Request, Skipped, grouped
 from genctl.errors import InputError
-from genctl.events import (
-    Began,
-    Ended,
-    Event,
-    Finished,
-    Hypothesis,
-    Prefilled,
-    Row,
-    Stepped,
-    Token,
-    advance,
-)
+from genctl.events import Began, Ended, Event, Finished, Hypothesis, Prefilled, Row, Stepped, Token, advance
 from genctl.events.results import Collector
-from genctl.models.text import Detokenizer
 from genctl.pages.search_tree import Node, TreeBuilder
 from genctl.terminal.run_history import RunHistory
-from tests.lane_texts import with_texts
-from tests.models.tokenizers_made import byte_level
 
 
 def row(parent: int, *ids: int, lane: str = "0") -> Row:
@@ -50,36 +37,6 @@ class States:
         return self.live, ended
 
 
-# -- by hand ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_row_begins_from_the_state_before_it() -> None:
-    assert States().step(Stepped("0", 0, (row(0, 1),))) == ([[1]], [])
-
-
-def test_several_children_continue_one_row() -> None:
-    found = States()
-    found.step(Stepped("0", 0, (row(0, 1),)))
-    live, over = found.step(Stepped("0", 1, (row(0, 2), row(0, 3)), (ended(0, 4),)))
-    assert (live, over) == ([[1, 2], [1, 3]], [[1, 4]])
-
-
-@pytest.mark.parametrize("moved", [[0], [0, 1, 2], [2, 0, 1], [1]])
-def test_rows_move(moved: list[int]) -> None:
-    found = States()
-    found.step(Stepped("0", 0, (row(0, 10), row(0, 11), row(0, 12))))
-    live, _ = found.step(Stepped("0", 1, tuple(row(parent, 5) for parent in moved)))
-    assert live == [[10 + parent, 5] for parent in moved]
-
-
-def test_rows_die_and_a_lane_may_have_none_left() -> None:
-    found = States()
-    found.step(Stepped("0", 0, (row(0, 1), row(0, 2), row(0, 3))))
-    assert found.step(Stepped("0", 1, (row(2, 4),)))[0] == [[3, 4]]
-    assert found.step(Stepped("0", 2, (), (ended(0, 5),))) == ([], [[3, 4, 5]])
-    assert found.live == []
-
-
 def test_a_row_that_ended_is_not_continued() -> None:
     found = States()
     found.step(Stepped("0", 0, (row(0, 1),), (ended(0, 2),)))
@@ -96,16 +53,6 @@ def test_a_row_that_continues_no_row_is_refused_and_changes_nothing(parent: int,
     with pytest.raises(InputError, match=f"continues row {parent},"):
         found.step(event)
     assert found.live == [[1]]
-
-
-def test_a_draft_is_several_tokens_of_a_row_and_may_be_empty() -> None:
-    found = States()
-    assert found.step(Stepped("0", 0, (row(0, 1, 2, 3),)))[0] == [[1, 2, 3]]
-    assert found.step(Stepped("0", 1, (row(0),)))[0] == [[1, 2, 3]]
-    assert found.step(Stepped("0", 2, (row(0, 4, 5),), (ended(0, 6),))) == ([[1, 2, 3, 4, 5]], [[1, 2, 3, 6]])
-
-
-# -- at random, against a replay of every row from the root -----------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -163,10 +110,6 @@ def forests(draw: st.DrawFn, ids: Sequence[int]) -> Forest:
     return made
 
 
-TOKENIZER = byte_level()
-# whole words, single letters and the bytes of characters that only several tokens complete
-IDS = sorted({id for text in ("the cat sat", "abcab", "é🦄", "a.b") for id in TOKENIZER.encode(text)})
-STOPS = ("ab", "bca", "🦄", " cat")
 SETTINGS = settings(max_examples=150, deadline=None, derandomize=True)
 
 
@@ -181,46 +124,6 @@ def test_states_are_those_of_a_replay(made: Forest) -> None:
     for event in steps_of(made.stream):
         live, gone = made.truth.pop(0)
         assert found[event.lane].step(event) == ([list(one.ids) for one in live], [list(one.ids) for one in gone])
-
-
-@SETTINGS
-@given(made=forests(IDS))
-def test_captions_and_stops_of_a_row_are_those_of_its_whole_text(made: Forest) -> None:
-    stops = Stops(STOPS)
-    words = Detokenizer(TOKENIZER)
-    worded = with_texts(made.stream, words)
-    cut = with_texts(made.stream, words, stops)
-    behind = words.after(TOKENIZER.encode("the"), TOKENIZER.encode(" cat"))  # these tokens were taken back
-    bare = with_texts(made.stream, behind)
-    texts = [replayed(steps_of(stream)) for stream in (worded, cut, bare)]
-    for place, (live, gone) in enumerate(made.truth):
-        for number, one in enumerate((*live, *gone)):
-            over = number >= len(live) and bool(steps_of(made.stream)[place].children[number].written)
-            whole, added = (
-                "".join(map(alone.push, one.ids)) + (alone.flush() if over else "")
-                for alone in (words.fork(), behind.fork())
-            )
-            shown, released, rest = (text[place][number] for text in texts)
-            assert shown == whole
-            assert rest == added
-            if over:  # it ended by something else than a stop, and is shown in full
-                assert released == whole
-            else:
-                safe = stops.cut(whole)
-                assert safe.startswith(released)
-                assert len(safe) - len(released) < max(map(len, STOPS)), "held back more than a stop string could be"
-
-
-def replayed(steps: Sequence[Stepped]) -> list[list[str]]:
-    """The texts of all rows after each step, put together by brute force from the tokens of the rows before."""
-    before: dict[str, list[str]] = {}
-    found = []
-    for event in steps:
-        old = before.get(event.lane, [""])
-        every = [old[child.parent] + "".join(token.text for token in child.written) for child in event.children]
-        before[event.lane] = every[: len(event.rows)]
-        found.append(every)
-    return found
 
 
 @SETTINGS
@@ -270,3 +173,38 @@ def check_partial(
     found = [result for result in collector.unfinished() if result.lane == lane]
     told = [(tuple(token.id for token in one.tokens), one.parents) for result in found for one in result.sequences]
     assert sorted(told) == expected
+
+
+BASE = resolve([])
+
+
+def request(index: int) -> Request:
+    return Request(str(index), BASE, 0, prompt="a", index=index)
+
+
+def indexes(groups: Iterator[Iterator[Request]]) -> list[list[int]]:
+    return [[each.index for each in group] for group in groups]
+
+
+def test_groups_have_the_same_rows_wherever_a_run_begins() -> None:
+    rows = [request(index) for index in range(10)]
+    assert indexes(grouped(rows, 4)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert indexes(grouped(rows[6:], 4)) == [[6, 7], [8, 9]]
+    rows = [Skipped(index) if index in (0, 3, 4, 5, 6, 7) else request(index) for index in range(10)]
+    assert indexes(grouped(rows, 4)) == [[1, 2], [], [8, 9]]
+    assert indexes(grouped([None, request(0), None, request(1), None, request(2)], 2)) == [[0, 1], [2]]
+
+
+def test_no_row_of_the_next_group_is_read_before_a_group_is_done() -> None:
+    """Even where its last row is no request: a pipe may give the next one much later."""
+    read = []
+
+    def rows() -> Iterator[Request | Skipped]:
+        for index in range(6):
+            read.append(index)
+            yield Skipped(index) if index == 2 else request(index)
+
+    groups = grouped(rows(), 3)
+    assert [each.index for each in next(groups)] == [0, 1]
+    assert read == [0, 1, 2]
+    assert [each.index for each in next(groups)] == [3, 4, 5]

@@ -27,126 +27,68 @@ HIDDEN, LAYERS, HEADS, INNER = 32, 2, 4, 64
 
 _IDS = {"pad_token_id": PAD, "bos_token_id": BOS}
 _ROPE = {
-    "hidden_size": HIDDEN,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "intermediate_size": INNER,
-    "max_position_embeddings": CONTEXT,
-    "tie_word_embeddings": False,
-}
+    "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": INNER,
+    "max_position_embeddings": CONTEXT, "tie_word_embeddings": False,
+}  # fmt: skip
 _GROUPED = {**_ROPE, "num_key_value_heads": 2}
 _SLIDING = ["sliding_attention", "full_attention"]
 _SEQ2SEQ = {
-    "d_model": HIDDEN,
-    "encoder_layers": LAYERS,
-    "decoder_layers": LAYERS,
-    "encoder_attention_heads": HEADS,
-    "decoder_attention_heads": HEADS,
-    "encoder_ffn_dim": INNER,
-    "decoder_ffn_dim": INNER,
-    "max_position_embeddings": CONTEXT,
-    "decoder_start_token_id": EOS,
-    "forced_eos_token_id": None,
-}
+    "d_model": HIDDEN, "encoder_layers": LAYERS, "decoder_layers": LAYERS, "encoder_attention_heads": HEADS,
+    "decoder_attention_heads": HEADS, "encoder_ffn_dim": INNER, "decoder_ffn_dim": INNER,
+    "max_position_embeddings": CONTEXT, "decoder_start_token_id": EOS, "forced_eos_token_id": None,
+}  # fmt: skip
 
 # architecture -> (config class, model class, config fields)
 _RECIPES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "gpt2": (
-        "GPT2Config",
-        "GPT2LMHeadModel",
-        {"n_embd": HIDDEN, "n_layer": LAYERS, "n_head": HEADS, "n_positions": CONTEXT, "tie_word_embeddings": False},
-    ),
+    "gpt2": ("GPT2Config", "GPT2LMHeadModel",
+     {"n_embd": HIDDEN, "n_layer": LAYERS, "n_head": HEADS, "n_positions": CONTEXT, "tie_word_embeddings": False}),
     "gpt_neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", _ROPE),
     "gptj": (
         "GPTJConfig",
         "GPTJForCausalLM",
         {
-            "n_embd": HIDDEN,
-            "n_layer": LAYERS,
-            "n_head": HEADS,
-            "n_positions": CONTEXT,
-            "rotary_dim": 4,
+            "n_embd": HIDDEN, "n_layer": LAYERS, "n_head": HEADS, "n_positions": CONTEXT, "rotary_dim": 4,
             "tie_word_embeddings": False,
         },
     ),
     "llama": ("LlamaConfig", "LlamaForCausalLM", _GROUPED),
     "mistral": ("MistralConfig", "MistralForCausalLM", {**_GROUPED, "sliding_window": WINDOW}),
-    "mixtral": (
-        "MixtralConfig",
-        "MixtralForCausalLM",
-        {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
-    ),
+    "mixtral": ("MixtralConfig", "MixtralForCausalLM",
+     {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", _GROUPED),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {**_GROUPED, "head_dim": 8}),
-    "gemma2": (
-        "Gemma2Config",
-        "Gemma2ForCausalLM",
-        {
-            **_GROUPED,
-            "head_dim": 8,
-            "sliding_window": WINDOW,
-            "layer_types": _SLIDING,
-            "query_pre_attn_scalar": 8,
-        },
-    ),
-    "gemma3": (
-        "Gemma3TextConfig",
-        "Gemma3ForCausalLM",
-        {
-            **_GROUPED,
-            "head_dim": 8,
-            "sliding_window": WINDOW,
-            "layer_types": _SLIDING,
-            "query_pre_attn_scalar": 8,
-        },
-    ),
+    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM",
+     {**_GROUPED, "head_dim": 8, "sliding_window": WINDOW, "layer_types": _SLIDING, "query_pre_attn_scalar": 8}),
+    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM",
+     {**_GROUPED, "head_dim": 8, "sliding_window": WINDOW, "layer_types": _SLIDING, "query_pre_attn_scalar": 8}),
     "opt": (
         "OPTConfig",
         "OPTForCausalLM",
         {
-            "hidden_size": HIDDEN,
-            "word_embed_proj_dim": HIDDEN,
-            "num_hidden_layers": LAYERS,
-            "num_attention_heads": HEADS,
-            "ffn_dim": INNER,
-            "max_position_embeddings": CONTEXT,
+            "hidden_size": HIDDEN, "word_embed_proj_dim": HIDDEN, "num_hidden_layers": LAYERS,
+            "num_attention_heads": HEADS, "ffn_dim": INNER, "max_position_embeddings": CONTEXT,
             "tie_word_embeddings": False,
         },
     ),
-    "bloom": (
-        "BloomConfig",
-        "BloomForCausalLM",
-        {"hidden_size": HIDDEN, "n_layer": LAYERS, "n_head": HEADS, "tie_word_embeddings": False},
-    ),
+    "bloom": ("BloomConfig", "BloomForCausalLM",
+     {"hidden_size": HIDDEN, "n_layer": LAYERS, "n_head": HEADS, "tie_word_embeddings": False}),
     "falcon": (
         "FalconConfig",
         "FalconForCausalLM",
         {
-            "hidden_size": HIDDEN,
-            "num_hidden_layers": LAYERS,
-            "num_attention_heads": HEADS,
-            "max_position_embeddings": CONTEXT,
-            "tie_word_embeddings": False,
+            "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+            "max_position_embeddings": CONTEXT, "tie_word_embeddings": False,
         },
     ),
     "phi": ("PhiConfig", "PhiForCausalLM", _ROPE),
-    "mamba": (
-        "MambaConfig",
-        "MambaForCausalLM",
-        {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "state_size": 8, "tie_word_embeddings": False},
-    ),
+    "mamba": ("MambaConfig", "MambaForCausalLM",
+     {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "state_size": 8, "tie_word_embeddings": False}),
     "jamba": (
         "JambaConfig",
         "JambaForCausalLM",
         {
-            **_GROUPED,
-            "attn_layer_period": 2,
-            "attn_layer_offset": 1,
-            "expert_layer_period": 2,
-            "expert_layer_offset": 1,
-            "num_experts": 2,
-            "num_experts_per_tok": 1,
-            "mamba_d_state": 8,
+            **_GROUPED, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2,
+            "expert_layer_offset": 1, "num_experts": 2, "num_experts_per_tok": 1, "mamba_d_state": 8,
             "mamba_dt_rank": 4,
         },
     ),
@@ -165,7 +107,7 @@ _RECIPES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "bart": ("BartConfig", "BartForConditionalGeneration", _SEQ2SEQ),
     "marian": ("MarianConfig", "MarianMTModel", {**_SEQ2SEQ, "decoder_start_token_id": PAD}),
-}
+}  # fmt: skip
 
 SEQ2SEQ: tuple[str, ...] = ("t5", "bart", "marian", "encoder_decoder")
 CAUSAL: tuple[str, ...] = tuple(name for name in _RECIPES if name not in SEQ2SEQ)
@@ -258,16 +200,9 @@ def _encoder_decoder(ids: dict[str, Any]) -> Any:
         vocab_size=VOCABULARY, hidden_size=HIDDEN, max_position_embeddings=CONTEXT, pad_token_id=PAD, **shape
     )
     decoder = transformers.GPT2Config(
-        vocab_size=VOCABULARY,
-        n_embd=HIDDEN,
-        n_layer=LAYERS,
-        n_head=HEADS,
-        n_positions=CONTEXT,
-        add_cross_attention=True,
-        is_decoder=True,
-        tie_word_embeddings=False,
-        **ids,
-    )
+        vocab_size=VOCABULARY, n_embd=HIDDEN, n_layer=LAYERS, n_head=HEADS, n_positions=CONTEXT,
+        add_cross_attention=True, is_decoder=True, tie_word_embeddings=False, **ids,
+    )  # fmt: skip
     config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder, tie_word_embeddings=False)
     config.vocab_size = VOCABULARY
     config.decoder_start_token_id = BOS

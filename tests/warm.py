@@ -23,15 +23,12 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MODULES = (
     *("torch", "numpy", "safetensors.torch", "tokenizers", "pydantic_core", "regex"),
     *(
-        "genctl.commands.app",
-        "genctl.commands.run.options",
-        "genctl.commands.run.job",
-        "genctl.engines.session",
+        "genctl.commands.app", "genctl.commands.run.options", "genctl.commands.run.job", "genctl.engines.session",
         "genctl.engines.planner",
     ),
     *("genctl.models.hub", "genctl.models.check", "genctl.native.load", "genctl.native.runtime"),
     *("genctl.strategies.factory", "genctl.decode.loop"),
-)
+)  # fmt: skip
 _command: list[str] = []
 
 
@@ -58,9 +55,6 @@ def python() -> list[str]:
         assert server.stdout.readline() == b"ready\n"
         _command.extend([sys.executable, "-I", "-S", __file__, path])
     return list(_command)
-
-
-# -- the client: no import that takes time --
 
 
 def client(path: str, arguments: list[str]) -> NoReturn:
@@ -105,9 +99,6 @@ def is_open(descriptor: int) -> bool:
     except OSError:
         return False
     return True
-
-
-# -- the server --
 
 
 def serve(path: str) -> NoReturn:

@@ -8,14 +8,9 @@ from pathlib import Path
 import pyte
 import pytest
 
-from tests.cli.tool import genctl
+from tests.cli.tool import genctl, ok
 
 NUMBERS = ("-m", "builtin:numbers")
-
-
-def test_a_pipe_gets_the_best_text_and_nothing_else() -> None:
-    done = genctl("beam", *NUMBERS, "1207")
-    assert (done.status, done.out, done.err) == (0, "one thousand two hundred seven\n", "")
 
 
 def planned(*arguments: str) -> str:
@@ -42,8 +37,7 @@ def test_one_beam_is_no_search() -> None:
 
 def test_the_n_best_have_scores_and_their_path_through_the_beam(gpt2: Path) -> None:
     arguments = ("beam", "-m", str(gpt2), "hello there", "-n", "6", "--num-return-sequences", "3", "--seed", "1")
-    done = genctl(*arguments, "--format", "jsonl", "--scores", "--top-logprobs", "2")
-    assert done.status == 0
+    done = ok(*arguments, "--format", "jsonl", "--scores", "--top-logprobs", "2")
     assert [record["sequence"] for record in done.records] == [0, 1, 2]
     scores = [record["score"] for record in done.records]
     assert scores == sorted(scores, reverse=True)
@@ -81,20 +75,13 @@ def test_a_run_with_beams_tells_parents_and_a_greedy_one_does_not() -> None:
 
 
 def test_on_a_terminal_text_table_and_formula_stay() -> None:
-    done = genctl("beam", *NUMBERS, "1207", "--color", "never", terminal=True)
-    assert done.status == 0
+    done = ok("beam", *NUMBERS, "1207", "--color", "never", terminal=True)
     shown = done.out[done.out.rindex("one thousand two hundred seven\n") :]
     assert "★    1" in done.out
     assert "score = total / tokens ** length_penalty = " in done.out
     assert "favours LONGER" not in done.out
     assert shown
     assert "rank  from" in done.out  # it moved
-
-
-def test_what_length_penalty_does_is_said_once_with_verbose() -> None:
-    done = genctl("beam", *NUMBERS, "12", "7", "-v", "--color", "never", terminal=True)
-    assert done.out.count("favours LONGER") == 1
-    assert done.out.count("score = total") == 2
 
 
 @pytest.mark.parametrize("variable", [("TERM", "dumb"), ("NO_COLOR", "1")])
@@ -111,11 +98,14 @@ def test_a_dumb_terminal_is_not_animated_and_no_colour_is_none(
         assert "\x1b[1m" not in done.out
 
 
-def test_quiet_leaves_the_text_and_the_table() -> None:
+def test_quiet_leaves_the_text_and_verbose_says_what_length_penalty_does() -> None:
     done = genctl("beam", *NUMBERS, "1207", "-q", "--color", "never", terminal=True)
     assert "★    1" in done.out
     assert "length_penalty =" not in done.out
     assert done.err == ""
+    done = genctl("beam", *NUMBERS, "12", "7", "-v", "--color", "never", terminal=True)
+    assert done.out.count("favours LONGER") == 1
+    assert done.out.count("score = total") == 2
 
 
 def test_the_tree_goes_beside_the_text_or_takes_its_place() -> None:
@@ -148,13 +138,10 @@ def test_streamed_texts_are_those_of_the_run(command: str, gpt2: Path) -> None:
     assert genctl(*arguments, "--stream", stdin=stdin, terminal=True).out.count("\n") == plain.out.count("\n")
 
 
-def test_streaming_passes_over_what_fails() -> None:
+def test_all_sequences_are_streamed_past_what_fails() -> None:
     done = genctl("beam", *NUMBERS, "--stream", stdin="5\n\n6\n")
     assert (done.status, done.out) == (1, "five\nsix\n")
     assert "empty" in done.err
-
-
-def test_all_sequences_and_encoder_decoder_prompts_are_streamed() -> None:
     arguments = ("beam", *NUMBERS, "12", "7", "--num-return-sequences", "3", "--echo")
     assert genctl(*arguments, "--stream").out == genctl(*arguments).out
 
@@ -176,38 +163,6 @@ def test_what_contradicts_is_refused_in_a_sentence(arguments: tuple[str, ...], w
     assert (done.status, done.out) == (2, "")
     assert why in done.err
     assert done.err.startswith("error: ")
-
-
-def test_no_prompt_is_said() -> None:
-    done = genctl("beam", *NUMBERS)
-    assert done.status == 2
-    assert "No prompt" in done.err
-
-
-@pytest.mark.parametrize("term", ["xterm-256color", "dumb"])
-def test_several_texts_are_printed_once_each_with_its_heading(term: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", term)
-    arguments = ("beam", "--num-return-sequences", "3", "-n", "8", "Once upon a time")
-    records = genctl(*arguments, "--format", "jsonl").records
-    done = genctl(*arguments, terminal=True)
-    lines = settled(done.out)
-    for place, record in enumerate(records, 1):
-        text = f"Once upon a time{record['text']}"
-        assert lines.count(text) == 1
-        before = lines[lines.index(text) - 1]
-        assert before.startswith(f"── Once upon a time · {place} of 3 ")
-    assert genctl(*arguments).out.splitlines() == [record["text"] for record in records]
-
-
-def test_at_60_columns_the_table_has_room_for_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    arguments = ("beam", "--num-beams", "4", "-n", "16", "Once upon a time")
-    lines = [line for line in settled(genctl(*arguments, terminal=True).out) if "length" in line and "…" in line]
-    texts = [line.partition("length")[2].strip() for line in lines if line.lstrip("★ ")[:1].isdigit()]
-    assert len(texts) == len(set(texts)) == 4
-    assert all(len(text) > 12 for text in texts)
-    out = genctl(*arguments, terminal=True).out
-    assert "no room for logprob, total" in out
 
 
 def settled(out: str) -> list[str]:

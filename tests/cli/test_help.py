@@ -12,7 +12,7 @@ from genctl.commands.app import COMMANDS
 from genctl.commands.help import ALIASES, ELSEWHERE
 from genctl.config.check import describe, known
 from genctl.config.removed import REMOVED, Removed
-from tests.cli.tool import genctl
+from tests.cli.tool import genctl, ok
 
 TABLES = [name for name in COMMANDS if name not in ("presets", "report", "models")]
 
@@ -55,8 +55,7 @@ def test_the_long_help_has_every_flag_and_every_common_setting(command: str) -> 
 @pytest.mark.parametrize("command", [*TABLES, *OTHERS, ""])
 def test_no_line_is_too_long_and_no_word_is_cut(command: str, width: int) -> None:
     for flag in ("--help", "--help-all") if command in TABLES else ("--help",):
-        done = genctl(*command.split(), flag)
-        assert done.status == 0
+        done = ok(*command.split(), flag)
         for line in done.out.splitlines():
             assert len(line) <= min(width, 100) - 2 or (width == 60 and line.startswith("  --cache,")), line
         assert "..." not in done.out.replace("]...", "").replace("}...", "")
@@ -67,36 +66,26 @@ def test_no_line_is_too_long_and_no_word_is_cut(command: str, width: int) -> Non
     ("arguments", "error", "hint"),
     [
         (["runn"], 'no such command "runn"', 'did you mean "run"?'),
-        (["rnu"], 'no such command "rnu"', 'did you mean "run"?'),
         (["presets", "lst"], 'no such command "lst"', 'did you mean "list"?'),
         (["a\nb\x1b[31m"], 'no such command "a\\nb\\x1b[31m"', "see genctl --help"),
         ([""], 'no such command ""', "see genctl --help"),
-        (["zzz"], 'no such command "zzz"', "see genctl --help"),
         (["run", "--temprature", "1"], 'no such option "--temprature"', 'did you mean "--temperature"?'),
-        (["run", "--temperatur=1"], 'no such option "--temperatur"', 'did you mean "--temperature"?'),
         (["compare", "--strategi", "x"], 'no such option "--strategi"', 'did you mean "--strategy"?'),
-        (["inspect-cache", "--no-do-sampl"], 'no such option "--no-do-sampl"', 'did you mean "--no-do-sample"?'),
-        (["score", "--contxt", "x"], 'no such option "--contxt"', 'did you mean "--context"?'),
-        (["report", "--forc"], 'no such option "--forc"', 'did you mean "--force"?'),
         (["presets", "list", "--fromat", "json"], 'no such option "--fromat"', 'did you mean "--format"?'),
         (["--verison"], 'no such option "--verison"', 'did you mean "--version"?'),
         (["run", "--zzz"], 'no such option "--zzz"', "see genctl run --help"),
         (["run", "--tree"], 'no such option "--tree"', "genctl beam has --tree; see genctl run --help"),
         (["score", "--seed", "1"], 'no such option "--seed"', "genctl run has --seed; see genctl score --help"),
-        (["presets", "list", "--raw"], 'no such option "--raw"', "see genctl presets list --help"),
         (["run", "-Z"], 'no such option "-Z"', "see genctl run --help"),
         (["run", "--smothing-curve", "1"], 'no such option "--smothing-curve"', 'did you mean "--smoothing-curve"?'),
         (["run", "--No_Sample"], 'no such option "--No_Sample"', 'did you mean "--no-do-sample"?'),
         (["run", "--greedy"], 'no such option "--greedy"', 'did you mean "--strategy greedy"?'),
         (["run", "-t", "1"], 'no such option "-t"', "did you mean --threads, --temperature or --template?"),
-        (
-            ["score", "--n-predict"],
-            'no such option "--n-predict"',
-            "genctl run has --max-new-tokens; see genctl score --help",
-        ),
+        (["score", "--n-predict"], 'no such option "--n-predict"',
+         "genctl run has --max-new-tokens; see genctl score --help"),
         (["help", "runn"], 'no such command "runn"', 'did you mean "run"?'),
     ],
-)
+)  # fmt: skip
 def test_an_unknown_name_is_answered_with_the_nearest(arguments: list[str], error: str, hint: str) -> None:
     done = genctl(*arguments)
     assert (done.status, done.out, done.err) == (2, "", f"error: {error}\nhint: {hint}\n")
@@ -108,14 +97,8 @@ def test_an_unknown_name_is_answered_with_the_nearest(arguments: list[str], erro
         (("run", "--reverse-prompt", "x"), 'did you mean "--stop-strings"?'),
         (("run", "x", "-ngl", "33"), "did you mean --device cuda, or --device-map auto?"),
         (("run", "x", "-cnv"), 'did you mean "--chat"?'),
-        (
-            ("run", "-p", "Once upon a time"),
-            '-p is --preset; a prompt is an argument: genctl run "Once upon',
-        ),
-        (
-            ("run", "-p", "What is 1/2? " + 300 * "x"),
-            '-p is --preset; a prompt is an argument: genctl run "Wh',
-        ),
+        (("run", "-p", "Once upon a time"), '-p is --preset; a prompt is an argument: genctl run "Once upon'),
+        (("run", "-p", "What is 1/2? " + 300 * "x"), '-p is --preset; a prompt is an argument: genctl run "Wh'),
         (("run", "--prompt", "x"), 'arguments: genctl run "Once upon a time"'),
         (("run", "--json", "x"), "did you mean --format jsonl for records, --json-schema true for a text"),
         (("chat", "--num-ctx", "99"), "the context is the checkpoint's; --max-length N"),
@@ -148,42 +131,37 @@ def test_a_hint_names_what_was_meant(words: tuple[str, ...], hint: str) -> None:
     ],
 )
 def test_underscores_and_flags_of_other_tools_work(words: str, setting: str) -> None:
-    done = genctl("run", "x", "--dry", *words.split())
-    assert done.status == 0, done.err
+    done = ok("run", "x", "--dry", *words.split())
     assert setting in re.sub(" +#.*", "", done.out)
 
 
-def test_a_boolean_word_after_a_flag_with_underscores_is_no_prompt() -> None:
+def test_words_of_other_tools_are_answered_and_the_short_help_names_the_views() -> None:
     assert "--do-sample takes no value, but true follows it" in genctl("run", "x", "--do_sample", "true").err
-
-
-def test_every_flag_of_other_tools_is_answered() -> None:
     for flag, ours in ALIASES.items():
         assert "no such option" not in genctl("run", f"--{flag}", "--help").err, (flag, ours)
+    text = genctl("run", "--help").out
+    for flag in ("--report", "--explain", "--json-schema", "--watch", "--top-k", "-q", "-v"):
+        assert flag in text
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("batch", "genctl batch was removed: genctl run -i FILE"),
         ("batch export -m x -i rows.jsonl", "genctl batch was removed: genctl run -i FILE"),
         ("help batch", "genctl batch was removed: genctl run -i FILE"),
+        ("presets schema", "genctl presets schema was removed: genctl run --dry -v"),
         ("run x --check-batch", "--check-batch was removed: use genctl parity MODEL MODEL@batch_size=1 -i FILE"),
-        (
-            "run -m builtin:numbers 12 --check-batch",
-            "--check-batch was removed: use genctl parity builtin:numbers builtin:numbers@batch_size=1 -i FILE",
-        ),
+        ("run -m builtin:numbers 12 --check-batch",
+         "--check-batch was removed: use genctl parity builtin:numbers builtin:numbers@batch_size=1 -i FILE"),
         ("beam --check-runtime -m ./a x", 'use genctl parity ./a ./a@runtime=transformers "A PROMPT"'),
         ("run --fsdp x", "--fsdp was removed: use --device-map auto, --tensor-parallel or --workers N"),
         ("run --raw x", "--raw was removed: use `| cat`: a pipe gets texts as they are"),
         ("beam --trace=run.jsonl x", "--trace was removed: use --events FILE"),
         ("run x --format nul", "--format nul was removed: use --format jsonl"),
         ("compare x --format=md -p greedy", "--format md was removed: use --format jsonl"),
-        ("explore x --expand depth=1 --format dot", "--format dot was removed: use --format jsonl"),
-        ("beam x --tree-format dot", "--tree-format dot was removed: use --tree-format json"),
         ("run --input-format nul", "--input-format nul was removed: use --input-format jsonl"),
     ],
-)
+)  # fmt: skip
 def test_a_removed_name_is_answered_with_what_does_its_job(words: str, sentence: str) -> None:
     done = genctl(*words.split())
     assert (done.status, done.out, done.err.count("\n")) == (2, "", 1)
@@ -219,12 +197,6 @@ def test_no_removed_name_is_still_there() -> None:
     for row in (row for row in REMOVED if row.kind == "flag"):
         command, _, flag = row.name.rpartition(" ")
         assert f"{flag} " not in genctl(command or "run", "--help-all").out, row
-
-
-def test_the_short_help_of_run_names_the_views() -> None:
-    text = genctl("run", "--help").out
-    for flag in ("--report", "--explain", "--json-schema", "--watch", "--top-k", "-q", "-v"):
-        assert flag in text
 
 
 @pytest.mark.parametrize("words", ["", "run", "presets list"])

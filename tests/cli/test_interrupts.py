@@ -7,25 +7,23 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pexpect
 import pytest
 
 from genctl.process import stays_ignored
 from genctl.terminal.interrupt import Interrupt
+from tests.cli.tool import ROOT
 
-ROOT = Path(__file__).parents[2]
 GENCTL = ["-m", "genctl"]
 STUCK = ["-m", "tests.cli.stuck"]
 PATIENCE = 40  # seconds; a stuck pass takes 60
-
-
-@pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+MAIN = "from genctl.__main__ import main; main()"
+Start = Callable[..., Any]
 
 
 def heard() -> None:
@@ -33,44 +31,46 @@ def heard() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@contextmanager
-def started(command: list[str], environment: dict[str, str], cwd: Path) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd=cwd,
-        preexec_fn=heard,
-    )  # fmt: skip
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        for pipe in (process.stdout, process.stderr):
-            if pipe is not None:
-                pipe.close()
+@pytest.fixture
+def start(environment: dict[str, str], tmp_path: Path) -> Start:
+    @contextmanager
+    def started(*words: str, stdin: int = subprocess.DEVNULL, before: Callable[[], None] = heard) -> Iterator[Any]:
+        process = subprocess.Popen(
+            [sys.executable, *words], stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
+            cwd=tmp_path, preexec_fn=before,
+        )  # fmt: skip
+        with process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    return started
 
 
-def until(process: subprocess.Popen[bytes], word: bytes) -> None:
-    assert process.stderr is not None
-    for line in process.stderr:
-        if word in line:
-            return
-    raise AssertionError(f"it ended without saying {word!r}")
+def until(process: Any, word: bytes) -> None:
+    assert any(word in line for line in process.stderr), f"it ended without saying {word!r}"
+
+
+def ended(process: Any, word: bytes, number: int = signal.SIGINT) -> tuple[int, bytes, bytes]:
+    """Status, output and errors of a process that gets a signal when it has said a word."""
+    until(process, word)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=PATIENCE)
+    return process.returncode, out, err
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_model_that_does_not_come_back_costs_no_row(
-    tmp_path: Path, environment: dict[str, str], number: signal.Signals, status: int
+    tmp_path: Path, start: Start, number: signal.Signals, status: int
 ) -> None:
     rows = tmp_path / "rows.jsonl"
     given = [{"id": name, "prompt": name, "params": {"max_new_tokens": 2 if name == "b" else 30}} for name in "abc"]
     rows.write_text("".join(f"{json.dumps(row)}\n" for row in given))
     options = ["-i", str(rows), "--format", "jsonl", "--batch-size", "2", "--seed", "1"]
-    command = [sys.executable, *STUCK, "9", "run", *options]
-    with started(command, environment, tmp_path) as process:
-        until(process, b"stuck")
-        process.send_signal(number)
-        out, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == status, err
+    with start(*STUCK, "9", "run", *options) as process:
+        found, out, err = ended(process, b"stuck", number)
+    assert found == status, err
     records = [json.loads(line) for line in out.splitlines()]
     assert [record["id"] for record in records] == ["a", "b", "c"]
     assert [record["finish_reason"] for record in records] == ["interrupted", "length", "interrupted"]
@@ -81,17 +81,15 @@ def test_a_model_that_does_not_come_back_costs_no_row(
     assert b"Traceback" not in err
 
 
-def test_with_resume_running_rows_are_left_to_the_next_run(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_with_resume_running_rows_are_left_to_the_next_run(
+    tmp_path: Path, start: Start, environment: dict[str, str]
+) -> None:
     rows, out, whole = tmp_path / "rows.txt", tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
     rows.write_text("".join(f"number {number}\n" for number in range(7)))
     settings = ["-i", str(rows), "--batch-size", "2", "--seed", "1", "--do-sample", "-n", "12"]
-    with started(
-        [sys.executable, *STUCK, "30", "run", *settings, "-o", str(out), "--resume"], environment, tmp_path
-    ) as process:
-        until(process, b"stuck")
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130, err
+    with start(*STUCK, "30", "run", *settings, "-o", str(out), "--resume") as process:
+        status, _, err = ended(process, b"stuck")
+    assert status == 130, err
     assert b"rerun the same command to continue" in err
     assert b"interrupted" not in out.read_bytes()
     for extra in (["-o", str(out), "--resume"], ["-o", str(whole)]):
@@ -99,111 +97,57 @@ def test_with_resume_running_rows_are_left_to_the_next_run(tmp_path: Path, envir
     assert out.read_bytes() == whole.read_bytes()
 
 
-def test_a_signal_while_it_is_loading_leaves_no_file(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_a_signal_while_it_is_loading_leaves_no_file(tmp_path: Path, start: Start) -> None:
     code = (
         "import sys, time; from genctl.models import hub;"
         "hub.load = lambda *a, **k: (print('loading', file=sys.stderr, flush=True), time.sleep(60));"
-        "from genctl.__main__ import main; main()"
     )
     for more in ([], ["--resume"]):
-        command = [sys.executable, "-c", code, "run", "x", "-o", str(tmp_path / "out.jsonl"), *more]
-        with started(command, environment, tmp_path) as process:
-            until(process, b"loading")
-            process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=PATIENCE)
-        assert process.returncode == 130
-        assert err == b"interrupted\n"
+        with start("-c", code + MAIN, "run", "x", "-o", str(tmp_path / "out.jsonl"), *more) as process:
+            assert ended(process, b"loading") == (130, b"", b"interrupted\n")
         assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_before_anything_is_known_ends_quietly(
-    tmp_path: Path, environment: dict[str, str], number: signal.Signals, status: int
-) -> None:
-    code = (
-        "import sys, time; from genctl.commands import app;"
-        "app.run = lambda: (print('importing', file=sys.stderr, flush=True), time.sleep(60));"
-        "from genctl.__main__ import main; main()"
-    )
-    with started([sys.executable, "-c", code, "run", "x"], environment, tmp_path) as process:
-        until(process, b"importing")
-        process.send_signal(number)
-        out, err = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, out, err) == (status, b"", b"interrupted\n" if status == 130 else b"")
-
-
-def test_a_signal_where_nothing_can_be_raised_prints_no_traceback(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_a_signal_where_nothing_can_be_raised_prints_no_traceback(start: Start) -> None:
     """Python drops what a handler raises in a finaliser; the import of a module has such moments."""
     code = (
         "import sys, time; from genctl.models import hub\n"
         "class Last:\n"
         "    def __del__(self): print('loading', file=sys.stderr, flush=True); time.sleep(0.5)\n"
         "hub.load = lambda *a, **k: (Last() is None, time.sleep(60))\n"
-        "from genctl.__main__ import main; main()"
     )
-    with started([sys.executable, "-c", code, "run", "x"], environment, tmp_path) as process:
-        until(process, b"loading")
-        process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, err) == (143, b"")
+    with start("-c", code + MAIN, "run", "x") as process:
+        assert ended(process, b"loading", signal.SIGTERM) == (143, b"", b"")
 
 
-def test_the_second_signal_ends_at_once(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_the_second_signal_ends_at_once(start: Start) -> None:
     """The first is being taken care of by somebody who takes his time."""
     code = (
         "import sys, time; from genctl.events.results import Collector;"
         "Collector.unfinished = lambda *a, **k: (print('saving', file=sys.stderr, flush=True), time.sleep(60));"
         "sys.argv[1:1] = ['3']; from tests.cli.stuck import main; main()"
     )
-    with started([sys.executable, "-c", code, "run", "x", "--format", "jsonl"], environment, tmp_path) as process:
+    with start("-c", code, "run", "x", "--format", "jsonl") as process:
         until(process, b"stuck")
         process.send_signal(signal.SIGINT)
-        until(process, b"saving")
-        process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, out) == (130, b"")
+        assert ended(process, b"saving")[:2] == (130, b"")
 
 
-def test_a_reader_that_does_not_read_on_keeps_nobody_waiting(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_a_reader_that_does_not_read_on_keeps_nobody_waiting(tmp_path: Path, start: Start) -> None:
     """The pipe is full and the program is writing to it when the signal comes."""
     rows = tmp_path / "rows.txt"
     rows.write_text("7\n" * 3000)
-    command = [
-        sys.executable,
-        *GENCTL,
-        "run",
-        "-m",
-        "builtin:numbers",
-        "-i",
-        str(rows),
-        "--format",
-        "jsonl",
-        "--scores",
-        "-n",
-        "2",
-    ]
-    with started(command, environment, tmp_path) as process:
-        assert process.stdout is not None
+    words = ("run", "-m", "builtin:numbers", "-i", str(rows), "--format", "jsonl", "--scores", "-n", "2")
+    with start(*GENCTL, *words) as process:
         process.stdout.read(1)
         os.set_blocking(process.stdout.fileno(), False)
         before = -1
         while (size := available(process.stdout.fileno())) != before or size < 60_000:
             before = size
-            try:
+            with pytest.raises(subprocess.TimeoutExpired):  # it does not end by itself
                 process.wait(0.5)
-            except subprocess.TimeoutExpired:
-                continue
-            raise AssertionError("it ended by itself")
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 143
-
-
-# the handler is there: before it, Python's own would end the process with a traceback
-BEGUN = (
-    "import sys, time; from genctl import __main__ as program; from genctl.__main__ import main;"
-    "handle = program._handle;"
-    "program._handle = lambda one: (handle(one), print('begun', file=sys.stderr, flush=True));"
-)
 
 
 def available(descriptor: int) -> int:
@@ -240,13 +184,9 @@ def test_a_stopped_process_gives_the_cursor_back_and_goes_on(tmp_path: Path, env
     shell.close()
 
 
-def test_an_interrupt_on_a_terminal_leaves_the_text_and_the_cursor(tmp_path: Path, environment: dict[str, str]) -> None:
-    environment = {**environment, "TERM": "xterm-256color"}
-    child = pexpect.spawn(
-        sys.executable, [*STUCK, "25", "run", "Once", "Upon", "--do-sample", "--batch-size", "2", "--seed", "1"],
-        env={**environment, "PYTHONPATH": str(ROOT)}, cwd=str(tmp_path), dimensions=(24, 80), timeout=PATIENCE,
-        encoding="utf-8",
-    )  # fmt: skip
+def test_an_interrupt_on_a_terminal_leaves_the_text_and_the_cursor(terminal: Start) -> None:
+    words = ("25", "run", "Once", "Upon", "--do-sample", "--batch-size", "2", "--seed", "1")
+    child = terminal(*STUCK, *words, program=[sys.executable], encoding="utf-8")
     child.expect("stuck")
     child.kill(signal.SIGINT)
     assert "2 not finished" in (shown := child.read())
@@ -256,29 +196,27 @@ def test_an_interrupt_on_a_terminal_leaves_the_text_and_the_cursor(tmp_path: Pat
     assert "\x1b[?25l" not in shown.rpartition("\x1b[?25h")[2]
 
 
+# the handler is there: before it, Python's own would end the process with a traceback
+BEGUN = (
+    "import sys, time; from genctl import __main__ as program;"
+    "handle = program._handle;"
+    "program._handle = lambda one: (handle(one), print('begun', file=sys.stderr, flush=True));"
+)
+
+
 @pytest.mark.parametrize("command", ["run", "beam", "compare", "score", "inspect-cache", "report", "presets"])
-def test_every_command_says_that_it_was_interrupted(tmp_path: Path, environment: dict[str, str], command: str) -> None:
+def test_every_command_says_that_it_was_interrupted(tmp_path: Path, start: Start, command: str) -> None:
     """Each waits for standard input, which stays empty; `presets` for its own import."""
     report = ["-", "-o", str(tmp_path / "page.html")]
     lists = {"compare": ["-p", "greedy", "-p", "beam5"], "report": report, "presets": ["list"]}
-    arguments = lists.get(command, [])
     code = BEGUN
     if command == "presets":
         code += "from genctl.commands import app; app.Root.invoke = lambda *a: time.sleep(60);"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code + "main()", command, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, env=environment, cwd=tmp_path, preexec_fn=heard,
-    )  # fmt: skip
-    with process:
-        try:
-            until(process, b"begun")  # it is importing, or waits already: it says the same
-            process.send_signal(signal.SIGINT)
-            assert process.stdin is not None
-            assert process.wait(PATIENCE) == 130  # before its input ends
-            assert process.stderr is not None
-            assert process.stderr.read() == b"interrupted\n"
-        finally:
-            process.kill()
+    with start("-c", code + MAIN, command, *lists.get(command, []), stdin=subprocess.PIPE) as process:
+        until(process, b"begun")  # it is importing, or waits already: it says the same
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 130  # before its input ends
+        assert process.stderr.read() == b"interrupted\n"
 
 
 def test_a_signal_while_torch_is_imported_ends_the_run_with_its_status() -> None:
@@ -313,13 +251,6 @@ def test_a_library_that_raises_a_status_of_its_own_does_not_change_ours() -> Non
     assert ended.value.code == 128 + signal.SIGTERM
 
 
-# -- signals that the caller ignores -----------------------------------------------------------------------------------
-
-
-def ignored() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
 def test_a_signal_at_any_line_of_the_first_imports_ends_with_its_status(environment: dict[str, str]) -> None:
     """One in the middle of the module whose line it takes away ended with a traceback, and 1."""
     code = (
@@ -352,40 +283,16 @@ def test_a_signal_at_any_line_of_the_first_imports_ends_with_its_status(environm
 
 
 @pytest.mark.parametrize("moment", [b"begun", b"stuck"], ids=["importing", "decoding"])
-def test_a_background_job_without_a_terminal_is_not_interrupted(
-    tmp_path: Path, environment: dict[str, str], moment: bytes
-) -> None:
+def test_a_background_job_without_a_terminal_is_not_interrupted(start: Start, moment: bytes) -> None:
     """A script's `genctl run … &`: Ctrl-C is for what runs in the foreground. SIGINT ended it with 130, or with -2."""
-    if moment == b"begun":
-        command = [sys.executable, "-c", BEGUN + "main()", "run", "x", "-n", "2"]
-    else:  # the model comes back in time
+    code = BEGUN + MAIN
+    if moment == b"stuck":  # the model comes back in time
         code = "import sys; from tests.cli import stuck; stuck.SECONDS = 0.3; sys.argv[1:1] = ['1']; stuck.main()"
-        command = [sys.executable, "-c", code, "run", "x", "-n", "2"]
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
-        cwd=tmp_path, preexec_fn=ignored,
-    )  # fmt: skip
-    with process:
-        try:
-            until(process, moment)
-            process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=PATIENCE)
-        finally:
-            process.kill()
-    assert (process.returncode, err.replace(b"begun\n", b"")) == (0, b"")  # which is said at the end again
+    ignored = lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)  # noqa: E731
+    with start("-c", code, "run", "x", "-n", "2", before=ignored) as process:
+        status, out, err = ended(process, moment)
+    assert (status, err.replace(b"begun\n", b"")) == (0, b"")  # which is said at the end again
     assert out
-
-
-def test_one_that_reads_a_terminal_is_interrupted(tmp_path: Path, environment: dict[str, str]) -> None:
-    child = pexpect.spawn(
-        sys.executable, [*STUCK, "3", "run", "Once", "-q"], env=environment, cwd=str(tmp_path), timeout=PATIENCE,
-        encoding="utf-8", preexec_fn=ignored,
-    )  # fmt: skip
-    child.expect("stuck")
-    child.sendintr()
-    assert "interrupted" in child.read()
-    child.close()
-    assert child.exitstatus == 130
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGHUP", "SIGTERM"])

@@ -1,8 +1,9 @@
-"""`genctl models`: what is at hand, also where the cache is damaged."""
+"""`genctl models` lists what is at hand, also where the cache is damaged; shells complete names that are at hand."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.tool import genctl
+from tests.cli.tool import genctl, ok
 
 FIELDS = ["name", "path", "bytes", "architecture", "dtype", "runtime", "why_not_native", "context", "error"]
 
@@ -125,8 +126,7 @@ def test_every_format_has_a_line_for_each(full: Path) -> None:
 def test_it_fits_a_terminal(full: Path, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     for more in ((), ("-v",)):
-        done = genctl("models", *more, terminal=True, color="never")
-        assert done.status == 0
+        done = ok("models", *more, terminal=True, color="never")
         assert all(len(line) <= columns for line in done.out.splitlines())
         assert "someone/whole" in done.out
         assert "a\\nb/c" in done.out
@@ -135,11 +135,78 @@ def test_it_fits_a_terminal(full: Path, monkeypatch: pytest.MonkeyPatch, columns
         assert "  GPT2LMHeadModel · 219.0 KiB · float32 · native · 256 tokens\n" in done.out or columns == 60
 
 
-def test_it_imports_neither_torch_nor_transformers() -> None:
-    code = (
-        "import sys; from genctl.commands.app import run; run(['models', '-v']); "
-        "sys.exit(any(name in sys.modules for name in ('torch', 'transformers')))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "builtin:stories" in done.stdout
+LINES = {
+    "genctl ru": ["run"],
+    "genctl run -p nuc": ["nucleus"],
+    "genctl run --preset grammar-nothing": [],
+    "genctl run --strategy contras": ["contrastive", "contrastive-decoding"],
+    "genctl run --model builtin": ["builtin:numbers", "builtin:stories"],
+    "genctl run -m cached": ["cached/tiny"],
+    "genctl tokens -m cached": ["cached/tiny"],
+    "genctl help tok": ["tokens"],
+    "genctl run --assistant-model cached": ["cached/tiny"],
+    "genctl beam --num-beam-g": ["--num-beam-groups"],
+    "genctl compare -p greed": ["greedy"],
+    "genctl presets show nuc": ["nucleus"],
+    "genctl run --cache qu": ["quantized"],
+    "genctl run --device c": ["cpu", "cuda"],
+    "genctl run --smoothing-": ["--smoothing-factor"],
+    "genctl run --set smoothing_": ["smoothing_factor=", "smoothing_curve="],
+    "genctl run --set temp": ["temperature="],
+    "genctl run --set early_stopping": ["early_stopping="],
+    "genctl run --set do_sample=": ["do_sample=true", "do_sample=false"],
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment with a `genctl` on its path, its function for Bash in a file, and a cache with one checkpoint."""
+    folder = tmp_path_factory.mktemp("completion")
+    tool = folder / "bin" / "genctl"
+    tool.parent.mkdir()
+    tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m genctl "$@"\n')
+    tool.chmod(0o755)
+    cached = folder / "hub" / "models--cached--tiny"
+    snapshot = cached / "snapshots" / "abc"
+    snapshot.parent.mkdir(parents=True)
+    builtin = Path(__file__).resolve().parents[2] / "genctl" / "models" / "builtin" / "stories"
+    shutil.copytree(builtin, snapshot)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("abc")
+    (folder / "torch").mkdir()
+    (folder / "torch" / "__init__.py").write_text("raise ImportError('completion imports torch')\n")
+    root = Path(__file__).resolve().parents[2]
+    path = f"{tool.parent}{os.pathsep}{os.environ['PATH']}"
+    made = {
+        **os.environ, "PATH": path, "PYTHONPATH": f"{folder}{os.pathsep}{root}", "HF_HUB_CACHE": str(folder / "hub"),
+        "FUNCTION": str(folder / "function"),
+    }  # fmt: skip
+    with (folder / "function").open("w") as function:
+        subprocess.run([str(tool)], env={**made, "_GENCTL_COMPLETE": "source_bash"}, stdout=function, check=True)
+    return made
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_bash_completes(line: str, place: dict[str, str]) -> None:
+    if shutil.which("bash") is None:
+        pytest.skip("no bash here")
+    words = line.split(" ")
+    script = f"""
+        source "$FUNCTION"
+        COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}
+        _genctl_completion genctl "{words[-1]}" "{words[-2]}"
+        printf '%s\\n' "${{COMPREPLY[@]}}"
+    """
+    done = subprocess.run(["bash", "-c", script], env=place, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.stdout.split() == LINES[line]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_are_answered(shell: str, place: dict[str, str]) -> None:
+    asked = {"_GENCTL_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": "genctl run -p nuc"}
+    asked["_TYPER_COMPLETE_FISH_ACTION"] = "get-args"
+    tool = [sys.executable, "-m", "genctl"]
+    done = subprocess.run(tool, env={**place, **asked}, capture_output=True, text=True, check=False)
+    assert "nucleus" in done.stdout
+    assert done.stderr == ""

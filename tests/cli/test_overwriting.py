@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import fcntl
 import json
 import os
-from collections.abc import Iterator
-from importlib import import_module
+import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 
-from genctl.commands.app import COMMANDS
 from genctl.io import output
-from tests.cli.tool import Done, genctl
+from tests.cli.tool import Done, genctl, ok
 from tests.io.disk import Disk
 
 OLD = b"the old file, which is worth something\n"
@@ -50,8 +45,7 @@ SUFFIXES = {"report": ".html", "save": ".saved", "save_cache": ".cache"}
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the old file; the inputs are beside it."""
     monkeypatch.chdir(tmp_path)
-    done = genctl("run", *TINY, "12", "--events", "recorded")
-    assert done.status == 0, done.err
+    ok("run", *TINY, "12", "--events", "recorded")
     written = {"prompt": "Once upon a time", "completion_ids": [14, 437], "logprobs": [-1.75236e-05, -1.01009107]}
     Path("trace").write_text(json.dumps(written))
     made = tmp_path / "disk"
@@ -127,24 +121,59 @@ def test_a_tree_is_never_replaced(folder: Path) -> None:
     assert "exists already" in refused.err
 
 
-WRITTEN = {"output", "events", "trace", "report", "save", "save_cache"}
+COMMANDS = {
+    "run": ("run", "-m", "builtin:numbers", "12"),
+    "beam": ("beam", "-m", "builtin:numbers", "12"),
+    "compare": ("compare", "--strategy", "a:", "--strategy", "b:num_beams=2", "-m", "builtin:numbers", "12"),
+}
 
 
-def tables() -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command with the table of its options."""
-    for name, (where, _) in COMMANDS.items():
-        module, _, variable = where.partition(":")
-        target = getattr(import_module(module), variable)
-        if not isinstance(target, typer.Typer):
-            yield (name,), target.options
+def test_force_is_for_both_files() -> None:
+    for name in ("out.txt", "run.jsonl"):
+        Path(name).write_text("old")
+    both = ("-o", "out.txt", "--events", "run.jsonl")
+    done = genctl(*COMMANDS["run"], *both, "--report", "new.html")
+    assert (done.status, done.err) == (2, "error: the output exists already: out.txt\nhint: --force replaces it\n")
+    assert sorted(path.name for path in Path().iterdir()) == ["out.txt", "run.jsonl"]
+    assert genctl(*COMMANDS["run"], *both, "--force").status == 0
+    assert Path("out.txt").read_text() == "twelve\n"
+    assert '"finished"' in Path("run.jsonl").read_text()
+    for command, more in (("run", ""), ("beam", ""), ("compare", "")):
+        assert f"{more}--events file, but there is neither" in genctl(*COMMANDS[command], "--force").err
 
 
-def test_every_file_that_force_replaces_is_tried_above() -> None:
-    tried = {((words[0],), name) for words, name in SINGLE}
-    for words, table in tables():
-        options = {field.name: field.metadata for field in dataclasses.fields(table)}
-        if "help" not in options.get("force", {}):
-            continue
-        names = {name for name, row in options.items() if "help" in row and row.get("metavar") == "FILE"}
-        wanted = {name for name in names & WRITTEN if (words, name) != (("explore",), "save")}
-        assert wanted == {name for which, name in tried if which == words}, words
+def test_one_file_cannot_be_both() -> None:
+    for command in COMMANDS:
+        done = genctl(*COMMANDS[command], "-o", "x", "--events", "x", "--force")
+        assert (done.status, done.err) == (2, "error: --events x: --output names the same file\n")
+
+
+def test_streams_devices_and_pipes_are_written_to() -> None:
+    assert genctl(*COMMANDS["run"], "--events", "/dev/null").out == "twelve\n"
+    assert genctl(*COMMANDS["run"], "--events", "/dev/null", "-o", "/dev/null").status == 0
+    done = ok(*COMMANDS["run"], "--events", "-", "-o", "out.txt")
+    assert done.out.splitlines()[-1].startswith('{"event": "finished"')
+    assert not Path("-").exists()
+    os.mkfifo("pipe")
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(Path("pipe").read_text()))
+    reader.start()
+    assert genctl(*COMMANDS["run"], "--events", "pipe").status == 0
+    reader.join()
+    assert read == [done.out] or read[0].count("\n") == done.out.count("\n")
+
+
+def test_a_resumed_job_refuses_to_record() -> None:
+    Path("in.txt").write_text("12\n")
+    done = genctl(*COMMANDS["run"][:-1], "-i", "in.txt", "-o", "o.txt", "--resume", "--events", "e.jsonl")
+    assert done.status == 2
+    assert "--events records one run from its beginning" in done.err
+    assert not Path("e.jsonl").exists()
+
+
+def test_a_report_of_results_names_what_they_are() -> None:
+    Path("results.jsonl").write_text(genctl(*COMMANDS["run"], "--format", "jsonl").out)
+    done = genctl("report", "results.jsonl")
+    assert done.status == 2
+    hint = "genctl run --events FILE writes what a report needs"
+    assert f"results.jsonl holds results, not the events of a run\nhint: {hint}" in done.err

@@ -1,80 +1,26 @@
-"""The program as a process: signals, closed pipes, exit statuses, and streaming on a real terminal."""
+"""The program as a process: closed pipes, libraries that speak, and what a terminal shows before the text."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
+import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pexpect
 import pyte
 import pytest
 
+from genctl.terminal import loading_line
 from tests.tiny import checkpoint
 from tests.warm import python
 
 GENCTL = ["-m", "genctl"]
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-
-
-def test_an_interrupt_writes_what_there_is_and_exits_with_130(tmp_path: Path, environment: dict[str, str]) -> None:
-    rows = tmp_path / "rows.txt"
-    rows.write_text("Once upon a time\n" * 400)
-    command = [
-        sys.executable,
-        *GENCTL,
-        "run",
-        "-i",
-        str(rows),
-        "--format",
-        "jsonl",
-        "--do-sample",
-        "--seed",
-        "1",
-        "--batch-size",
-        "4",
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd=tmp_path)
-    assert process.stdout is not None
-    first = process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    started = time.monotonic()
-    rest, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    assert time.monotonic() - started < 30  # not the minutes that all rows would take
-    records = [json.loads(line) for line in [first, *rest.splitlines()]]
-    assert {record["finish_reason"] for record in records} >= {"interrupted"}
-    assert len(records) < 400
-    assert b"Traceback" not in err
-
-
-def test_sigterm_exits_with_143(tmp_path: Path, environment: dict[str, str]) -> None:
-    command = [sys.executable, *GENCTL, "run", "--format", "jsonl", "--batch-size", "1"]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd=tmp_path
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(b"Once upon a time\n" * 400)
-    process.stdin.close()
-    process.stdout.readline()
-    process.send_signal(signal.SIGTERM)
-    process.stdin = None
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 143, err
+Terminal = Callable[..., Any]
 
 
 @contextmanager
@@ -146,60 +92,23 @@ def test_a_closed_pipe_ends_quietly(tmp_path: Path, environment: dict[str, str])
     assert (tmp_path / "status").read_text() == "0\n"
 
 
-def test_a_real_terminal_shows_text_as_it_streams(tmp_path: Path, environment: dict[str, str]) -> None:
-    environment = {**environment, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
-    child = pexpect.spawn(
-        sys.executable, [*GENCTL, "run", "Once upon a time", "--seed", "7"],
-        env=environment, cwd=str(tmp_path), dimensions=(24, 80), timeout=90, encoding="utf-8",
-    )  # fmt: skip
+def test_a_real_terminal_shows_text_as_it_streams(terminal: Terminal) -> None:
+    child = terminal(*GENCTL, "run", "Once upon a time", "--seed", "7", program=[sys.executable], encoding="utf-8")
     child.expect("there was")
     child.expect("tok/s")
-    child.expect(pexpect.EOF)
+    child.read()
     child.close()
     assert child.exitstatus == 0
 
 
-def test_lines_about_a_run_fit_the_terminal_and_take_the_bar_away(tmp_path: Path, environment: dict[str, str]) -> None:
-    program, *rest = python()
-    options = ["run", "-m", "builtin:numbers", "12", "1207"]
-    child = pexpect.spawn(
-        program, [*rest, *GENCTL, *options, "-v", "--seed", "1234567890123456789"],
-        env={**environment, "TERM": "xterm-256color", "COLUMNS": "60"},
-        cwd=str(tmp_path), dimensions=(40, 60), timeout=90,
-    )  # fmt: skip
+def test_lines_about_a_run_fit_the_terminal_and_take_the_bar_away(terminal: Terminal) -> None:
+    words = ("run", "-m", "builtin:numbers", "12", "1207", "-v", "--seed", "1234567890123456789")
     screen = pyte.Screen(60, 40)
-    pyte.ByteStream(screen).feed(child.read())
+    pyte.ByteStream(screen).feed(terminal(*GENCTL, *words, size=(40, 60), env={"COLUMNS": "60"}).read())
     lines = [line.rstrip() for line in screen.display if line.strip()]
     assert lines[0] == "note: runtime: native (t5)"  # where the bar was
     place = lines.index("prompt 1 · builtin:numbers · greedy")  # not cut within a word
     assert lines[place + 1].startswith("4 prompt tokens read in ")
-
-
-def test_a_dumb_terminal_is_as_wide_as_it_is(tmp_path: Path, environment: dict[str, str]) -> None:
-    environment = {name: value for name, value in environment.items() if name not in ("COLUMNS", "LINES")}
-    child = pexpect.spawn(
-        python()[0], [*python()[1:], *GENCTL, "inspect-cache", "12", "-m", "builtin:numbers", "--steps", "2"],
-        env={**environment, "TERM": "dumb"}, cwd=str(tmp_path), dimensions=(40, 60), timeout=90, encoding="utf-8",
-    )  # fmt: skip
-    lines = child.read().splitlines()
-    assert len(lines[0]) == 60  # a rule over the whole page
-    assert all(len(line) <= 60 for line in lines)
-
-
-@pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_no_escape_codes_where_they_are_not_wanted(
-    variables: dict[str, str], tmp_path: Path, environment: dict[str, str]
-) -> None:
-    environment = {**environment, "TERM": "xterm-256color", **variables}
-    child = pexpect.spawn(
-        python()[0], [*python()[1:], *GENCTL, "run", "-m", "builtin:numbers", "7", "8", "--scores"],
-        env=environment, cwd=str(tmp_path), dimensions=(40, 80), timeout=90, encoding="utf-8",
-    )  # fmt: skip
-    text = child.read()
-    assert "seven" in text
-    assert "\x1b[3" not in text  # colours
-    if variables.get("TERM") == "dumb":
-        assert "\x1b" not in text
 
 
 def test_piped_output_has_no_escape_codes(tmp_path: Path, environment: dict[str, str]) -> None:
@@ -212,32 +121,138 @@ def test_piped_output_has_no_escape_codes(tmp_path: Path, environment: dict[str,
     assert b"\x1b" not in done.stderr
 
 
-def test_a_hub_id_works_from_the_local_cache(tmp_path: Path, environment: dict[str, str]) -> None:
-    commit = "0123456789abcdef0123456789abcdef01234567"
-    repository = tmp_path / "home" / "hub" / "models--gpt2"
-    checkpoint("gpt2", repository / "snapshots" / commit)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(commit)
-    environment = {**environment, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
-    command = [
-        *python(),
-        *GENCTL,
-        "run",
-        "--model",
-        "gpt2",
-        "--do-sample",
-        "--seed",
-        "1",
-        "-n",
-        "8",
-        "--format",
-        "jsonl",
-        "hello",
-    ]
+# a library that speaks up as the model is loaded, in each way in which one can
+LOUD = (
+    "import logging, warnings; from genctl.commands import job; load = job.Job.load_engine\n"
+    "def loud(*given, **named):\n"
+    "    logging.getLogger('transformers.models.any').warning('a fast path is missing')\n"
+    "    logging.getLogger('another.library').error('a kernel is missing')\n"
+    "    warnings.warn('something will change')\n"
+    "    return load(*given, **named)\n"
+    "job.Job.load_engine = loud\n"
+    "from genctl.__main__ import main; main()\n"
+)
+
+
+@pytest.mark.parametrize("command", [("run",), ("compare", "-p", "greedy", "-p", "beam5")])
+def test_no_library_speaks_but_with_verbose(
+    tmp_path: Path, environment: dict[str, str], command: tuple[str, ...]
+) -> None:
+    def err_of(*more: str) -> bytes:
+        words = [*python(), "-c", LOUD, *command, "-m", "builtin:numbers", "12", *more]
+        return subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, check=True, timeout=120).stderr
+
+    assert err_of() == b""
+    loud = err_of("-v")
+    assert all(words in loud for words in (b"a fast path is missing", b"a kernel is missing", b"something will change"))
+
+
+def test_a_model_without_its_fast_kernels_runs_in_silence(tmp_path: Path, environment: dict[str, str]) -> None:
+    words = ("run", "-m", str(checkpoint("mamba", tmp_path / "mamba")), "-n", "3", "the cat")
     done = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, stdin=subprocess.DEVNULL, check=False
+        [sys.executable, *GENCTL, *words], env=environment, cwd=tmp_path, capture_output=True, check=True, timeout=120
     )
-    assert done.returncode == 0, done.stderr
-    record = json.loads(done.stdout)
-    assert (record["model"], record["strategy"]) == ("gpt2", "sample")
-    assert len(record["token_ids"]) <= 8
+    assert done.stderr == b""
+
+
+RUN = ["run", "-m", "builtin:numbers", "12"]
+LOADING = "loading builtin:numbers…".encode()
+
+
+def screen_of(written: bytes, width: int = 80, height: int = 24) -> list[str]:
+    screen = pyte.Screen(width, height)
+    pyte.ByteStream(screen).feed(written)
+    return [line.rstrip() for line in screen.display if line.strip()]
+
+
+def test_it_is_there_before_torch_and_gone_at_the_end(terminal: Terminal) -> None:
+    code = (  # says when the import of what brings torch begins
+        "import builtins, os, sys; from genctl.__main__ import main; imported = builtins.__import__\n"
+        "def heard(name, *rest, **named):\n"
+        "    if name == 'genctl.engines.session' and name not in sys.modules and 'torch' not in sys.modules:\n"
+        "        os.write(2, b'<torch>')\n"
+        "    return imported(name, *rest, **named)\n"
+        "builtins.__import__ = heard; main()\n"
+    )
+    written = terminal("-c", code, *RUN, program=[sys.executable]).read()
+    assert 0 <= written.find(LOADING) < written.find(b"<torch>")
+    lines = screen_of(written.replace(b"<torch>", b""))
+    assert lines[:2] == ["12", "twelve"]
+    assert re.search(r"loaded in \d+\.\d s, first token after \d+\.\d\d s", " ".join(lines[1:]))
+    assert not any("loading" in line for line in lines)
+
+
+@pytest.mark.parametrize("more", [("-q",), ("--dry",), ("--help",)])
+def test_there_is_none_where_it_would_disturb(terminal: Terminal, more: tuple[str, ...]) -> None:
+    assert LOADING not in terminal("-m", "genctl", *RUN, *more).read()
+
+
+@pytest.mark.parametrize("more", [(), ("--inputs",)])
+def test_it_is_gone_before_a_live_region_begins(terminal: Terminal, more: tuple[str, ...]) -> None:
+    written = terminal("-m", "genctl", "inspect-cache", "Once", "--steps", "3", *more, size=(60, 80)).read()
+    assert "reading 2 tokens…".encode() in written
+    lines = screen_of(written, height=60)
+    assert lines[0].startswith("── builtin:stories · Once · ")
+    assert not any("reading" in line for line in lines)
+
+
+def test_an_error_takes_its_place(terminal: Terminal) -> None:
+    assert screen_of(terminal("-m", "genctl", "run", "-m", "./nowhere", "x").read())[0].startswith("error: ")
+
+
+def test_a_name_that_cannot_be_printed_is_left_out() -> None:
+    assert loading_line._model(["run", "-m", "a\x1b[2J"]) == ""
+    assert loading_line._model(["run", "--model=gpt2", "x"]) == "gpt2"
+    assert loading_line._model(["run", "x"]) == ""
+
+
+def frames(child: Any, width: int) -> list[str]:
+    """The first line of the screen after each piece of output, each once."""
+    screen, seen = pyte.Screen(width, 24), [""]
+    stream = pyte.ByteStream(screen)
+    for piece in child.read().split(b"\r"):
+        stream.feed(piece)
+        if screen.display[0].rstrip() != seen[-1]:
+            seen.append(screen.display[0].rstrip())
+        stream.feed(b"\r")
+    return seen
+
+
+SLOW = (  # holds the run up after the prompt was shown, and before it is read
+    "import time; from genctl.engines.session import Session; load = Session.load\n"
+    "from genctl.models.libraries import without_panic_reports\n"  # descriptor 2 is a file meanwhile
+    "def slow_load(*rest, **named):\n"
+    "    with without_panic_reports(): time.sleep(1.2)\n"
+    "    return load(*rest, **named)\n"
+    "Session.load = slow_load\n"
+    "from genctl.__main__ import main; main()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "width"), [(["run"], 60), (["run"], 140), (["compare", "-p", "greedy", "-p", "beam5"], 80)]
+)
+def test_the_prompt_is_there_while_the_checkpoint_is_loaded_and_the_seconds_count(
+    command: list[str], width: int, terminal: Terminal
+) -> None:
+    seen = frames(terminal("-c", SLOW, *command, "One day a fox", "-n", "3", size=(24, width)), width)
+    assert any(re.fullmatch(r"One day a fox · loading…( \d+ s)?", line) for line in seen)
+    if command == ["run"]:
+        assert any(re.fullmatch(r"One day a fox · loading… [1-9]\d* s", line) for line in seen)
+        assert any(re.fullmatch(r"One day a fox · reading \d tokens…( \d+ s)?", line) for line in seen)
+        assert seen[-1].startswith("One day a fox")
+        assert "·" not in seen[-1]
+
+
+def test_a_long_prompt_is_shortened_in_the_middle(terminal: Terminal) -> None:
+    prompt = "One day " + "and then " * 40 + "the end"
+    seen = frames(terminal("-m", "genctl", "run", prompt, "-n", "1", size=(24, 60)), 60)
+    line = next(line for line in seen if "reading" in line and "tokens" in line)
+    assert re.fullmatch(r"One day and.*….*the end · reading \d+ tokens…( \d+ s)?", line)
+    assert len(line) < 60
+
+
+@pytest.mark.parametrize("more", [("--no-echo",), ("--format", "json")])
+def test_a_prompt_that_is_not_shown_later_is_not_shown_before(more: tuple[str, ...], terminal: Terminal) -> None:
+    seen = frames(terminal("-m", "genctl", "run", "One day", "-n", "1", *more), 80)
+    assert not any(line.startswith("One day ·") for line in seen)

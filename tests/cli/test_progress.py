@@ -11,7 +11,7 @@ from rich.console import Console
 
 from genctl.commands.run.options import RunOptions
 from genctl.commands.run.screen import wants_bar
-from genctl.events import Hypothesis, Row, Stepped, Token
+from genctl.events import Row, Stepped, Token
 from genctl.io.record_output import RowTally
 from genctl.terminal.progress_bars import RowsBar
 from tests.cli.tool import _Stream, genctl
@@ -45,35 +45,12 @@ def test_rows_speed_and_time_left() -> None:
     assert "━" in line
 
 
-def test_rows_of_an_earlier_run_are_done_but_say_nothing_of_the_speed() -> None:
-    made, clock = bar(1000, console(terminal=True), done=900)
-    clock.now += 10
-    made.row()
-    assert made.line() == "901/1,000 rows · 0:16:30 left"
-
-
 def test_without_a_total_there_is_no_time_left() -> None:
     made, clock = bar(None, console(terminal=True))
     clock.now += 2
     made.feed(step(0))
     made.row()
     assert made.line() == "1 rows · 0.5 tok/s"
-
-
-def test_without_a_total_there_is_no_bar() -> None:
-    terminal = Terminal()
-    made, clock = bar(None, terminal.console)
-    clock.now += 2
-    made.feed(step(0))
-    (line,) = [line for line in terminal.visible() if line]
-    assert line == "0 rows · 0.5 tok/s"
-
-
-def test_rows_that_compete_write_one_text() -> None:
-    made, clock = bar(None, console(terminal=True))
-    made.feed(step(None, None, None))
-    clock.now += 1
-    assert made.line() == "0 rows · 1.0 tok/s"
 
 
 def test_rows_of_workers_count_when_they_are_finished_and_once() -> None:
@@ -146,13 +123,3 @@ def test_it_has_a_place_only_where_nothing_else_is_written(monkeypatch: pytest.M
     assert not wanted(RunOptions(quiet=True))
     assert not wanted(RunOptions(), live=True)
     assert not wanted(RunOptions(scores=True))  # the tokens are told on the same terminal
-
-
-def test_an_ended_row_counts_what_it_wrote() -> None:
-    from genctl.events import Ended
-
-    made, clock = bar(None, console(terminal=True))
-    ended = Ended("0", 0, (TOKEN, TOKEN), Hypothesis((1, 1), -2.0, -2.0, "eos"))
-    made.feed(Stepped("0", 0, (), (ended,)))
-    clock.now += 1
-    assert "2.0 tok/s" in made.line()

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from genctl.commands import job
-from genctl.io import output, resumable
-from genctl.io.record_output import RowTally
+from genctl.io import resumable
 from genctl.kernels.ops import library
 from tests.cli.tool import Done, genctl
 
@@ -96,17 +95,6 @@ def test_tables_and_texts_can_be_gone_on_with_too(
     assert (out.read_text().splitlines()[0].split("\t")[0] == "id") == (format == "tsv")
 
 
-def test_beams_and_reported_tokens_are_the_same_bytes_too(gpt2: Path, given: Path, out: Path, tmp_path: Path) -> None:
-    whole = tmp_path / "whole.jsonl"
-    settings = ("--num-beams", "3", "-n", "6", "--seed", "3", "--top-logprobs", "2", "--batch-size", "3")
-    assert run(gpt2, given, whole, settings=settings).status == 1
-    run(gpt2, given, out, "--resume", settings=settings)
-    kept = beside(out).read_bytes().splitlines(keepends=True)[:6]
-    beside(out).write_bytes(b"".join(kept))
-    assert run(gpt2, given, out, "--resume", settings=settings).status == 1
-    assert out.read_bytes() == whole.read_bytes()
-
-
 def test_a_seed_that_nobody_asked_for_is_that_of_the_beginning(gpt2: Path, given: Path, out: Path) -> None:
     settings = ("--do-sample", "-n", "7")
     run(gpt2, given, out, "--resume", settings=settings)
@@ -121,18 +109,13 @@ def test_a_seed_that_nobody_asked_for_is_that_of_the_beginning(gpt2: Path, given
     assert f"seed {seed} → 99" in done.err
 
 
-@pytest.mark.parametrize("piped", [True, False])
-def test_only_rows_that_are_done_must_stay_as_they_were(gpt2: Path, out: Path, tmp_path: Path, piped: bool) -> None:
-    def go(path: Path, rows: Sequence[str], *more: str) -> Done:
-        arguments = ("run", "-m", str(gpt2), "-o", str(path), "--batch-size", "1", *SETTINGS, *more)
-        if piped:
-            return genctl(*arguments, stdin="".join(rows))
-        (tmp_path / "rows").write_text("".join(rows))
-        return genctl(*arguments, "-i", str(tmp_path / "rows"), "--resume")
+def test_only_rows_that_are_done_must_stay_as_they_were(gpt2: Path, out: Path, tmp_path: Path) -> None:
+    def go(path: Path, rows: Sequence[str]) -> Done:
+        arguments = ("run", "-m", str(gpt2), "-o", str(path), "--batch-size", "1", *SETTINGS, "--resume")
+        return genctl(*arguments, stdin="".join(rows))
 
-    resume = ("--resume",) if piped else ()
     rows = [f"row {number}\n" for number in range(6)]
-    assert go(out, rows, *resume).status == 0
+    assert go(out, rows).status == 0
     kept = beside(out).read_bytes().splitlines(keepends=True)[:5]  # three rows are done
     beside(out).write_bytes(b"".join(kept))
     for changed, sentence in (
@@ -142,11 +125,11 @@ def test_only_rows_that_are_done_must_stay_as_they_were(gpt2: Path, out: Path, t
         (rows[:2], "it had at least 3 rows, now 2"),
         ([], "it had at least 3 rows, now 0"),
     ):
-        done = go(out, changed, *resume)
+        done = go(out, changed)
         assert (done.status, f"the input has changed: {sentence}" in done.err) == (2, True), done.err
     new = [*rows[:4], "other\n", "one more\n", "and more\n"]
-    assert go(out, new, *resume).status == 0
-    assert go(tmp_path / "whole.jsonl", new, *resume).status == 0
+    assert go(out, new).status == 0
+    assert go(tmp_path / "whole.jsonl", new).status == 0
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
 
@@ -175,24 +158,6 @@ def test_a_finished_job_does_nothing_and_says_so(tmp_path: Path, gpt2: Path, out
     assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in before} == before
 
 
-def test_prompts_from_a_pipe_are_compared_row_by_row(gpt2: Path, out: Path) -> None:
-    arguments = ("run", "-m", str(gpt2), "-o", str(out), "--resume", *SETTINGS, "--batch-size", "1")
-    stdin = "".join(f"row {number}\n" for number in range(6))
-    assert genctl(*arguments, stdin=stdin).status == 0
-    whole = out.read_bytes()
-    assert "nothing to do" in genctl(*arguments, stdin=stdin).err
-    done = genctl(*arguments, stdin=f"{stdin}more\n")
-    assert (done.status, out.read_bytes()) == (2, whole)
-    assert "it had 6 rows, now 7" in done.err
-    kept = beside(out).read_bytes().splitlines(keepends=True)[:5]
-    beside(out).write_bytes(b"".join(kept))
-    done = genctl(*arguments, stdin=stdin.replace("row 1", "row I"))
-    assert (done.status, out.read_bytes()) == (2, whole[: json.loads(kept[-1])["bytes"]])
-    assert "row 2 is not what was read" in done.err
-    assert genctl(*arguments, stdin=stdin).status == 0
-    assert out.read_bytes() == whole
-
-
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
@@ -204,6 +169,8 @@ def test_prompts_from_a_pipe_are_compared_row_by_row(gpt2: Path, out: Path) -> N
         (("--format", "tsv"), "--format jsonl → tsv"),
         (("--fail-on", "length"), "--fail-on [] → "),
         (("-p", "min-p"), "min_p unset → "),
+        (("--watch", "id:7"), "--watch"),
+        (("--template", "1{prompt}"), "--template unset → 1{prompt}"),
     ],
 )
 def test_what_is_asked_otherwise_is_told(
@@ -327,32 +294,6 @@ def test_what_cannot_be_gone_on_with_names_both_sides(more: Sequence[str], sente
     assert list(Path.cwd().iterdir()) == []
 
 
-def test_a_file_of_somebody_else_is_neither_gone_on_with_nor_replaced(gpt2: Path, given: Path, out: Path) -> None:
-    out.write_text("precious\n")
-    done = run(gpt2, given, out, "--resume")
-    assert done.status == 2
-    assert "was not written with --resume" in done.err
-    assert "exists already" in run(gpt2, given, out).err
-    assert out.read_text() == "precious\n"
-    assert not beside(out).exists()
-
-
-@pytest.mark.parametrize("name", [".", "folder", "/"])
-def test_a_folder_is_no_output_to_go_on_with(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder").mkdir()
-    done = genctl("run", "-m", "builtin:numbers", "7", "--resume", "-o", name)
-    assert (done.status, done.err) == (2, f"error: the output could not be written: it is a folder ({name})\n")
-    assert list(tmp_path.iterdir()) == [tmp_path / "folder"]
-
-
-def test_a_run_that_cannot_begin_leaves_no_files(given: Path, out: Path) -> None:
-    done = run(Path("./no/such/folder"), given, out, "--resume")
-    assert done.status == 3
-    assert not out.exists()
-    assert not beside(out).exists()
-
-
 def test_the_journal_tells_no_secret_and_no_prompt(
     gpt2: Path, given: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,71 +314,6 @@ def test_checks_and_failures_of_the_first_run_count_in_the_last(gpt2: Path, give
     done = run(gpt2, given, out, "--resume", *more)
     assert done.status == 4  # nothing to do, and still not what was asked for
     assert whole.splitlines()[-1] == done.err.splitlines()[-1]
-
-
-@pytest.mark.parametrize("fatal", [1, 3, 6, 10])
-def test_a_full_disk_ends_in_one_line_and_the_next_run_goes_on(
-    gpt2: Path, given: Path, out: Path, tmp_path: Path, fatal: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = tmp_path / "whole.jsonl"
-    run(gpt2, given, whole)
-    before = output.unbuffered
-    left = fatal
-
-    class Full:
-        def __init__(self, descriptor: int) -> None:
-            self.raw: Any = before(descriptor)
-
-        def write(self, data: memoryview) -> int:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise OSError(28, "No space left on device")
-            return int(self.raw.write(data[:9] if left == 0 else data))
-
-        def close(self) -> None:
-            self.raw.close()
-
-    with monkeypatch.context() as patch:
-        for module in (output, resumable):
-            patch.setattr(module, "unbuffered", Full)
-        done = run(gpt2, given, out, "--resume")
-    assert done.status == 2
-    assert "error: the output could not be written: No space left on device" in done.err
-    assert "Traceback" not in done.err
-    assert run(gpt2, given, out, "--resume").status == 1
-    assert out.read_bytes() == whole.read_bytes()
-
-
-@pytest.mark.parametrize("added", ["half a line", "a line twice", "an empty line"])
-def test_a_finished_output_that_was_changed_is_refused_and_left(gpt2: Path, given: Path, out: Path, added: str) -> None:
-    run(gpt2, given, out, "--resume")
-    whole = out.read_bytes()
-    last = whole.splitlines(keepends=True)[-1]
-    more = {"half a line": last[: len(last) // 2], "a line twice": last, "an empty line": b"\n"}[added]
-    out.write_bytes(whole + more)
-    done = run(gpt2, given, out, "--resume")
-    assert done.status == 2
-    assert "was changed since it was written" in done.err
-    assert out.read_bytes() == whole + more
-    os.truncate(out, len(whole))
-    assert "nothing to do" in run(gpt2, given, out, "--resume").err
-
-
-@pytest.mark.parametrize("flag", ["--output", "--events", "--report"])
-def test_nobody_writes_a_path_at_which_another_run_is_at_work(gpt2: Path, given: Path, out: Path, flag: str) -> None:
-    cut_off(gpt2, given, out, 4)
-    before = out.read_bytes(), beside(out).read_bytes()
-    other = resumable.ResumedOutput(out, "jsonl", RowTally(), lambda record: None)
-    try:
-        for path in (out, beside(out)):
-            done = genctl("run", "-m", str(gpt2), "hi", "-n", "1", flag, str(path), "--force")
-            assert (done.status, done.err) == (2, f"error: {path} is locked by another genctl process\n")
-        done = run(gpt2, given, out, "--resume")
-        assert (done.status, done.err) == (2, f"error: {out} is locked by another genctl process\n")
-    finally:
-        other.abandon()
-    assert (out.read_bytes(), beside(out).read_bytes()) == before
 
 
 @pytest.mark.parametrize("taken", ["output", "journal"])
@@ -461,9 +337,6 @@ def test_a_run_whose_file_was_replaced_says_so(
     assert done.status == 2
     assert done.err.endswith(f"error: {path} was replaced by another program while this run was writing it\n")
     assert path.read_bytes() == b"theirs\n"
-
-
-# -- rows whose numbers do not depend on their neighbours --------------------------------------------------------------
 
 
 @pytest.fixture
@@ -514,36 +387,3 @@ def test_products_of_torch_do_not_go_on_with_an_output_of_compiled_ones(gpt2: Pa
     done = run(gpt2, given, out, "--resume", "--no-pack", "-v")
     assert done.status == 2
     assert "pack" in done.err
-
-
-@pytest.mark.usefixtures("compiled")
-def test_rows_begin_when_a_place_is_free(
-    gpt2: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two rows at a time, groups of four: a long row does not keep those after its group waiting."""
-    given = tmp_path / "lengths.jsonl"
-    lengths = [40, 2, 2, 2, 2, 2, 2, 2]
-    rows = [{"prompt": f"prompt {n}", "params": {"max_new_tokens": length}} for n, length in enumerate(lengths)]
-    given.write_text("\n".join(map(json.dumps, rows)))
-    order = []
-    for more in ((), ("--no-pack",)):
-        genctl(
-            "run",
-            "-m",
-            str(gpt2),
-            "-i",
-            str(given),
-            "-o",
-            str(out),
-            "--batch-size",
-            "2",
-            "--unordered",
-            "--seed",
-            "1",
-            *more,
-        )
-        written = [json.loads(line)["id"] for line in out.read_text().splitlines()]
-        order.append(written.index("0"))
-        out.unlink()
-    assert order[0] == 7  # last of all
-    assert order[1] < 7

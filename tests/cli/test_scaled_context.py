@@ -80,14 +80,11 @@ def test_texts_beyond_the_trained_length_are_those_of_generate(
         assert done.err.count(NOTE) == 1
 
 
-def test_the_context_ends_at_the_factor_times_the_original_length(tmp_path: Path) -> None:
+def test_the_context_ends_at_the_factor_times_the_original_length_or_nowhere(tmp_path: Path) -> None:
     folder = scaled(tmp_path, rope_scaling={"type": "linear", "factor": 2.0})
     done = written(folder, "native", IDS, 100)
     assert (done.records[0]["finish_reason"], done.records[0]["usage"]["new_tokens"]) == ("context", 4)
     assert written(folder, "native", IDS + IDS, 1).records[0]["error"]["message"].endswith("context is 64")
-
-
-def test_dynamic_scaling_bounds_nothing(tmp_path: Path) -> None:
     folder = scaled(tmp_path, rope_scaling={"type": "dynamic", "factor": 2.0})
     done = written(folder, "native", IDS * 4, 100)
     assert (done.records[0]["finish_reason"], done.records[0]["usage"]["new_tokens"]) == ("length", 100)
@@ -98,23 +95,6 @@ def test_a_note_comes_only_where_the_trained_length_is_passed(tmp_path: Path) ->
     assert "trained" not in written(folder, "native", IDS[:8], TRAINED - 8).err
     assert NOTE in written(folder, "native", IDS[:8], TRAINED - 7).err
     assert "trained" not in written(folder, "native", IDS, 4, "-q").err
-
-
-def test_learned_positions_end_at_their_table(tmp_path: Path) -> None:
-    checkpoint("gpt2", tmp_path)
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "rope_scaling": {"type": "dynamic", "factor": 2.0}}))
-    assert written(tmp_path, "auto", IDS, 400).records[0]["finish_reason"] == "context"
-
-
-def test_score_and_plan_have_the_scaled_context(tmp_path: Path) -> None:
-    folder = str(scaled(tmp_path, rope_scaling={"type": "yarn", "factor": 4.0}))
-    text = "the cat sat on the mat. " * 4
-    done = genctl("score", "-m", folder, text, "the cat", "--format", "jsonl")
-    assert done.status == 0, done.err
-    assert done.err.count(NOTE) == 1
-    plan = json.loads(genctl("inspect-cache", "-m", folder, "--plan", "--format", "json").out)["plan"]
-    assert (plan["length"], plan["context"]) == (4 * TRAINED, 4 * TRAINED)
 
 
 def test_without_a_bound_plans_and_windows_have_the_trained_length(tmp_path: Path) -> None:

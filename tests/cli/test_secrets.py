@@ -10,7 +10,7 @@ import pytest
 
 from genctl.commands.app import COMMANDS
 from genctl.errors import hide_secrets, without_secrets
-from tests.cli.tool import genctl
+from tests.cli.tool import genctl, ok
 
 # user and password, the parts of which are found in no message
 USERS = [
@@ -115,8 +115,7 @@ def test_a_recording_of_another_shows_no_password(place: Path) -> None:
     assert genctl("run", "Once", "-n", "2", "--events", "events.jsonl", stdin="").status == 0
     recording = place / "events.jsonl"
     recording.write_text(recording.read_text().replace("builtin:stories", "openai:http://zq1:zq2@zq3@host/v1"))
-    done = genctl("report", "events.jsonl", "-o", "page.html", stdin="")
-    assert done.status == 0, done.err
+    done = ok("report", "events.jsonl", "-o", "page.html", stdin="")
     assert leaked(done.out + done.err) == []
     page = (place / "page.html").read_text()
     assert leaked(page) == []

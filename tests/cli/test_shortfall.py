@@ -1,8 +1,9 @@
-"""What a search could not do is said in the record and on standard error, in a pipe and with -q too."""
+"""What a run says beside its results: what a search could not do, a BOS that is there twice, rows that fail alike."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import genctl as library
 from genctl import events
 from genctl.engines.lane_results import ForcedPhrase, ForcedPhrases
 from genctl.strategies.constraints import Constraints
-from tests.cli.tool import genctl
+from tests.cli.tool import genctl, ok
 
 FORMAT = ("--format", "jsonl", "--seed", "1")
 FOUR = ("--num-beams", "4", "--num-return-sequences", "4", "-n", "6", *FORMAT)
@@ -29,8 +30,7 @@ NOTE = "warning: {}{} of 4 sequences: the search found no others (num_return_seq
     ],
 )
 def test_fewer_sequences_than_asked_for_are_said(command: str, mode: tuple[str, ...]) -> None:
-    done = genctl(command, "One day", *FOUR, *mode, "-q")
-    assert done.status == 0
+    done = ok(command, "One day", *FOUR, *mode, "-q")
     assert len(done.records) == 2
     assert [(one["returned"], one["num_return_sequences"]) for one in done.records] == [(2, 4)] * 2
     assert done.err.splitlines() == [NOTE.format("", 2)]
@@ -93,12 +93,6 @@ def test_a_word_that_could_not_be_written_is_named(command: str) -> None:
     assert genctl(command, "One day", *WORDS, *barred).status == 0
 
 
-def test_what_keeps_more_words_comes_first_where_none_keeps_all() -> None:
-    done = genctl("run", "One day", *WORDS, "--regex", "[abdgo ]*", "--num-return-sequences", "2")
-    assert done.records[0]["unmet"] == ["bridge"]
-    assert all("bridge" in one["unmet"] for one in done.records)
-
-
 def test_alternatives_and_ids_are_named_as_they_were_given() -> None:
     words = ("--set", 'force_words=[["bridge", "river"], "dog"]', "--set", "force_words_ids=[[300]]")
     done = genctl("run", "One day", "--num-beams", "2", *words, "--regex", "[xyz]*", "-n", "20", *FORMAT)
@@ -147,10 +141,91 @@ def test_the_last_token_that_forced_eos_takes_is_not_counted_on() -> None:
     assert "forced_eos_token_id takes the last one" in refused.records[0]["error"]["message"]
 
 
-def test_many_words_in_a_narrow_beam_are_all_there() -> None:
-    words = ["bridge", "dog", "apple", "rain", "boat", "garden", "stone", "river", "music", "cat", "winter", "house"]
-    model = library.load("builtin:stories")
-    for beams in (2, 4):
-        (found,) = model.generate("One day", num_beams=beams, force_words=words, max_new_tokens=60)
-        assert [word for word in words if word not in found.text] == []
-        assert found.sequences[0].unmet == ()
+RAW = (
+    "the prompt begins with <bos> twice: the tokenizer writes it before each prompt; leave <bos> out of what you write"
+)
+CHAT = (
+    "the prompt begins with <bos> twice: the chat template writes it before a message that begins with it; "
+    "leave <bos> out of what you write"
+)
+ROW = json.dumps({"messages": [{"role": "user", "content": "<bos>Hi"}]})
+WAYS: dict[str, tuple[tuple[str, ...], str, str | None]] = {
+    "run": (("run", "-n", "2", "<bos>Once"), RAW, None),
+    "beam": (("beam", "-n", "2", "<bos>Once"), RAW, None),
+    "compare": (("compare", "-n", "2", "--strategy", "greedy", "--strategy", "beam", "<bos>Once"), RAW, None),
+    "explore": (("explore", "--expand", "depth=1,nodes=2", "<bos>Once"), RAW, None),
+    "--chat": (("run", "-n", "2", "--chat", "<bos>Once"), CHAT, None),
+    "messages": (("run", "-n", "2", "--input-format", "jsonl"), CHAT, ROW),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_doubled_bos_gets_a_note_with_advice(way: str) -> None:
+    arguments, note, stdin = WAYS[way]
+    done = ok(*arguments, stdin=stdin)
+    assert done.err.count(note) == 1
+    assert note not in genctl(*arguments, "-q", stdin=stdin).err
+
+
+@pytest.mark.parametrize("prompt", ["Once", "Once <bos>", "<eos>Once", " <bos>Once"])
+def test_no_other_prompt_gets_one(prompt: str) -> None:
+    assert "twice" not in genctl("run", "-n", "2", prompt).err
+
+
+def test_many_prompts_get_one_note() -> None:
+    done = genctl("run", "-n", "2", "a", "<bos>b", "<bos>c")
+    assert done.err.count("twice") == 1
+    assert f"note: prompt 2: {RAW}" in done.err
+
+
+BAD = json.dumps({"prompt": 7})
+
+
+@pytest.mark.parametrize(
+    "command", [("run",), ("compare", "-p", "greedy", "-p", "beam5"), ("score",)], ids=lambda it: it[0]
+)
+def test_equal_errors_are_one_line_and_a_number(command: tuple[str, ...]) -> None:
+    done = genctl(*command, "--input-format", "jsonl", stdin=f"{BAD}\n" * 200)
+    first, more, *rest = done.err.splitlines()
+    assert first.startswith("error: ")
+    assert "line 1: prompt: expected a string" in first
+    assert more == "error: 199 more like it"
+    assert not [line for line in rest if line.startswith("error:")]
+    assert done.status == 1
+
+
+def test_different_errors_are_counted_apart() -> None:
+    empty = json.dumps({"prompt": ""})
+    done = genctl("run", "--input-format", "jsonl", stdin="\n".join([BAD, empty, BAD, empty, BAD, "{}"]))
+    lines = done.err.splitlines()
+    assert [line.split(":")[1] for line in lines[:3]] == [" prompt 1", " prompt 2", " prompt 6"]
+    assert lines[3].startswith("error: 2 more like it: prompt: expected a string")
+    assert lines[4] == "error: 1 more like it: prompt: empty prompt"
+    assert len(lines) == 5
+
+
+def test_errors_on_a_terminal_are_one_too_and_records_keep_all(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "hi", "params": {"num_beams": 0}}\n' * 5)
+    done = genctl("run", "-i", str(tmp_path / "rows.jsonl"), terminal=True)
+    assert done.err.count("num_beams") == 1
+    assert "error: 4 more like it" in done.err
+    done = genctl("run", "--input-format", "jsonl", "--format", "jsonl", stdin=f"{BAD}\n" * 3)
+    assert [record["error"]["code"] for record in done.records] == ["input"] * 3
+
+
+def test_a_prompt_beyond_the_context_gets_its_hint_wherever_it_is_said() -> None:
+    words, hint = ("a " * 600,), "hint: --truncate left keeps its end (right its beginning, middle both)\n"
+    compare = ("compare", "-p", "greedy", "-p", "beam5")
+    for command in (("run",), ("beam",), compare, ("inspect-cache",)):
+        for terminal in (False, True):
+            done = genctl(*command, *words, terminal=terminal, color="never")
+            assert done.status == 1, (command, done.err)
+            assert re.search(r"the prompt has \d+ tokens, but the model's\s+context is 512", done.err), (
+                command,
+                done.err,
+            )
+            assert done.err.count("hint: --truncate left") == 1, (command, terminal, done.err)
+    [record] = genctl("run", *words, "--format", "jsonl").records
+    assert list(record["error"]) == ["code", "message"]
+    assert record["error"]["message"].endswith("but the model's context is 512")
+    assert hint in genctl("run", *words).err

@@ -129,11 +129,6 @@ def interrupt_at(way: str, moments: int, folder: Path, rows: int = 24) -> None:
         assert finished(way, words, folder)[0] == expected
 
 
-def test_a_signal_at_four_moments_of_a_run(tmp_path: Path) -> None:
-    """Two moments, with SIGINT and with SIGTERM."""
-    interrupt_at("alone", 2, tmp_path, rows=8)
-
-
 @pytest.mark.night
 @pytest.mark.parametrize("way", WAYS)
 def test_a_signal_at_twenty_moments_of_a_run(tmp_path: Path, way: str) -> None:

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from genctl.commands.job import Job
+from tests.cli.tool import genctl
 from tests.warm import python
 
-ROOT = Path(__file__).parents[2]
 BAD = "error: the output could not be written: Bad file descriptor (stdout)\n"
 FULL = "error: the output could not be written: No space left on device (stdout)\n"
 SHORT = 'run "One day" -n 3'
-
-
-@pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
 
 
 def shell(command: str, environment: dict[str, str], cwd: Path, *, fresh: bool = False) -> tuple[int, str, str]:
@@ -42,7 +40,7 @@ def test_a_closed_standard_output_is_an_error_in_words(
     assert shell(f"{command} >&-", environment, tmp_path, fresh=True) == (2, "", BAD)
 
 
-@pytest.mark.parametrize("command", ["--help", "presets list", "inspect-cache --plan"])
+@pytest.mark.parametrize("command", ["--help", "presets list"])
 def test_a_full_disk_behind_standard_output_is_told_as_such(
     command: str, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -54,9 +52,14 @@ def test_what_is_not_needed_is_not_missed(closed: str, environment: dict[str, st
     assert shell(f"{SHORT} --scores {closed} | cat", environment, tmp_path)[:2] == (0, ", a curious\n")
 
 
-def test_without_standard_error_only_the_status_tells(environment: dict[str, str], tmp_path: Path) -> None:
+def test_what_is_closed_or_full_is_named(environment: dict[str, str], tmp_path: Path) -> None:
     assert shell("run x -m ./missing 2>&-", environment, tmp_path) == (3, "", "")
     assert shell(f"{SHORT} >&- 2>&-", environment, tmp_path) == (2, "", "")
+    status, out, err = shell("run -i - <&-", environment, tmp_path)
+    assert (status, out) == (2, "")
+    assert err == "error: cannot read standard input: it is closed\n"
+    status, _, err = shell(f"{SHORT} --events /dev/full", environment, tmp_path)
+    assert (status, err) == (2, "error: the output could not be written: No space left on device (/dev/full)\n")
 
 
 def test_a_file_does_not_become_a_stream_that_was_closed(environment: dict[str, str], tmp_path: Path) -> None:
@@ -67,20 +70,9 @@ def test_a_file_does_not_become_a_stream_that_was_closed(environment: dict[str, 
     assert all(line.startswith('{"event":') for line in (tmp_path / "events.jsonl").read_text().splitlines())
 
 
-def test_prompts_from_a_closed_standard_input_are_an_error(environment: dict[str, str], tmp_path: Path) -> None:
-    status, out, err = shell("run -i - <&-", environment, tmp_path)
-    assert (status, out) == (2, "")
-    assert err == "error: cannot read standard input: it is closed\n"
-
-
-@pytest.mark.parametrize("command", ["--version", "--help", "run --help", "presets list", "inspect-cache --plan"])
+@pytest.mark.parametrize("command", ["--version", "run --help", "presets list"])
 def test_a_reader_that_leaves_is_no_error(command: str, environment: dict[str, str], tmp_path: Path) -> None:
     assert shell(f"{command} | true", environment, tmp_path) == (0, "", "")
-
-
-def test_events_that_do_not_fit_the_disk_are_told_as_such(environment: dict[str, str], tmp_path: Path) -> None:
-    status, _, err = shell(f"{SHORT} --events /dev/full", environment, tmp_path)
-    assert (status, err) == (2, "error: the output could not be written: No space left on device (/dev/full)\n")
 
 
 @pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
@@ -144,3 +136,40 @@ def test_a_hangup_writes_what_there_is_and_nohup_is_heeded(environment: dict[str
         assert process.returncode == expected, err
         assert first.startswith(b"{")
         assert expected or rest.count(b"\n") == 40
+
+
+ROWS = '{"prompt": 3}\n{"prompt": "12"}\n'
+COMMANDS = {
+    "run": ("run", "-m", "builtin:numbers"),
+    "beam": ("beam", "-m", "builtin:numbers"),
+    "chat": ("chat", "-m", "builtin:numbers"),
+    "compare": ("compare", "-m", "builtin:numbers", "--strategy", "a:", "--strategy", "b:num_beams=2"),
+    "score": ("score", "-m", "builtin:stories"),
+    "inspect-cache": ("inspect-cache", "-m", "builtin:numbers", "--steps", "1"),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_status_is_that_of_the_signal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal comes while the last results are written."""
+    words = (*COMMANDS[name], "--input-format", "jsonl")
+    assert genctl(*words, stdin=ROWS).status == 1, "a row fails"
+    before = Job.outputs
+    for number in (130, 143):
+
+        def outputs(job: Any, number: int = number) -> AbstractContextManager[ExitStack]:
+            job.messages.close = lambda: setattr(job.interrupt, "status", number)  # the last thing before the status
+            return before(job)
+
+        monkeypatch.setattr(Job, "outputs", outputs)
+        assert genctl(*words, stdin=ROWS).status == number
+
+
+@pytest.mark.parametrize(("status", "failed"), [(0, True), (130, False)])
+def test_an_engine_that_is_interrupted_has_not_failed(status: int, failed: bool) -> None:
+    """Ray's logs are kept after a failure, and not after a signal."""
+    told: dict[str, bool] = {}
+    loaded = SimpleNamespace(close=lambda **how: told.update(how))
+    job: Any = SimpleNamespace(loaded=loaded, interrupt=SimpleNamespace(status=status))
+    Job.close_engine(job, failed=True)
+    assert told == {"hurried": bool(status), "failed": failed}

@@ -1,14 +1,16 @@
-"""`--template` makes prompts; remarks on an input that is empty or looks like JSON."""
+"""`--template` makes prompts; standard input inside a prompt (`{stdin}`) and as the prompts (`-`); notes on inputs."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from genctl.errors import UsageError
 from genctl.io import template
+from genctl.io.readers import open_prompts
 from genctl.io.rows import RefusedRow
 from tests.cli.tool import genctl
 
@@ -111,29 +113,11 @@ def test_other_commands_have_it_too() -> None:
     assert "--plan decodes nothing" in genctl("inspect-cache", "--plan", "--template", "{prompt}").err
 
 
-def test_resume_notices_another_template() -> None:
-    Path("in.txt").write_text("2\n3\n")
-    Path("t.txt").write_text("1{prompt}")
-    command = ("run", "-m", "builtin:numbers", "-i", "in.txt", "-o", "out.txt", "--seed", "1", "--resume")
-    assert genctl(*command, "--template", "@t.txt").status == 0
-    assert Path("out.txt").read_text() == "twelve\nthirteen\n"
-    assert "nothing to do" in genctl(*command, "--template", "1{prompt}").err
-    Path("t.txt").write_text("2{prompt}")
-    done = genctl(*command, "--template", "@t.txt")
-    assert done.status == 2
-    assert "--template 1{prompt} → 2{prompt}" in done.err
-    assert "--template 1{prompt} → unset" in genctl(*command).err
-    assert Path("out.txt").read_text() == "twelve\nthirteen\n"
-
-
 def test_a_template_file_that_cannot_be_read() -> None:
     done = genctl("run", "--template", "@none.txt", "x")
     assert (done.status, "cannot read none.txt" in done.err) == (2, True)
     Path("latin.txt").write_bytes(b"\xe4{prompt}")
     assert "cannot read latin.txt: not UTF-8 text (byte 1)" in genctl("run", "--template", "@latin.txt", "x").err
-
-
-# -- remarks on the input ----------------------------------------------------------------------------------------------
 
 
 def err_of(stdin: str, *more: str, command: tuple[str, ...] = ("run", "-m", "builtin:numbers", "-n", "1")) -> str:
@@ -168,3 +152,76 @@ def test_an_empty_input_says_so() -> None:
     assert err_of("", "--quiet") == ""
     Path("none.jsonl").write_text("")
     assert genctl("run", "-m", "builtin:numbers", "-i", "none.jsonl").err == "note: no prompts: none.jsonl is empty\n"
+
+
+NUMBERS = ("-m", "builtin:numbers")
+
+
+def test_stdin_is_read_into_prompts_into_templates_and_as_the_prompts(tmp_path: Path) -> None:
+    assert prompts("1{stdin}", "2{stdin}3", stdin="12\n") == ["112\n", "212\n3"]
+    assert prompts("1{stdin}", stdin="\ufeff5") == ["15"]
+    assert prompts("--template", "{prompt}:{stdin}", "7", "8", stdin="5") == ["7:5", "8:5"]
+    (tmp_path / "rows.txt").write_text("1\n2\n")
+    assert prompts("--template", "{prompt}{stdin}", "-i", str(tmp_path / "rows.txt"), stdin="5") == ["15", "25"]
+    assert prompts("-", stdin="1\n2\n") == ["1", "2"]
+    assert prompts("-", "--input-format", "text", stdin="1\n2") == ["1\n2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["-", "5"], "- as a prompt reads prompts from standard input, but another prompt is given"),
+        (["-", "-i", "rows"],
+         "- as a prompt reads prompts from standard input, but prompts are also given with --input"),
+        (["--template", "{stdin} {prompt}"], "but the prompts are read from there, too"),
+        (["--template", "{stdin}", "5"], "{stdin} is its only field, so all prompts would be equal"),
+    ],
+)  # fmt: skip
+def test_two_uses_of_standard_input_are_refused(arguments: list[str], sentence: str) -> None:
+    done = genctl("run", *NUMBERS, *arguments, stdin="1\n")
+    assert (done.status, done.out) == (2, "")
+    assert sentence in done.err
+
+
+def test_stdin_in_a_prompt_needs_a_pipe() -> None:
+    done = genctl("run", *NUMBERS, "{stdin}")
+    assert done.status == 2
+    assert done.err.startswith("error: {stdin} stands for standard input, which is a terminal")
+
+
+@pytest.mark.parametrize("content", [b"1\xff", b"1" * (16 * 2**20 + 1)])
+def test_what_cannot_be_a_text_is_refused(content: bytes) -> None:
+    done = genctl("run", *NUMBERS, "{stdin}", stdin=content)
+    assert (done.status, done.out) == (2, "")
+    assert done.err.startswith("error: {stdin}: standard input is ")
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("early", "late", "count"), [(b"text\n", b"", 1), (b"", b"text\n", 1), (b"", b"", 0)])
+def test_a_pipe_that_nobody_reads_is_noted_once_and_left_as_it_is(early: bytes, late: bytes, count: int) -> None:
+    notes: list[str] = []
+    read, write = os.pipe()
+    with os.fdopen(read, "rb") as reader, os.fdopen(write, "wb", buffering=0) as writer:
+        writer.write(early)
+        found = open_prompts(["5"], None, reader, stdin_is_terminal=False, report=notes.append)
+        assert found is not None
+        assert not late or notes == []
+        writer.write(late)
+        found.close()
+        found.close()
+        assert len(notes) == count
+        for note in notes:
+            assert note.startswith("note: standard input is not read")
+            assert "{stdin}" in note
+            assert "- as the prompt" in note
+        assert not count or reader.read1(9) == b"text\n"
+
+
+def test_the_rest_of_a_loops_file_is_no_reason_for_a_note(tmp_path: Path) -> None:
+    notes: list[str] = []
+    (tmp_path / "lines").write_text("a\nb\n")
+    with (tmp_path / "lines").open("rb") as file:
+        found = open_prompts(["5"], None, file, stdin_is_terminal=False, report=notes.append)
+        assert found is not None
+        found.close()
+    assert notes == []

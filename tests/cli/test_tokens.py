@@ -1,4 +1,4 @@
-"""Ids and pieces of texts: what is shown, what is said of a prompt, and that no model is read for it."""
+"""Ids and pieces of texts, for which no model is read; a checkpoint without a tokenizer continues token ids."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
+import genctl as library
 from genctl.models.resolve import BUILTIN
-from tests.cli.tool import genctl
+from tests.cli.tool import genctl, ok
+from tests.tiny import checkpoint, tiny
 
 STORIES = BUILTIN / "stories"
 TEXTS = ("Once upon a time", "naïve 🦊 日本語 fox", "a  b\tc\n\nd", "<bos>Once", "e\u0301", "👩‍👩‍👧 👍🏽!", " x ")
@@ -96,8 +98,7 @@ def test_a_conversation_is_the_prompt_of_a_run() -> None:
     ],
 )
 def test_what_is_odd_about_a_prompt_is_said(words: tuple[str, ...], note: str) -> None:
-    done = genctl("tokens", *words)
-    assert done.status == 0
+    done = ok("tokens", *words)
     assert (f"note: {note}" in done.err) if note else done.err == ""
     assert genctl("tokens", "-q", *words).err == ""
 
@@ -165,11 +166,8 @@ def test_ids_come_in_every_form() -> None:
     [
         (("--decode", "--count", "1"), 2, "--count counts the tokens of texts"),
         (("--decode", "--chat", "1"), 2, "--decode reads ids, and a chat template makes prompts"),
-        (
-            ("--decode", "-m", "builtin:stories", "-m", "builtin:numbers", "1"),
-            2,
-            "--decode: ids are those of one --model",
-        ),
+        (("--decode", "-m", "builtin:stories", "-m", "builtin:numbers", "1"), 2,
+         "--decode: ids are those of one --model"),
         (("--no-enable-thinking", "a"), 1, "enable_thinking would change nothing: the prompt is not a chat"),
         (("-m", "owner/name", "a"), 3, "owner/name is not in the cache, and the Hub is not used (a tokenizer is read"),
         (("-m", "./nothing", "a"), 3, "no such folder: ./nothing"),
@@ -177,7 +175,7 @@ def test_ids_come_in_every_form() -> None:
         (("--report", "x", "a"), 2, 'no such option "--report"'),
         (("--temperature", "1", "a"), 2, 'no such option "--temperature"'),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_is_refused(words: tuple[str, ...], status: int, error: str) -> None:
     done = genctl("tokens", *words)
     assert (done.status, done.out) == (status, "")
@@ -198,8 +196,7 @@ def test_a_folder_without_a_tokenizer_or_template_is_refused(tmp_path: Path) -> 
 def test_tables_fit_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     for models in ((), ("-m", "builtin:stories", "-m", "builtin:numbers")):
-        done = genctl("tokens", *models, *TEXTS, "日本語" * 30, terminal=True, color="never")
-        assert done.status == 0
+        done = ok("tokens", *models, *TEXTS, "日本語" * 30, terminal=True, color="never")
         assert max(map(cell_len, done.out.splitlines())) <= width
         assert "\t" not in done.out
 
@@ -245,3 +242,104 @@ def test_results_go_to_a_file_and_nothing_is_replaced(tmp_path: Path) -> None:
     assert first.split("\t") == ["0", "builtin:stories", "0", "1", "<bos>", "", "added", ""]
     assert genctl("tokens", "-o", str(path), "Hi").status == 2
     assert genctl("tokens", "-o", str(path), "--force", "Hi").status == 0
+
+
+IDS = [5, 60, 250, 7]
+
+
+@pytest.fixture(scope="module", params=["gpt2", "t5"])
+def arch(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def bare(arch: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("bare")
+    tiny(arch).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def whole(arch: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(checkpoint(arch, tmp_path_factory.mktemp("whole")))
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> str:
+    file = tmp_path / "ids.jsonl"
+    file.write_text(json.dumps({"prompt_ids": IDS}) + "\n")
+    return str(file)
+
+
+@pytest.mark.parametrize("more", [(), ("--do-sample", "--num-return-sequences", "2"), ("--num-beams", "3")])
+def test_the_ids_are_those_of_the_checkpoint_with_its_tokenizer(
+    more: tuple[str, ...], bare: str, whole: str, rows: str
+) -> None:
+    options = ("-i", rows, "-n", "6", "--seed", "3", "--format", "jsonl", "--top-logprobs", "2", *more)
+    found, expected = genctl("run", "-m", bare, *options), genctl("run", "-m", whole, *options)
+    assert (found.status, found.err) == (0, "")
+    assert [one["token_ids"] for one in found.records] == [one["token_ids"] for one in expected.records]
+    assert [one["logprob"] for one in found.records] == [one["logprob"] for one in expected.records]
+    for one in found.records:
+        assert (one["text"], one["prompt"]) == ("", "")
+        assert [token["text"] for token in one["tokens"]] == [f"<{id}>" for id in one["token_ids"]]
+        assert all(top[1] == f"<{top[0]}>" for token in one["tokens"] for top in token["top"])
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("command", ["run", "beam", "compare"])
+def test_what_is_shown_are_ids(command: str, terminal: bool, bare: str, rows: str) -> None:
+    ids = genctl("run", "-m", bare, "-i", rows, "-n", "4", "--num-beams", "5", "--format", "jsonl").records[0]
+    options = ("-p", "greedy", "-p", "beam5") if command == "compare" else ("--num-beams", "5")
+    done = ok(command, "-m", bare, "-i", rows, "-n", "4", *options, terminal=terminal)
+    assert "".join(f"<{id}>" for id in ids["token_ids"]) in done.out
+
+
+def test_caches_the_library_and_lines_of_a_pipe_take_ids(bare: str, rows: str) -> None:
+    done = ok("inspect-cache", "-m", bare, "-i", rows, "--steps", "2", "--format", "json")
+    assert done.records[0]["prompt_tokens"] == 4
+    (result,) = library.load(bare).generate([IDS], max_new_tokens=3)
+    assert (result.text, len(result.sequences[0].token_ids)) == ("", 3)
+    assert genctl("run", "-m", bare, "-n", "2", stdin="5 60\n").status == 3
+    ok("run", "-m", bare, "-n", "2", "--input-format", "jsonl", stdin='{"prompt_ids": [5, 60]}\n')
+    assert genctl("run", "-m", bare, "-i", rows, "-n", "3", "--fail-on", "empty").status == 0
+
+
+def test_texts_among_ids_fail_as_rows(bare: str, tmp_path: Path) -> None:
+    file = tmp_path / "mixed.jsonl"
+    prompts = [{"prompt_ids": IDS}, {"prompt": "the cat"}, {"messages": [{"role": "user", "content": "x"}]}]
+    file.write_text("".join(json.dumps(one) + "\n" for one in prompts))
+    done = genctl("run", "-m", bare, "-i", str(file), "-n", "3", "--format", "jsonl")
+    assert done.status == 1
+    assert len(done.records[0]["token_ids"]) == 3
+    for one in done.records[1:]:
+        assert one["error"]["code"] == "model"
+        assert one["error"]["message"].endswith("has no tokenizer: give prompt_ids instead of text")
+
+
+@pytest.mark.parametrize("command", ["run", "beam", "compare", "inspect-cache", "score"])
+def test_a_text_alone_is_refused_at_once(command: str, bare: str) -> None:
+    runs = ("-p", "greedy", "-p", "beam5") if command == "compare" else ()
+    done = genctl(command, "the cat", "-m", bare, *runs)
+    assert (done.status, done.out) == (3, "")
+    error, *hint = done.err.splitlines()
+    assert error.startswith(f"error: {bare} has no tokenizer")
+    assert command == "score" or "prompt_ids" in hint[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--stop-strings", "x"),
+        ("--bad-words", "x"),
+        ("--json-schema", "{}"),
+        ("--token-healing",),
+        ("--do-sample", "--mbr-samples", "3"),
+        ("--chat",),
+    ],
+)
+def test_settings_that_need_a_text_are_refused(options: tuple[str, ...], bare: str, rows: str) -> None:
+    done = genctl("run", "-m", bare, "-i", rows, "-n", "2", *options)
+    assert done.status in (2, 3)
+    assert "tokenizer" in done.err or "encoder-decoder" in done.err
+    assert done.out == ""

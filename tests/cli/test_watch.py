@@ -1,4 +1,4 @@
-"""`--watch`: the log-probability and rank of named tokens at each step, as the model's logits have them."""
+"""`--watch` and `--explain`: numbers of named tokens as the model's logits have them, and what each processor did."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from genctl.api import load
 from genctl.commands.recording import read_recording
 from genctl.errors import UsageError
 from genctl.events import Stepped
-from tests.cli.tool import genctl
+from tests.cli.tool import genctl, ok
 from tests.tiny import tiny, tokenizer
 
 WATCHED = (" the", "id:7", " the", "<eos>")  # the second " the" changes nothing
@@ -84,14 +84,6 @@ def test_watched_numbers_of_an_encoder_decoder(t5: Path) -> None:
     check("t5", done.records[0])
 
 
-def test_an_assistant_changes_no_watched_number(gpt2: Path) -> None:
-    arguments = ("run", "-m", str(gpt2), "-n", "12", "--format", "jsonl", *flags(*WATCHED), PROMPT)
-    done = genctl(*arguments, "--timing", "--assistant-model", str(gpt2))
-    assert done.status == 0, done.err
-    assert done.records[0]["accepted"]
-    check("gpt2", done.records[0])
-
-
 def test_a_key_is_added_and_no_other_changes(gpt2: Path) -> None:
     arguments = ("run", "-m", str(gpt2), "-n", "4", "--format", "jsonl", "--scores", "--seed", "1", PROMPT)
     plain, watched = genctl(*arguments).records[0], genctl(*arguments, *flags(" the")).records[0]
@@ -116,8 +108,7 @@ def test_each_step_shows_the_watched_tokens(gpt2: Path, terminal: bool) -> None:
 
 def test_beam_takes_it_too(gpt2: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
-    done = genctl("beam", "-m", str(gpt2), "-n", "4", "--events", str(trace), *flags(*WATCHED), PROMPT)
-    assert done.status == 0, done.err
+    done = ok("beam", "-m", str(gpt2), "-n", "4", "--events", str(trace), *flags(*WATCHED), PROMPT)
     steps = [event for event in read_recording(str(trace)) if isinstance(event, Stepped)]
     for step in steps:
         for child in step.children:
@@ -178,17 +169,6 @@ def test_a_format_without_a_place_for_it_is_refused(gpt2: Path) -> None:
         assert "--watch" in done.err
 
 
-def test_an_output_begun_with_other_tokens_is_not_gone_on_with(gpt2: Path, tmp_path: Path) -> None:
-    rows = tmp_path / "rows.txt"
-    rows.write_text("the cat\nthe dog\n")
-    out = tmp_path / "out.jsonl"
-    arguments = ("run", "-m", str(gpt2), "-n", "2", "-i", str(rows), "-o", str(out), "--seed", "1")
-    assert genctl(*arguments, "--resume", *flags(" the")).status == 0
-    done = genctl(*arguments, "--resume", *flags("id:7"))
-    assert done.status == 2
-    assert "--watch" in done.err
-
-
 def test_the_python_interface_watches_tokens_too(gpt2: Path) -> None:
     model = load(str(gpt2))
     (result,) = model.generate(PROMPT, watch=(" the", "id:7"), max_new_tokens=4)
@@ -199,3 +179,36 @@ def test_the_python_interface_watches_tokens_too(gpt2: Path) -> None:
         assert [entry[2] for entry in token.watched] == pytest.approx([row[id].item() for id in ids()[:2]], abs=1e-4)
     with pytest.raises(UsageError, match="is not one token"):
         model.generate(PROMPT, watch="the cat sat")
+
+
+ASKED = ("run", "-m", "builtin:numbers", "1207", "--do-sample", "--top-p", "0.9", "--repetition-penalty", "1.3",
+         "--seed", "4", "-n", "6", "--explain")  # fmt: skip
+
+
+def test_a_record_holds_a_trace_for_each_token_in_the_order_of_the_processors() -> None:
+    (record,) = genctl(*ASKED, "--format", "jsonl").records
+    for token in record["tokens"]:
+        assert [trace["processor"] for trace in token["trace"]] == ["repetition_penalty", "top_k", "top_p"]
+        for trace in token["trace"]:
+            assert set(trace) == {"processor", "removed", "moved", "changed", "before", "after"}
+            assert 0 <= trace["moved"] <= 1
+            assert trace["removed"] >= 0
+    nucleus = record["tokens"][0]["trace"][-1]
+    assert nucleus["removed"] > 0
+    assert nucleus["after"] >= nucleus["before"]
+
+
+def test_a_terminal_shows_each_step_and_a_table_over_the_run_in_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")  # no animation, so that the lines are what is seen
+    done = ok(*ASKED, terminal=True)
+    assert "top_p" in done.out
+    assert "mass moved" in done.out
+    assert "What the processors did" in done.err
+    assert all(len(line) <= 80 for line in (done.out + done.err).splitlines())
+
+
+def test_a_pipe_keeps_the_text_plain_and_tells_the_rest_on_stderr() -> None:
+    done = genctl(*ASKED)
+    plain = genctl(*ASKED[:-1])
+    assert done.out == plain.out
+    assert "top_p" in done.err

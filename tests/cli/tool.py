@@ -6,9 +6,12 @@ import io
 import json
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from genctl.commands.app import run
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -55,3 +58,10 @@ def genctl(*arguments: str, stdin: str | bytes | None = None, terminal: bool = F
         return Done(status, out.bytes.getvalue(), err.bytes.getvalue().decode())
     finally:
         sys.stdin, sys.stdout, sys.stderr = before
+
+
+def ok(*arguments: str, **how: Any) -> Done:
+    """Run the command line, which is to succeed."""
+    done = genctl(*arguments, **how)
+    assert done.status == 0, done.err
+    return done

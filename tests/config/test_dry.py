@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
@@ -10,13 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genctl import params
 from genctl.config.layers import Layer, Resolved, flags_layer, model_layer, resolve
 from genctl.config.listed_knobs import PROCESSORS
-from genctl.config.settings import settings_of, to_toml
+from genctl.config.settings import to_toml
 from genctl.config.toml import parse, write_key, write_value
 
-QUIET = settings(max_examples=200, deadline=None)
+QUIET = settings(max_examples=70, deadline=None)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 NUMBERS = st.one_of(
     st.integers(-(2**63), 2**63), st.floats(allow_nan=False), st.sampled_from([-0.0, 1e-7, 5e-324, 1e300])
@@ -54,11 +52,6 @@ def test_any_value_written_reads_back_exactly(value: Any) -> None:
 @given(TEXT)
 def test_any_key_written_reads_back_exactly(key: str) -> None:
     assert parse(f"{write_key(key)} = 1", "x") == {key: 1}
-
-
-def test_what_toml_has_no_word_for_is_refused() -> None:
-    with pytest.raises(TypeError):
-        write_value([None])
 
 
 TABLES = st.lists(
@@ -137,26 +130,9 @@ def test_every_value_has_its_origin_beside_it() -> None:
     assert rows["top_k"] == "default"
 
 
-def test_an_origin_with_control_characters_stays_in_its_comment() -> None:
+def test_only_what_was_set_is_written_and_an_origin_stays_in_its_comment() -> None:
     job = resolve([Layer("a\nmodel = 3\x1b[2J.toml", {"seed": 3}, declared="user")])
     assert all(line.isprintable() for line in to_toml(job).splitlines())
     assert_same_job(job, again(job))
-
-
-def test_only_what_was_set_is_written_without_defaults() -> None:
     assert to_toml(resolve([]), defaults=False) == ""
     assert to_toml(resolve([Layer("a.toml", {"seed": 3})]), defaults=False) == "# Run\nseed = 3  # a.toml\n"
-
-
-def test_settings_of_a_job_are_all_its_knobs_that_have_a_value() -> None:
-    job = resolve([Layer("a.toml", {"seed": 3})])
-    found = settings_of(job)
-    assert found["seed"] == 3
-    assert "max_length" not in found
-    assert set(found) == {
-        item.name
-        for values in (job.generation, job.runtime)
-        for item in dataclasses.fields(values)
-        if getattr(values, item.name) is not None
-    }
-    assert set(found) <= set(params.knobs()) | set(params.knobs(params.Runtime))

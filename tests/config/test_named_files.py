@@ -9,10 +9,12 @@ import pytest
 
 from genctl import params
 from genctl.commands.chat.chat import SAVED
+from genctl.config.layers import flags_layer, model_layer, resolve, row_layer
 from genctl.config.names import UNSAFE
-from genctl.config.presets import user_file
-from genctl.config.settings import objection
-from tests.cli.tool import genctl
+from genctl.config.presets import file_layers, user_file
+from genctl.config.settings import config_layers, environment_layer, objection, standing_layers
+from genctl.errors import PresetError
+from tests.cli.tool import genctl, ok
 from tests.engines.server.stand_in import StandIn, running
 
 
@@ -28,15 +30,11 @@ def server(project: Path) -> typing.Iterator[StandIn]:
         yield stand_in
 
 
-# -- what is named -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("command", ["run", "beam", "score", "tokens", "inspect-cache"])
 def test_a_genctl_toml_that_nobody_named_is_a_note_and_nothing_else(project: Path, command: str) -> None:
     write(project / "genctl.toml", "max_new_tokens = 'not even valid'\n[")
     text = "Once upon a time"
-    done = genctl(command, text)
-    assert done.status == 0, done.err
+    done = ok(command, text)
     note = "note: genctl.toml is not read; name it with --config genctl.toml\n"
     assert done.err.count(note) == 1
     assert note not in genctl(command, "-q", text).err
@@ -75,13 +73,10 @@ def test_config_names_a_file_above_the_users_own(project: Path, monkeypatch: pyt
         (None, "cannot read job.toml: no such file", "variable"),
         ("top_k = ", "job.toml:1:9: not valid TOML", "flag"),
         ("tpo_k = 3", "job.toml:1: unknown key tpo_k; did you mean top_k?", "variable"),
-        (
-            "[tool.genctl]\ntop_k = 3",
-            "job.toml:1: unknown key tool: write the settings of [tool.genctl] as top-level keys",
-            "flag",
-        ),
+        ("[tool.genctl]\ntop_k = 3",
+         "job.toml:1: unknown key tool: write the settings of [tool.genctl] as top-level keys", "flag"),
     ],
-)
+)  # fmt: skip
 def test_a_config_file_that_cannot_be_used_is_an_error(
     project: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, words: str, how: str
 ) -> None:
@@ -101,6 +96,8 @@ def test_a_preset_of_the_folder_needs_its_path(project: Path) -> None:
     done = genctl("compare", "-p", "greedy", "--strategy", "mine", "Hi")
     assert (done.status, done.err.splitlines()[1]) == (2, "hint: name the file: ./presets/mine.toml")
     assert genctl("run", "-p", "./presets/mine.toml", "Hi").err == ""
+    write(project / "other.toml", "top_k = 3\n")
+    assert genctl("run", "-p", "other", "Hi").err.endswith("hint: name the file: -p ./other.toml\n")
 
 
 def test_a_preset_that_hid_another_one_is_a_note(project: Path) -> None:
@@ -117,9 +114,6 @@ def test_paths_in_a_settings_file_start_from_its_folder(project: Path) -> None:
     write(project / "b/mine.toml", 'extends = "base.toml"\n')
     write(project / "b/base.toml", "max_new_tokens = 1\n")
     assert "b/base.toml:1" in genctl("run", "--dry", "--config", "a/job.toml", "Hi").out
-
-
-# -- trust -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("key", UNSAFE)
@@ -192,9 +186,6 @@ def test_a_preset_may_be_looked_at_whatever_it_sets(project: Path, monkeypatch: 
     assert "127.0.0.1:9" in genctl("presets", "show", "./there.toml").out
 
 
-# -- saved files -------------------------------------------------------------------------------------------------------
-
-
 def test_what_may_hold_text_is_refused_in_a_saved_file_unless_its_text_stays_in_the_run() -> None:
     """A new knob that takes text fails here until somebody decides what a saved file may do with it."""
     inside = {
@@ -212,3 +203,83 @@ def _may_be_text(hint: object) -> bool:
     if typing.get_origin(hint) is typing.Literal:
         return False
     return hint is str or any(_may_be_text(one) for one in typing.get_args(hint))
+
+
+def test_the_whole_order_from_defaults_to_the_row(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each place sets its own knob and all those that stand above it: whoever wins has the number of its place."""
+    keys = [
+        "batch_size", "max_new_tokens", "repetition_penalty", "min_length", "no_repeat_ngram_size", "stop_repeat_ngram",
+        "seed",
+    ]  # fmt: skip
+
+    def text(height: int) -> str:
+        return "".join(f"{key} = {height + 1}\n" for key in keys[height:])
+
+    def values(height: int) -> dict[str, int]:
+        return {key: height + 1 for key in keys[height:] if key not in ("batch_size",)}
+
+    write(user_file(), text(1))
+    write(project / "genctl.toml", text(2))
+    write(project / "job.toml", text(3))
+    for key in keys[4:]:
+        monkeypatch.setenv(f"GENCTL_{key.upper()}", "5")
+    model = {key: 1 for key in keys if key not in ("batch_size", "seed")}
+    job = resolve(
+        [
+            model_layer(model),
+            *standing_layers(config_layers("genctl.toml"), ["job.toml"]),
+            flags_layer(values(5)),
+            row_layer(values(6)),
+        ]
+    )
+    found = {**vars(job.generation), **vars(job.runtime)}
+    assert [found[key] for key in keys] == [None, 2, 3, 4, 5, 6, 7]
+    assert job.origins["no_repeat_ngram_size"] == "GENCTL_NO_REPEAT_NGRAM_SIZE"
+    assert job.origins["repetition_penalty"] == "genctl.toml:1"
+
+
+def test_a_settings_file_stands_above_the_preset_that_it_names(project: Path) -> None:
+    write(project / "genctl.toml", 'preset = "creative"\ntemperature = 0.9\n')
+    job = resolve(config_layers("genctl.toml"))
+    assert (job.generation.temperature, job.generation.min_p) == (0.9, 0.05)
+    write(project / "genctl.toml", 'preset = ["creative", "nucleus"]\n')
+    assert resolve(config_layers("genctl.toml")).generation.top_p == 0.95
+
+
+def test_a_settings_file_extends_none(project: Path) -> None:
+    path = write(project / "genctl.toml", 'extends = "greedy"')
+    with pytest.raises(PresetError, match=r"genctl.toml:1: unknown key extends: only a preset file extends another"):
+        resolve(file_layers(path, key="preset"))
+
+
+def test_a_variable_sets_its_knob_and_is_read_as_set_reads() -> None:
+    layer = environment_layer(
+        {
+            "GENCTL_MODEL": "builtin:stories", "GENCTL_TEMPERATURE": "0.5", "GENCTL_DO_SAMPLE": "true",
+            "GENCTL_REVISION": "1234567", "GENCTL_STOP_STRINGS": '["a", "b"]', "GENCTL_SEED": "",
+            "GENCTL_TEST_UPDATE_SCREENS": "1", "GENCTL_TEST_SOMETHING": "1", "PATH": "/bin",
+        }
+    )  # fmt: skip
+    assert layer.values == {
+        "model": "builtin:stories",
+        "temperature": 0.5,
+        "do_sample": True,
+        "revision": "1234567",
+        "stop_strings": ["a", "b"],
+    }
+    assert layer.place("temperature") == "GENCTL_TEMPERATURE"
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("GENCTL_TEMPRATURE", "environment: GENCTL_TEMPRATURE names no setting; did you mean GENCTL_TEMPERATURE?"),
+        ("GENCTL_", "environment: GENCTL_ names no setting"),
+        ("GENCTL_Seed", "environment: GENCTL_Seed names no setting; did you mean GENCTL_SEED?"),
+        ("GENCTL_ABOUT", "environment: GENCTL_ABOUT names no setting"),
+    ],
+)
+def test_a_variable_of_no_knob_is_told(name: str, sentence: str) -> None:
+    with pytest.raises(PresetError) as caught:
+        resolve([environment_layer({name: "1"})])
+    assert caught.value.message == sentence

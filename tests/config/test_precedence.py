@@ -9,15 +9,7 @@ import pytest
 
 from genctl import params
 from genctl.config.conflicts import REFINES, settle
-from genctl.config.layers import (
-    Layer,
-    Resolved,
-    flags_layer,
-    model_layer,
-    overlay,
-    resolve,
-    row_layer,
-)
+from genctl.config.layers import Layer, Resolved, flags_layer, model_layer, overlay, resolve, row_layer
 from genctl.config.names import OUTWARD, UNSAFE
 from genctl.config.presets import parse_sets
 from genctl.config.settings import environment_layer
@@ -36,14 +28,11 @@ def wrong(layers: Sequence[Layer]) -> str:
     return caught.value.message
 
 
-def test_nothing_said_gives_the_built_in_defaults() -> None:
+def test_nothing_said_gives_the_built_in_defaults_and_a_flag_is_named_as_typed() -> None:
     job = resolve([])
     assert job.generation == params.Generation()
     assert job.runtime == params.Runtime()
     assert set(job.origins.values()) == {"default"}
-
-
-def test_a_flag_is_named_as_it_is_typed() -> None:
     job = resolve([flags_layer({"do_sample": True, "pack": False, "top_p": 0.5}, {"top_p": "flag -P"})])
     assert job.origins["do_sample"] == "flag --do-sample"
     assert job.origins["pack"] == "flag --no-pack"
@@ -57,7 +46,6 @@ def test_a_file_is_a_file_whatever_its_name(name: str) -> None:
     assert Layer(name, {}).kind == "user"
 
 
-# -- sampling ------------------------------------------------------------------------------------------------------
 SAMPLING_KNOBS = [key for key, item in params.knobs().items() if item.metadata["sampling"]]
 NOT_DEFAULT = {
     "sampler": "inverse-cdf", "top_k": 7, "xtc_threshold": 0.2, "mirostat_tau": 3.0, "top_n_sigma": 2.0,
@@ -96,21 +84,19 @@ def test_a_sampling_knob_at_its_neutral_setting_needs_nothing(key: str) -> None:
         resolve(layers({key: params.knobs()[key].default}))
 
 
-def test_a_later_layer_may_turn_sampling_off_and_the_knobs_below_go_back_to_their_defaults() -> None:
+def test_what_a_layer_says_of_sampling_is_moot_where_a_later_one_turns_it_off() -> None:
     job = resolve([*layers(SAMPLED | {"temperature": 0.7, "top_k": 5}), flags_layer({"do_sample": False})])
     assert job.generation == params.Generation()
     assert job.origins["temperature"] == "default"
-
-
-def test_a_knob_above_the_layer_that_turned_sampling_off_is_refused() -> None:
-    message = wrong([*layers(SAMPLED, {"do_sample": False}), flags_layer({"temperature": 0.7})])
-    assert message == "temperature = 0.7 (flag --temperature) has no effect while do_sample is false (layer1.toml)"
-
-
-def test_a_flag_is_mended_with_a_flag() -> None:
-    with pytest.raises(PresetError) as caught:
-        resolve([*layers({"do_sample": False}), flags_layer({"temperature": 0.7})])
-    assert caught.value.hint == "add --do-sample"
+    job = resolve([model_layer({"temperature": 0.6, "top_p": 0.9, "top_k": 20})])
+    assert job.generation == params.Generation()
+    job = resolve([model_layer({"temperature": 0.6}), *layers(SAMPLED)])
+    assert job.generation.temperature == 0.6
+    job = resolve([model_layer({"do_sample": False}), flags_layer({"top_p": 0.5})])
+    assert (job.generation.do_sample, job.generation.top_p) == (True, 0.5)
+    job = resolve([*layers(SAMPLED | {"temperature": 1.2, "min_p": 0.05}), flags_layer({"temperature": 0})])
+    assert job.generation.do_sample is False
+    assert job.generation.min_p is None
 
 
 @pytest.mark.parametrize("key", SAMPLING_KNOBS)
@@ -134,11 +120,6 @@ def test_the_notice_names_all_flags_that_turn_sampling_on() -> None:
     assert resolve(both).notices == ("--temperature and --set top_p turn sampling on",)
     assert resolve([flags_layer({"temperature": 0.7, "do_sample": True})]).notices == ()
     assert resolve([*layers(SAMPLED), flags_layer({"temperature": 0.7})]).notices == ()
-
-
-def test_a_checkpoint_that_does_not_sample_is_no_contradiction() -> None:
-    job = resolve([model_layer({"do_sample": False}), flags_layer({"top_p": 0.5})])
-    assert (job.generation.do_sample, job.generation.top_p) == (True, 0.5)
 
 
 @pytest.mark.parametrize("place", ["layer0.toml", "GENCTL_DO_SAMPLE", "flag --no-do-sample", "--set do_sample"])
@@ -168,13 +149,6 @@ def test_a_search_does_not_sample_unless_do_sample_is_written(search: dict[str, 
     assert (job.generation.temperature, job.generation.num_beams) == (0.7, 3)
 
 
-def test_other_sampling_flags_at_temperature_zero_contradict_it() -> None:
-    with pytest.raises(PresetError) as caught:
-        resolve([flags_layer({"temperature": 0, "top_p": 0.9})])
-    assert "top_p = 0.9 (flag --top-p) has no effect while temperature is 0 (flag --temperature)" in str(caught.value)
-    assert caught.value.hint == "set a temperature above 0"
-
-
 def test_a_row_may_turn_off_what_a_flag_has_implied_and_does_not_imply_it_itself() -> None:
     base = resolve([flags_layer({"temperature": 0.7})])
     assert overlay(base, row_layer({"top_p": 0.9})).generation.do_sample is True
@@ -186,13 +160,6 @@ def test_a_row_may_turn_off_what_a_flag_has_implied_and_does_not_imply_it_itself
         overlay(resolve([]), row_layer({"temperature": 0.7}))
 
 
-def test_what_the_checkpoint_recommends_for_sampling_is_moot_without_it() -> None:
-    job = resolve([model_layer({"temperature": 0.6, "top_p": 0.9, "top_k": 20})])
-    assert job.generation == params.Generation()
-    job = resolve([model_layer({"temperature": 0.6}), *layers(SAMPLED)])
-    assert job.generation.temperature == 0.6
-
-
 @pytest.mark.parametrize("zero_first", [True, False])
 def test_temperature_zero_means_greedy_in_whatever_order(zero_first: bool) -> None:
     pair = [{"temperature": 0}, SAMPLED]
@@ -201,28 +168,12 @@ def test_temperature_zero_means_greedy_in_whatever_order(zero_first: bool) -> No
     assert bool(job.notes) == zero_first
 
 
-def test_temperature_zero_takes_the_knobs_of_a_preset_with_it() -> None:
-    job = resolve([*layers(SAMPLED | {"temperature": 1.2, "min_p": 0.05}), flags_layer({"temperature": 0})])
-    assert job.generation.do_sample is False
-    assert job.generation.min_p is None
-
-
-def test_do_sample_with_temperature_zero_is_greedy_with_a_notice() -> None:
-    job = resolve([flags_layer({"do_sample": True, "temperature": 0.0})])
-    assert job.generation.do_sample is False
-    assert job.notices == (
-        "temperature = 0.0 (flag --temperature) is greedy: do_sample = true (flag --do-sample) has no effect",
-    )
-    assert "--set temperature" in resolve([flags_layer(SAMPLED), *parse_sets(["temperature=0"])]).notices[0]
-
-
 def test_the_same_knob_as_flag_and_set_contradicts_itself() -> None:
     message = wrong([flags_layer({"seed": 1}), *parse_sets(["seed=2"])])
     assert message == "--set seed: seed = 2 contradicts 1 (flag --seed)"
     assert resolve([flags_layer({"seed": 2}), *parse_sets(["seed=2"])]).runtime.seed == 2
 
 
-# -- how many, how long --------------------------------------------------------------------------------------------
 def test_several_sequences_need_sampling() -> None:
     assert resolve(layers(SAMPLED | {"num_return_sequences": 3})).generation.num_return_sequences == 3
     assert "would return identical sequences while temperature is 0 (layer1.toml)" in wrong(
@@ -230,38 +181,23 @@ def test_several_sequences_need_sampling() -> None:
     )
 
 
-def test_a_checkpoint_that_wants_several_sequences_gets_one_without_sampling_and_it_is_told() -> None:
+def test_numbers_of_a_checkpoint_give_way() -> None:
     job = resolve([model_layer({"num_return_sequences": 3})])
     assert job.generation.num_return_sequences == 1
     assert job.notes == ("num_return_sequences = 3 (generation_config) is not used while do_sample is false (default)",)
+    job = resolve([model_layer({"max_length": 20, "max_new_tokens": 5})])
+    assert (job.generation.max_new_tokens, job.generation.max_length) == (5, None)
+    job = resolve([model_layer({"min_new_tokens": 50}), flags_layer({"max_new_tokens": 5})])
+    assert (job.generation.min_new_tokens, job.generation.max_new_tokens) == (5, 5)
 
 
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
-    [
-        ({"max_new_tokens": 5}, {"max_length": 9}, (None, 9)),
-        ({"max_length": 9}, {"max_new_tokens": 5}, (5, None)),
-    ],
+    [({"max_new_tokens": 5}, {"max_length": 9}, (None, 9)), ({"max_length": 9}, {"max_new_tokens": 5}, (5, None))],
 )
 def test_of_two_lengths_the_later_holds(low: dict[str, Any], high: dict[str, Any], expected: tuple[Any, Any]) -> None:
     job = resolve(layers(low, high))
     assert (job.generation.max_new_tokens, job.generation.max_length) == expected
-
-
-def test_of_a_checkpoints_two_lengths_that_of_the_new_tokens_holds() -> None:
-    job = resolve([model_layer({"max_length": 20, "max_new_tokens": 5})])
-    assert (job.generation.max_new_tokens, job.generation.max_length) == (5, None)
-
-
-def test_two_lengths_as_flags_contradict() -> None:
-    message = wrong([flags_layer({"max_new_tokens": 5, "max_length": 9})])
-    assert "(flag --max-new-tokens)" in message
-    assert "(flag --max-length)" in message
-
-
-def test_a_checkpoints_least_length_gives_way_to_the_users_most() -> None:
-    job = resolve([model_layer({"min_new_tokens": 50}), flags_layer({"max_new_tokens": 5})])
-    assert (job.generation.min_new_tokens, job.generation.max_new_tokens) == (5, 5)
 
 
 def test_a_system_message_begins_a_chat_unless_a_later_layer_forbids_it() -> None:
@@ -291,23 +227,17 @@ def test_before_the_model_is_known_what_rests_on_a_default_is_left_open() -> Non
         resolve([*layers({"do_sample": False}), *said], tentative=True)
 
 
-# -- the model's own -----------------------------------------------------------------------------------------------
 def test_a_generation_config_is_read_with_lenience_and_what_it_holds_besides_is_told() -> None:
     job = resolve(
         [
             model_layer(
                 {
-                    "transformers_version": "5.0.0",
-                    "_from_model_config": True,
-                    "temperature": None,
-                    "output_attentions": False,
-                    "unheard_of": 3,
-                    "top_p": 7,
-                    "max_new_tokens": 12,
+                    "transformers_version": "5.0.0", "_from_model_config": True, "temperature": None,
+                    "output_attentions": False, "unheard_of": 3, "top_p": 7, "max_new_tokens": 12,
                 }
             )
         ]
-    )
+    )  # fmt: skip
     assert job.generation.max_new_tokens == 12
     assert job.notes == (
         "generation_config: unknown key unheard_of; not used",
@@ -321,13 +251,19 @@ def test_a_checkpoint_cannot_choose_where_it_runs() -> None:
     assert job.notes == ("generation_config: device is not for a checkpoint to choose; not used",)
 
 
-# -- rows ----------------------------------------------------------------------------------------------------------
 BASE = layers(SAMPLED | {"temperature": 0.7, "max_new_tokens": 9})
 
 
-def test_a_row_without_params_is_the_base_itself() -> None:
+def test_a_row_changes_what_it_names_alone() -> None:
     base = resolve(BASE)
     assert overlay(base, row_layer({})) is base
+    base = resolve([*BASE, *layers({"do_sample": False})])
+    assert base.generation.temperature == 1.0
+    assert overlay(base, row_layer(SAMPLED)).generation.temperature == 0.7
+    base = resolve(BASE)
+    assert overlay(base, row_layer({"max_new_tokens": None})).generation.max_new_tokens is None
+    with pytest.raises(PresetError, match="must be a number, not null"):
+        overlay(base, row_layer({"temperature": None}))
 
 
 @pytest.mark.parametrize(
@@ -347,19 +283,6 @@ def test_a_row_laid_on_top_is_the_same_as_all_layers_resolved(row: dict[str, Any
     assert settle(whole.settings).clashes == []
 
 
-def test_a_row_may_turn_sampling_back_on_with_what_the_base_had_said() -> None:
-    base = resolve([*BASE, *layers({"do_sample": False})])
-    assert base.generation.temperature == 1.0
-    assert overlay(base, row_layer(SAMPLED)).generation.temperature == 0.7
-
-
-def test_rows_do_not_touch_the_base() -> None:
-    base = resolve(BASE)
-    before = (base.generation, dict(base.origins), dict(base.settings))
-    overlay(base, row_layer({"temperature": 0.1, "seed": 4}))
-    assert (base.generation, base.origins, base.settings) == before
-
-
 @pytest.mark.parametrize("key", ["model", "device", "dtype", "revision", "offline", "batch_size", "trust_remote_code"])
 def test_a_row_cannot_choose_the_checkpoint_nor_where_it_runs(key: str) -> None:
     with pytest.raises(PresetError, match=r"row|only the flag"):
@@ -375,14 +298,6 @@ def test_a_rows_mistake_names_the_row() -> None:
     ]
 
 
-def test_null_in_a_row_unsets_what_can_be_unset() -> None:
-    base = resolve(BASE)
-    assert overlay(base, row_layer({"max_new_tokens": None})).generation.max_new_tokens is None
-    with pytest.raises(PresetError, match="must be a number, not null"):
-        overlay(base, row_layer({"temperature": None}))
-
-
-# -- lists ---------------------------------------------------------------------------------------------------------
 def processors(job: Resolved) -> list[str] | None:
     return None if job.processors is None else [item["use"] for item in job.processors]
 
@@ -417,10 +332,6 @@ def test_a_list_that_draws_is_switched_off_by_a_later_layer_and_turns_sampling_o
         assert (processors(job), job.generation.draws) == (["repetition_penalty", "xtc"], False)
     typed = resolve([Layer("argument", DRAWS, {}, "command", typed=True)])
     assert (processors(typed), typed.generation.draws) == (["repetition_penalty", "temperature", "xtc"], True)
-
-
-def test_the_last_about_holds() -> None:
-    assert resolve(layers({"about": "a"}, {"about": "b"}, {})).about == "b"
 
 
 @pytest.mark.parametrize("key", sorted(OUTWARD))

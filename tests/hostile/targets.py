@@ -7,8 +7,6 @@ drive a terminal or never ends, or a key that nobody knows and nobody complained
 
 from __future__ import annotations
 
-import io
-import json
 import os
 import tempfile
 import unicodedata
@@ -21,16 +19,11 @@ import tomli
 
 from genctl.config import presets
 from genctl.config.check import known
-from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
+from genctl.config.layers import Layer, Resolved, resolve
 from genctl.config.settings import environment_layer, to_toml
 from genctl.config.toml import parse
 from genctl.decode.processors import grammar_source as source
 from genctl.errors import Exit, GenctlError
-from genctl.io import jsonl as batch_jsonl
-from genctl.io import readers
-from genctl.io.records import error_record
-from genctl.io.rows import BadRow
-from genctl.io.writers import to_json
 from genctl.params import Generation
 
 _OBEYED = ("Cc", "Cs", "Zl", "Zp")  # categories of what a terminal obeys
@@ -63,34 +56,6 @@ def preset(data: bytes) -> str:
     if (again.generation, again.runtime) != (resolved.generation, resolved.runtime):
         raise Breach("what --dry prints is another job")
     return _grammars(resolved)
-
-
-def jsonl(data: bytes) -> str:
-    """A JSONL input of these bytes; every line is a row or a refusal of its own."""
-    made = list(readers.read(io.BytesIO(data), format="jsonl", name="in.jsonl"))
-    became = ACCEPTED
-    for index, row in enumerate(made):
-        place = f"line {index + 1}"
-        if row.index != index:
-            raise Breach(f"row {index} says that it is row {row.index}")
-        if isinstance(row, BadRow):
-            _sentence(row.message, place)
-            _record(row.id, row.message)
-            became = REFUSED
-            continue
-        wanted = {**row.params, **{key: value for key, value in row.extra.items() if key != "reference"}}
-        try:
-            resolved = overlay(_base(), row_layer(wanted, row.where))
-        except GenctlError as error:
-            became = _refused(error, place)
-            _record(row.id, error.message)
-            continue
-        text = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")[index].removesuffix(b"\r")
-        told = json.loads(text)
-        if unknown := set(told) - set(batch_jsonl.KNOWN) - set(row.columns):
-            raise Breach(f"accepted in silence: {sorted(unknown)!r}")
-        _all_known(told.get("params", {}), resolved, allowed=("about", "processors", "stopping"))
-    return became
 
 
 def set_option(data: bytes) -> str:
@@ -146,15 +111,9 @@ def stop_regex(data: bytes) -> str:
 
 
 TARGETS: dict[str, Callable[[bytes], str]] = {
-    "preset": preset,
-    "jsonl": jsonl,
-    "set": set_option,
-    "environment": variable,
-    "regex": regex,
-    "json-schema": json_schema,
-    "grammar": lark,
-    "stop-regex": stop_regex,
-}
+    "preset": preset, "set": set_option, "environment": variable, "regex": regex, "json-schema": json_schema,
+    "grammar": lark, "stop-regex": stop_regex,
+}  # fmt: skip
 
 
 def checked(target: Callable[[bytes], str], data: bytes) -> str:
@@ -224,27 +183,10 @@ def _all_known(told: Mapping[str, Any], resolved: Resolved, *, allowed: tuple[st
             continue
         if key not in known():
             raise Breach(f"accepted in silence: {key[:80]!r}")
-        if resolved.origins[key] == "default" and not _moot(key, value, resolved):
+        kind = known()[key][0]
+        holder = resolved.generation if kind is Generation else resolved.runtime
+        if resolved.origins[key] == "default" and getattr(holder, key) != getattr(kind(), key):
             raise Breach(f"lost in silence: {key} = {value!r:.80}")
-
-
-def _moot(key: str, value: Any, resolved: Resolved) -> bool:
-    """Whether a setting changes nothing that its absence would not: it is the default, or it refines what is off."""
-    kind = known()[key][0]
-    holder = resolved.generation if kind is Generation else resolved.runtime
-    held, default = getattr(holder, key), getattr(kind(), key)
-    return bool(held == default)
-
-
-def _record(id: str, message: str) -> None:
-    line = to_json(error_record(id, "input", message))
-    if "\n" in line or json.loads(line)["error"]["message"] != message:
-        raise Breach(f"the error row is not what it says: {line[:200]!r}")
-
-
-@cache
-def _base() -> Resolved:
-    return resolve([])
 
 
 _FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
@@ -262,10 +204,6 @@ def seeds(target: str) -> Iterator[bytes]:
         yield from (path.read_bytes() for path in sorted(presets.shipped_folder().glob("*.toml")))
     yield from {
         "preset": [b"[[processors]]\nuse = 'top_k'\n"],
-        "jsonl": [
-            b'{"prompt": "a", "params": {"top_k": 5}}',
-            b'{"id": 1, "messages": [{"role": "user", "content": "a"}]}',
-        ],
         "set": [b"top_k=5", b'logit_bias={" a" = 1.0}', b"stop_strings=['a', 'b']"],
         "environment": [b"TOP_K=5", b"MODEL=x"],
         "regex": [b"[a-z]+( [a-z]+)*", b"(?i)yes|no"],

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from random import Random
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as draw
 
-from tests.hostile import corpus, targets
+from genctl.config.toml import write_key, write_value
+from tests.hostile import targets
+from tests.hostile.corpus import KNOBS, TABLES, TEXTS, VALUES
 from tests.hostile.targets import TARGETS
 
 WHATEVER = settings(deadline=None, derandomize=True, max_examples=60, suppress_health_check=list(HealthCheck))
@@ -47,18 +46,11 @@ def test_seeds_are_accepted(name: str) -> None:
     assert targets.ACCEPTED in {targets.checked(TARGETS[name], data) for data in targets.seeds(name)}
 
 
-@pytest.mark.parametrize(("make", "name"), [(corpus.preset, "preset"), (corpus.line, "jsonl")])
-def test_hostile_ones_made_to_measure(make: Callable[[Random], bytes], name: str) -> None:
-    found = {targets.REFUSED: 0, targets.ACCEPTED: 0}
-    for seed in range(150):
-        found[targets.checked(TARGETS[name], make(Random(seed)))] += 1
-    assert found[targets.REFUSED] > 50
-    assert found[targets.ACCEPTED] > 0
-
-
-def test_a_breach_is_noticed() -> None:
-    def broken(data: bytes) -> str:
-        raise KeyError(data)
-
-    with pytest.raises(targets.Breach):
-        targets.checked(broken, b"x")
+@WHATEVER
+@given(
+    draw.sampled_from((*KNOBS, "extends", "about", "temprature", "Top_K", "generation.top_k", "")),
+    draw.one_of(draw.sampled_from(VALUES), draw.sampled_from(TEXTS).map(write_value)),
+    draw.one_of(draw.just(""), draw.sampled_from(TABLES)),
+)
+def test_any_value_of_any_setting(name: str, value: str, table: str) -> None:
+    targets.checked(targets.preset, f"{write_key(name)} = {value}\n{table}\n".encode("utf-8", "surrogatepass"))

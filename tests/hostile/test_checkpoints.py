@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.cli.tool import Done, genctl
+from tests.cli.tool import Done, genctl, ok
 from tests.hostile.damage import (
     CONFIG,
     GENERATION,
@@ -85,13 +85,10 @@ def described(at: int = 0, **changes: Any) -> Damage:
 
 NOTHING = '"a": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}'
 CORRUPT: dict[str, Damage] = {  # what the safetensors library refuses, and a name twice
-    **{f"weights cut to {share:.0%}": cut(WEIGHTS, share) for share in (0.0, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99)},
+    **{f"weights cut to {share:.0%}": cut(WEIGHTS, share) for share in (0.0, 0.1, 0.9)},
     "weights without their last byte": cut(WEIGHTS, 1.0, by=1),
     "weights with a byte more": lambda folder: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes() + b"\0"),
-    **{
-        f"header length, byte {at} bit {bit}": flip(WEIGHTS, at, bit)
-        for at, bit in ((0, 0), (0, 7), (1, 3), (2, 1), (3, 0), (4, 5), (7, 7))
-    },
+    **{f"header length, byte {at} bit {bit}": flip(WEIGHTS, at, bit) for at, bit in ((0, 0), (2, 1), (7, 7))},
     "header of 2^62 bytes": write(WEIGHTS, struct.pack("<Q", 1 << 62) + b"{}"),
     "header of a sparse terabyte": sparse(WEIGHTS, 1 << 40),
     "header as deep as a well": framed(deep(90_000)),
@@ -115,30 +112,19 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     **{name: (damage, "model.safetensors is truncated or corrupt") for name, damage in CORRUPT.items()},
     **{
         f"header, byte {at} bit {bit}": (flip(WEIGHTS, at, bit), r"corrupt|tensors that the model needs|not used")
-        for at, bit in ((8, 0), (9, 1), (12, 6), (20, 2), (40, 7), (61, 0))
+        for at, bit in ((8, 0), (20, 2), (61, 0))
     },
     # -- weights: tensors --------------------------------------------------------------------------------------------
     "no tensors": (write(WEIGHTS, struct.pack("<Q", 2) + b"{}"), "holds no tensors"),
     "a tensor is missing": (tensors(lambda held: held.pop(NORM)), f"lack 1 tensors that the model needs: {NORM}"),
-    "all tensors renamed": (
-        tensors(lambda held: [held.update({f"x.{name}": held.pop(name)}) for name in list(held)]),
-        "tensors that the model needs",
-    ),
     "a tensor renamed": (tensors(lambda held: held.update(stray=held.pop(NORM))), "lack 1 tensors"),
-    "a tensor of another shape": (
-        tensors(lambda held: held.update({NORM: torch.ones(7)})),
-        f"{NORM}: the shape in the weight files is not the one that config.json implies",
-    ),
-    "a flat tensor": (tensors(lambda held: held.update({HEAD: held[HEAD].flatten()})), "shape in the weight"),
+    "a tensor of another shape": (tensors(lambda held: held.update({NORM: torch.ones(7)})),
+     f"{NORM}: the shape in the weight files is not the one that config.json implies"),
     "an empty tensor": (tensors(lambda held: held.update({NORM: torch.ones(0)})), "shape in the weight"),
     "whole numbers": (tensors(lambda held: held.update({HEAD: held[HEAD].long()})), "holds I64 numbers"),
-    "truth values": (tensors(lambda held: held.update({HEAD: held[HEAD] > 0})), "holds BOOL numbers"),
     "NaN in the embedding": (put(WTE, float("nan")), f"tensor {WTE} holds 1 NaN or infinite"),
-    "infinity in the head": (put(HEAD, float("-inf")), f"tensor {HEAD} holds 1 NaN or infinite"),
-    "NaN everywhere": (
-        tensors(lambda held: [value.fill_(float("nan")) for value in held.values()]),
-        "holds [0-9,]+ NaN or infinite",
-    ),
+    "NaN everywhere": (tensors(lambda held: [value.fill_(float("nan")) for value in held.values()]),
+     "holds [0-9,]+ NaN or infinite"),
     "NaN in half precision": (
         all_of(put(HEAD, float("nan")), tensors(lambda held: held.update({HEAD: held[HEAD].bfloat16()}))),
         f"tensor {HEAD} holds 1 NaN",
@@ -146,17 +132,13 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     # -- weights: files ----------------------------------------------------------------------------------------------
     "no weights": (remove(WEIGHTS), "has no weights: neither model.safetensors nor"),
     "weights that are a folder": (folder_instead(WEIGHTS), "has weights under another name|has no weights"),
-    "weights that are a pipe": (pipe_instead(WEIGHTS), "model.safetensors in .* is no regular file"),
     "weights that link to themselves": (link(WEIGHTS, WEIGHTS), "is a link to a file that is gone"),
+    "weights that are a pipe": (pipe_instead(WEIGHTS), "model.safetensors in .* is no regular file"),
     "weights that are a device": (link(WEIGHTS, "/dev/zero"), "model.safetensors in .* is no regular file"),
-    "only pickle": (
-        all_of(remove(WEIGHTS), write("pytorch_model.bin", b"cos\nsystem\n(S'touch owned'\ntR.")),
-        "has only pickle weights .* refused without --allow-pickle",
-    ),
+    "only pickle": (all_of(remove(WEIGHTS), write("pytorch_model.bin", b"cos\nsystem\n(S'touch owned'\ntR.")),
+     "has only pickle weights .* refused without --allow-pickle"),
     "an index to nowhere": (sharded({HEAD: SHARD, NORM: "model-00002-of-00002.safetensors"}), "1 of 2 shards are miss"),
     "an index to the outside": (sharded({HEAD: "../../etc/passwd"}), "names a weight file outside the folder"),
-    "an index to the root": (sharded({HEAD: "/dev/zero"}), "names a weight file outside the folder"),
-    "an index to a name of 300 characters": (sharded({HEAD: f"{'x' * 300}.safetensors"}), "names a weight file"),
     "an index to a name that is no text": (sharded({HEAD: "\ud800.safetensors"}), "names a weight file"),
     "an index to a pickle": (sharded({HEAD: "x.bin"}), "or of another format: x.bin"),
     "an index to what is not in there": (sharded({"stranger": SHARD}), "holds stranger, but it does not"),
@@ -168,10 +150,8 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "an empty config": (write(CONFIG, b""), "config.json is not JSON: expected a value at column 1"),
     "a config that is a folder": (folder_instead(CONFIG), "it has no config.json"),
     "a config that is a pipe": (pipe_instead(CONFIG), "config.json in .* is no regular file"),
-    "a config that is a device": (link(CONFIG, "/dev/zero"), "config.json in .* is no regular file"),
     "a config that links to itself": (link(CONFIG, CONFIG), "it has no config.json"),
     "a config of 10 GB": (sparse(CONFIG, 10 * GIGABYTE), "has 10,737,418,240 bytes, too many"),
-    "a config of zeros": (write(CONFIG, bytes(1000)), "config.json is not JSON"),
     "a config in UTF-16": (write(CONFIG, '{"model_type": "gpt2"}'.encode("utf-16")), "config.json is not UTF-8"),
     "a config cut in half": (cut(CONFIG, 0.5), "config.json is not JSON"),
     "a config as deep as a well": (write(CONFIG, deep(90_000)), "not usable JSON: nested too deeply"),
@@ -186,25 +166,17 @@ REFUSED: dict[str, tuple[Damage, str]] = {
             ("n_embd", -32, "not a positive whole number"),
             ("n_embd", 0, "not a positive whole number"),
             ("n_embd", "wide", "not a positive whole number"),
-            ("n_embd", 32.0, ""),
-            ("n_embd", [32], ""),
             ("n_embd", 33, "shape in the weight|cannot be"),
             ("n_layer", 10**6, ""),
             ("n_layer", 60_000, "implies at least .* parameters, but the weight files hold"),
-            ("n_layer", -1, ""),
-            ("n_layer", "2", ""),
             ("n_layer", 3, "lack 12 tensors that the model needs: transformer.h.2"),
             ("n_head", BIG, ""),
             ("n_head", 0, "cannot be"),
             ("n_head", 5, "cannot be|shape in the weight"),
-            ("n_inner", BIG, ""),
             ("n_positions", BIG, "far above"),
             ("n_positions", 10**7, ""),
             ("vocab_size", BIG, ""),
-            ("vocab_size", -1, ""),
-            ("vocab_size", 10**6, ""),
             ("vocab_size", 301, "shape in the weight|cannot be"),
-            ("num_labels", BIG, ""),
             ("model_type", "nothing", "knows no architecture 'nothing'"),
             ("model_type", "bert", "tensors that the model needs"),
             ("model_type", {"a": 1}, "has no model_type"),
@@ -217,58 +189,31 @@ REFUSED: dict[str, tuple[Damage, str]] = {
             ("_attn_implementation", "somebody/kernel", "refused without --trust-remote-code"),
         )
     },
-    "own code": (
-        edit(CONFIG, model_type="own", auto_map={"AutoConfig": "own.Config"}),
-        "runs only with --trust-remote-code",
-    ),
+    "own code": (edit(CONFIG, model_type="own", auto_map={"AutoConfig": "own.Config"}),
+     "runs only with --trust-remote-code"),
     # -- generation_config -------------------------------------------------------------------------------------------
     "a generation config cut in half": (cut(GENERATION, 0.5), "generation_config.json is not JSON"),
-    "a generation config that is a pipe": (pipe_instead(GENERATION), "is no regular file"),
     "an end that the model does not have": (edit(GENERATION, eos_token_id=300), "eos_token_id is 300, but"),
-    "an end below zero": (edit(GENERATION, eos_token_id=[-5]), "eos_token_id is -5, but"),
     "words of ids that nobody has": (edit(GENERATION, bad_words_ids=[[-1]]), "-1 is not one of the 300 ids"),
-    "a watermark of nobody": (
-        edit(GENERATION, watermarking_config={"keys": [BIG]}),
-        "watermarking_config|cannot be loaded",
-    ),
+    "a watermark of nobody": (edit(GENERATION, watermarking_config={"keys": [BIG]}),
+     "watermarking_config|cannot be loaded"),
     "an end that is a word": (edit(GENERATION, eos_token_id="end"), "eos_token_id is 'end'|cannot be loaded"),
     # -- tokenizer ---------------------------------------------------------------------------------------------------
     "no tokenizer": (all_of(remove(TOKENIZER), remove(TOKENIZER_CONFIG)), "has no tokenizer"),
-    "an empty tokenizer": (write(TOKENIZER, b""), "tokenizer.json is not JSON"),
-    "a tokenizer cut in half": (cut(TOKENIZER, 0.5), "tokenizer.json is not JSON"),
     "a tokenizer of 10 GB": (sparse(TOKENIZER, 10 * GIGABYTE), "too many to be one"),
     "a tokenizer that is a pipe": (pipe_instead(TOKENIZER), "is no regular file"),
     "a tokenizer that is a folder": (folder_instead(TOKENIZER), "has no tokenizer"),
     "a tokenizer without a model": (edit(TOKENIZER, model=...), "the tokenizer in .* cannot be loaded"),
     "a tokenizer of no known kind": (edit(TOKENIZER, model__type="Oracle"), "cannot be loaded"),
-    "a vocabulary of words": (edit(TOKENIZER, model__vocab={"a": "b"}), "cannot be loaded"),
     "a token with the id 2^31": (edit(TOKENIZER, model__vocab={"a": 1 << 31}), "holds the id 2147483648, far above"),
     "an added token with the id 10^9": (edit(TOKENIZER, added_tokens=[token(BIG)]), "the id 1000000000, far above"),
     "padding to 10^9": (edit(TOKENIZER, padding=fixed(BIG)), "says Fixed = 1000000000, far above"),
     "a normaliser that doubles 40 times": (edit(TOKENIZER, normalizer=doubling("normalizer")), "its normalizer makes"),
     "a decoder that doubles 40 times": (edit(TOKENIZER, decoder=doubling("decoder")), "its decoder makes texts"),
-    "a normaliser that prepends 20 MB": (
-        edit(TOKENIZER, normalizer={"type": "Prepend", "prepend": "x" * 20_000_000}),
-        "bytes of added tokens and settings, and at most 4,194,304",
-    ),
-    "a normaliser that prepends again and again": (
-        edit(
-            TOKENIZER, normalizer={"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "x" * 999}] * 9}
-        ),
-        "its normalizer makes texts more than 100 times as long",
-    ),
+    "a normaliser that prepends 20 MB": (edit(TOKENIZER, normalizer={"type": "Prepend", "prepend": "x" * 20_000_000}),
+     "bytes of added tokens and settings, and at most 4,194,304"),
     "a post-processor that repeats the text": (
         edit(TOKENIZER, post_processor=template([{"Sequence": {"id": "A", "type_id": 0}}] * 30_000)),
-        "its post_processor makes texts more than 100 times as long",
-    ),
-    "post-processors that repeat each other's text": (
-        edit(
-            TOKENIZER,
-            post_processor={
-                "type": "Sequence",
-                "processors": [template([{"Sequence": {"id": "A", "type_id": 0}}] * 9)] * 9,
-            },
-        ),
         "its post_processor makes texts more than 100 times as long",
     ),
     "a post-processor that adds a million tokens": (
@@ -281,15 +226,9 @@ REFUSED: dict[str, tuple[Damage, str]] = {
         ),
         "its post_processor makes texts more than 100 times as long",
     ),
-    "a suffix of 20 MB for each word": (
-        edit(TOKENIZER, model__end_of_word_suffix="x" * 20_000_000),
-        "bytes of added tokens and settings, and at most 4,194,304",
-    ),
     "10^9 tokens that a class makes": (edit(TOKENIZER_CONFIG, extra_ids=BIG), "says extra_ids = 1000000000, far above"),
-    "a charsmap of 4 GB": (
-        edit(TOKENIZER, normalizer={"type": "Precompiled", "precompiled_charsmap": CHARSMAP}),
-        "precompiled_charsmap is damaged",
-    ),
+    "a charsmap of 4 GB": (edit(TOKENIZER, normalizer={"type": "Precompiled", "precompiled_charsmap": CHARSMAP}),
+     "precompiled_charsmap is damaged"),
     "a broken pattern": (
         edit(
             TOKENIZER,
@@ -300,12 +239,10 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "added tokens that are a pipe": (pipe_instead("added_tokens.json"), "is no regular file"),
     "a template that is a pipe": (pipe_instead("chat_template.jinja"), "is no regular file"),
     "a tokenizer config as deep as a well": (write(TOKENIZER_CONFIG, deep(90_000)), "tokenizer_config.json is not"),
-    "a tokenizer class of nobody": (
-        edit(TOKENIZER_CONFIG, added_tokens_decoder={str(BIG): {"content": "x"}}),
-        "holds the id 100000000, far above",
-    ),
+    "a tokenizer class of nobody": (edit(TOKENIZER_CONFIG, added_tokens_decoder={str(BIG): {"content": "x"}}),
+     "holds the id 100000000, far above"),
     "an adapter": (write("adapter_config.json", "{}"), "is an adapter"),
-}
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -357,8 +294,6 @@ def test_a_file_that_may_not_be_read_is_told(gpt2: Path) -> None:
         (gpt2 / name).chmod(0o644)
 
 
-# -- what is odd but harmless -----------------------------------------------------------------------------------------
-
 HARMLESS: dict[str, Damage] = {
     "numbers with a flipped bit": all_of(*(flip(WEIGHTS, -at, 3) for at in range(1, 2000, 97))),
     "a tensor too many": tensors(lambda held: held.update(stray=torch.ones(3))),
@@ -371,21 +306,11 @@ HARMLESS: dict[str, Damage] = {
     "no generation config": remove(GENERATION),
     "a generation config that is a folder": folder_instead(GENERATION),
     "hostile knobs": edit(
-        GENERATION,
-        num_beams=10**9,
-        temperature="hot",
-        stop_strings=[3],
-        trust_remote_code=True,
-        allow_plugins=True,
-        processors=[{"use": "os:system"}],
-        model="/dev/zero",
-        grammar="/dev/zero",
-        json_schema="/dev/zero",
-        assistant_model="somebody/else",
-        amateur_model="somebody/else",
-        custom_generate="somebody/else",
+        GENERATION, num_beams=10**9, temperature="hot", stop_strings=[3], trust_remote_code=True, allow_plugins=True,
+        processors=[{"use": "os:system"}], model="/dev/zero", grammar="/dev/zero", json_schema="/dev/zero",
+        assistant_model="somebody/else", amateur_model="somebody/else", custom_generate="somebody/else",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HARMLESS)
@@ -428,25 +353,10 @@ def test_a_tokenizer_that_adds_an_id_that_the_model_lacks_is_refused(command: tu
     assert "error: the tokenizer adds <begin> to each text, whose id is 300; the model's are 0 to 299" in done.err
 
 
-# -- code that must not run -------------------------------------------------------------------------------------------
-
-
 def test_nothing_in_a_folder_is_run(gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     witness = tmp_path / "witness"
     code = f"import pathlib; pathlib.Path({str(witness)!r}).touch()\nclass Config: pass\nclass Model: pass\n"
-    names = (
-        "own",
-        "json",
-        "torch",
-        "tokenizers",
-        "modeling_gpt2",
-        "tokenization",
-        "sitecustomize",
-        "generate",
-        "processors",
-        "jinja2",
-    )
-    for name in names:
+    for name in ("own", "json", "torch", "tokenizers", "modeling_gpt2", "sitecustomize", "generate", "jinja2"):
         (gpt2 / f"{name}.py").write_text(code, encoding="utf-8")
     (gpt2 / "custom_generate").mkdir()
     (gpt2 / "custom_generate" / "generate.py").write_text(code, encoding="utf-8")
@@ -456,8 +366,7 @@ def test_nothing_in_a_folder_is_run(gpt2: Path, tmp_path: Path, monkeypatch: pyt
     edit(TOKENIZER_CONFIG, auto_map={"AutoTokenizer": [None, "own.Model"]}, chat_template="{{ messages }}")(gpt2)
     monkeypatch.chdir(gpt2)
     for options in ((), ("--chat",), ("--runtime", "transformers")):
-        done = genctl("run", "the cat", "-m", ".", "-n", "2", "--seed", "1", *options)
-        assert done.status == 0, done.err
+        ok("run", "the cat", "-m", ".", "-n", "2", "--seed", "1", *options)
     assert not witness.exists()
 
 

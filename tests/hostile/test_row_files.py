@@ -55,8 +55,7 @@ def test_what_belongs_to_the_run_is_refused_with_its_flag(secret: Path, knob: st
 def test_lists_requests_cells_and_messages_are_no_way_around(secret: Path) -> None:
     name = str(secret)
     refused({"prompt": "12", "params": {"processors": [{"use": "grammar", "grammar": name}]}}, "grammar", "grammar")
-    body = {"prompt": "12", "response_format": {"type": "json_schema", "json_schema": {"schema": name}}}
-    refused({"custom_id": "a", "body": body}, "json_schema", "json-schema")
+    refused({"custom_id": "a", "body": {"prompt": "12", "json_schema": name}}, "json_schema", "json-schema")
     refused({"body": {"prompt": "12", "grammar": name}}, "grammar", "grammar")
     table = f'prompt,params\n12,"{{""grammar"": ""{name}""}}"\n'
     done = genctl("run", "-m", "builtin:numbers", "--input-format", "csv", "--format", "jsonl", stdin=table)

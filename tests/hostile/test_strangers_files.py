@@ -97,9 +97,6 @@ def _unreachable() -> None:
     raise OSError("there is no network")
 
 
-# -- settings and presets ----------------------------------------------------------------------------------------------
-
-
 def test_a_folder_chooses_nothing(traps: Traps) -> None:
     lines = "".join(f"{key} = {write_value(value)}\n" for key, value in traps.values().items())
     Path("genctl.toml").write_text(lines)
@@ -118,9 +115,6 @@ def test_a_row_names_no_code(traps: Traps) -> None:
     done = genctl("run", "-i", "rows.jsonl", "--allow-plugins", "-n", "1")
     assert (done.status, "is code, which only the settings of the run can choose" in done.err) == (1, True)
     traps.check(done)
-
-
-# -- chats -------------------------------------------------------------------------------------------------------------
 
 
 def chat(*arguments: str, turn: str = "Hi") -> Done:
@@ -218,39 +212,8 @@ def test_a_chat_with_a_server_goes_on_where_the_user_says(traps: Traps) -> None:
     assert chat("--open", str(path), "--backend", traps.server.url).status == 0
 
 
-# -- trees -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def tree(traps: Traps) -> Path:
-    path = Path("tree.jsonl")
-    done = genctl("explore", "Once upon a time", "--script", "-", "--save", str(path), stdin="generate 2\n")
-    assert done.status == 0, done.err
-    return path
-
-
 def explore(path: Path, *flags: str, script: str = "generate 1\n") -> Done:
     return genctl("explore", "--open", str(path), "--script", "-", *flags, stdin=script)
-
-
-@pytest.mark.parametrize("where", ["first line", "step"])
-def test_a_tree_leaves_out_what_it_may_not_set_and_says_so(traps: Traps, tree: Path, where: str) -> None:
-    values = {key: value for key, value in traps.values().items() if key != "model"}
-
-    def edit(lines: list[dict[str, Any]]) -> None:
-        if where == "step":
-            lines.append({"event": "treestep", "line": "set top_k=2", "settings": values})
-        else:
-            lines[0]["layers"] = [{"origin": "flag", "kind": "command", "typed": True, "values": values}]
-
-    done = explore(change(tree, edit), script="set top_k=3\ngenerate 1\nshow 2\n")
-    assert done.status == 0, done.err
-    traps.check(done)
-    for key in values:
-        assert f"note: the tree's {key} = " in done.err, key
-
-
-# -- goldens, journals -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

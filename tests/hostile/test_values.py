@@ -210,9 +210,6 @@ def test_one_wrong_value_is_refused_or_harmless(name: str, sound: Callable[[str]
         run(name, path, lines, number, place, hostile)
 
 
-# -- what is read, in words --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "number", "place", "hostile", "words"),
     [
@@ -220,11 +217,9 @@ def test_one_wrong_value_is_refused_or_harmless(name: str, sound: Callable[[str]
          "f.jsonl, line 3: rows.0.written.0.logprob: expected a number, got a string"),
         ("events", 2, ("rows", 0, "logprob"), -1e308,
          "f.jsonl, line 3: rows.0.logprob: expected at least -1e+40, got -1e+308"),
-        ("events", 2, ("rows", 0, "parent"), -1, "f.jsonl, line 3: rows.0.parent: expected at least 0, got -1"),
         ("tree", 3, ("rank",), -50, "is damaged at line 4: rank: expected at least 1, got -50"),
         ("tree", 3, ("id",), 2**70, "is damaged at line 4: id: expected at most 9223372036854775807"),
         ("tree", 3, ("id",), 1536, "is damaged: node 2: id: 1536 is none of the 1536 ids of the checkpoint"),
-        ("tree", 3, ("id",), -1, "is damaged: node 2: id: -1 is none of the 1536 ids of the checkpoint"),
         ("tree", 0, ("layers", 0, "values"), None, "at line 1: layers.0.values: expected an object, got null"),
         ("golden", 0, ("dtype",), "load",
          "line 1: dtype: expected 'float32', 'bfloat16', 'float16' or 'float64', got 'load'"),
@@ -232,10 +227,8 @@ def test_one_wrong_value_is_refused_or_harmless(name: str, sound: Callable[[str]
          "lacks what a golden file has: line 1: knobs: unknown field 'plugin'"),
         ("golden", 0, ("knobs",), {"adapter": "/etc"},
          "the golden file says adapter /etc, and its fingerprint is that of a checkpoint with adapter none"),
-        ("golden", 0, ("knobs",), {"adapter": 5}, "line 1: knobs.adapter: expected a string, got an integer"),
         ("golden", 2, ("token",), 1536, "line 3: token: the token 1536 is beyond the vocabulary of 1536"),
         ("golden", 2, ("top", 0, 1), NAN, "line 3: not JSON: NaN is not a JSON number"),
-        ("golden", 2, ("top", 0, 1), None, "line 3: top.0.1: expected a number, got null"),
         ("golden", 2, ("tail",), 1e39, "line 3: tail: expected at most 1.001, got 1e+39"),
         ("journal", 1, ("bytes",), -1, "at line 2, so nothing can be resumed by it: bytes: expected at least 0"),
     ],

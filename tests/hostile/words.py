@@ -9,49 +9,17 @@ from pathlib import Path
 from genctl.decode.processors.token_bytes import STANDINS
 from tests.hostile.damage import TOKENIZER
 
+# the window's title, the clipboard, links, pictures, questions that a terminal answers, moves, colours, and markup
 HOSTILE: tuple[str, ...] = (
-    "\x1b]0;owned\x07",  # the window's title
-    "\x1b]2;owned\x1b\\",
-    "\x1b]52;c;b3duZWQ=\x07",  # the clipboard
-    "\x1b]8;;http://evil\x1b\\click\x1b]8;;\x1b\\",  # a link
-    "\x1b]1337;File=inline=1:AAAA\x07",  # a picture
-    "\x1b]10;?\x07",  # a question that the terminal would answer on our behalf
-    "\x1bP+q544e\x1b\\",
-    "\x1b_Ga=d\x1b\\",
-    "\x1b^pm\x1b\\",
-    "\x1b[2J\x1b[H",
-    "\x1b[31;5m",
-    "\x1b[6n",
-    "\x1b[?1049h",
-    "\x1bc",
-    "\x1b\x1b",
-    "\x9b31m",  # the same in one character
-    "\x9d0;owned\x9c",
-    "\x00a\x00",
-    "\x07\x07",
-    "\x08\x08\x08",
-    "\x0b\x0c",
-    "b\rc",
-    "d\te",
-    "f\ng",
-    "\r\nerror: all is well\n",
-    "\x7f\x7f",
-    "\x85",
-    "\u202egnp.exe\u202c",
-    "\u2066a\u2069",
-    "\u200f\u200e\u061c",
-    "\u2028\u2029",
-    "[bold red]x[/bold red]",
-    "[link=http://evil]y[/link]",
-    "[/]",
-    "<script>alert(1)</script>",
-    '"><img src=x onerror=alert(1)>',
-    "&quot;&#27;",
-    "\\N\\G\\l\\\\",
-    '"];evil[label="',
-    "${HOME}`id`$(id)",
+    "\x1b]0;owned\x07", "\x1b]2;owned\x1b\\", "\x1b]52;c;b3duZWQ=\x07", "\x1b]8;;http://evil\x1b\\click\x1b]8;;\x1b\\",
+    "\x1b]1337;File=inline=1:AAAA\x07", "\x1b]10;?\x07", "\x1bP+q544e\x1b\\", "\x1b_Ga=d\x1b\\", "\x1b^pm\x1b\\",
+    "\x1b[2J\x1b[H", "\x1b[31;5m", "\x1b[6n", "\x1b[?1049h", "\x1bc", "\x1b\x1b", "\x9b31m", "\x9d0;owned\x9c",
+    "\x00a\x00", "\x07\x07", "\x08\x08\x08", "\x0b\x0c", "b\rc", "d\te", "f\ng", "\r\nerror: all is well\n",
+    "\x7f\x7f", "\x85", "\u202egnp.exe\u202c", "\u2066a\u2069", "\u200f\u200e\u061c", "\u2028\u2029",
+    "[bold red]x[/bold red]", "[link=http://evil]y[/link]", "[/]", "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>', "&quot;&#27;", "\\N\\G\\l\\\\", '"];evil[label="', "${HOME}`id`$(id)",
     "=1+1\t@SUM(A1)",
-)
+)  # fmt: skip
 FIRST = 259  # its id; <pad>, <bos>, <eos> and the 256 bytes come before
 EVERY = FIRST + len(HOSTILE)
 

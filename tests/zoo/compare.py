@@ -136,13 +136,9 @@ class Checkpoint:
         torch.manual_seed(row_seed(SEED, str(place), place))
         with quiet():
             made = self.theirs.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                return_dict_in_generate=True,
-                output_scores=True,
-                **settings,
+                ids, attention_mask=torch.ones_like(ids), return_dict_in_generate=True, output_scores=True, **settings,
                 **further,
-            )
+            )  # fmt: skip
         skipped = 1 if self.theirs.config.is_encoder_decoder else len(prompt)
         eos = settings.get("eos_token_id", [EOS])
         texts = [_cut(row[skipped:], eos) for row in made.sequences.tolist()]

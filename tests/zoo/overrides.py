@@ -21,15 +21,9 @@ _SHARED = {
 }
 # Layers with a window have sizes of their own, under these names.
 _DOTS3 = {
-    **_INDEXED,
-    "swa_num_attention_heads": HEADS,
-    "swa_num_key_value_heads": HEADS,
-    "swa_q_lora_rank": 8,
-    "swa_kv_lora_rank": 8,
-    "swa_head_dim": 16,
-    "swa_qk_nope_head_dim": 8,
-    "swa_v_head_dim": 8,
-}
+    **_INDEXED, "swa_num_attention_heads": HEADS, "swa_num_key_value_heads": HEADS, "swa_q_lora_rank": 8,
+    "swa_kv_lora_rank": 8, "swa_head_dim": 16, "swa_qk_nope_head_dim": 8, "swa_v_head_dim": 8,
+}  # fmt: skip
 _QFORMER = {"hidden_size": HIDDEN, "encoder_hidden_size": HIDDEN, "num_hidden_layers": 1, "vocab_size": VOCABULARY}
 _SPEECH = {
     "encoder_config": {"num_layers": 1, "hidden_dim": HIDDEN, "input_dim": 16, "output_dim": 8, "context_size": 8},
@@ -89,12 +83,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "emu3": {
         "vocabulary_map": {"<image>": VOCABULARY - 1},
         "vq_config": {
-            "base_channels": 32,
-            "channel_multiplier": [1],
-            "num_res_blocks": 1,
-            "attn_resolutions": [],
-            "codebook_size": 8,
-            "embed_dim": 4,
+            "base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "attn_resolutions": [],
+            "codebook_size": 8, "embed_dim": 4,
         },
     },
     "encoder-decoder": {},  # built in recipes.py from its two halves
@@ -143,29 +133,15 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "qwen3_asr": {"audio_config": {"output_dim": HIDDEN, "downsample_hidden_size": 8, "num_mel_bins": 16}},
     "qwen4_exp_text": {
-        "eos_token_id": EOS,
-        "head_dim": 8,
-        "ple_layer_ids": [1],
-        "ple_embed_dim": HIDDEN,
-        "heads_per_ngram": 2,
-        "ngram_vocab_size_base": 64,
-        "make_ngram_vocab_size_divisible_by": 8,
-        "split_ngram_parts": 1,
-        "indexer_n_heads": 2,
-        "indexer_kv_heads": 1,
-        "indexer_head_dim": 8,
-        "indexer_budget": 8,
+        "eos_token_id": EOS, "head_dim": 8, "ple_layer_ids": [1], "ple_embed_dim": HIDDEN, "heads_per_ngram": 2,
+        "ngram_vocab_size_base": 64, "make_ngram_vocab_size_divisible_by": 8, "split_ngram_parts": 1,
+        "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8,
         "indexer_compress_ratio": 2,
     },
     "recurrent_gemma": {"num_hidden_layers": 3},
     "reformer": {
-        "is_decoder": True,
-        "attn_layers": ["local", "lsh"],
-        "axial_pos_shape": [16, 16],
-        "axial_pos_embds_dim": [16, 16],
-        "local_attn_chunk_length": 8,
-        "lsh_attn_chunk_length": 8,
-        "num_buckets": 2,
+        "is_decoder": True, "attn_layers": ["local", "lsh"], "axial_pos_shape": [16, 16],
+        "axial_pos_embds_dim": [16, 16], "local_attn_chunk_length": 8, "lsh_attn_chunk_length": 8, "num_buckets": 2,
         "hash_seed": 0,
     },
     "roc_bert": {"pronunciation_vocab_size": VOCABULARY, "shape_vocab_size": VOCABULARY, "concat_input": True},
@@ -183,10 +159,6 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "youtu": _LATENT,
     "zamba": {"layers_block_type": ["linear_attention", "hybrid"]},
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"], "adapter_rank": 8},
-    "zaya": {
-        "num_experts_per_tok": 1,
-        "layer_types": ["hybrid", "hybrid_sliding"],
-        "sliding_window": WINDOW,
-    },
-}
+    "zaya": {"num_experts_per_tok": 1, "layer_types": ["hybrid", "hybrid_sliding"], "sliding_window": WINDOW},
+}  # fmt: skip
 OVERRIDES["qwen4_exp"] = {"text_config": OVERRIDES["qwen4_exp_text"]}

@@ -27,10 +27,7 @@ TABLES: dict[str, dict[str, str]] = {
     "causal": dict(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
     "seq2seq": dict(auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES),
 }
-_AUTO: dict[str, Any] = {
-    "causal": transformers.AutoModelForCausalLM,
-    "seq2seq": transformers.AutoModelForSeq2SeqLM,
-}
+_AUTO: dict[str, Any] = {"causal": transformers.AutoModelForCausalLM, "seq2seq": transformers.AutoModelForSeq2SeqLM}
 NAMED: tuple[str, ...] = tuple(f"{kind}/{name}" for kind, table in TABLES.items() for name in table)
 
 # What transformers itself cannot build from a config alone, or cannot continue a text with.
@@ -57,32 +54,22 @@ _ROPE = {"rope_theta": 10000.0, "original_max_position_embeddings": 8}
 _LONGROPE = {
     "original_max_position_embeddings": 16,  # within what is written, other factors take over
     "rope_parameters": {
-        "rope_type": "longrope",
-        "rope_theta": 10000.0,
-        "short_factor": [1.0, 1.1, 1.2, 1.3],
-        "long_factor": [2.0, 3.0, 4.0, 5.0],
-        "original_max_position_embeddings": 16,
+        "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.1, 1.2, 1.3],
+        "long_factor": [2.0, 3.0, 4.0, 5.0], "original_max_position_embeddings": 16,
     },
-}
+}  # fmt: skip
 # Further checkpoints: positions and layers that the defaults of an architecture do not show.
 VARIANTS: dict[str, dict[str, Any]] = {
     "causal/falcon+alibi": {"alibi": True},
     "causal/falcon+new": {"new_decoder_architecture": True, "num_kv_heads": 2},
     "causal/gemma4_text+experts": {
-        "enable_moe_block": True,
-        "num_experts": 4,
-        "top_k_experts": 2,
-        "moe_intermediate_size": 16,
+        "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16,
     },
     "causal/granitemoehybrid+rope": {"position_embedding_type": "rope"},
     "causal/llama+dynamic": {"rope_parameters": {**_ROPE, "rope_type": "dynamic", "factor": 4.0}},
     "causal/llama+llama3": {
         "rope_parameters": {
-            **_ROPE,
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
+            **_ROPE, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         }
     },
     "causal/llama+yarn": {"rope_parameters": {**_ROPE, "rope_type": "yarn", "factor": 4.0}},
@@ -97,7 +84,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "seq2seq/t5+gated": {"feed_forward_proj": "gated-gelu"},
     "seq2seq/led+long": {"attention_window": [4, 4]},
-}
+}  # fmt: skip
 NAMES: tuple[str, ...] = tuple(sorted(({*NAMED} - {*NOT_TEXT}) | {*VARIANTS}))
 
 

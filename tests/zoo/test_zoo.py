@@ -19,7 +19,6 @@ from tests.cli.tool import genctl
 from tests.zoo import recipes
 from tests.zoo.__main__ import table
 from tests.zoo.compare import CASES, PROMPTS, compare, quiet
-from tests.zoo.names import NAMED
 
 # Kinds of cache and of positions that tests/tiny.py does not have: in every run, with the first three cases.
 SAMPLE: dict[str, str] = {
@@ -38,7 +37,7 @@ HERE = [name for name in recipes.NAMES if recipes.split(name)[1] in recipes.TABL
 BRIEF = ("greedy", "beams", "sampling")
 # name -> a pattern that the sentence matches
 REFUSED: dict[str, str] = {
-    "causal/emu3": r"^Emu3ForConditionalGeneration reads pictures, and transformers does not find its text model",
+    "causal/emu3": r"^Emu3ForConditionalGeneration reads pictures, and transformers does not find its text model"
 }
 
 
@@ -90,21 +89,6 @@ def test_every_text_architecture_computes_the_same_packed(name: str) -> None:
         wanted = model(**given, return_dict=True).logits
         assert pack(model, smallest=0).packed
         torch.testing.assert_close(model(**given, return_dict=True).logits, wanted, rtol=0.0, atol=1e-3)
-
-
-@pytest.mark.night
-@pytest.mark.parametrize("name", recipes.NOT_TEXT)
-def test_what_is_left_out_cannot_be_built_or_continued_by_transformers_itself(name: str) -> None:
-    ids = torch.tensor([PROMPTS[0]])
-    with quiet(), pytest.raises(Exception):  # noqa: B017, PT011 — whatever it is
-        recipes.build(name).generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=2)
-
-
-def test_every_type_in_the_tables_of_transformers_is_known() -> None:
-    """A newer transformers fails here: add its types to `names.py`, and see what the zoo says of them."""
-    assert {*recipes.NAMED} <= NAMED
-    assert {*recipes.NOT_TEXT} <= NAMED
-    assert {*REFUSED} <= {*recipes.NAMES}
 
 
 def test_verbose_says_what_was_found_out_about_an_architecture(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from genctl.commands.inspect.measurement import Measurement
 from genctl.errors import percent, size
 from genctl.events import Began, CacheRead, Event, Finished, Given, Hypothesis, Prefilled, Row, Stepped, Token
 from tests import screens
-from tests.cli.test_process import ROOT
+from tests.cli.tool import ROOT
 from tests.terminal.streams import STORY, console, written
 from tests.warm import python
 

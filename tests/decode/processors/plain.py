@@ -24,14 +24,9 @@ def material(
     ids = torch.tensor([PROMPT if prompt is None else prompt])
     decoder = 1 if arch in tiny.SEQ2SEQ else ids.shape[1]
     return ProcessorContext(
-        generation=Generation(**{"top_k": 0, **knobs}),
-        prompt_len=decoder,
-        max_length=decoder + NEW,
-        eos=eos,
-        encoder_ids=ids,
-        is_encoder_decoder=arch in tiny.SEQ2SEQ,
-        **{"vocab_size": tiny.VOCABULARY, **fields},
-    )
+        generation=Generation(**{"top_k": 0, **knobs}), prompt_len=decoder, max_length=decoder + NEW, eos=eos,
+        encoder_ids=ids, is_encoder_decoder=arch in tiny.SEQ2SEQ, **{"vocab_size": tiny.VOCABULARY, **fields},
+    )  # fmt: skip
 
 
 def write(model: Any, made: ProcessorContext, seed: int) -> list[int]:

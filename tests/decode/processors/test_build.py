@@ -135,13 +135,10 @@ def test_what_cannot_be_built_is_said_in_a_sentence(knobs: dict[str, Any], sente
     assert "\n" not in caught.value.message
 
 
-def test_a_users_class_and_function_are_built_with_their_arguments() -> None:
+def test_a_users_class_and_function_are_built_with_leave() -> None:
     shift, double = listed({"use": f"{OWN}:Shift", "by": 5.0}, {"use": f"{OWN}:double", "factor": 3.0})
     assert shift(HISTORY, SCORES).tolist() == [[6.0, 2.0, 3.0, 4.0]]
     assert double(HISTORY, SCORES).tolist() == [[3.0, 6.0, 9.0, 12.0]]
-
-
-def test_code_from_outside_needs_leave() -> None:
     with pytest.raises(UsageError, match="code from outside needs --allow-plugins"):
         listed({"use": f"{OWN}:Shift"}, allow=False)
 

@@ -40,16 +40,9 @@ PENALTIES: list[Knobs] = [
     {"watermarking_config": {"ngram_len": 4, "keys": [654, 400], "skip_first_ngram_calls": True}},
 ]
 WARPERS: list[Knobs] = [
-    {"temperature": 0.7},
-    {"temperature": 1.6},
-    {"top_h": 0.5},
-    {"top_k": 7},
-    {"top_p": 0.8},
-    {"min_p": 0.1},
-    {"typical_p": 0.7},
-    {"epsilon_cutoff": 0.02},
-    {"eta_cutoff": 0.05},
-]
+    {"temperature": 0.7}, {"temperature": 1.6}, {"top_h": 0.5}, {"top_k": 7}, {"top_p": 0.8}, {"min_p": 0.1},
+    {"typical_p": 0.7}, {"epsilon_cutoff": 0.02}, {"eta_cutoff": 0.05},
+]  # fmt: skip
 
 
 def combinations(count: int) -> list[Knobs]:

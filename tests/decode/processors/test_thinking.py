@@ -219,17 +219,6 @@ def test_every_mode_closes_the_thought_and_measures_it(mode: dict[str, Any], bud
             assert found == by_hand(model, [id for id in one.token_ids if id != EOS], budget)
 
 
-@pytest.mark.parametrize("mode", [{}, {"do_sample": True, "seed": 1}], ids=str)
-def test_drafts_change_no_byte(mode: dict[str, Any]) -> None:
-    model = genctl.load("builtin:stories")
-    plain, drafted = (
-        model.generate([PROMPT], thinking_budget=4, **SET, **mode, **more)[0].sequences[0].hypothesis
-        for more in ({}, {"assistant_early_exit": 1})
-    )
-    assert plain.tokens == drafted.tokens
-    assert (plain.thought, plain.thought_cut) == (4, True)
-
-
 def test_forced_tokens_have_the_log_probability_of_the_model() -> None:
     model = genctl.load("builtin:stories")
     (one,) = model.generate([PROMPT], thinking_budget=2, **SET)[0].sequences

@@ -125,40 +125,14 @@ def _least(knobs: str) -> int:
     return shortest_room(tiny_words(), json.loads(knobs))
 
 
-@pytest.mark.parametrize("name", ["object", "tree", "strings"])
-def test_the_same_over_a_vocabulary_of_words(name: str) -> None:
-    for room in (24, 40):
-        for seed in range(2):
-            made = grammar(story_words(), room, json_schema=SCHEMAS[name])
-            made.eos = (EOS,)
-            row, ended = walk(made, room, random.Random(seed), "long")
-            assert ended
-            json.loads(text(story_words(), row))
-
-
-def test_a_budget_bars_nothing_while_it_is_far() -> None:
-    words = tiny_words()
-    source = read(Generation(regex="(ab|c[0-9]{4})*d"))
-    assert source is not None
-    free, near = Grammar(source, words, len(PROMPT), (EOS,)), grammar(words, 400, regex="(ab|c[0-9]{4})*d")
-    draw = random.Random(5)
-    row: list[int] = []
-    for _ in range(80):
-        ids = allowed(free, row)[0]
-        assert allowed(near, row)[0] == ids
-        others = sorted(ids - {EOS, *(token for token in ids if words.pieces[token].endswith(b"d"))})
-        if not others:
-            break
-        row.append(draw.choice(others))
-
-
 LINES = Spelling((b"", b"a", b"b", b"\n", b"\\", b"\t", b"a\n", b"b\\", b"\xc3", b"\xb6", b"\xb6\n", b" ", b"ab"), {})
 JSON = Spelling((b"", *(m.encode() for m in ('"', "{", "}", "[", "]", ":", ",", "a", "1", '":', '"}', '{"', 'a"'))), {})
 AB = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 SMALL: list[tuple[Spelling, dict[str, Any], int]] = [
-    *((LINES, {"regex": pattern}, 5) for pattern in (r"[^\n]*\n", r"[ab]+\\", r"([ab]+\t)+", r"(ö|a)+\n", r"a( b)*\n")),
+    (LINES, {"regex": r"[^\n]*\n"}, 4),
+    *((LINES, {"regex": pattern}, 5) for pattern in (r"[ab]+\\", r"([ab]+\t)+", r"(ö|a)+\n", r"a( b)*\n")),
     (LINES, {"regex": "(ab|ba)*b|b{5}"}, 6),
-    (LINES, {"grammar": 'root ::= [^\\n]+ "\\n"'}, 5),
+    (LINES, {"grammar": 'root ::= [^\\n]+ "\\n"'}, 4),
     (LINES, {"grammar": 'root ::= ("a" "\\n")+'}, 6),
     (LINES, {"grammar": 'start: "a" start "b" | " "'}, 6),
     (JSON, {"json_schema": {"enum": ["a", 1, [1]], "x-guidance": {"whitespace_flexible": False}}}, 6),
@@ -221,25 +195,6 @@ def test_where_no_way_out_is_found_the_grammar_alone_decides() -> None:
         row.append(min(ids - {EOS}))
 
 
-def test_what_a_row_may_write_depends_on_its_tokens_and_the_budget_alone() -> None:
-    words, draw = tiny_words(), random.Random(3)
-    together = grammar(words, 30, json_schema=SCHEMAS["object"])
-    rows: list[list[int]] = [[]] * 3
-    for step in range(30):
-        answers = allowed(together, *rows)
-        assert allowed(together, *rows) == answers
-        allowed(together, *([*row, draw.choice(sorted(ids))] for row, ids in zip(rows, answers, strict=True)))  # drafts
-        if step % 3 == 0:
-            for row, answer in zip(rows, answers, strict=True):
-                assert allowed(grammar(words, 30, json_schema=SCHEMAS["object"]), row)[0] == answer
-        if not all(answer - {EOS} for answer in answers):
-            break
-        rows = [[*row, draw.choice(sorted(ids - {EOS}))] for row, ids in zip(rows, answers, strict=True)]
-        draw.shuffle(rows)
-        if step % 7 == 6:
-            together._rows._known.clear()
-
-
 @pytest.mark.parametrize(
     ("knobs", "room"),
     [({"regex": "a{30}"}, 5), ({"json_schema": SCHEMAS["object"]}, 4), ({"json_schema": {"const": "abcabcabc"}}, 3)],
@@ -267,12 +222,9 @@ def test_every_mode_writes_whole_json_in_every_budget_that_is_enough(mode: dict[
     check: Callable[[str], Any] = json.loads
     for room in (15, 16, 17, 19, 24, 40):
         results = stories.generate(
-            ["Once upon", "A boy named Tom and his dog"],
-            json_schema=SCHEMAS["object"],
-            max_new_tokens=room,
-            seed=room,
-            **mode,
-        )
+            ["Once upon", "A boy named Tom and his dog"], json_schema=SCHEMAS["object"], max_new_tokens=room,
+            seed=room, **mode,
+        )  # fmt: skip
         for result in results:
             for one in result.sequences:
                 assert set(check(one.text)) >= {"name", "age"}

@@ -24,34 +24,25 @@ from tests.tiny import tokenizer
     [
         ({"regex": "(ab"}, 'regex: unclosed group at character 1 of "(ab"'),
         ({"regex": "ab**("}, 'regex: unclosed group at character 5 of "ab**("'),
-        (
-            {"regex": "a(?=b)"},
-            'regex: look-around, including look-ahead and look-behind, is not supported at character 2 of "a(?=b)"',
-        ),
+        ({"regex": "a(?=b)"},
+         'regex: look-around, including look-ahead and look-behind, is not supported at character 2 of "a(?=b)"'),
         ({"regex": "a$b"}, 'regex: lookarounds not supported yet; End in "a$b"'),
         ({"regex": ""}, "regex: the pattern is empty, and so would be the text"),
         ({"grammar": 'start: "a" foo'}, 'grammar, line 1, column 8: unknown name: "foo"'),
         ({"grammar": "/nowhere.lark"}, "grammar: cannot read /nowhere.lark: no such file"),
         ({"json_schema": '{"a":'}, "json_schema: not JSON: expected a value at column 6"),
-        (
-            {"json_schema": {"properties": {"a": {"items": {"type": "strin"}}}}},
-            "json_schema: Invalid type: strin",
-        ),
-        (
-            {"json_schema": {"anyOf": [{"type": "integer", "minimum": 5, "maximum": 3}]}},
-            "json_schema: Unsatisfiable schema: minimum (5) is greater than maximum (3)",
-        ),
+        ({"json_schema": {"properties": {"a": {"items": {"type": "strin"}}}}}, "json_schema: Invalid type: strin"),
+        ({"json_schema": {"anyOf": [{"type": "integer", "minimum": 5, "maximum": 3}]}},
+         "json_schema: Unsatisfiable schema: minimum (5) is greater than maximum (3)"),
         ({"json_schema": {"minimum": "3"}}, "json_schema: Expected a number for 'minimum', got \"3\""),
-        (
-            {"json_schema": {"properties": {"a": {"maxLength": 2.5}}}},
-            "json_schema: Expected positive integer for 'maxLength', got 2.5",
-        ),
+        ({"json_schema": {"properties": {"a": {"maxLength": 2.5}}}},
+         "json_schema: Expected positive integer for 'maxLength', got 2.5"),
         ({"json_schema": {"required": "a"}}, "json_schema: Expected array for 'required', got \"a\""),
         ({"grammar": 'root ::= "a" foo'}, "grammar: not GBNF: Rule 'foo' not found"),
         ({"json_schema": {"type": "string", "pattern": "("}}, "json_schema: pattern: unclosed group"),
         ({"json_schema": {"x-guidance": 3}}, 'json_schema: "x-guidance" must be an object'),
     ],
-)
+)  # fmt: skip
 def test_a_grammar_that_does_not_parse_is_refused_with_the_reason(knobs: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         read(Generation(**knobs))
@@ -64,14 +55,10 @@ def test_a_grammar_that_does_not_parse_is_refused_with_the_reason(knobs: dict[st
         ({"not": {}}, 'unsupported keywords ["not"]', "lenient", 'unsupported keywords ["not"]'),
         ({"if": {}, "then": {}}, 'unsupported keywords ["if", "then"]', "lenient", "unsupported keywords"),
         ({"type": "string", "format": "color"}, "Unknown format: color", "lenient", "Unknown format: color"),
-        (
-            {"oneOf": [{"type": "integer"}, {"type": "number"}]},
-            "oneOf whose parts may overlap is not supported",
-            "coerce_one_of",
-            "oneOf, which is read as anyOf",
-        ),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf whose parts may overlap is not supported",
+         "coerce_one_of", "oneOf, which is read as anyOf"),
     ],
-)
+)  # fmt: skip
 def test_what_llguidance_lacks_is_refused_by_name_or_left_out_with_a_note(
     schema: dict[str, Any], message: str, guidance: str, note: str
 ) -> None:
@@ -84,10 +71,17 @@ def test_what_llguidance_lacks_is_refused_by_name_or_left_out_with_a_note(
     assert source.notes[0].startswith(f"json_schema: not enforced: {note}")
 
 
-def test_an_object_may_have_other_keys_unless_its_schema_says_no() -> None:
+def test_white_space_other_keys_and_anchors() -> None:
     schema = {"type": "object", "properties": {"a": {"const": 1}}}
     assert machine(json_schema=schema).accepts(tokenizer().encode('{"b":1}'))
     assert not machine(json_schema={**schema, "additionalProperties": False}).accepts(tokenizer().encode('{"b":1}'))
+    spaced = tokenizer().encode('{"a": 1}')
+    schema = {"properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
+    assert machine(json_schema=schema).accepts(spaced)
+    assert not machine(json_schema={**schema, "x-guidance": {"whitespace_flexible": False}}).accepts(spaced)
+    assert allowed(machine(regex="^ab$"), ()) == allowed(machine(regex="ab"), ())
+    assert read(Generation()) is None
+    assert read(Generation(regex="a"), "grammar") is None
 
 
 def test_files_are_read_and_named(tmp_path: Path) -> None:
@@ -151,18 +145,6 @@ def test_a_file_may_be_named_like_a_schema(tmp_path: Path, monkeypatch: pytest.M
     assert machine(json_schema="true").accepts(tokenizer().encode("1"))
 
 
-def test_a_schema_may_change_its_white_space() -> None:
-    spaced = tokenizer().encode('{"a": 1}')
-    schema = {"properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
-    assert machine(json_schema=schema).accepts(spaced)
-    assert not machine(json_schema={**schema, "x-guidance": {"whitespace_flexible": False}}).accepts(spaced)
-
-
-def test_no_grammar_is_no_processor() -> None:
-    assert read(Generation()) is None
-    assert read(Generation(regex="a"), "grammar") is None
-
-
 def test_what_contradicts_each_other_is_told() -> None:
     assert conflicts(Generation(regex="a")) == []
     assert conflicts(Generation(regex="a", json_schema={}, grammar="x")) == [
@@ -184,5 +166,50 @@ def test_grammars_are_checked_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_anchors_around_the_whole_pattern_change_nothing() -> None:
-    assert allowed(machine(regex="^ab$"), ()) == allowed(machine(regex="ab"), ())
+JSON = r"""
+root   ::= object  # a comment
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::=
+  "{" ws (
+            string ":" ws value
+    ("," ws string ":" ws value)*
+  )? "}" ws
+array  ::= "[" ws ( value ("," ws value)* )? "]" ws
+string ::=
+  "\"" (
+    [^"\\\x7F\x00-\x1F] |
+    "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4})
+  )* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9])? ws
+ws ::= | " " | "\n" [ \t]{0,20}
+"""
+
+
+@pytest.mark.parametrize(
+    ("grammar", "texts", "others"),
+    [
+        ('root ::= word "b"\nword ::= [a-b]+', ["aab", "ab", "bb"], ["b", "aa"]),  # words do not take the last b
+        ('root ::= "yes" | "no"', ["yes", "no"], ["y", "yesno"]),
+        ('root ::= (item ", ")* item\nitem ::= [A-Z] [a-z]{1,3}', ["Ab", "Ab, Cde"], ["A", "Abcde", "Ab, "]),
+        (r'root ::= "\x41" [\u0042-\u0044] "\u00e9" "\""', ['ABé"', 'ADé"'], ["ABé", 'AEé"']),
+        ("root ::= .", ["a", "\n", "é"], ["", "ab"]),
+        ('root ::= "a"{2,}', ["aa", "aaa"], ["a"]),
+        ('my-Rule ::= "a"\nroot ::= my-Rule? "b"', ["ab", "b"], ["a"]),
+        (JSON, ['{"a": [1, "x\\n", null]}', "{}"], ["[1]", '{"a"}']),
+    ],
+)
+def test_the_same_texts(grammar: str, texts: list[str], others: list[str]) -> None:
+    made = machine(grammar=grammar)
+    assert all(made.accepts(tokenizer().encode(text)) for text in texts)
+    assert not any(made.accepts(tokenizer().encode(text)) for text in others)
+
+
+def test_a_file_is_read_and_its_mistake_has_the_name(tmp_path: Path) -> None:
+    file = tmp_path / "g.gbnf"
+    file.write_text('root ::= "a"+')
+    assert machine(grammar=str(file)).accepts(tokenizer().encode("aa"))
+    for text in ('root ::= "a', 'root ::= "a\\', "root ::= [a", 'root ::= "\\q"', "root ::= )"):
+        file.write_text(text)
+        with pytest.raises(UsageError, match="GBNF") as caught:
+            machine(grammar=str(file))
+        assert caught.value.message.startswith(f"grammar ({file})")

@@ -1,4 +1,4 @@
-"""A forced prefix, against brute force: every row that spells it can be written, and no other."""
+"""A forced prefix, against brute force; token healing: what is taken back, what must then be written, what is shown."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from genctl import events
 from genctl.decode.processors.build import ProcessorContext
 from genctl.decode.processors.required_prefix import RequiredPrefix, prefix
 from genctl.decode.processors.token_bytes import Spelling, spelling
+from genctl.decode.prompts import HealedPrompt, heal
+from genctl.decode.stopping.row_text import RowText
 from genctl.errors import UsageError
+from genctl.models.text import Detokenizer
 from genctl.params import Generation
 from genctl.strategies.beam import Beam
 from genctl.strategies.sample import Sample
@@ -26,7 +30,7 @@ from tests.models.tokenizers_made import (
     word_piece,
     word_piece_cleaned,
 )
-from tests.tiny import EOS, tokenizer
+from tests.tiny import BOS, EOS, tokenizer
 
 AB = Spelling((b"", b"a", b"b", b"ab", b"abc", b"c", b""), {})  # id 0 is EOS
 
@@ -58,9 +62,13 @@ def test_exactly_the_rows_that_spell_it_can_be_written(text: bytes) -> None:
     assert rows(made, 7, longest) == expected
 
 
-def test_no_way_is_taken_that_the_vocabulary_cannot_finish() -> None:
+def test_ways_that_cannot_be_finished_ends_and_no_prefix() -> None:
     words = Spelling((b"", b"a", b"ab", b"bcd"), {})
     assert allowed(RequiredPrefix(b"abc", b"abc", words, 2), (), 4) == {1}  # "ab" leaves "c", which nothing begins with
+    made = RequiredPrefix(b"ab", b"ab", AB, 2, (1, 3))
+    assert allowed(made, (), 7) == {3, 4}  # "a" would end the row too early; "ab" ends it where it may
+    assert prefix(ProcessorContext(Generation(), 3, 9, 300, tokenizer=tokenizer())) is None
+    assert prefix(ProcessorContext(Generation(prefix=""), 3, 9, 300, tokenizer=tokenizer())) is None
 
 
 @pytest.mark.parametrize("family", [byte_level, llama, metaspace, unigram_bytes, word_piece])
@@ -97,11 +105,6 @@ def test_characters_may_be_spelled_byte_by_byte() -> None:
     assert words.pieces[first] + words.pieces[second] == "é".encode()
 
 
-def test_an_eos_with_text_may_only_end_what_is_spelled() -> None:
-    made = RequiredPrefix(b"ab", b"ab", AB, 2, (1, 3))
-    assert allowed(made, (), 7) == {3, 4}  # "a" would end the row too early; "ab" ends it where it may
-
-
 @pytest.mark.parametrize("strategy", [Sample(), Sample(True, 3), Beam(3, n=3)])
 @pytest.mark.parametrize("arch", ["llama", "t5"])
 def test_every_strategy_keeps_the_promise(arch: str, strategy: Any) -> None:
@@ -116,28 +119,6 @@ def test_every_strategy_keeps_the_promise(arch: str, strategy: Any) -> None:
     assert all(tokenizer().decode(row).startswith("once upon a") for row in found)
     free = case.ours([case.lane(PROMPTS[0], strategy)])["0"]
     assert found != free
-
-
-def test_the_row_of_a_greedy_search_is_the_best_of_each_step() -> None:
-    case = Case("llama")
-    words = spelling(tokenizer(), 300, "prefix")
-    text = b"the cat"
-    [found] = case.ours(
-        [case.lane(PROMPTS[0], processors=(RequiredPrefix(text, text, words, len(PROMPTS[0]), (EOS,)),))]
-    )["0"]
-    row: list[int] = []
-    while not b"".join(words.pieces[token] for token in row).startswith(text):
-        with torch.no_grad():
-            logits = case.model(torch.tensor([[*PROMPTS[0], *row]])).logits[0, -1]
-        told = b"".join(words.pieces[token] for token in row)
-        fits = [
-            token
-            for token in range(300)
-            if words.pieces[token]
-            and (text.startswith(told + words.pieces[token]) or (told + words.pieces[token]).startswith(text))
-        ]
-        row.append(max(fits, key=lambda token: float(logits[token])))
-    assert found[: len(row)] == row
 
 
 @pytest.mark.parametrize(
@@ -157,6 +138,77 @@ def test_a_promise_that_cannot_be_kept_is_refused(made_by: Any, text: str, room:
     assert caught.value.message.startswith(message)
 
 
-def test_no_prefix_is_no_processor() -> None:
-    assert prefix(ProcessorContext(Generation(), 3, 9, 300, tokenizer=tokenizer())) is None
-    assert prefix(ProcessorContext(Generation(prefix=""), 3, 9, 300, tokenizer=tokenizer())) is None
+def ids(text: str) -> list[int]:
+    return list(tokenizer().encode(text))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "taken"),
+    [
+        ("the ca", "ca"),  # "cat" is one token, so "c" and "a" go back; " cat" is none
+        ("the dog s", " s"),
+        ("a!", ""),  # no token goes on after "!"
+    ],
+)
+def test_as_much_is_taken_back_as_a_longer_token_could_cover(prompt: str, taken: str) -> None:
+    healed = heal(tokenizer(), ids(prompt), 300)
+    assert healed.text == taken
+    assert tokenizer().decode(list(healed.ids)) + healed.text == prompt
+
+
+def test_at_least_one_token_stays_and_special_ones_do() -> None:
+    assert heal(tokenizer(), ids("h"), 300).text == ""
+    assert heal(tokenizer(), [BOS, *ids("h")], 300).ids == (BOS,)
+    assert heal(tokenizer(), [*ids("the c"), EOS], 300).text == ""
+    assert heal(tokenizer(), [5, BOS, *ids("h")], 300).ids == (5, BOS)
+
+
+def test_no_character_is_cut() -> None:
+    made_by = byte_level()
+    prompt = "naïve caf"
+    for cut in range(1, len(prompt) + 1):
+        healed = heal(made_by, made_by.encode(prompt[:cut]), len(made_by))
+        assert made_by.decode(list(healed.ids)) + healed.text == prompt[:cut]
+
+
+def test_a_stop_string_is_not_brought_into_the_new_text() -> None:
+    assert heal(tokenizer(), ids("the ca"), 300, stops=["ca"]).text == "a"  # less, rather than nothing
+    assert heal(tokenizer(), ids("the ca"), 300, stops=["a"]).text == ""
+    assert heal(tokenizer(), ids("the ca"), 300, stops=["a\n"]).text == ""
+    assert heal(tokenizer(), ids("the ca"), 300, stops=["t\n"]).text == "ca"
+
+
+def stream(
+    case: Case, prompt: str, strategy: Any, healed: HealedPrompt | None = None, seed: int = 0
+) -> list[events.Event]:
+    tokens, processors = ids(prompt), list[RequiredPrefix]()
+    words = Detokenizer(tokenizer())
+    if healed is not None:
+        words = words.after(healed.ids, tokens[len(healed.ids) :])
+        tokens = list(healed.ids)
+        text = healed.text.encode()
+        processors.append(RequiredPrefix(None, text, healed.words, len(tokens), (EOS,)))
+    return case.stream([case.lane(tokens, strategy, processors=tuple(processors), seed=seed, text=RowText(words))])
+
+
+@pytest.mark.parametrize("strategy", [Sample(), Sample(True, 3), Beam(3, n=2)])
+def test_what_is_shown_follows_the_original_prompt(strategy: Any) -> None:
+    case, prompt = Case("llama"), "the girl and the ca"
+    healed = heal(tokenizer(), ids(prompt), 300)
+    found = stream(case, prompt, strategy, healed)
+    finished = found[-1]
+    assert isinstance(finished, events.Finished)
+    for one in finished.hypotheses:
+        whole = tokenizer().decode([*healed.ids, *one.tokens], skip_special_tokens=True)
+        assert whole == prompt + one.text
+
+
+def test_a_blank_that_the_decoder_strips_is_not_hidden_twice() -> None:
+    made_by = llama()
+    names = made_by.convert_tokens_to_ids
+    prompt = [1, names("▁the"), names("▁")]
+    healed = heal(made_by, prompt, len(made_by))
+    assert healed.text == " "
+    assert healed.ids == (1, names("▁the"))
+    words = Detokenizer(made_by).after(healed.ids, prompt[2:])
+    assert words.decode([names("▁th"), names("e")]) == "the"
