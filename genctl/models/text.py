@@ -138,7 +138,7 @@ class DecodingVocabulary:
         self.special = frozenset(tokenizer.all_special_ids) if self.backend is None else special_of(self.backend)
         # of one id; called for each token of a text
         self.bytes_of, self.piece = cache(self._bytes_of), cache(self._piece)
-        # whether it takes part in decoding: decode() leaves out skipped ids and those without a token
+        # whether the text depends on it: decode() leaves out skipped ids and those without a token
         self.writes = cache(lambda id: not (skip and id in self.special) and self.token(id) is not None)
         self.characters, self.alone = cache(self._characters), cache(lambda id: self.raw([id]))
         self._anchor: int | None = None
@@ -192,7 +192,7 @@ class DecodingVocabulary:
         return text if read == len(content) else None
 
     def _piece(self, id: int) -> str:
-        """The text of one token alone (`Detokenizer.piece`)."""
+        """The text of one token alone, special tokens included; incomplete characters as bytes: <0xE2>."""
         token = self.token(id)
         if token is None:
             return f"<{id}>"
@@ -249,6 +249,7 @@ class Detokenizer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool = True) -> None:
         self.tokenizer = tokenizer
         self.vocabulary = _vocabulary_of(tokenizer, skip_special_tokens)
+        self.writes, self.piece = self.vocabulary.writes, self.vocabulary.piece
         # Everything below is replaced and never changed in place, so that a fork may share it.
         self._bytes = b""  # in the mode "bytes": of a character that is incomplete
         self._context: list[int] = []  # in the mode "pieces": the id before `_pending`
@@ -302,14 +303,6 @@ class Detokenizer:
         known = self._lead_text
         return text[len(known) if text.startswith(known) else shared_length(text, known) :]
 
-    def writes(self, id: int) -> bool:
-        """Whether the text depends on this id: it is neither skipped nor missing in the vocabulary."""
-        return self.vocabulary.writes(id)
-
-    def piece(self, id: int) -> str:
-        """The text of one token alone, special tokens included; incomplete characters as bytes: <0xE2>."""
-        return self.vocabulary.piece(id)
-
     def _added(self, text: str) -> str:
         """A text without what it repeats of the prompt."""
         if not self._shown or not text:
@@ -361,13 +354,11 @@ class IdDetokenizer:
 
     only_ids = True
 
-    def after(self, prompt: Sequence[int], cut: Sequence[int] = ()) -> IdDetokenizer:
-        """Itself: there is no text."""
+    def after(self, prompt: Sequence[int] = (), cut: Sequence[int] = ()) -> IdDetokenizer:
+        """Itself: there is no text and no state."""
         return self
 
-    def fork(self) -> IdDetokenizer:
-        """Itself: there is no state."""
-        return self
+    fork = after
 
     def writes(self, id: int) -> bool:
         """No."""
@@ -403,33 +394,32 @@ def watched_ids(loaded: LoadedModel, tokens: Sequence[str]) -> tuple[int, ...]:
 
 
 def _watched_id(loaded: LoadedModel, token: str) -> int:
-    number = token.removeprefix("id:")
+    what, tokenizer, number = f"--watch {token!r}", loaded.tokenizer, token.removeprefix("id:")
     if number != token and number.isascii() and number.isdigit():
         # a number of too many digits is no int (`sys.set_int_max_str_digits`)
         if len(number) > 18 or int(number) >= loaded.vocab_size:
             raise UsageError(f"--watch {token}: the ids of {loaded.name} are 0 to {loaded.vocab_size - 1}")
         return int(number)
-    tokenizer = loaded.tokenizer
     if tokenizer is None:
-        raise UsageError(f"--watch {token!r}: {loaded.name} has no tokenizer", hint="--watch id:N names a token's id")
-    words = Detokenizer(tokenizer)
+        raise UsageError(f"{what}: {loaded.name} has no tokenizer", hint="--watch id:N names a token's id")
+    piece = Detokenizer(tokenizer).piece
     try:
         ids = encode(tokenizer, token, add_special_tokens=False) if token else []
-        if token and (len(ids) != 1 or (words.piece(ids[0]) != token and token[0].isspace())):
+        if token and (len(ids) != 1 or (piece(ids[0]) != token and token[0].isspace())):
             behind = continuation(tokenizer, token)  # one token only behind other text
-            ids = behind if len(behind) == 1 and words.piece(behind[0]) == token else ids
+            ids = behind if len(behind) == 1 and piece(behind[0]) == token else ids
     except InputError as error:
-        raise UsageError(f"--watch {token!r}: {error.message}") from None
+        raise UsageError(f"{what}: {error.message}") from None
     if len(ids) != 1:
-        parts = ", ".join(f"{words.piece(id)!r} (id:{id})" for id in ids)
+        parts = ", ".join(f"{piece(id)!r} (id:{id})" for id in ids)
         raise UsageError(
-            f"--watch {token!r} is not one token of {loaded.name}" + (f" but {len(ids)}: {parts}" if ids else ""),
+            f"{what} is not one token of {loaded.name}" + (f" but {len(ids)}: {parts}" if ids else ""),
             hint="name one of them: a space before a word belongs to its token" if ids else "",
         )
     if ids[0] == tokenizer.unk_token_id and token.strip() != tokenizer.unk_token:
-        raise UsageError(f"--watch {token!r}: the tokenizer of {loaded.name} does not know it and reads id:{ids[0]}")
+        raise UsageError(f"{what}: the tokenizer of {loaded.name} does not know it and reads id:{ids[0]}")
     if ids[0] >= loaded.vocab_size:
-        raise UsageError(f"--watch {token!r} is id:{ids[0]}, but {loaded.name} has only {loaded.vocab_size} ids")
+        raise UsageError(f"{what} is id:{ids[0]}, but {loaded.name} has only {loaded.vocab_size} ids")
     return ids[0]
 
 
@@ -472,11 +462,11 @@ def language_id(tokenizer: Any, setting: str, name: str, checkpoint: str) -> int
 @contextmanager
 def reading(tokenizer: Any, language: str | None) -> Iterator[None]:
     """Texts that are read meanwhile are in `language`; None: in the tokenizer's own."""
-    before = None if language is None else tokenizer.src_lang
-    if language is not None:
-        tokenizer.src_lang = language
+    if language is None:
+        yield
+        return
+    before, tokenizer.src_lang = tokenizer.src_lang, language
     try:
         yield
     finally:
-        if language is not None:
-            tokenizer.src_lang = before
+        tokenizer.src_lang = before
