@@ -57,7 +57,7 @@ def main() -> None:
     ModelBase.load_hparams = staticmethod(fields)
     logging.disable(logging.CRITICAL)
     found: dict[str, list[Any]] = {}
-    for name in converted.CASES:
+    for name in (*converted.CASES, *converted.OTHERS):
         with tempfile.TemporaryDirectory() as temporary:
             folder, path = Path(temporary) / "tiny", Path(temporary) / "tiny.gguf"
             converted.model(name).save_pretrained(folder)

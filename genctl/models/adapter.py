@@ -6,6 +6,7 @@ The adapter is checked before and after: its files without torch, and each tenso
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,10 @@ _SIZES = (
     "r", "init_r", "target_r", "oft_block_size", "boft_block_size", "boft_block_num", "n_frequency", "num_vectors",
 )  # fmt: skip
 _LEAST = 64  # sizes up to this one are always accepted
+_PATTERNS = (  # settings with regular expressions: texts, lists, or the keys of objects
+    "target_modules", "exclude_modules", "rank_pattern", "alpha_pattern", "modules_to_save", "layers_pattern",
+)  # fmt: skip
+_REPEAT = re.compile(r"[*+{]|(?<![(*+?}])\?")  # neither (?: nor the ? of a lazy one
 _SHARED = "the layers that it makes share their weights"
 
 
@@ -59,6 +64,7 @@ def find(place: str, *, merge: bool | None) -> Adapter:
     if not tensors:
         raise ModelError(f"{what}: {WEIGHTS} holds no tensors")
     _check_sizes(what, config, tensors)
+    _check_patterns(what, config)
     if merge and config.get("layer_replication"):
         raise ModelError(f"merge_adapter = true contradicts layer_replication of {what}: {_SHARED}")
     files = stamps(folder, [folder / CONFIG, folder / WEIGHTS], code=False)
@@ -84,6 +90,19 @@ def _check_sizes(what: str, config: dict[str, Any], tensors: Mapping[str, Tensor
     if layers > config_limits.most_layers(len(tensors)):
         problem = f"layer_replication makes {layers!s:.30} layers, but {WEIGHTS} holds {len(tensors):,} tensors"
         raise ModelError(f"{what}: {problem}")
+
+
+def _check_patterns(what: str, config: dict[str, Any]) -> None:
+    """Refuse regular expressions for which `re`, with which peft matches names, may take years. Raises ModelError."""
+    for value in filter(None, map(config.get, _PATTERNS)):
+        patterns = [value] if isinstance(value, str) else value if isinstance(value, (list, dict)) else []
+        for pattern in map(str, patterns):
+            bare = re.sub(r"\\.|\[(\\.|[^]\\])*\]", "x", pattern[:1001])  # without escapes and sets of characters
+            if len(pattern) > 1000 or re.search(r"\)[*+{]", bare) or len(_REPEAT.findall(bare)) > 6:
+                raise ModelError(
+                    f"{what}: matching {weights.shown(pattern, 60)} in {CONFIG} may take for ever: patterns with "
+                    "repeated groups, with more than 6 repeats or above 1,000 characters are refused"
+                )
 
 
 def apply(model: Any, adapter: Adapter, *, merge: bool | None) -> tuple[Any, str]:

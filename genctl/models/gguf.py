@@ -10,11 +10,13 @@ transformers, unpacked. It skips tensors without a word, so what it has read is 
 
 from __future__ import annotations
 
+import json
 import math
 import mmap
 import re
 import struct
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +52,9 @@ _ENDING = """
     <reponame> <|file_sep|>
 """
 END_TEXTS = frozenset(_ENDING.split())
+# Keys that change nothing for a text, beside those that do not begin with the architecture (general.*, split.*).
+HARMLESS = ("tensor_data_layout", "pooling_type", "classifier.output_labels", "rope.scaling.finetuned")
+_LARGEST = 3e38  # of float32, nearly
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")  # the name of a part: llama.cpp's
 _NUMBERS = ("F", "BF", "Q", "IQ", "TQ", "MXFP", "NVFP")  # beginnings of the names of types that hold weights
 # Tensors without an effect: tables computed from the config, layers that predict further tokens, other modalities.
@@ -137,6 +142,17 @@ def read(path: Path) -> Header:
             raise ModelError(f"{shown(file.name)} does not say that it is part {number + 1} of {count}")
         tensors |= part.tensors
     return replace(header, tensors=tensors, files=tuple(files))
+
+
+def decimal(value: Any) -> Any:
+    """The shortest decimal number that is this one in float32: 1e-06, which the file has as 9.99999997e-07.
+
+    Other values are returned as they are.
+    """
+    if not isinstance(value, float) or not abs(value) < _LARGEST:
+        return value
+    short = (float(f"{value:.{digits}g}") for digits in range(1, 10))
+    return next((each for each in short if struct.pack("<f", each) == struct.pack("<f", value)), value)
 
 
 def tokenizer_header(path: Path, *, needed: bool = True) -> Header:
@@ -305,13 +321,76 @@ class _Reader:
         return ModelError(f"{self.name} is damaged: {why}")
 
 
-# -- what transformers has read ----------------------------------------------------------------------------------------
+# -- files that transformers' classes run ------------------------------------------------------------------------------
+
+# Keys that transformers leaves out, with the fields whose defaults they must equal.
+_LEFT_OUT = {
+    "attention.key_length": ("head_dim", "d_kv"),
+    "attention.value_length": ("head_dim", "d_kv"),
+    "attention.layer_norm_epsilon": ("norm_eps",),
+    "attention.layer_norm_rms_epsilon": ("layer_norm_epsilon", "rms_norm_eps"),
+    "attention.sliding_window": ("sliding_window",),
+    "decoder_block_count": ("num_decoder_layers",),
+    "expert_feed_forward_length": ("moe_intermediate_size", "intermediate_size"),
+}
+_SHARED_GATE = re.compile(r"model\.layers\.(\d+)\.mlp\.shared_expert_gate\.weight")
 
 
-def check_read(model: PreTrainedModel, path: Path) -> list[str]:
+def their_config(path: Path, header: Header) -> dict[str, Any]:
+    """The config as transformers reads it. Raises ModelError for a key that may mean something, and is not read."""
+    from transformers import AutoConfig
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+    name, keys, begin = shown(path.name), header.metadata, f"{header.architecture}."
+    if len(header.files) > 1:
+        raise ModelError(
+            f"{name} is in {len(header.files)} parts, and transformers, which reads this architecture, reads one",
+            hint="llama-gguf-split --merge joins them",
+        )
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+    fields = {**json.loads(config.to_json_string(use_diff=False)), "model_type": config.model_type}
+    fields.pop("_model_name_or_path", None)  # general.name
+    if header.architecture == "t5":  # transformers takes every one for gated, with the activation of those that are not
+        for field in ("is_gated_act", "dense_act_fn", "scale_decoder_outputs"):
+            fields.pop(field, None)
+        fields["feed_forward_proj"] = "gated-gelu" if "enc.blk.0.ffn_gate.weight" in header.tensors else "relu"
+        fields["tie_word_embeddings"] = "output.weight" not in header.tensors  # scales what the head reads
+    if not header.tokens:  # transformers counts them, and takes its class's default where there are none
+        fields["vocab_size"] = keys.get(f"{begin}vocab_size", fields.get("vocab_size"))
+    factor = keys.get(f"{begin}rope.scaling.factor", keys.get(f"{begin}rope.scale_linear", 1.0))
+    if factor != 1.0 and (kind := keys.get(f"{begin}rope.scaling.type", "linear")) != "none":
+        raise ModelError(
+            f"{name} scales positions ({kind!r:.40} by {factor!r:.20}), and transformers does not read that"
+        )
+    read = GGUF_CONFIG_MAPPING.get(header.architecture.replace("-", "_"))
+    for key, value in keys.items() if read is not None else ():
+        own = key.removeprefix(begin)
+        if own == key or own in (*read, *HARMLESS) or own.startswith("rope.scal") or not value:
+            continue
+        if decimal(value) not in [decimal(fields.get(field)) for field in _LEFT_OUT.get(own, ())]:
+            raise ModelError(f"{name}: transformers does not read {shown(key, 60)} = {value!r:.40}")
+    return fields
+
+
+def read_gates(model: PreTrainedModel, mismatched: list[str], path: Path) -> list[str]:
+    """Read Qwen2-MoE's gates [1, hidden], to which transformers gives one dimension more than they have.
+
+    Returns the other names that are `mismatched`.
+    """
+    import torch
+
+    gates = {name: match[1] for name in mismatched if (match := _SHARED_GATE.fullmatch(name))}
+    header = read(path)
+    for name, layer in gates.items():
+        gate = torch.tensor(header.factors(f"blk.{layer}.ffn_gate_inp_shexp.weight"))
+        model.get_parameter(name).data.copy_(gate.view(1, -1))
+    return [name for name in mismatched if name not in gates]
+
+
+def check_read(model: PreTrainedModel, unexpected: list[str], path: Path) -> list[str]:
     """Apply the tensors that transformers skips. Returns the names of those without an effect.
 
-    Raises ModelError for tensors that the model has no place for.
+    `unexpected` are the names that transformers reports. Raises ModelError for tensors that the model has no place for.
     """
     header = read(path)
     if header.architecture == "falcon" and getattr(model.config, "new_decoder_architecture", False):
@@ -319,7 +398,7 @@ def check_read(model: PreTrainedModel, path: Path) -> list[str]:
             f"{shown(path.name)}: transformers reads queries, keys and values of this Falcon in another order"
         )
     reads = reader_of(model, header.architecture)
-    left = sorted(name for name in header.tensors if not reads(name))
+    left = sorted(unexpected if reads is None else (name for name in header.tensors if not reads(name)))
     if ROPE_FACTORS in left and _scale_frequencies(model, header):
         left.remove(ROPE_FACTORS)
     if missed := [name for name in left if not _UNREAD.fullmatch(name)]:
@@ -330,8 +409,16 @@ def check_read(model: PreTrainedModel, path: Path) -> list[str]:
     return left
 
 
-def reader_of(model: Any, architecture: str) -> Callable[[str], bool]:
-    """Whether transformers reads a tensor of a GGUF file into `model`, by its name. Raises ModelError."""
+def reader_of(model: Any, architecture: str) -> Callable[[str], bool] | None:
+    """Whether a tensor of a GGUF file goes into `model`, by its name; None if transformers reports those left out.
+
+    Raises ModelError.
+    """
+    with suppress(ImportError):  # an older transformers has only the other reader
+        from transformers.integrations.gguf.utils import is_gguf_arch_supported
+
+        if is_gguf_arch_supported(architecture):
+            return None
     try:
         from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
     except ImportError as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,22 +20,24 @@ from genctl.models import check, config_limits
 from genctl.models.architectures import facts_of
 from genctl.models.check import GenerationSettings
 from genctl.models.fingerprint import stamps
-from genctl.models.gguf import Header, tokenizer_header
+from genctl.models.gguf import HARMLESS, Header, decimal, their_config, tokenizer_header
+from genctl.models.libraries import guarded
 from genctl.models.weights import WeightFiles, shown
 
 Config = dict[str, Any]
-_LARGEST = 3e38  # of float32, nearly
 _FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")  # of longrope
-_LAYER = re.compile(r"blk\.(\d{1,9})\.")
+_LAYER = re.compile(r"(enc\.|dec\.|)blk\.(\d{1,9})\.")
 _PATTERN = "attention.sliding_window_pattern"
-# Keys that change nothing for a text, beside those that do not begin with the architecture (general.*, split.*).
-_HARMLESS = ("tensor_data_layout", "pooling_type", "classifier.output_labels", "rope.scaling.finetuned")
 
 
 def inspect(path: Path, *, need_tokenizer: bool) -> check.Checkpoint:
     """Check a GGUF file and read its config. Raises ModelError."""
     name, header = shown(path.name), tokenizer_header(path, needed=need_tokenizer)
-    config = config_of(name, header)
+    _check_layers(name, header)
+    if header.architecture in ROWS:
+        config = config_of(name, header)
+    else:
+        config = guarded(lambda: their_config(path, header), f"the metadata of {name} cannot be used")
     # activations are in float32 where matrices have blocks or float16
     dtypes = {tensor.dtype for tensor in header.tensors.values() if len(tensor.shape) > 1}
     weights = WeightFiles(
@@ -56,7 +57,7 @@ class _File:
 
     def __init__(self, name: str, header: Header) -> None:
         self.name, self.header, self.begin = name, header, f"{header.architecture}."
-        self.known: set[str] = {*_HARMLESS}
+        self.known: set[str] = {*HARMLESS}
 
     def take(self, key: str, default: Any = None) -> Any:
         """The value of a key; a list of one value for all layers is that value."""
@@ -117,20 +118,23 @@ class _GgufRow:
     finish: Callable[[_File, Config], None] | None = None  # what needs code
 
 
-def config_of(name: str, header: Header) -> Config:
-    """The config of a file; `name` is for messages. Raises ModelError."""
-    row = ROWS.get(header.architecture)
-    if row is None:
-        raise ModelError(
-            f"{name}: GGUF files of the architecture {header.architecture!r:.60} are not read",
-            hint="give the folder that the file was made of, which transformers' classes may run",
-        )
-    layers = {int(match[1]) for match in map(_LAYER.match, header.tensors) if match}
-    if not layers:
+def _check_layers(name: str, header: Header) -> None:
+    """Compare the number of layers with the tensors, before a library makes lists of such lengths."""
+    last: dict[str, int] = {}
+    for part, number in (match.groups() for match in map(_LAYER.match, header.tensors) if match):
+        last[part] = max(int(number), last.get(part, 0))
+    if not last:
         raise ModelError(f"{name} holds no layers (tensors named blk.0 and so on)")
-    key = f"{header.architecture}.block_count"
-    if (count := header.metadata.get(key)) != max(layers) + 1:
-        raise ModelError(f"{name} holds blk.0 to blk.{max(layers)}, but {key} is {count!r:.40}")
+    for part, most in last.items():
+        keys = [f"{header.architecture}.{kind}block_count" for kind in ("decoder_", "")]
+        key = keys[0] if part == "dec." and keys[0] in header.metadata else keys[1]
+        if (count := header.metadata.get(key)) != most + 1:
+            raise ModelError(f"{name} holds {part}blk.0 to {part}blk.{most}, but {key} is {count!r:.40}")
+
+
+def config_of(name: str, header: Header) -> Config:
+    """The config of a file whose architecture has a row; `name` is for messages. Raises ModelError."""
+    row = ROWS[header.architecture]
     file = _File(name, header)
     config: Config = {"model_type": row.model_type, **row.fixed}
     for key, what in row.keys.items():
@@ -153,24 +157,12 @@ def config_of(name: str, header: Header) -> Config:
     if (unknown := next((key for key in own if key not in file.known), None)) is not None:
         value = f"{shown(file.begin + unknown, 80)} = {header.metadata[file.begin + unknown]!r:.40}"
         raise ModelError(f"{name}: {value} is not known, and texts may depend on it")
-    native = facts_of(config["model_type"]).native
-    assert native is not None, "every row is of a native family"
-    config["architectures"] = [native.model_class]
+    if (native := facts_of(config["model_type"]).native) is not None:
+        config["architectures"] = [native.model_class]
     for what, kind in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
         if type(id := header.metadata.get(f"tokenizer.ggml.{kind}_token_id")) is int:
             config[f"{what}_token_id"] = id
     return config
-
-
-def decimal(value: Any) -> Any:
-    """The shortest decimal number that is this one in float32: 1e-06, which the file has as 9.99999997e-07.
-
-    Other values are returned as they are.
-    """
-    if not isinstance(value, float) or not abs(value) < _LARGEST:
-        return value
-    short = (float(f"{value:.{digits}g}") for digits in range(1, 10))
-    return next((each for each in short if struct.pack("<f", each) == struct.pack("<f", value)), value)
 
 
 def _heads(file: _File, row: _GgufRow, config: Config) -> None:
@@ -349,6 +341,8 @@ _EXPERTS = {
     "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }  # fmt: skip
+# of routers that choose by a softmax, without groups and factors
+_SOFTMAX = {"expert_gating_func": (1, 0), "expert_weights_scale": (1.0, 0.0)}
 _MULTIPLIERS = {
     "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
@@ -364,10 +358,13 @@ ROWS = {
     "mistral3": _LLAMA,
     "qwen2": _GgufRow("qwen2", _RMS, _QWEN),
     "qwen3": _GgufRow("qwen3", _HEAD, _QWEN, _BIAS),
+    "qwen2moe": _GgufRow(
+        "qwen2_moe", {**_RMS, **_EXPERTS, "expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+        {**_QWEN, "norm_topk_prob": False}, only={**_SOFTMAX, "expert_weights_norm": (False,)},
+    ),
     "qwen3moe": _GgufRow(
         "qwen3_moe", {**_HEAD, **_EXPERTS}, {**_QWEN, "norm_topk_prob": True}, _BIAS,
-        # routers that choose by a softmax, without groups and factors
-        only={"expert_gating_func": (1, 0), "expert_weights_scale": (1.0, 0.0), "expert_weights_norm": (True,)},
+        only={**_SOFTMAX, "expert_weights_norm": (True,)},
     ),
     "gemma": _GgufRow("gemma", _HEAD, {"hidden_act": "gelu_pytorch_tanh"}, _BIAS),
     "gemma2": _GgufRow(

@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,11 @@ _HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?(
 _SIDE = re.compile(r"([^@]+)@([A-Za-z_][\w-]*)=([^@,]+)")  # a model with a setting, as `parity` and `compare` take it
 _UNWRITABLE = (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EPERM, errno.EDQUOT)
 _FILES = (".gguf", ".safetensors")  # ends of names that are files
+# Owners under whom the Hub keeps the checkpoints that once had bare ids ("gpt2"); "x/gpt2" is another model.
+_CANONICAL = (
+    "openai-community/", "google-t5/", "google-bert/", "FacebookAI/", "distilbert/", "Salesforce/", "xlnet/", "albert/",
+    "transfo-xl/",
+)  # fmt: skip
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ALLOW = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.spm", "*.tiktoken"]
 _CONFIGS = ["config.json", "generation_config.json"]
@@ -167,11 +173,13 @@ class HubCheckpoint:
         """The newest complete snapshot in the cache, or None. Never uses the network."""
         from huggingface_hub import errors, snapshot_download
 
-        try:
-            folder = Path(snapshot_download(**self._files, local_files_only=True))
-        except (errors.LocalEntryNotFoundError, errors.HFValidationError, OSError, ValueError):
-            return None
-        return folder if (folder / "config.json").is_file() else None
+        for owner in ("", *(_CANONICAL if "/" not in self.model else ())):
+            with suppress(errors.LocalEntryNotFoundError, errors.HFValidationError, OSError, ValueError):
+                files = {**self._files, "repo_id": owner + self.model}
+                folder = Path(snapshot_download(**files, local_files_only=True))
+                if (folder / "config.json").is_file():
+                    return folder
+        return None
 
     @property
     def _files(self) -> dict[str, Any]:

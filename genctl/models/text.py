@@ -94,11 +94,13 @@ def decode(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> str:
     return decode_as(tokenizer, list(ids), skip_special_tokens=True)
 
 
-def decode_as(tokenizer: PreTrainedTokenizerBase, ids: list[int], *, skip_special_tokens: bool) -> str:
-    """The text of ids, with special tokens or without them. Raises ModelError."""
-    how = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": _cleans(tokenizer)}
+def decode_as(
+    tokenizer: PreTrainedTokenizerBase, ids: list[int], *, skip_special_tokens: bool, clean: bool | None = None
+) -> str:
+    """The text of ids, with special tokens or without them. `clean`: by default as `_cleans`. Raises ModelError."""
+    clean = _cleans(tokenizer) if clean is None else clean
     try:
-        return str(tokenizer.decode(ids, **how))
+        return str(tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=clean))
     except BaseException as error:
         if is_library_error(error):
             raise ModelError(f"the tokenizer cannot decode its own ids: {type(error).__name__}") from error
@@ -114,29 +116,51 @@ def _cleans(tokenizer: PreTrainedTokenizerBase) -> bool:
     return backend is None or type(backend.model).__name__ != "BPE" or bool(getattr(tokenizer, forced, False))
 
 
+def _safe_cut(text: str, start: int) -> int:
+    """The last place, from `start` on, at which the text can be cleaned in two parts; 0 if there is none.
+
+    The clean-up only removes spaces around certain texts (" ." " ' " " n't" " 's" …). A cut before a space is safe if
+    the text before it cannot be the inside of such a pattern.
+    """
+    for at in range(len(text) - 1, max(start - 1, 0), -1):
+        if text[at] == " " and (text[at - 1] not in " 'nvr" or (at > 1 and text[at - 2].isalnum())):
+            return at
+    return 0
+
+
 class DecodingVocabulary:
     """State that detokenizers of one tokenizer share: how it decodes, and the text of single tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, skip: bool) -> None:
-        self.tokenizer, self.skip = tokenizer, skip
+        self.tokenizer, self.skip, self.clean = tokenizer, skip, _cleans(tokenizer)
         self.backend = getattr(tokenizer, "backend_tokenizer", None)
         self.mode, self.fallback = _decode_mode(tokenizer)
         self.special = frozenset(tokenizer.all_special_ids) if self.backend is None else special_of(self.backend)
         # of one id; called for each token of a text
         self.bytes_of, self.piece = cache(self._bytes_of), cache(self._piece)
-        # whether it takes part in decoding: decode() leaves out skipped ids and those without a token
+        # whether the text depends on it: decode() leaves out skipped ids and those without a token
         self.writes = cache(lambda id: not (skip and id in self.special) and self.token(id) is not None)
-        self.characters, self.alone = cache(self._characters), cache(lambda id: self.text([id]))
+        self.characters, self.alone = cache(self._characters), cache(lambda id: self.raw([id]))
         self._anchor: int | None = None
 
     def text(self, ids: list[int]) -> str:
         """decode() of ids."""
         return decode_as(self.tokenizer, ids, skip_special_tokens=self.skip)
 
+    def raw(self, ids: list[int]) -> str:
+        """decode() of ids without the clean-up of spaces."""
+        return decode_as(self.tokenizer, ids, skip_special_tokens=self.skip, clean=False)
+
     def lead(self, prompt: Sequence[int]) -> list[int]:
         """The end of a prompt that decides what text new tokens add: nothing before it changes that."""
-        places = range(len(prompt) - 1, -1, -1) if self.mode != "whole" else ()
-        return list(prompt[next((place for place in places if self._begins(prompt[place])), 0) :])
+        least = 1  # doubled where a clean-up may change what is before, so that the cost is that of the result
+        for place in range(len(prompt) - 1, -1, -1) if self.mode != "whole" else ():
+            if len(prompt) - place >= least and self._begins(prompt[place]):
+                lead = list(prompt[place:])
+                if not self.clean or _safe_cut(self.raw(lead), 0):
+                    return lead
+                least = 2 * len(lead)
+        return list(prompt)
 
     def _begins(self, id: int) -> bool:
         """Whether the text from this id on does not depend on what is before it, but for a blank at its beginning."""
@@ -168,7 +192,7 @@ class DecodingVocabulary:
         return text if read == len(content) else None
 
     def _piece(self, id: int) -> str:
-        """The text of one token alone (`Detokenizer.piece`)."""
+        """The text of one token alone, special tokens included; incomplete characters as bytes: <0xE2>."""
         token = self.token(id)
         if token is None:
             return f"<{id}>"
@@ -182,7 +206,7 @@ class DecodingVocabulary:
         if self._anchor is None:  # a token whose text does not change what follows
             plain = (one for one in range(len(self.tokenizer)) if one not in self.special and not self.is_byte(one))
             self._anchor = next((one for one in plain if self.alone(one).strip()), id)
-        before, both = self.alone(self._anchor), self.text([self._anchor, id])
+        before, both = self.alone(self._anchor), self.raw([self._anchor, id])
         return both[len(before) :] if both.startswith(before) else self.alone(id)
 
 
@@ -193,8 +217,6 @@ def _vocabulary_of(tokenizer: PreTrainedTokenizerBase, skip: bool) -> DecodingVo
 
 def _decode_mode(tokenizer: PreTrainedTokenizerBase) -> tuple[DecodeMode, bool]:
     """How text can be decoded piece by piece, and whether runs of byte tokens must stay together."""
-    if _cleans(tokenizer):
-        return "whole", False
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return ("pieces", True) if hasattr(tokenizer, "sp_model") else ("whole", False)
@@ -218,8 +240,8 @@ class Detokenizer:
     The results of `push` and the last one of `flush` add up to decode(ids). `push` has constant amortised cost. A new
     one begins a text; that of `after` continues a prompt.
     Byte-level vocabularies hold back at most three bytes. Byte-fallback ones hold back the current run of byte tokens,
-    since one bad byte changes the text of the whole run. Vocabularies whose decoder can change any earlier text (rare,
-    such as a WordPiece with a clean-up of spaces) hold back everything.
+    since one bad byte changes the text of the whole run. A clean-up of spaces holds back about a word.
+    Vocabularies whose decoder can change any earlier text (rare) hold back everything.
     """
 
     only_ids = False
@@ -227,10 +249,13 @@ class Detokenizer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool = True) -> None:
         self.tokenizer = tokenizer
         self.vocabulary = _vocabulary_of(tokenizer, skip_special_tokens)
+        self.writes, self.piece = self.vocabulary.writes, self.vocabulary.piece
         # Everything below is replaced and never changed in place, so that a fork may share it.
         self._bytes = b""  # in the mode "bytes": of a character that is incomplete
         self._context: list[int] = []  # in the mode "pieces": the id before `_pending`
         self._pending: list[int] = []
+        self._held = ""  # decoded, but the clean-up of spaces may still change it
+        self._searched = 0  # characters of `_held` that were searched for a place to cut
         self._lead: list[int] = []  # the end of the prompt, as much of it as changes what follows
         self._lead_text = ""
         self._shown = ""  # the end of `_lead_text` that new tokens may change: the first text may repeat it
@@ -251,7 +276,8 @@ class Detokenizer:
 
     def push(self, id: int) -> str:
         """The characters that this token completes; "" while one is incomplete."""
-        return self._added(self._raw(id))
+        text = self._raw(id)
+        return self._added(self._cleaned(text, final=False) if self.vocabulary.clean else text)
 
     def flush(self) -> str:
         """The rest. An incomplete character is U+FFFD, as in decode()."""
@@ -259,11 +285,11 @@ class Detokenizer:
             text, self._bytes = self._bytes.decode(errors="replace"), b""
         else:
             text = self._settle()
-        return self._added(text)
+        return self._added(self._cleaned(text, final=True) if self.vocabulary.clean else text)
 
     def rest(self) -> str:
         """What `flush` would return, and the text does not end."""
-        return self.fork().flush() if self._bytes or self._pending or self._repeated else ""
+        return self.fork().flush() if self._bytes or self._pending or self._held or self._repeated else ""
 
     def fork(self) -> Detokenizer:
         """A second detokenizer in the same state."""
@@ -276,14 +302,6 @@ class Detokenizer:
         text = self.vocabulary.text([*self._lead, *ids])
         known = self._lead_text
         return text[len(known) if text.startswith(known) else shared_length(text, known) :]
-
-    def writes(self, id: int) -> bool:
-        """Whether the text depends on this id: it is neither skipped nor missing in the vocabulary."""
-        return self.vocabulary.writes(id)
-
-    def piece(self, id: int) -> str:
-        """The text of one token alone, special tokens included; incomplete characters as bytes: <0xE2>."""
-        return self.vocabulary.piece(id)
 
     def _added(self, text: str) -> str:
         """A text without what it repeats of the prompt."""
@@ -318,9 +336,17 @@ class Detokenizer:
         if not self._pending:
             return ""
         before = self.vocabulary.alone(self._context[0]) if self._context else ""
-        text = self.vocabulary.text(self._context + self._pending)[len(before) :]
+        text = self.vocabulary.raw(self._context + self._pending)[len(before) :]
         self._context, self._pending = self._pending[-1:], []
         return text
+
+    def _cleaned(self, text: str, *, final: bool) -> str:
+        """As much of the text as the clean-up of spaces will not change any more, cleaned."""
+        text = self._held + text
+        cut = len(text) if final else _safe_cut(text, self._searched)
+        self._held = text[cut:]
+        self._searched = len(self._held)
+        return str(self.tokenizer.clean_up_tokenization(text[:cut])) if cut else ""
 
 
 class IdDetokenizer:
@@ -328,13 +354,11 @@ class IdDetokenizer:
 
     only_ids = True
 
-    def after(self, prompt: Sequence[int], cut: Sequence[int] = ()) -> IdDetokenizer:
-        """Itself: there is no text."""
+    def after(self, prompt: Sequence[int] = (), cut: Sequence[int] = ()) -> IdDetokenizer:
+        """Itself: there is no text and no state."""
         return self
 
-    def fork(self) -> IdDetokenizer:
-        """Itself: there is no state."""
-        return self
+    fork = after
 
     def writes(self, id: int) -> bool:
         """No."""
@@ -370,33 +394,32 @@ def watched_ids(loaded: LoadedModel, tokens: Sequence[str]) -> tuple[int, ...]:
 
 
 def _watched_id(loaded: LoadedModel, token: str) -> int:
-    number = token.removeprefix("id:")
+    what, tokenizer, number = f"--watch {token!r}", loaded.tokenizer, token.removeprefix("id:")
     if number != token and number.isascii() and number.isdigit():
         # a number of too many digits is no int (`sys.set_int_max_str_digits`)
         if len(number) > 18 or int(number) >= loaded.vocab_size:
             raise UsageError(f"--watch {token}: the ids of {loaded.name} are 0 to {loaded.vocab_size - 1}")
         return int(number)
-    tokenizer = loaded.tokenizer
     if tokenizer is None:
-        raise UsageError(f"--watch {token!r}: {loaded.name} has no tokenizer", hint="--watch id:N names a token's id")
-    words = Detokenizer(tokenizer)
+        raise UsageError(f"{what}: {loaded.name} has no tokenizer", hint="--watch id:N names a token's id")
+    piece = Detokenizer(tokenizer).piece
     try:
         ids = encode(tokenizer, token, add_special_tokens=False) if token else []
-        if token and (len(ids) != 1 or (words.piece(ids[0]) != token and token[0].isspace())):
+        if token and (len(ids) != 1 or (piece(ids[0]) != token and token[0].isspace())):
             behind = continuation(tokenizer, token)  # one token only behind other text
-            ids = behind if len(behind) == 1 and words.piece(behind[0]) == token else ids
+            ids = behind if len(behind) == 1 and piece(behind[0]) == token else ids
     except InputError as error:
-        raise UsageError(f"--watch {token!r}: {error.message}") from None
+        raise UsageError(f"{what}: {error.message}") from None
     if len(ids) != 1:
-        parts = ", ".join(f"{words.piece(id)!r} (id:{id})" for id in ids)
+        parts = ", ".join(f"{piece(id)!r} (id:{id})" for id in ids)
         raise UsageError(
-            f"--watch {token!r} is not one token of {loaded.name}" + (f" but {len(ids)}: {parts}" if ids else ""),
+            f"{what} is not one token of {loaded.name}" + (f" but {len(ids)}: {parts}" if ids else ""),
             hint="name one of them: a space before a word belongs to its token" if ids else "",
         )
     if ids[0] == tokenizer.unk_token_id and token.strip() != tokenizer.unk_token:
-        raise UsageError(f"--watch {token!r}: the tokenizer of {loaded.name} does not know it and reads id:{ids[0]}")
+        raise UsageError(f"{what}: the tokenizer of {loaded.name} does not know it and reads id:{ids[0]}")
     if ids[0] >= loaded.vocab_size:
-        raise UsageError(f"--watch {token!r} is id:{ids[0]}, but {loaded.name} has only {loaded.vocab_size} ids")
+        raise UsageError(f"{what} is id:{ids[0]}, but {loaded.name} has only {loaded.vocab_size} ids")
     return ids[0]
 
 
@@ -439,11 +462,11 @@ def language_id(tokenizer: Any, setting: str, name: str, checkpoint: str) -> int
 @contextmanager
 def reading(tokenizer: Any, language: str | None) -> Iterator[None]:
     """Texts that are read meanwhile are in `language`; None: in the tokenizer's own."""
-    before = None if language is None else tokenizer.src_lang
-    if language is not None:
-        tokenizer.src_lang = language
+    if language is None:
+        yield
+        return
+    before, tokenizer.src_lang = tokenizer.src_lang, language
     try:
         yield
     finally:
-        if language is not None:
-            tokenizer.src_lang = before
+        tokenizer.src_lang = before

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from genctl import errors
 from genctl.errors import ModelError
-from genctl.models import adapter, check, runtime_choice
+from genctl.models import adapter, check, gguf, runtime_choice
 from genctl.models.architectures import facts_of
 from genctl.models.config_limits import LAYERS, parts
 from genctl.models.libraries import OnEvent, guarded, weights_bar
@@ -213,14 +213,14 @@ def _read(checkpoint: check.Checkpoint, kind: Any, how: dict[str, Any]) -> tuple
     )
     missing, unexpected = sorted(report["missing_keys"]), sorted(report["unexpected_keys"])
     mismatched = sorted(str(entry[0] if isinstance(entry, tuple) else entry) for entry in report["mismatched_keys"])
+    if checkpoint.gguf and mismatched:
+        mismatched = gguf.read_gates(model, mismatched, checkpoint.folder / checkpoint.gguf)
     if mismatched:
         raise ModelError(f"{few(mismatched)}: the shape in the weight files is not the one that config.json implies")
     if missing:
         raise ModelError(f"the weight files lack {len(missing)} tensors that the model needs: {few(missing)}")
     if checkpoint.gguf:
-        from genctl.models import gguf
-
-        unused = gguf.check_read(model, checkpoint.folder / checkpoint.gguf)
+        unused = gguf.check_read(model, unexpected, checkpoint.folder / checkpoint.gguf)
     else:
         unused = unexpected
         _check_unused(model, unused, checkpoint)

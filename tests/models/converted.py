@@ -20,7 +20,8 @@ from torch import Tensor
 
 from genctl.models.resolve import BUILTIN
 from tests.native import variations
-from tests.tiny import tokenizer
+from tests.tiny import BOS, CONTEXT, EOS, HEADS, HIDDEN, INNER, LAYERS, PAD, VOCABULARY, sharpen, tokenizer
+from tests.versions import as_loaded
 
 GOLDEN = Path(__file__).parent.parent / "goldens" / "gguf_metadata.json"
 _FULL = {"layer_types": None}
@@ -98,6 +99,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon, new": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
     "falcon, new with one norm": variations.VARIATIONS["falcon, new with one norm"],
 }
+# architectures that transformers' classes run
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {"qwen2_moe": ("qwen2_moe", {})}
+_QWEN2_MOE = {
+    **{"vocab_size": VOCABULARY, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS},
+    **{"num_key_value_heads": 2, "intermediate_size": INNER, "max_position_embeddings": CONTEXT, "num_experts": 4},
+    **{"num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40},
+    **{"tie_word_embeddings": False, "pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS},
+}
 _PERMUTED = ("llama", "mistral", "mixtral", "granite", "olmo", "smollm3")
 
 
@@ -108,7 +117,15 @@ def model(name: str) -> Any:
         from transformers import AutoModelForCausalLM
 
         return AutoModelForCausalLM.from_pretrained(BUILTIN / name)
-    family, changes = CASES[name]
+    family, changes = {**CASES, **OTHERS}[name]
+    if name == "qwen2_moe":
+        import transformers
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            found: Any = transformers.Qwen2MoeForCausalLM(transformers.Qwen2MoeConfig(**_QWEN2_MOE))
+            sharpen(as_loaded(found))
+        return found.eval()
     return variations.made(family, json.dumps(changes, sort_keys=True))
 
 
@@ -177,7 +194,7 @@ def tensors(name: str) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a file, float32."""
     import gguf
 
-    family, found = CASES[name][0], model(name)
+    family, found = {**CASES, **OTHERS}[name][0], model(name)
     config = found.config
     arch = next(value for key, _, _, value in metadata(name) if key == "general.architecture")
     kind = next(kind for kind, own in gguf.MODEL_ARCH_NAMES.items() if own == arch)

@@ -137,6 +137,32 @@ def test_sizes_that_the_tensors_do_not_have_are_refused(
     assert len(caught.value.message) < 400
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"target_modules": "(([a-z_.0-9])*)*!"},
+        {"rank_pattern": {"(([a-z_.0-9])*)*!": 4}},
+        {"target_modules": ".*" * 7 + "!"},
+        {"modules_to_save": ["a?" * 30]},
+        {"exclude_modules": "a" * 1001},
+    ],
+)
+def test_a_pattern_that_takes_for_ever_is_refused(settings: Any, base: Path, adapter: Path, tmp_path: Path) -> None:
+    hostile = Path(shutil.copytree(adapter, tmp_path / "hostile"))
+    edit("adapter_config.json", **settings)(hostile)
+    with pytest.raises(ModelError, match=r"in adapter_config\.json may take for ever: patterns with repeated groups"):
+        load(Runtime(model=str(base), adapter=str(hostile)))
+
+
+def test_patterns_of_real_adapters_are_accepted(base: Path, tmp_path: Path) -> None:
+    unsloth = (
+        r"(?:.*?(?:language|text|layers).*?(?:self_attn|attention|attn).*?(?:q_proj|v_proj).*?)"
+        r"|(?:\bmodel\.layers\.[\d]{1,}\.(?:self_attn)\.(?:(?:q_proj|v_proj)))"
+    )
+    made = lora(base, tmp_path, target_modules=unsloth, rank_pattern={r"layers\.[1]\..*": 2})
+    assert load(Runtime(model=str(base), adapter=str(made))).fingerprint()
+
+
 def test_layers_that_are_used_twice_give_the_tokens_of_peft(base: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 

@@ -18,6 +18,7 @@ from genctl.models.hub import load
 from genctl.params import Runtime
 from tests.cli.tool import genctl
 from tests.tiny import tiny, tokenizer
+from tests.versions import needs_newest
 
 gguf = pytest.importorskip("gguf")
 NAMES = {
@@ -184,8 +185,14 @@ def test_a_plan_of_a_gguf_file_is_refused(tmp_path: Path) -> None:
 
 def test_transformers_says_which_tensors_it_reads() -> None:
     reads = reader_of(tiny("llama"), "llama")
+    assert reads is not None, "transformers.modeling_gguf_pytorch_utils.get_gguf_hf_weights_map has moved"
     assert all(map(reads, ("token_embd.weight", "output.weight", "blk.1.ffn_down.weight")))
     assert not any(map(reads, ("blk.2.ffn_down.weight", "blk.1.attn_q.bias", "rope_freqs.weight")))
+
+
+@needs_newest("read every architecture with that reader")
+def test_transformers_reports_the_tensors_that_another_reader_left_out() -> None:
+    assert reader_of(object(), "lfm2") is None
 
 
 def test_the_progress_bar_of_the_reader_is_replaced() -> None:

@@ -68,7 +68,7 @@ def test_other_types_of_numbers_are_near(name: str, kind: str, share: float, tmp
 
 
 @pytest.mark.parametrize(
-    "name", ["gemma2", "gemma3, linear rope", "llama, yarn", "phi3, longrope", "qwen3", "qwen3_moe"]
+    "name", ["gemma2", "gemma3, linear rope", "llama, yarn", "phi3, longrope", "qwen3", "qwen3_moe", "qwen2_moe"]
 )
 def test_transformers_classes_have_the_same_config(name: str, tmp_path: Path) -> None:
     loaded: Any = load(Runtime(model=str(written(tmp_path / "tiny.gguf", name)), runtime="transformers")).model
@@ -82,10 +82,36 @@ def test_falcons_with_groups_of_heads_are_not_read_by_transformers(tmp_path: Pat
         load(Runtime(model=str(path), runtime="transformers"))
 
 
-def test_an_architecture_without_a_row_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("gate", "projection"), [(True, "gated-gelu"), (False, "relu")])
+def test_a_t5_is_gated_where_it_has_gates(gate: bool, projection: str, tmp_path: Path) -> None:
+    writer = library.GGUFWriter(tmp_path / "t5.gguf", "t5")
+    writer.add_name("T5")
+    sizes = {"context_length": 512, "block_count": 1, "decoder_block_count": 1, "embedding_length": 8}
+    sizes |= {"feed_forward_length": 16, "attention.head_count": 2, "attention.key_length": 4, "vocab_size": 9}
+    sizes |= {"attention.value_length": 4, "attention.relative_buckets_count": 32, "decoder_start_token_id": 0}
+    for key, value in sizes.items():
+        writer.add_uint32(f"t5.{key}", value)
+    for key in ("layer_norm_epsilon", "layer_norm_rms_epsilon"):
+        writer.add_float32(f"t5.attention.{key}", 1e-6)
+    for name in ("token_embd", "enc.blk.0.ffn_up", "dec.blk.0.ffn_up", *(["enc.blk.0.ffn_gate"] if gate else [])):
+        writer.add_tensor(f"{name}.weight", torch.zeros(16, 8).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    config = gguf_config.inspect(tmp_path / "t5.gguf", need_tokenizer=False).config
+    assert (config["feed_forward_proj"], "is_gated_act" in config) == (projection, False)
+    data = (tmp_path / "t5.gguf").read_bytes()
+    at = data.index(b"t5.attention.value_length") + len(b"t5.attention.value_length") + 4
+    (tmp_path / "other.gguf").write_bytes(data[:at] + bytes([5]) + data[at + 1 :])
+    with pytest.raises(ModelError, match=r"transformers does not read t5.attention.value_length = 5"):
+        gguf_config.inspect(tmp_path / "other.gguf", need_tokenizer=False)
+
+
+def test_an_architecture_that_transformers_lacks_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "tiny.gguf", "bloom")
     path.write_bytes(path.read_bytes().replace(b"bloom", b"blood"))
-    with pytest.raises(ModelError, match=r"tiny.gguf: GGUF files of the architecture 'blood' are not read"):
+    with pytest.raises(ModelError, match=r"tiny.gguf cannot be used: .*architecture blood is not supported"):
         load(Runtime(model=str(path)))
 
 

@@ -33,20 +33,23 @@ def probe(home: Path, requests: list[dict[str, Any]], **environment: str) -> lis
 def test_loads_from_the_cache_offline(tmp_path: Path, gpt2: Path) -> None:
     cache = tmp_path / "hub"
     snapshot = lay_out(cache, "gpt2", gpt2)
+    other = lay_out(cache, "openai-community/gpt2-medium", gpt2)
     lay_out(cache, "somebody/distilgpt2", gpt2)
-    found, by_commit, stranger, pinned = probe(
+    found, redirected, by_commit, stranger, pinned = probe(
         tmp_path,
         [
             {"model": "gpt2", "offline": True, "load": True},
+            {"model": "gpt2-medium", "offline": True},
             {"model": "gpt2", "offline": True, "revision": COMMIT},
             {"model": "distilgpt2", "offline": True},
             {"model": "gpt2", "offline": True, "revision": "v9"},
         ],
     )
     assert (found["folder"], found["name"], found["tokens"], found["notes"]) == (str(snapshot), "gpt2", 300, [])
+    assert redirected["folder"] == str(other)
     assert by_commit["folder"] == str(snapshot)
     assert stranger["error"] == "ModelError: distilgpt2 is not in the cache, and the Hub is not used (--offline)"
-    assert "cached: gpt2, somebody/distilgpt2" in stranger["hint"]
+    assert "cached: gpt2, openai-community/gpt2-medium, somebody/distilgpt2" in stranger["hint"]
     assert "builtin:stories" in stranger["hint"]
     assert "gpt2 (v9) is not in the cache" in pinned["error"]
 
