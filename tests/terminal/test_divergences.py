@@ -9,8 +9,8 @@ from genctl.commands.run.beam_picture import picture, table
 from genctl.commands.run.run_view import RunView
 from genctl.events import Ended, Event, Finished, Hypothesis, Row, Stepped, Token
 from genctl.events.history import LaneHistory, Path
-from genctl.terminal.divergences import disambiguate, word_boundary
 from genctl.terminal.live_layout import Look
+from genctl.terminal.text_width import disambiguate, word_boundary
 from tests.terminal.beams import search
 from tests.terminal.streams import Clock, console, written
 
@@ -30,14 +30,6 @@ def lane(events: list[Event]) -> LaneHistory:
     for event in events:
         history = history.after(event)
     return history
-
-
-def test_rows_of_the_table_that_begin_alike_show_where_they_differ_at_every_width() -> None:
-    for width in (44, 60, 80, 140):
-        lines = [line.plain for line in table(lane(alike()), 4, width)]
-        for place, (line, end) in enumerate(zip(lines[1:5], ENDINGS, strict=True)):
-            assert line.endswith(f"│ …{end.strip()}") or line.endswith(f"{OPENING}{end}"), (width, place, lines)
-        assert all(len(line) <= width for line in lines)
 
 
 def test_a_word_that_both_have_begun_is_shown_from_its_beginning() -> None:

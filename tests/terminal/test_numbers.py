@@ -8,7 +8,7 @@ from genctl.commands.inspect import report
 from genctl.comparing import statistics
 from genctl.errors import count
 from genctl.events import Hypothesis
-from genctl.terminal import score_formula, widgets
+from genctl.terminal import explain, widgets
 
 
 def test_what_rounds_to_nothing_has_no_sign() -> None:
@@ -18,9 +18,9 @@ def test_what_rounds_to_nothing_has_no_sign() -> None:
 def test_a_log_probability_looks_like_its_total_where_rounding_alone_separates_them() -> None:
     """Totals are float32 sums of the numbers that a log-probability adds up exactly."""
     one = Hypothesis((1,), -11.8814999, -11.8815001, "length", -11.8815001)
-    assert score_formula.number(score_formula.logprob_beside_total(one)) == score_formula.number(one.total) == "-11.882"
+    assert explain.number(explain.logprob_beside_total(one)) == explain.number(one.total) == "-11.882"
     penalised = Hypothesis((1,), -11.8814999, -12.0, "length", -12.0)
-    assert score_formula.number(score_formula.logprob_beside_total(penalised)) == "-11.881"
+    assert explain.number(explain.logprob_beside_total(penalised)) == "-11.881"
 
 
 def test_a_large_perplexity_is_written_in_digits() -> None:
@@ -56,7 +56,7 @@ def test_numbers_of_a_comparison(value: float | None, digits: int, shown: str, d
 def test_a_score_is_written_in_digits() -> None:
     values = (-11.8823, -0.0041, -0.0000021, -1e-12, 0.0)
     shown = ["-11.882", "-0.004100", "-0.000002", "0.000", "0.000"]
-    assert [score_formula.number(value) for value in values] == shown
+    assert [explain.number(value) for value in values] == shown
 
 
 def test_bytes_are_whole() -> None:

@@ -10,16 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import RenderableType
-from rich.text import Text
 
 from genctl.events import Failed, Row, Stepped, Token, Trace
 from genctl.events.history import LaneHistory
-from genctl.terminal import message, theme, widgets
+from genctl.terminal import theme, widgets
 from genctl.terminal.explain import explain_heading, explain_lines, explain_summary
-from genctl.terminal.message import print_message
-from genctl.terminal.run_history import RunHistory
-from genctl.terminal.summary import failure, stop_words
-from tests.terminal.streams import STORY, check_screen, console, lane, token, written
+from genctl.terminal.run_history import RunHistory, failure, stop_words
+from genctl.terminal.standard_streams import print_message
+from tests.terminal.streams import console, token, written
 
 HOSTILE = [
     ("\x1b[31mred\x1b[0m", "␛[31mred␛[0m"),
@@ -114,33 +112,6 @@ def test_percentages_keep_their_width_and_never_call_something_nothing() -> None
     ]
 
 
-@pytest.mark.parametrize("width", [80, 120])
-def test_scores_are_readable(width: int) -> None:
-    tokens = [token(step, text) for step, text in enumerate(STORY[:6])]
-    tokens += [Token(2, -0.1), Token(9, -2.5, " 日本語の長い長い長い文字列", 12, 3.25), token(10, "\x1b[2J")]
-    lines = [widgets.score_heading()]
-    for step, one in enumerate(tokens, start=1):
-        lines += [widgets.score_line(step, one), *widgets.alternative_lines(one, width, 5)]
-    text = drawn(width, *lines)
-    assert max(Text(line).cell_len for line in text.split("\n")) <= width
-    check_screen(f"scores_{width}", text)
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_what_processors_did_is_readable(width: int) -> None:
-    events = list(lane("0", [STORY[:6]], trace=True))
-    history = RunHistory()
-    for event in events:
-        history.feed(event)
-    lines: list[RenderableType] = [widgets.score_heading(), explain_heading(width)]
-    for step, text in enumerate(STORY[:6], start=0):
-        one = token(step, text, trace=True)
-        lines += [widgets.score_line(step + 1, one), *explain_lines(one, width)]
-    text = drawn(width, *lines, Text(), explain_summary(history))
-    assert max(Text(line).cell_len for line in text.split("\n")) <= width
-    check_screen(f"explain_{width}", text)
-
-
 def test_a_failure_is_one_line_that_obeys_nobody() -> None:
     lane = LaneHistory("3\x1b", failed=Failed("3\x1b", "model", "no such\nfolder [red]/x[/red]"))
     assert drawn(120, failure(lane)) == "error: prompt 3␛: no such folder [red]/x[/red]\n"
@@ -179,40 +150,10 @@ def test_processors_fit_a_narrow_terminal(width: int) -> None:
 def test_an_error_has_its_colour_only_where_colours_are_wanted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("genctl.terminal.message._columns", lambda: 80)
-    monkeypatch.setenv("TERM", "xterm-256color")
-    for name in ("NO_COLOR", "FORCE_COLOR"):
-        monkeypatch.delenv(name, raising=False)
-    shown = []
-    for line, color, variable in (
-        ("error: no such file", "auto", ""),
-        ("error: no such file " + "word " * 30, "auto", ""),
-        ("note: fine", "always", ""),
-        ("error: no", "never", ""),
-        ("error: no", "auto", "NO_COLOR"),
-    ):
-        if variable:
-            monkeypatch.setenv(variable, "1")
+    monkeypatch.setattr("genctl.terminal.standard_streams.is_coloured", lambda color, stream: color == "auto")
+    for line, color in (("error: no such file", "auto"), ("note: fine", "auto"), ("error: no", "never")):
         print_message(line, color=color)
-        shown.append(capsys.readouterr().err)
-    assert all(text.startswith("\x1b[1;31merror:\x1b[0m no") for text in shown[:2])
-    assert not any("\x1b" in text for text in shown[2:])
-
-
-def test_a_command_in_a_message_is_broken_by_the_terminal_alone(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(message, "_columns", lambda: 30)
-    command = "genctl explore --open '/a folder of mine/and one more/tree.jsonl'"
-    print_message(f"saved: {command} continues this tree", whole=command)
-    print_message("one word after another, up to the right edge")
-    assert capsys.readouterr().err.splitlines() == [
-        "saved:",
-        command,
-        "continues this tree",
-        "one word after another, up to",
-        "the right edge",
-    ]
+    assert capsys.readouterr().err == "\x1b[1;31merror:\x1b[0m no such file\nnote: fine\nerror: no\n"
 
 
 def test_a_probability_that_is_shown_as_unchanged_has_no_colour() -> None:

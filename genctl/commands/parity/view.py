@@ -16,8 +16,7 @@ from genctl.errors import count, percent, printable
 from genctl.events import Token
 from genctl.parity.values import SEVERITY, Estimate, LayerDifference, Parity, Position, TextParting, Verdict
 from genctl.terminal import theme, widgets
-from genctl.terminal.marked_text import Levels, marked
-from genctl.terminal.text_width import hanging, labelled, last_cells
+from genctl.terminal.text_width import Levels, hanging, labelled, last_cells, marked
 from genctl.terminal.widgets import first_column, table_lines, token_text
 
 HEADS = ("side", "verdict", "mean KL", "max KL", "agree", "max regret", "perplexity", "difference")

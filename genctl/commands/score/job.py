@@ -27,9 +27,9 @@ from genctl.io.rows import BadRow, InputRow
 from genctl.terminal import widgets
 from genctl.terminal.console import make_consoles
 from genctl.terminal.interrupt import Interrupt
-from genctl.terminal.progress_bars import LoadingBar
+from genctl.terminal.live_region import LoadingBar
+from genctl.terminal.run_history import put, put_words
 from genctl.terminal.standard_streams import is_terminal
-from genctl.terminal.summary import put, put_words
 
 if TYPE_CHECKING:
     from genctl.commands.page_file import PageFile

@@ -13,8 +13,7 @@ from genctl.engines.protocol import Scored
 from genctl.errors import count
 from genctl.events import Token, shared_length
 from genctl.terminal import theme, widgets
-from genctl.terminal.marked_text import MarkedPiece, marked
-from genctl.terminal.text_width import hanging, one_line
+from genctl.terminal.text_width import MarkedPiece, hanging, marked, one_line
 
 CONTEXT = 3  # lines of context shown before the text
 NARROW = 70  # cells; a narrower table has fewer columns
