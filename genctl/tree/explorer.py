@@ -57,8 +57,10 @@ class Explorer:
                 hint=f"--model {opened.model}, if its files have not changed since",
             )
         size = session.forward.vocab_size
-        if (highest := max((*opened.prompt_ids, *(node.id for node in tree.nodes)))) >= size:
-            raise InputError(f"{name} is damaged: {highest} is none of the {size} ids of the checkpoint")
+        places = [(f"prompt_ids.{place}", id) for place, id in enumerate(opened.prompt_ids)]
+        places += [(f"node {node.node}: id", node.id) for node in tree.nodes[1:]]
+        if wrong := next((f"{place}: {id}" for place, id in places if not 0 <= id < size), ""):
+            raise InputError(f"{name} is damaged: {wrong} is none of the {size} ids of the checkpoint")
         session.planner.drafts = False  # each token is looked at
         self.session, self.tree, self.file = session, tree, file
         self.lock = threading.RLock()  # held while the tree changes

@@ -14,12 +14,10 @@ from rich.console import Console
 
 from genctl.commands.run.run_view import RunView
 from genctl.events import Began, Event, Failed, Finished, Hypothesis, Row, Stepped, Token
-from genctl.events.history import LaneHistory
 from genctl.terminal.explain import formula, meaning, penalty_of
-from genctl.terminal.run_history import RunHistory
 from genctl.terminal.text_width import last_cells, wrap
 from tests.terminal.beams import random_searches, search
-from tests.terminal.streams import Clock, Terminal, check_screen, console, woven, written
+from tests.terminal.streams import Clock, Terminal, check_screen, console, history, woven, written
 
 
 def play(events: Iterable[Event], out: Console, err: Console | None = None, **asked: Any) -> RunView:
@@ -30,14 +28,6 @@ def play(events: Iterable[Event], out: Console, err: Console | None = None, **as
             clock.now += 0.1
             view.feed(event)
     return view
-
-
-def history(events: Iterable[Event]) -> LaneHistory:
-    told = RunHistory()
-    for event in events:
-        told.feed(event)
-    (found,) = told.lanes.values()
-    return found
 
 
 def test_several_returned_sequences_and_prompts_stand_in_labelled_blocks() -> None:

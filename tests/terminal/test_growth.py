@@ -22,6 +22,7 @@ from genctl.events.history import Path as Way
 from genctl.pages.page import PageData, page
 from genctl.pages.search_tree import SearchTree, SearchTrees
 from genctl.tree.saved import events_of
+from tests.terminal.streams import history
 from tests.tree.shapes import SHAPES, tree
 from tests.work import growth, lines
 
@@ -120,13 +121,6 @@ def test_a_recording_is_read(name: str, tmp_path: Path) -> None:
         return lambda: read_recording(str(file))
 
     assert growth(make, SIZE) < MOST
-
-
-def history(events: list[Event]) -> LaneHistory:
-    lane = LaneHistory("0")
-    for event in events:
-        lane = lane.after(event)
-    return lane
 
 
 def test_a_table_reads_the_texts_that_it_shows() -> None:
