@@ -88,6 +88,7 @@ def played(
         def test() -> None:
             play(part, made())
 
+        test.__name__ = getattr(part, "__name__", "test")
         return test
 
     return decorate
