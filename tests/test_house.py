@@ -203,7 +203,7 @@ def functions_of(path: Path) -> set[str]:
     """The names of the tests of a file that are not marked for the night as a whole."""
     found = set()
     for node in nodes_of(path):
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test_"):
             found |= set() if "pytest.mark.night" in map(ast.unparse, node.decorator_list) else {node.name}
     return found
 

@@ -233,7 +233,7 @@ def unwritten(error: OSError) -> int:
 
 
 def _print_error(message: str, hint: str, status: int, *, color: str = "auto") -> int:
-    from genctl.terminal.message import print_message
+    from genctl.terminal.standard_streams import print_message
 
     try:
         for line in without_secrets(message).split("\n"):

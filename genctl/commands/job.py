@@ -359,15 +359,6 @@ def request_of(row: InputRow, resolved: Resolved, seed: int, lane: str = "") -> 
 # -- the loading line --------------------------------------------------------------------------------------------------
 
 
-def show_prompt(row: Row | None) -> None:
-    """Show a prompt at once, in that line."""
-    if isinstance(row, InputRow) and row.prompt:
-        from genctl.terminal.text_width import middle_cells
-
-        prompt = row.prompt.rstrip()
-        loading_line.show_prompt(lambda width: middle_cells(prompt, width))
-
-
 def end_loading_line() -> list[Listener]:
     """A listener that takes the line away once there is something to draw, if there is the line."""
 

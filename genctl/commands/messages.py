@@ -66,7 +66,7 @@ class Messages:
 
     def print(self, line: str) -> None:
         """Print one line."""
-        from genctl.terminal.message import print_message
+        from genctl.terminal.standard_streams import print_message
 
         self._hide()
         print_message(line, color=self._color)

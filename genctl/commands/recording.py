@@ -156,8 +156,7 @@ class PageFile:
 def read_recording(name: str, note: Callable[[str], object] | None = None) -> list[events.Event]:
     """The events of a file (`-`: standard input), in order. The file of a tree gives those of one search.
 
-    `note` takes a sentence about what the events leave out: of a tree, and with it also a last line that is cut short,
-    if anything is before it.
+    With `note`, a last line that is cut short is left out, and `note` receives a sentence about it.
 
     Raises InputError, naming the line, where a line is no JSON, no event, or cannot follow the lines before it.
     """
@@ -173,13 +172,9 @@ def read_recording(name: str, note: Callable[[str], object] | None = None) -> li
         lines = reader.lines(sys.stdin.buffer if name == "-" else name)
         first = next(lines, b"")
         if first.startswith((b'{"event": "treeopened"', b'{"event": "opened"')):
-            from genctl.tree.as_events import events_of, left_out
-            from genctl.tree.saved import tree_of_lines
+            from genctl.tree.saved import events_of, tree_of_lines
 
-            tree = tree_of_lines(itertools.chain([first], lines), shown)
-            if note is not None and (words := left_out(tree)):
-                note(f"{shown}: {words}")
-            return list(events_of(tree))
+            return list(events_of(tree_of_lines(itertools.chain([first], lines), shown)))
         for number, line in enumerate(itertools.chain([first], lines), start=1):
             place = f"{shown}, line {number}"
             if not line.strip():

@@ -12,8 +12,8 @@ from genctl.errors import count
 from genctl.io.records import finite
 from genctl.pages.search_tree import Node, SearchTree
 from genctl.terminal import theme, widgets
-from genctl.terminal.score_formula import number
-from genctl.terminal.summary import stop_words
+from genctl.terminal.explain import number
+from genctl.terminal.run_history import stop_words
 from genctl.terminal.text_width import one_line, wrap
 
 SCHEMA = "genctl-search-tree/1"

@@ -11,7 +11,7 @@ if __name__ == "__main__":
 
 from genctl.errors import Exit, GenctlError, extra
 from genctl.lm_eval import register
-from genctl.terminal.message import print_message
+from genctl.terminal.standard_streams import print_message
 
 
 def main() -> int:

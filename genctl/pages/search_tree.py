@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from genctl.events import Began, Ended, Event, Failed, Finished, Hypothesis, Loading, Stepped, Token
 from genctl.events.history import ROOT, LaneHistory, Path
-from genctl.terminal.score_formula import logprob_beside_total
+from genctl.terminal.explain import logprob_beside_total
 
 # inner: has children · returned, finished: a sequence ends here · died: no row continued it ·
 # left: live when the search ended · live: still live

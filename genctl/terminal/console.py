@@ -7,11 +7,12 @@ import io
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import IO, Literal, TypeAlias
 
 from rich.console import Console
 
-from genctl.terminal.standard_streams import is_terminal, never_fail_to_encode
+from genctl.terminal.standard_streams import is_coloured, is_dumb, is_terminal, never_fail_to_encode
 
 Color: TypeAlias = Literal["auto", "always", "never"]
 
@@ -25,29 +26,23 @@ def make_consoles(
 ) -> tuple[Console, Console]:
     """The consoles for results and for everything else, each judged by its own stream.
 
-    `color` goes before the environment. With "auto", NO_COLOR goes before FORCE_COLOR (which stands for "always"), and
-    both before TERM=dumb and whether the stream is a terminal. A pipe gets escape codes only if they were asked for,
-    and is never animated; neither is a dumb terminal.
+    `is_coloured` has the rules of colours. A pipe and a dumb terminal are never animated.
     """
     variables = os.environ if environ is None else environ
     return _console(color, stdout or sys.stdout, variables), _console(color, stderr or sys.stderr, variables)
 
 
 def _console(color: Color, stream: IO[str], environ: Mapping[str, str]) -> Console:
-    if color == "auto" and environ.get("NO_COLOR"):
-        color = "never"
-    elif color == "auto" and environ.get("FORCE_COLOR"):
-        color = "always"
-    terminal = is_terminal(stream)
-    dumb = environ.get("TERM", "").lower() in ("dumb", "unknown")
-    coloured = color == "always" or (color == "auto" and terminal and not dumb)
+    terminal, dumb, coloured = is_terminal(stream), is_dumb(environ), is_coloured(color, stream, environ)
     never_fail_to_encode(stream)
     # Rich interprets the same variables differently, so it receives the decision and only the variables for sizes.
     variables = {name: environ[name] for name in ("TERM", "COLORTERM", "COLUMNS", "LINES") if name in environ}
-    if dumb and color == "always":
+    if dumb and coloured:
         variables["TERM"] = "xterm-256color"
     if dumb and terminal:  # Rich takes 80 columns for a dumb terminal, however wide it is
-        variables = {**_size(stream), **variables}
+        with suppress(OSError, ValueError):
+            columns, lines = os.get_terminal_size(stream.fileno())
+            variables = {"COLUMNS": str(columns or 80), "LINES": str(lines or 25), **variables}
     return _Console(
         file=stream,
         force_terminal=terminal or coloured,
@@ -75,20 +70,6 @@ class _Nowhere(io.StringIO):
         return len(text)
 
 
-def takes_lines(console: Console) -> bool:
-    """Whether it is a terminal that cannot redraw (TERM=dumb): it gets a line now and then instead of a bar."""
-    return not console.is_interactive and is_terminal(console.file)
-
-
 def discard() -> Console:
     """A console that shows nothing, for runs whose results are written as records."""
     return Console(file=_Nowhere(), quiet=True, color_system=None, markup=False, highlight=False, emoji=False)
-
-
-def _size(stream: IO[str]) -> dict[str, str]:
-    """COLUMNS and LINES of a terminal; {} if unknown."""
-    try:
-        size = os.get_terminal_size(stream.fileno())
-    except (OSError, ValueError):
-        return {}
-    return {"COLUMNS": str(size.columns), "LINES": str(size.lines)} if size.columns and size.lines else {}

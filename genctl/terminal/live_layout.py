@@ -14,7 +14,7 @@ from rich.text import Text
 from genctl.events.history import LaneHistory, Path
 from genctl.terminal import theme, widgets
 from genctl.terminal.explain import explain_heading, explain_lines
-from genctl.terminal.summary import stop_words
+from genctl.terminal.run_history import stop_words
 
 _BLOCK = 500  # characters; the omitted beginning grows in steps of at least this, so that lines wrap the same way
 

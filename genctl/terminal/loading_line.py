@@ -1,7 +1,6 @@
 """A line on standard error while a checkpoint is loaded, before anything slow is imported. Results erase it.
 
 It shows the current activity and counts seconds, so that something moves while torch is imported or a prompt is read.
-A single prompt is shown in it, dimmed, until its text begins.
 """
 
 from __future__ import annotations
@@ -11,14 +10,13 @@ import time
 
 TYPE_CHECKING = False  # `typing` takes as long as all of this
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from threading import RLock
 
 LOADERS = ("run", "beam", "compare", "score", "inspect-cache", "chat")
 SILENT = {"-h", "--help", "--help-all", "-q", "--quiet", "--dry", "--plan", "--list", "--version", "-V"}
 TICK_S = 0.25
 ERASE = "\r\x1b[K"
-_PROMPT = 24  # columns that a prompt has at least; the words beside it are cut before
 
 
 class _Line:
@@ -27,7 +25,6 @@ class _Line:
     def __init__(self, words: str, *, plain: bool) -> None:
         self.words, self.plain = words, plain
         self.terminal = os.dup(2)  # descriptor 2 itself is redirected while libraries would print there
-        self.prompt: Callable[[int], str] | None = None
         self.began = time.monotonic()
         self.drawn = ""  # what stands there; "" while it is hidden
         self.visible = True
@@ -38,10 +35,7 @@ class _Line:
         width = max((os.get_terminal_size(self.terminal).columns or 80) - 2, 7)
         seconds = int(time.monotonic() - self.began)
         words = f"{self.words[: width - (4 if seconds else 0)]}…" + (f" {seconds} s" if seconds else "")
-        if self.prompt is None or width < 2 * _PROMPT:
-            return words[:width]
-        words = words[: width - _PROMPT - 3]
-        return f"{self.prompt(width - len(words) - 3)} · {words}"
+        return words[:width]
 
     def draw(self) -> None:
         """Draw what has changed."""
@@ -80,14 +74,6 @@ def show(arguments: Sequence[str]) -> None:
 
     line.lock, _line = threading.RLock(), line
     threading.Thread(target=_count_seconds, args=(line,), name="loading-line", daemon=True).start()
-
-
-def show_prompt(fitted: Callable[[int], str]) -> None:
-    """Show the prompt in the line: `fitted` makes one line of at most so many columns of it."""
-    if _line is not None:
-        _line.prompt = fitted
-        if _line.visible:
-            _update(_line)
 
 
 def status(words: str, *, restart: bool = True) -> bool:

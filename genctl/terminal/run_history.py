@@ -1,4 +1,4 @@
-"""What the views draw of a run: its lanes' histories, totals over all lanes, and what the processors did.
+"""What the views draw of a run: its lanes' histories, totals over all lanes, what the processors did, the summary line.
 
 A `RunHistory` takes in events. Its lanes' histories are immutable; they are as many as there are prompts.
 """
@@ -9,8 +9,14 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from genctl.errors import count, percent
 from genctl.events import Began, Ended, Event, Failed, Finished, Loading, Stepped, Token, Trace
 from genctl.events.history import LaneHistory
+from genctl.terminal import theme, widgets
 
 MOVED_AT_LEAST = 1e-9  # a smaller total variation is rounding
 
@@ -119,3 +125,99 @@ class RunHistory:
 def touched(trace: Trace) -> bool:
     """Whether a processor changed a row's scores."""
     return trace.removed > 0 or trace.moved > MOVED_AT_LEAST
+
+
+DOT = " · "
+_ENDED = {
+    "eos": "ended by itself",
+    "length": "cut at max_new_tokens",
+    "context": "cut at the context",
+    "stop": "stopped",
+    "time": "cut at max_time",
+}
+
+
+def summary(
+    totals: Totals,
+    *,
+    decode_s: float,
+    first_s: float | None,
+    load_s: float | None = None,
+    unfinished: int = 0,
+    left_tokens: int = 0,
+    seed: int | None = None,
+    passes: int | None = None,
+    verbose: bool = False,
+) -> Text:
+    """A run in one line. `decode_s`, `first_s` and `load_s` are seconds.
+
+    `left_tokens` were written by `unfinished` prompts. `seed` is that of the run, where several prompts have seeds made
+    of it. `passes` are the forward passes, in which several prompts take part (None: known for one prompt alone).
+    """
+    tokens, several = totals.tokens + left_tokens, totals.lanes > 1
+    loaded = "" if load_s is None else f"loaded in {load_s:.1f} s"
+    first = "" if first_s is None else f"first token after {first_s:.2f} s"
+    alone = len(totals.stops) == 1 and totals.sequences == 1
+    seed_words = f"seed {totals.seed}{' (first prompt)' if several else ''}" if seed is None else f"seed {seed}"
+    words = [
+        count(totals.lanes, "prompt") if several else "",
+        count(totals.sequences, "sequence") if totals.sequences > max(totals.finished, 1) else "",
+        count(tokens, "token"),
+        widgets.token_rate(tokens / decode_s) if decode_s > 0 and tokens else "",
+        ", ".join(filter(None, (loaded, first))),
+        *(("" if alone else f"{number} ") + stop_words(*stop, number) for stop, number in totals.stops.items()),
+        f"{unfinished} not finished" if unfinished and several else "not finished" if unfinished else "",
+        f"{totals.failed} failed" if totals.failed else "",
+    ]
+    if totals.drafted and verbose:
+        share = percent(totals.accepted / totals.drafted, 0)
+        words.append(f"{totals.accepted} of {totals.drafted} drafts accepted ({share})")
+    words.append("" if totals.seed is None else seed_words)
+    if verbose:
+        passes = totals.forwards if passes is None and not several else passes
+        words += [count(totals.prompt_tokens, "prompt token")]
+        words += [count(passes, "forward pass", "forward passes")] if passes else []
+    return Text(DOT.join(filter(None, words)), style=theme.DIM)
+
+
+def lines(line: Text, width: int) -> list[Text]:
+    """Break a line of items into lines of at most `width` columns, between items where possible."""
+    texts = [""]
+    for item in line.plain.split(DOT):
+        longer = f"{texts[-1]}{DOT}{item}" if texts[-1] else item
+        if cell_len(longer) <= width or not texts[-1]:
+            texts[-1] = longer
+        else:
+            texts.append(item)
+    return [Text(text, style=line.style) for text in texts]
+
+
+def put(console: Console, line: Text) -> None:
+    """Print a line of items; on a terminal in as many lines as needed."""
+    for part in lines(line, console.width) if console.is_terminal else [line]:
+        console.print(part)
+
+
+def put_words(console: Console, line: Text) -> None:
+    """Print a line; on a terminal broken between words."""
+    for part in line.wrap(console, console.width, no_wrap=False) if console.is_terminal else [line]:
+        part.rstrip()
+        console.print(part)
+
+
+def failure(lane: LaneHistory, *, numbered: bool = True) -> Text:
+    """Why a prompt could not be run, on one line. `numbered`: there are several prompts."""
+    assert lane.failed is not None
+    line = Text("error:", style=theme.ERROR)
+    which = f" {widgets.visible(lane.name)}:" if numbered else ""
+    return line.append(f"{which} {widgets.visible(' '.join(lane.failed.message.split()))}", style=theme.PLAIN)
+
+
+def stop_words(reason: str, stop: str, number: int = 1) -> str:
+    """Why a text ended, with what stopped it in quotes."""
+    if reason in ("context", "length") and stop:  # older files have "length" for both
+        return f"cut at the {widgets.visible(stop)}"
+    if reason == "time" and stop.startswith("row_timeout"):
+        return "cut at row_timeout"
+    words = "ended by themselves" if reason == "eos" and number > 1 else _ENDED.get(reason, reason)
+    return f"{words} by “{widgets.first_words(stop, 24)}”" if stop and reason == "stop" else words

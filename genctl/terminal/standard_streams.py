@@ -3,6 +3,7 @@
 A descriptor 0, 1 or 2 that is closed is what the next file that is opened becomes: an output file would then receive
 what is printed. So each is given a stand-in before anything is opened. Reading from a stand-in for standard input, or
 writing to one for standard output, fails with "Bad file descriptor", as it does in `cat <&-` and `cat >&-`.
+`print_message` prints on standard error.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from genctl.terminal import loading_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from typing import IO
 
 
@@ -104,3 +105,35 @@ def never_fail_to_encode(stream: IO[str]) -> None:
     reconfigure = getattr(stream, "reconfigure", None)
     if reconfigure is not None and getattr(stream, "errors", None) == "strict":
         reconfigure(errors="backslashreplace")
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+def print_message(line: str, *, color: str = "auto") -> None:
+    """Print one line on standard error without secrets, control characters made visible; `error:` has its colour."""
+    from genctl.errors import without_secrets
+    from genctl.terminal.widgets import visible
+
+    shown = visible(without_secrets(line))
+    if shown.startswith("error:") and is_coloured(color, sys.stderr):
+        shown = f"\x1b[1;31merror:\x1b[0m{shown[6:]}"
+    print(shown, file=sys.stderr, flush=True)
+
+
+def is_coloured(color: str, stream: IO[str] | None, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether a stream gets colours.
+
+    `color` goes before the environment. With "auto", NO_COLOR goes before FORCE_COLOR (which stands for "always"), and
+    both before TERM=dumb and whether the stream is a terminal.
+    """
+    if color == "auto" and environ.get("NO_COLOR"):
+        return False
+    if color == "auto" and not environ.get("FORCE_COLOR"):
+        return is_terminal(stream) and not is_dumb(environ)
+    return color != "never"
+
+
+def is_dumb(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether terminals know no control sequences."""
+    return environ.get("TERM", "").lower() in ("dumb", "unknown")

@@ -1,18 +1,23 @@
-"""Cut and wrap text to a number of terminal cells, between whole characters; also text that comes piece by piece."""
+"""Cut, wrap and mark text by terminal cells, between whole characters; also text that comes piece by piece.
+
+`disambiguate` cuts the texts of a list so that different ones look different; `marked` writes a mark below each piece.
+"""
 
 from __future__ import annotations
 
 import re
 import sys
-import textwrap
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from rich.cells import cell_len, chop_cells
 from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
+from genctl.events import shared_length
 from genctl.terminal import theme, widgets
 from genctl.terminal.standard_streams import is_terminal
 
@@ -39,17 +44,6 @@ def wrap(text: str, width: int) -> list[str]:
             line += word
         lines.append(line)
     return lines
-
-
-def unbroken(words: str, width: int, whole: Sequence[str] = ()) -> list[str]:
-    """Lines of at most `width` characters, broken between words alone, and not within the texts in `whole`.
-
-    A longer word has a line of its own, and is left to the terminal, which copies several rows of it as one.
-    """
-    for text in whole:
-        words = words.replace(text, text.replace(" ", "\0"))
-    parts = (textwrap.wrap(part, width, break_long_words=False, break_on_hyphens=False) for part in words.split("\n"))
-    return [line.replace("\0", " ") for lines in parts for line in lines or [""]]
 
 
 def hanging(first: str, words: str, width: int | None, style: Style = theme.PLAIN) -> list[Text]:
@@ -90,15 +84,6 @@ def last_cells(text: str, width: int) -> str:
     while characters and unicodedata.combining(characters[-1]):  # its base letter is cut off
         characters.pop()
     return "…" + "".join(reversed(characters)) if width > 0 else ""
-
-
-def middle_cells(text: str, width: int) -> str:
-    """The text on one line of at most `width` cells, with … in the middle if it is cut."""
-    flat = one_line(text[: 4 * max(width, 1)])
-    if cell_len(flat) <= width and len(text) <= 4 * max(width, 1):
-        return flat
-    beginning = first_cells(text, (width + 1) // 2)
-    return beginning + last_cells(text, width - cell_len(beginning) + 1)[1:]
 
 
 def first_cells(text: str, width: int) -> str:
@@ -188,3 +173,116 @@ def dim_codes(console: Console) -> tuple[str, str]:
         console.print(Text("x", style=theme.PROMPT), end="")
     on, _, off = capture.get().partition("x")
     return on, off
+
+
+LONGEST_WORD = 24  # characters that a divergence moves back at most, to the beginning of a word
+LEAST = 8  # cells of the last part of a text
+
+
+def word_boundary(text: str, other: str) -> int:
+    """The character at which two texts diverge, moved back to the beginning of the word."""
+    at = shared_length(text, other)
+    if not text[:at].strip():
+        return 0
+    if at == len(text) or at == len(other):
+        longer = text if len(text) > at else other
+        if at == len(longer) or not (longer[at].isalnum() and longer[at - 1 : at].isalnum()):
+            return at
+    back = at
+    while back and not text[back - 1].isspace():
+        back -= 1
+    return back if at - back <= LONGEST_WORD else at
+
+
+def disambiguate(texts: Sequence[str], width: int, *, growing: bool = False) -> list[str]:
+    """The texts in `width` cells each, so that different ones look different: `Rowan…flute…"Why do you play`.
+
+    Where they fit they are whole. Else each has the word at every place where it diverges from another one, `…` for
+    what they share between, and its own last part. Of texts that are `growing` the end of the last part is shown, too.
+    """
+    if all(cell_len(one_line(text)) <= width for text in texts):
+        return [one_line(text) for text in texts]
+    places = [sorted({word_boundary(text, other) for other in texts if other != text} or {0}) for text in texts]
+    for longest in (14, 10, 7, 5, 3):
+        begun = [_begun(text, found, longest) for text, found in zip(texts, places, strict=True)]
+        if max(map(cell_len, begun)) + LEAST <= width:
+            break
+    shown = []
+    for text, found, before in zip(texts, places, begun, strict=True):
+        last, room = one_line(text[found[-1] :].lstrip(" ")), max(width - cell_len(before), 1)
+        if growing and cell_len(last) > room:
+            word = first_cells(last.split(" ", 1)[0], max(room // 2, 1))
+            last = word + last_cells(last[len(word) :], max(room - cell_len(word), 1))
+        shown.append(first_cells(before + last, width))
+    return shown
+
+
+def _begun(text: str, places: Sequence[int], longest: int) -> str:
+    """The first word, of at most `longest` cells, of each part of a text but the last."""
+    begun = "…" if places[0] else ""
+    for start, end in pairwise(places):
+        part = one_line(text[start:end].strip())
+        if cell_len(part) <= longest:
+            begun += part + (" " if text[end - 1].isspace() else "")
+        else:
+            begun += first_cells(part.split(" ", 1)[0].rstrip(",.;:"), longest).removesuffix("…") + "…"
+    return begun
+
+
+@dataclass(frozen=True)
+class MarkedPiece:
+    """The text of one or more tokens that became whole characters together, and its style."""
+
+    text: str
+    style: Style
+    mark: str  # one cell
+
+
+def marked(width: int, before: str, pieces: Iterable[MarkedPiece], *, lines: int = 1) -> list[Text]:
+    """Pieces in lines of at most `width` cells, each mark under the first letter of its piece.
+
+    A word is broken only if it is longer than a line. The end of what comes `before` the pieces is dimmed, on so many
+    `lines` at most.
+    """
+    text = Text(no_wrap=True).append(last_cells(before, lines * width) if before else "", style=theme.PROMPT)
+    marks: dict[int, MarkedPiece] = {}  # by the character under which each stands
+    for piece in pieces:
+        shown = "↵\n".join(map(one_line, piece.text.split("\n")))
+        indent = len(shown) - len(shown.lstrip())
+        if piece.mark != " ":
+            marks[len(text) + (indent if indent < len(shown) else 0)] = piece
+        text.append(shown, style=piece.style)
+    plain = text.plain
+    ends: list[int] = []  # where lines end, each with its line break
+    for part in wrap(plain, width):
+        end = (ends[-1] if ends else 0) + len(part)
+        ends.append(end + (plain[end : end + 1] == "\n"))
+    found: list[Text] = []
+    for start, line in zip([0, *ends], text.divide(ends), strict=False):
+        under = Text(no_wrap=True)
+        cells = accumulate(map(cell_len, line.plain), initial=0)
+        for place, cell in enumerate(cells, start):
+            if place in marks and place < start + len(line) and cell < width:
+                under.append(" " * (cell - under.cell_len)).append(marks[place].mark, style=marks[place].style)
+        line.rstrip()
+        found += [line, under] if under else [line] if line else []
+    return found
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Sizes as digits and colours: 0 below the first of nine `steps`, 9 from the last on."""
+
+    steps: tuple[float, ...]
+
+    def digit(self, size: float) -> str:
+        """The level of a size."""
+        return str(sum(size >= step for step in self.steps))
+
+    def colour(self, size: float) -> Style:
+        """The ramp of probabilities, from no size to the last step and more."""
+        return theme.colour(1 - int(self.digit(size)) / 9)
+
+    def piece(self, token: int, text: str, size: float) -> MarkedPiece:
+        """A token marked with the level of a size."""
+        return MarkedPiece(text or f"‹id {token}›", self.colour(size), self.digit(size))

@@ -22,6 +22,7 @@ from genctl.terminal import theme
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+
 # C0 but tab and newline, DEL, C1, line and paragraph separators, marks and overrides of direction, lone surrogates.
 _HOSTILE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -32,12 +33,9 @@ WHOLE = 69  # cells of a score line with all its columns
 SHORT_TOKEN = 13  # cells, in a line without the bar
 
 
-def visible(text: str, *, one: bool = False) -> str:
-    """The text with every control character replaced by a sign; newlines and tabs stay.
-
-    With `one`, each sign is one character, so that the text keeps its length.
-    """
-    return _HOSTILE.sub((lambda match: _sign(match) if match[0] < "\x80" else "\ufffd") if one else _sign, text)
+def visible(text: str) -> str:
+    """The text with every control character replaced by a sign; newlines and tabs stay."""
+    return _HOSTILE.sub(_sign, text)
 
 
 def _sign(match: re.Match[str]) -> str:
@@ -80,15 +78,8 @@ def percent(probability: float) -> str:
 
 
 def header(width: int, *words: str) -> Text:
-    """A rule with a title. If the words are too long, the longest ones are cut."""
-    room = max(width - 6, 8)
-    shown = [first_words(word, room) for word in words if word]
-    while shown and cell_len(" · ".join(shown)) > room:
-        longest = max(range(len(shown)), key=lambda place: cell_len(shown[place]))
-        if cell_len(shown[longest]) <= 4:
-            break
-        shown[longest] = first_words(shown[longest], max(cell_len(shown[longest]) - 4, 4))
-    title = first_words(" · ".join(shown), room)
+    """A rule with a title, which is cut if it is too long."""
+    title = first_words(" · ".join(filter(None, words)), max(width - 6, 8))
     line = Text("── ", style=theme.DIM, no_wrap=True)
     line.append(title, style=theme.HEADING)
     line.append(" " + "─" * max(width - 4 - cell_len(title), 2), style=theme.DIM)

@@ -1,12 +1,13 @@
 """The commands of a tree, a row each: one language for scripts, for the line of the screen and for its keys.
 
 A line is a name and its arguments. Everything that needs no checkpoint is checked here, so that a script is checked
-as a whole before anything is loaded.
+as a whole before anything is loaded. Below are the results that commands yield (`events.to_json` writes each).
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from genctl.config import removed
 from genctl.config.check import Wrong, check, did_you_mean, known
 from genctl.config.presets import parse_value
 from genctl.errors import UsageError, nearest
+from genctl.events import Trace
+from genctl.tree.token_tree import At, TokenNode
 
 MEMORY = 2**30  # bytes for the texts that were read, by default
 Arguments: TypeAlias = "dict[str, Any]"
@@ -52,9 +55,8 @@ class TreeCommand:
     @property
     def function(self) -> Callable[..., Any]:
         """Its function. Imports what runs the model."""
-        module = {"move": "token_tree", "write": "writing", "fork": "writing"}.get(self.kind, "actions")
-        name = "set_knob" if self.name == "set" else self.name
-        found: Callable[..., Any] = getattr(import_module(f"genctl.tree.{module}"), name)
+        module = import_module(f"genctl.tree.{'token_tree' if self.kind == 'move' else 'writing'}")
+        found: Callable[..., Any] = getattr(module, "set_knob" if self.name == "set" else self.name)
         return found
 
 
@@ -118,30 +120,32 @@ def _two_numbers(rest: str) -> Arguments:
     return {"k": _whole(words[0], 1, "K") if words else 4, "n": _whole(words[1], 1, "N") if len(words) > 1 else None}
 
 
+def _quoted(rest: str) -> tuple[str, str]:
+    """A text in quotes with the escapes of JSON, and what follows it."""
+    try:
+        text, end = json.JSONDecoder().raw_decode(rest)
+    except ValueError:
+        raise ValueError(f"{rest!r:.60} has no closing quote, or an escape that JSON lacks") from None
+    return text, rest[end:].strip()
+
+
 def _taken(rest: str) -> Arguments:
     """A token and how many follow it: a rank, id:N, or a text in quotes."""
+    token: int | str
     if rest.startswith('"'):
-        try:
-            text, end = json.JSONDecoder().raw_decode(rest)
-        except ValueError:
-            raise ValueError(f"{rest!r:.60} has no closing quote") from None
-        token, more = text, rest[end:].strip()
+        token, more = _quoted(rest)
     else:
         first, _, more = rest.partition(" ")
         number = first.removeprefix("id:")
         token = first if number != first and _whole(number, 0, "an id") >= 0 else _whole(first, 1, "a rank")
-        more = more.strip()
-    return {"token": token, "n": _whole(more, 0, "n") if more else None}
+    return {"token": token, "n": _whole(more.strip(), 0, "n") if more else None}
 
 
 def _text(rest: str) -> Arguments:
     """A text: in quotes with the escapes of JSON, else as it is."""
-    text: Any = rest
-    if rest.startswith('"'):
-        try:
-            text = json.loads(rest)
-        except ValueError:
-            raise ValueError(f"{rest!r:.60} has no closing quote, or an escape that JSON lacks") from None
+    text, more = _quoted(rest) if rest.startswith('"') else (rest, "")
+    if more:
+        raise ValueError(f"{more!r:.60} follows the text in quotes")
     if not text:
         raise ValueError("there is no text")
     return {"text": text}
@@ -170,25 +174,17 @@ def _name(rest: str) -> Arguments:
 
 def expansion(text: str) -> Arguments:
     """`mass=0.9,depth=6`: either or both. Raises ValueError."""
-    found: Arguments = {"mass": 1.0, "depth": None}
-    given = set()
-    for part in filter(None, text.replace(" ", ",").split(",")):
+    found: Arguments = {}
+    for part in text.replace(",", " ").split():
         key, equals, value = part.partition("=")
-        if key in given or key not in ("mass", "depth", "nodes") or not equals:
+        if key in found or key not in ("mass", "depth", "nodes") or not equals:
             raise ValueError(f"{part!r:.60} is not one of mass=SHARE, depth=N, nodes=N, each once")
-        given.add(key)
-        if key == "mass":
-            try:
-                found["mass"] = float(value)
-            except ValueError:
-                found["mass"] = -1.0
-            if not 0.0 < found["mass"] <= 1.0:
-                raise ValueError(f"mass is above 0 and at most 1, not {value!r:.60}")
-        else:
-            found[key] = _whole(value, 1, key)
-    if "depth" not in given:
+        found[key] = value if key == "mass" else _whole(value, 1, key)
+    if "depth" not in found:
         raise ValueError("there is no depth=N, and a text may have no end")
-    return found
+    if not 0.0 < (mass := float(found.get("mass", 1.0))) <= 1.0:
+        raise ValueError(f"mass is above 0 and at most 1, not {found['mass']!r:.60}")
+    return {**found, "mass": mass}
 
 
 # -- the commands ------------------------------------------------------------------------------------------------------
@@ -217,3 +213,123 @@ _ROWS = (
     TreeCommand("save FILE", "save the tree in a new file, which gets what follows, too", _name, "look"),
 )
 COMMANDS = {row.name: row for row in _ROWS}
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One token that may follow a node."""
+
+    id: int
+    text: str  # of the token alone
+    rank: int  # by the model, from 1
+    logprob: float  # the model's, in nats
+    processed: float  # after the processors; -inf: removed
+    removed_by: str = ""  # the processor that removed it
+    node: int | None = None  # where the tree has it
+
+    @property
+    def probability(self) -> float:
+        """By the model."""
+        return math.exp(self.logprob)
+
+    @property
+    def chance(self) -> float:
+        """After the processors: with it a draw takes the token."""
+        return math.exp(self.processed)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenWritten:
+    """A token was written to the end of a branch."""
+
+    token: TokenNode
+    known: bool = False  # the tree had it before
+
+
+@dataclass(frozen=True, slots=True)
+class Wrote:
+    """A continuation is done."""
+
+    node: int  # its end
+    start: int
+    reason: str  # eos, length, stop, time, interrupted
+    text: str
+    logprob: float  # of its tokens, the model's own
+    seed: int | None = None
+    score: float | None = None  # of a search
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings, above those that the tree began with."""
+
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The distribution of the next token."""
+
+    node: int
+    entropy: float
+    mass: float  # of the listed alternatives, by the model
+    alternatives: tuple[Alternative, ...]
+    effects: tuple[Trace, ...] = ()  # what each processor did, to the most probable token, too
+    after_eos: bool = False  # the text has ended before
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """What each processor did to a token."""
+
+    token: Alternative
+    trace: tuple[Trace, ...]
+    after_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BranchText:
+    """The text of a branch."""
+
+    node: int
+    text: str
+    prompt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The tree is in another file now, which gets what follows."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """One of all continuations, in the order of their joint probability."""
+
+    node: int
+    token_ids: tuple[int, ...]
+    text: str
+    logprob: float  # the model's own, in nats
+    total: float  # by the distribution that was expanded: after the processors
+    mass: float  # probability of this and all continuations before it
+    ended: bool = False  # with EOS; else it has the depth, or is dead
+    dead: bool = False  # the processors leave no token after it: `total` is -inf
+
+
+@dataclass(frozen=True, slots=True)
+class Covered:
+    """An expansion is done."""
+
+    mass: float
+    continuations: int
+    nodes: int  # whose distributions were computed
+    complete: bool  # the mass, or everything, is reached
+    reason: str = ""  # why not
+    dead_ends: int = 0  # texts after which the processors leave no token
+
+
+Result: TypeAlias = TokenWritten | Wrote | At | Settings | Shown | Why | BranchText | Saved | Continuation | Covered

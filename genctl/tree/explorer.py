@@ -1,6 +1,6 @@
 """A tree with its checkpoint and its file: the distribution after each node, and tokens that are written after one.
 
-`Explorer.do` runs a command (`commands`) and yields its results while it runs (`results`).
+`Explorer.do` runs a command (`commands`) and yields its results while it runs.
 """
 
 from __future__ import annotations
@@ -31,16 +31,12 @@ from genctl.io.sink import Sink
 from genctl.kernels.ops import entropy, log_softmax
 from genctl.params import GRAMMARS
 from genctl.tree import saved
-from genctl.tree.commands import COMMANDS, MEMORY, Call, parse
-from genctl.tree.distribution import Distribution
-from genctl.tree.results import Result, TokenWritten
-from genctl.tree.scores import BranchScores
-from genctl.tree.token_tree import ROOT, SCHEMA, At, By, Change, TokenNode, TokenTree, TreeOpened, TreeStep
+from genctl.tree.commands import COMMANDS, MEMORY, Call, Result, TokenWritten, parse
+from genctl.tree.scores import BranchScores, Distribution, remember
+from genctl.tree.token_tree import ROOT, SCHEMA, At, By, Change, StepUndone, TokenNode, TokenTree, TreeOpened, TreeStep
 
 if TYPE_CHECKING:
     from genctl.models.text import Words
-
-CACHED = 64  # distributions and detokenizers, each after a node
 
 
 class Explorer:
@@ -105,29 +101,22 @@ class Explorer:
     def reopen(
         cls, session: Session, path: Path, *, memory: int = MEMORY, note: Callable[[str], object] = lambda words: None
     ) -> Explorer:
-        """A saved tree, to be continued. `note` takes what is left out of it. Raises GenctlError."""
-        file, tree, notes = saved.reopen(path)
+        """A saved tree, to be continued. `note` receives what is left out of it. Raises GenctlError."""
+        file, tree = saved.reopen(path, note)
         try:
-            explorer = cls(session, tree, file, memory)
+            return cls(session, tree, file, memory)
         except BaseException:  # a signal, too: the lock is released
             file.leave()
             raise
-        for each in notes:
-            note(each)
-        return explorer
 
-    def close(self) -> None:
-        """Close the file. Raises OutputError if another program has taken it away."""
+    def close(self, *, sync: bool = True) -> None:
+        """Close the file. With `sync`, raises OutputError if another program has taken it away."""
         if self.file is not None:
             try:
-                self.file.sync()
+                if sync:
+                    self.file.sync()
             finally:
                 self.file.leave()
-
-    def leave(self) -> None:
-        """Close the file as it is: an error is being reported."""
-        if self.file is not None:
-            self.file.leave()
 
     # -- commands ------------------------------------------------------------------------------------------------------
 
@@ -181,9 +170,9 @@ class Explorer:
         if (self.tree.cursor, self.tree.tip) != (cursor, tip):
             self.change(At(cursor, tip))
 
-    def forget(self) -> None:
-        """Drop what is known of nodes, whose numbers are used again after an undo."""
-        self.branches.forget()
+    def undo(self) -> None:
+        """Take back the last step, and forget what is cached by the numbers of nodes: they are used again."""
+        self.change(StepUndone())
         self._distributions.clear()
         self._words.clear()
 
@@ -201,19 +190,15 @@ class Explorer:
 
     def write_given(self, parent: int, ids: Sequence[int], by: By) -> Iterator[TokenWritten]:
         """Write tokens that are given, with what the model says of each."""
-        start, known = parent, 0
-        while known < len(ids) and (node := self.tree.child(parent, ids[known])) is not None:
-            parent, known = node, known + 1
-            self.move(node, node)
-            yield TokenWritten(self.tree.nodes[node], True)
-        if known == len(ids):
-            return
-        for id, logits in zip(ids[known:], self.branches.given(parent, ids[known:]), strict=True):
-            logprobs = log_softmax(logits[None])[0]
-            own = logprobs[id]
-            if math.isnan(float(own)) and not self.resolved().generation.remove_invalid_values:
-                raise self._damaged(parent)
-            token = Token(id, float(own), rank=1 + int((logprobs > own).sum()), entropy=float(entropy(logprobs)))
+        start = parent
+        for id in ids:
+            token = Token(id, 0.0)
+            if self.tree.child(parent, id) is None:
+                logprobs = log_softmax(self.branches.scores(parent)[None])[0]
+                own = logprobs[id]
+                if math.isnan(float(own)) and not self.resolved().generation.remove_invalid_values:
+                    raise self._damaged(parent)
+                token = Token(id, float(own), rank=1 + int((logprobs > own).sum()), entropy=float(entropy(logprobs)))
             written = self.write(parent, token, by, None, start)
             parent = written.token.node
             yield written
@@ -232,13 +217,12 @@ class Explorer:
         values = self.tree.settings if settings is None else settings
         key = json.dumps(values, sort_keys=True)
         if key not in self._resolved:
-            resolved = overlaid(self.base, values)
+            where = {key: f"set {key}" for key in values}
+            layer = Layer("set", dict(values), where, declared="row", typed=True)
+            resolved = overlay(self.base, layer) if values else self.base
             if resolved.generation.token_healing:
                 place = resolved.origins.get("token_healing", "set")
-                raise UsageError(
-                    f"token_healing ({place}): a tree keeps the tokens before the cursor",
-                    hint="genctl run --token-healing heals the end of a prompt",
-                )
+                raise UsageError(f"token_healing ({place}): a tree keeps the tokens before the cursor")
             self._resolved[key] = resolved
         return self._resolved[key]
 
@@ -252,7 +236,7 @@ class Explorer:
 
         ids = (*self.tree.ids(node), *given)
         request = Request(name, resolved, seed, prompt_ids=ids)
-        written = len(ids) - self.tree.length(ROOT)
+        written = len(ids) - len(self.tree.opened.prompt_ids)
         knob = next((knob for knob in GRAMMARS if getattr(resolved.generation, knob) is not None), "")
         if not knob or not written:
             return request
@@ -287,7 +271,7 @@ class Explorer:
             scores, stages = trace.run_traced(lane.processors, history, scores, may_end=True)
             after_eos = self.ending(node) is not None
             found = Distribution(node, logits, scores, stages, self.piece, after_eos=after_eos)
-            _remember(self._distributions, key, found)
+            remember(self._distributions, key, found)
         return self._distributions[key]
 
     def check_finite(self, logits: Tensor, node: int, more: Sequence[int], resolved: Resolved) -> None:
@@ -312,17 +296,14 @@ class Explorer:
         """The detokenizer after a node. Not to be written to: `fork` it."""
         from genctl.models.text import detokenizer
 
-        missing, here = [], node
-        while here not in self._words and here != ROOT:
-            missing.append(here)
-            here = self.tree.nodes[here].parent
-        words = self._words.get(here) or detokenizer(self.session.loaded.tokenizer).after(self.tree.opened.prompt_ids)
-        if missing:
-            words = words.fork()
-            for each in reversed(missing):
+        if node not in self._words:
+            known = None if node == ROOT else self._words.get(self.tree.nodes[node].parent)
+            tokenizer, prompt_ids = self.session.loaded.tokenizer, self.tree.opened.prompt_ids
+            words = known.fork() if known else detokenizer(tokenizer).after(prompt_ids)
+            for each in [node] if known else self.tree.path(node):
                 words.push(self.tree.nodes[each].id)
-            _remember(self._words, node, words)
-        return words
+            remember(self._words, node, words)
+        return self._words[node]
 
     def text(self, node: int, above: int = ROOT) -> str:
         """The text from `above` down to `node`, whole characters: without the prompt's."""
@@ -334,18 +315,3 @@ class Explorer:
         from genctl.models.text import detokenizer
 
         return detokenizer(self.session.loaded.tokenizer).piece(id)
-
-
-def _remember(cache: dict[Any, Any], key: Any, value: Any) -> None:
-    """Add an entry to a cache, and drop its oldest one beyond CACHED."""
-    cache[key] = value
-    if len(cache) > CACHED:
-        del cache[next(iter(cache))]
-
-
-def overlaid(base: Resolved, values: Mapping[str, Any]) -> Resolved:
-    """Settings with others above them. Raises PresetError."""
-    if not values:
-        return base
-    where = {key: f"set {key}" for key in values}
-    return overlay(base, Layer("set", dict(values), where, declared="row", typed=True))

@@ -1,9 +1,12 @@
-"""The file of a tree (`genctl.io.sessions`): a line for each change."""
+"""The file of a tree (`genctl.io.sessions`): a line for each change.
+
+`events_of` makes a tree the events of one search.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +17,12 @@ from genctl.config.layers import Layer
 from genctl.config.listed_knobs import LISTS
 from genctl.config.settings import SavedLayer, objections
 from genctl.errors import InputError, printable
+from genctl.events import Began, Ended, Event, Finished, Hypothesis, Row, Stepped, Token
 from genctl.io.output import open_beside
 from genctl.io.sessions import begin_session, continue_session, damaged, decoded, read_session
 from genctl.io.sink import Sink
 from genctl.params import Generation, knobs
-from genctl.tree.token_tree import KINDS, SCHEMA, Change, TokenTree, TreeOpened, TreeStep
+from genctl.tree.token_tree import KINDS, ROOT, SCHEMA, Change, TokenTree, TreeOpened, TreeStep
 
 ALLOWED = frozenset({*knobs(Generation), *LISTS})
 
@@ -33,14 +37,16 @@ def create(path: Path | Sink, opened: TreeOpened, changes: Iterable[Change] = ()
     return sink
 
 
-def reopen(path: Path) -> tuple[Sink, TokenTree, list[str]]:
-    """The file of a tree, to be continued, the tree, and notes on settings that it may not bring along.
+def reopen(path: Path, note: Callable[[str], object]) -> tuple[Sink, TokenTree]:
+    """The file of a tree, to be continued, and the tree. `note` receives what `allowed` leaves out.
 
     Raises InputError if the file is not a tree or is damaged, and as `continue_session` does.
     """
-    name, notes = printable(str(path)), list[str]()
-    tree, sink, _ = continue_session(path, lambda lines: _read(lines, name, notes))
-    return sink, tree, notes
+    notes: list[str] = []
+    tree, sink, _ = continue_session(path, lambda lines: _read(lines, printable(str(path)), notes))
+    for each in notes:
+        note(each)
+    return sink, tree
 
 
 def changes_of(tree: TokenTree) -> Iterator[Change]:
@@ -80,21 +86,20 @@ def _read(lines: Iterator[bytes], name: str, notes: list[str]) -> TokenTree:
 
 def _opened(line: bytes, name: str, notes: list[str]) -> TreeOpened:
     """The first line of a file. Raises InputError."""
-    if not line:
-        raise InputError(f"{name} is not the file of a tree: it has no whole line")
     try:
         data = decoded(line)
-        schema = data.get("schema")
-        if not str(schema).startswith("genctl-tree/"):
-            raise InputError(f"{name} is not the file of a tree", hint="genctl explore --save writes one")
-        if schema != SCHEMA:
-            other = f"{name} has the format {schema!r:.40} of another version of genctl"
-            raise InputError(other, hint=f"this version reads {SCHEMA}")
+    except ValueError:
+        data = {}
+    schema = data.get("schema")
+    if not str(schema).startswith("genctl-tree/"):
+        raise InputError(f"{name} is not the file of a tree", hint="genctl explore --save writes one")
+    if schema != SCHEMA:
+        other = f"{name} has the format {schema!r:.40} of another version of genctl"
+        raise InputError(other, hint=f"this version reads {SCHEMA}")
+    try:
         opened: TreeOpened = events.from_json(data, KINDS)
     except ValueError as error:
-        if line.startswith(b'{"event": "treeopened"'):
-            raise InputError(f"{name} is damaged at line 1: {error}") from None
-        raise InputError(f"{name} is not the file of a tree", hint="genctl explore --save writes one") from None
+        raise InputError(f"{name} is damaged at line 1: {error}") from None
     layers = [SavedLayer(**{**layer, "values": allowed(layer["values"], notes)}) for layer in opened.layers]
     return replace(opened, layers=tuple(layers))
 
@@ -114,3 +119,40 @@ def allowed(values: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         note = f"the tree's {printable(key)} = {shown(values[key])} is not used: it {why}"
         notes += [note] if note not in notes else []
     return {key: value for key, value in values.items() if key not in refused}
+
+
+# -- a tree as the events of one search --------------------------------------------------------------------------------
+
+LANE = "0"
+
+
+def events_of(tree: TokenTree) -> Iterator[Event]:
+    """What shows recorded runs shows a tree by these: a step for each depth, and a result for each end of a branch.
+
+    The results are ranked by their log-probability; the current branch comes first.
+    """
+    opened = tree.opened
+    yield Began(LANE, opened.prompt, "explore", opened.model, None, {"length_penalty": 0.0}, 1, shown=opened.shown)
+    leaves = sorted(set(tree.leaves) - {ROOT}, key=lambda leaf: (leaf != tree.tip, -tree.joints[leaf], leaf))
+    results: dict[int, Hypothesis] = {}
+    for leaf in leaves:
+        nodes, joint = [tree.nodes[each] for each in tree.path(leaf)], tree.joints[leaf]
+        ids, text = tuple(node.id for node in nodes), "".join(node.text for node in nodes)
+        results[leaf] = Hypothesis(ids, joint, joint, "stop", joint, None, "end of the branch", text)
+    level, step = [ROOT], 0
+    while level:
+        rows: list[tuple[int, Row]] = []
+        ended: list[Ended] = []
+        for place, parent in enumerate(level):
+            for child in tree.children(parent):
+                node, joint = tree.nodes[child], tree.joints[child]
+                token = Token(node.id, node.logprob, node.text, node.rank, node.entropy)
+                if child in results:
+                    ended.append(Ended(LANE, place, (token,), results[child]))
+                else:
+                    rows.append((child, Row(LANE, place, (token,), joint, joint)))
+        level = [child for child, _ in rows]
+        if rows or ended:
+            yield Stepped(LANE, step, tuple(row for _, row in rows), tuple(ended))
+        step += 1
+    yield Finished(LANE, tuple(results.values()), len(opened.prompt_ids))

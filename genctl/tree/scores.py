@@ -1,4 +1,4 @@
-"""The model's scores after each node. The caches of texts stay, so that a later text reads only what is new.
+"""The model's scores after each node, and the distribution of the next token that they make.
 
 The caches are those of the engine (`prefix_cache.KeptTexts`), which generations continue, too. Beyond the bound of
 memory the least recently used one is dropped, and its text is read again when it is visited: the numbers are the same.
@@ -6,20 +6,34 @@ memory the least recently used one is dropped, and its text is read again when i
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from genctl.decode.processors import trace
+from genctl.decode.processors.trace import Stage
 from genctl.decode.runtime import Pass
 from genctl.decode.types import Prefix
 from genctl.engines.session import Session
 from genctl.errors import InputError, ModelError
+from genctl.events import Trace
+from genctl.kernels.ops import log_softmax
+from genctl.tree.commands import Alternative
 from genctl.tree.token_tree import TokenTree
 
-AT_ONCE = 2**24  # most logits of a pass; a longer text is read in several passes
-LOGITS = 2**26  # bytes of cached scores, besides those of the newest node
+CACHED = 64  # scores, distributions and detokenizers, each after a node
+
+
+def remember(cache: dict[Any, Any], key: Any, value: Any) -> None:
+    """Add an entry to a cache, and drop its oldest one beyond CACHED."""
+    cache[key] = value
+    if len(cache) > CACHED:
+        del cache[next(iter(cache))]
 
 
 class BranchScores:
@@ -33,43 +47,28 @@ class BranchScores:
                 hint="genctl run and genctl beam show how it writes",
             )
         session.keep_texts(memory)
-        self.read_tokens = 0  # that went through the model, to see what is read again
-        self._scores: OrderedDict[tuple[int, ...], Tensor] = OrderedDict()  # the newest last
+        self.read_tokens = 0  # that went through the model
+        self._scores: dict[tuple[int, ...], Tensor] = {}
         self._newest: tuple[tuple[int, ...], Prefix] | None = None  # the text that was read last
 
     def scores(self, node: int) -> Tensor:
-        """The model's logits after a node, f32 [V], on the CPU. Not to be written to."""
+        """The model's logits after a node, f32 [V], on the CPU. Do not change them in place."""
         return self.after(self.tree.ids(node))
 
     def after(self, ids: tuple[int, ...]) -> Tensor:
         """The model's logits after a text, f32 [V], on the CPU. Raises InputError if it has no token."""
-        if ids in self._scores:
-            self._scores.move_to_end(ids)
-        else:
+        if ids not in self._scores:
             if not ids:
                 raise InputError("the first token has no token before it, so the model gives it no probability")
-            self._keep(ids, self._read(ids).logits[0])
+            remember(self._scores, ids, self._read(ids).logits[0].float().cpu().clone())
         return self._scores[ids]
-
-    def given(self, node: int, ids: Sequence[int]) -> list[Tensor]:
-        """The logits from which each of some tokens that are given after a node is chosen, f32 [V] each.
-
-        They are read in as few passes as the model allows.
-        """
-        text = self.tree.ids(node)
-        first = self.scores(node)
-        rest = self._read_all((*text, *ids[:-1]), len(text)) if len(ids) > 1 else []
-        if rest is None:
-            rest = [self.after((*text, *ids[:place])) for place in range(1, len(ids))]
-        return [first, *rest]
 
     def continuations(self, node: int, endings: Sequence[tuple[int, ...]]) -> list[Tensor]:
         """The logits after each ending (none empty, all equally long) of the branch down to `node`, f32 [V] each.
 
         Endings are read in one pass where rows may share one.
         """
-        text, count = self.tree.ids(node), len(endings[0])
-        abilities = self.forward.abilities
+        text, count, abilities = self.tree.ids(node), len(endings[0]), self.forward.abilities
         prefix = None
         if abilities.together and self._saves and len(text) + count <= self.forward.bound:
             prefix = self._read(text)
@@ -79,20 +78,16 @@ class BranchScores:
         cache = prefix.cache.select(rows, room=count)
         feed = torch.tensor(endings, dtype=torch.long, device=self.forward.device)
         self.read_tokens += feed.numel()
-        output = None
         for part in [feed] if abilities.reads_several(True) else torch.split(feed, 1, 1):
             output = self.forward(Pass(part, cache, keep=1))
             assert output.cache is not None
             cache = output.cache
-        assert output is not None
         return list(output.logits[:, -1].float().cpu())
 
     def forget(self) -> None:
-        """Drop the scores, for instance because the tree has other settings now."""
+        """Drop all scores, but not the caches of texts."""
         self._scores.clear()
         self._newest = None
-
-    # -- reading -------------------------------------------------------------------------------------------------------
 
     def _read(self, ids: tuple[int, ...]) -> Prefix:
         """A text, read from where its cache ends."""
@@ -113,33 +108,80 @@ class BranchScores:
     def _saves(self) -> bool:
         return self.forward.abilities.supports_cache and self.forward.abilities.savable
 
-    def _read_all(self, ids: tuple[int, ...], begin: int) -> list[Tensor] | None:
-        """The logits after each token from place `begin` on, in few passes; None where each needs a pass of its own."""
-        if not self._saves or not self.forward.abilities.reads_several(True) or len(ids) > self.forward.bound:
-            return None
-        cache = self._read(ids[:begin]).cache
-        if cache is None or not cache.is_plain:
-            return None
-        row = torch.zeros(1, dtype=torch.long, device=self.forward.device)
-        cache = cache.select(row, room=len(ids) - begin)
-        tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.forward.device)
-        size = max(AT_ONCE // self.forward.vocab_size, 1)
-        found: list[Tensor] = []
-        for at in range(begin, len(ids), size):
-            feed = tokens[:, at : at + size]
-            history = tokens[:, : at + size] if self.forward.wants_history(at) else None
-            output = self.forward(Pass(feed, cache, keep=feed.shape[1], history=history))
-            assert output.cache is not None
-            cache = output.cache
-            found += output.logits[0].float().cpu()
-        self.read_tokens += len(ids) - begin
-        if self.session.texts is not None and self.session.texts.grows:
-            self.session.texts.keep(Prefix(tokens, cache, output.logits[:, -1]))
-        self._keep(ids, found[-1])
-        return found
 
-    def _keep(self, ids: tuple[int, ...], logits: Tensor) -> None:
-        self._scores[ids] = logits.float().cpu().clone()
-        most = max(LOGITS // (4 * self.forward.vocab_size), 64)
-        while len(self._scores) > most:
-            self._scores.popitem(last=False)
+class Distribution:
+    """The distribution of the token after a node, over V tokens."""
+
+    def __init__(
+        self,
+        node: int,
+        logits: Tensor,  # f32 [V], the model's
+        scores: Tensor,  # f32 [1, V], after the processors
+        stages: Sequence[Stage],
+        piece: Callable[[int], str],
+        *,
+        after_eos: bool = False,  # whether the text has ended before
+    ) -> None:
+        self.node, self.stages, self._piece, self.after_eos = node, stages, piece, after_eos
+        self.logprobs: NDArray[np.float32] = log_softmax(logits[None])[0].cpu().numpy()
+        self.processed = processed_logprobs(scores[0]).float().cpu().numpy() if stages else self.logprobs
+
+    def __len__(self) -> int:
+        """V."""
+        return len(self.logprobs)
+
+    @cached_property
+    def order(self) -> NDArray[np.int64]:
+        """The ids by the model's probability, the most probable first; equal ones by id."""
+        return np.argsort(-self.logprobs, kind="stable")
+
+    @cached_property
+    def ranks(self) -> NDArray[np.int64]:
+        """The rank of each id by the model's probability, from 1."""
+        ranks = np.empty(len(self), np.int64)
+        ranks[self.order] = np.arange(1, len(self) + 1)
+        return ranks
+
+    @cached_property
+    def entropy(self) -> float:
+        """The entropy of the model's distribution, in nats."""
+        possible = self.logprobs[self.logprobs > -np.inf].astype(np.float64)
+        return float(-(np.exp(possible) * possible).sum()) + 0.0
+
+    def of(self, id: int) -> Alternative:
+        """One token."""
+        remover = ""
+        if self.processed[id] == -np.inf:
+            remover = next((stage.name for stage in self.stages if not is_alive(stage.after[0, id])), "")
+        logprob, processed = float(self.logprobs[id]), float(self.processed[id])
+        return Alternative(id, self._piece(id), int(self.ranks[id]), logprob, processed, remover)
+
+    def at(self, rank: int) -> Alternative:
+        """The token of a rank, from 1 to V."""
+        return self.of(int(self.order[rank - 1]))
+
+    def top(self, count: int) -> list[Alternative]:
+        """The `count` most probable tokens."""
+        return [self.of(int(id)) for id in self.order[:count]]
+
+    def containing(self, text: str) -> Iterator[Alternative]:
+        """The tokens whose text contains `text`, the most probable first."""
+        wanted = text.casefold()
+        return (self.of(int(id)) for id in self.order if wanted in self._piece(int(id)).casefold())
+
+    def why(self, id: int) -> tuple[Trace, ...]:
+        """What each processor did to one token, in their order."""
+        stages = [Stage(one.name, one.before.cpu(), one.after.cpu()) for one in self.stages]
+        return trace.traces(stages, torch.zeros(1, dtype=torch.long), torch.tensor([id]))[0]
+
+
+def is_alive(scores: Tensor) -> Tensor:
+    """bool, of the shape of `scores`: whether a token may still be chosen after processors."""
+    return scores > torch.finfo(scores.dtype).min
+
+
+def processed_logprobs(scores: Tensor) -> Tensor:
+    """Log-probabilities f64 [V] of scores [V] after processors; -inf: removed, which all tokens may be."""
+    alive = is_alive(scores)
+    remaining = scores.double().masked_fill(~alive, -torch.inf)
+    return remaining.log_softmax(-1) if bool(alive.any()) else remaining

@@ -141,10 +141,6 @@ class TokenTree:
         """The prompt's tokens and those down to `node`."""
         return (*self.opened.prompt_ids, *(self.nodes[each].id for each in self.path(node)))
 
-    def length(self, node: int) -> int:
-        """The number of tokens down to `node`, the prompt's included."""
-        return len(self.opened.prompt_ids) + self.depths[node]
-
     def above(self, node: int, depth: int) -> int:
         """The node `depth` tokens after the prompt on the branch down to `node`, which is no higher itself."""
         while self.depths[node] > depth:

@@ -1,26 +1,54 @@
-"""The commands that write: the decode loop continues a branch, with what the cache has of it.
+"""The commands that need the model or change the settings; moves are in `token_tree`.
 
-The branch is the prompt, so the tokens are those that `genctl run` writes for the same ids, settings and seed; but the
-text of a grammar begins after the prompt of the tree.
+Tokens are those that `genctl run` writes for the same ids, settings and seed: the branch is the prompt, but the text of
+a grammar begins after the prompt of the tree.
+
+`expand` is a best-first search: of all texts that are not complete, the most probable is continued first. A text is
+never more probable than what it begins with, so complete ones come out in order, and no continuation that is left out
+is more probable than one that is found. A text after which the processors leave no token is a dead end, of probability
+0, and comes last.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from itertools import chain
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from genctl.config import presets
+from genctl.decode.processors import Processor, trace
 from genctl.engines.protocol import Flow, Report, Request
-from genctl.errors import GenctlError, InputError, ModelError, UsageError
-from genctl.events import Began, Ended, Failed, Stepped
+from genctl.errors import GenctlError, InputError, ModelError, PresetError, UsageError
+from genctl.events import Began, Ended, Failed, Stepped, Token
 from genctl.events.results import Collector
 from genctl.events.results import Sequence as TokenSequence
 from genctl.params import knobs
-from genctl.tree.expanding import MOST, BestFirst
+from genctl.tree import saved
+from genctl.tree.commands import (
+    Alternative,
+    BranchText,
+    Continuation,
+    Covered,
+    Result,
+    Saved,
+    Settings,
+    Shown,
+    TokenWritten,
+    Why,
+    Wrote,
+)
 from genctl.tree.explorer import Explorer
-from genctl.tree.results import Continuation, Covered, Result, Searching, TokenWritten, Wrote
+from genctl.tree.scores import Distribution, processed_logprobs
+from genctl.tree.token_tree import At
 
 _ERRORS: dict[str, type[GenctlError]] = {"model": ModelError, "usage": UsageError}
 
@@ -54,7 +82,7 @@ def sample(explorer: Explorer, k: int, n: int | None) -> Iterator[Result]:
     """`k` continuations, drawn together, each with its own seed."""
     values = _with(explorer.tree.settings, max_new_tokens=n)
     if not explorer.resolved(values).generation.do_sample:
-        values["do_sample"] = True
+        values |= {"do_sample": True}
     if explorer.resolved(values).generation.temperature == 0.0:
         raise UsageError("sample draws tokens, and temperature = 0 takes the best one", hint="set temperature=1")
     yield from _write(explorer, [values] * k)
@@ -132,8 +160,8 @@ def _write(explorer: Explorer, entries: Sequence[dict[str, Any]], given: tuple[i
         explorer.request(str(number), before, one, explorer.seed(number), given)
         for number, one in enumerate(resolved, tree.runs + 1)
     ]
-    for request in requests[:1]:
-        explorer.session.planner.plan(request, Report())  # raises, before anything is written, what would fail
+    if requests:
+        explorer.session.planner.plan(requests[0], Report())  # raises, before anything is written, what would fail
     explorer.begin_step(len(requests))
     start = before
     for written in explorer.write_given(before, given, "take"):
@@ -158,7 +186,7 @@ def _streamed(explorer: Explorer, requests: Sequence[Request], start: int) -> It
     Rows that do not compete are written as they come, the results of a search when it is done.
     """
     collector, seeds = Collector(), dict[str, int | None]()
-    ends: dict[tuple[str, int], int] = {}  # of the rows that do not compete, by lane and slot
+    ends: dict[tuple[str, int | None], int] = {}  # of the rows that do not compete, by lane and slot
     flow = Flow(len(requests), interrupted=explorer.stop_reason)
     with closing(explorer.session.stream(iter(requests), Report(scores=True), flow)) as stream:
         for event in stream:
@@ -167,16 +195,12 @@ def _streamed(explorer: Explorer, requests: Sequence[Request], start: int) -> It
             if isinstance(event, Began):
                 seeds[event.lane] = event.seed
             elif isinstance(event, Stepped):
-                slots = [each.hypothesis.slot if isinstance(each, Ended) else each.slot for each in event.children]
-                if None in slots:
-                    yield Searching(event, start)
-                for slot, each in zip(slots, event.children, strict=True):
-                    if slot is None:
-                        continue
-                    for token in each.written:
-                        node = ends.get((event.lane, slot), start)
-                        written = explorer.write(node, token, "generate", seeds[event.lane], start)
-                        ends[event.lane, slot] = written.token.node
+                for each in event.children:
+                    slot = each.hypothesis.slot if isinstance(each, Ended) else each.slot
+                    for token in () if slot is None else each.written:
+                        row = event.lane, slot
+                        written = explorer.write(ends.get(row, start), token, "generate", seeds[event.lane], start)
+                        ends[row] = written.token.node
                         yield written
             if (result := collector.feed(event)) is not None:
                 for sequence in result.sequences:
@@ -198,3 +222,209 @@ def _ended(explorer: Explorer, sequence: TokenSequence, seed: int | None, start:
         node = child
     score = hypothesis.score if hypothesis.slot is None else None
     yield Wrote(node, start, hypothesis.reason, explorer.text(node, start), hypothesis.logprob, seed, score)
+
+
+# -- expand: best first ------------------------------------------------------------------------------------------------
+
+MOST = 1000  # texts that are continued, where nobody says how many
+ROWS = 16  # in one pass
+NEAR = math.log(10.0)  # siblings are read along that are no less probable than a tenth
+BLOCK = 1024  # tokens after a text that are held at once
+
+
+@dataclass(frozen=True, eq=False)
+class ReadText:
+    """A text that was read: a block of the tokens after it, the most probable first."""
+
+    written: tuple[Token, ...]  # after the start
+    total: float  # log-probability by the distribution that is expanded
+    begin: int  # place of the block among all tokens
+    ids: NDArray[np.int64]
+    totals: NDArray[np.float64]  # log-probability of each token, after the processors
+    logprobs: NDArray[np.float64]  # the model's own
+    ranks: NDArray[np.int64]
+    entropy: float
+    more: bool  # whether further tokens are possible
+
+    def child(self, place: int) -> tuple[tuple[Token, ...], float]:
+        """The text with one more token, and its log-probability."""
+        token = Token(
+            int(self.ids[place]), float(self.logprobs[place]), rank=int(self.ranks[place]), entropy=self.entropy
+        )
+        return (*self.written, token), self.total + float(self.totals[place])
+
+
+class BestFirst:
+    """The texts after a node, best first."""
+
+    def __init__(self, explorer: Explorer, start: int, depth: int, most: int) -> None:
+        self.explorer, self.start, self.depth, self.most = explorer, start, depth, most
+        resolved = explorer.resolved()
+        request = explorer.request("", start, resolved, explorer.seed(explorer.tree.runs + 1))
+        lane = explorer.session.planner.plan(request, Report()).lane
+        self.processors: Sequence[Processor] = lane.processors
+        if resolved.generation.ban:
+            words = "expand only goes forward, and ban takes back what was written"
+            raise UsageError(words, hint="leave out one of them")
+        self.resolved = resolved
+        self.eos, self.logprobs = lane.eos, lane.strategy.traits.space == "logprobs"
+        self.ends = {(id,) for id in lane.eos}
+        self.read = 0  # texts that were continued
+        self.exhausted = False  # `most` were
+        self._read: dict[tuple[int, ...], ReadText] = {}  # read along with others, not needed yet
+        self.dead: list[tuple[Token, ...]] = []  # texts that nothing can follow
+
+    def texts(self) -> Iterator[tuple[tuple[Token, ...], float]]:
+        """The complete texts and their log-probabilities, the most probable first; equal ones by their ids."""
+        heap: list[tuple[float, tuple[int, ...], int, ReadText]] = []
+
+        def push(text: ReadText, place: int) -> None:
+            if not text.begin and not len(text.ids):
+                self.dead.append(text.written)
+            if place == len(text.ids) and text.more:
+                text, place = self._continued(text), 0
+            if place < len(text.ids):
+                written, total = text.child(place)
+                heapq.heappush(heap, (-total, tuple(token.id for token in written), place, text))
+
+        push(self._block((), 0.0, self.explorer.branches.scores(self.start), 0), 0)
+        self.read += 1
+        while heap:
+            _, ids, place, parent = heapq.heappop(heap)
+            written, total = parent.child(place)
+            if ids[-1] in self.eos or len(ids) == self.depth:
+                yield written, total
+            elif ids in self._read or self.read < self.most:
+                push(self._text(ids, parent, place), 0)
+            else:
+                self.exhausted = True
+                return
+            push(parent, place + 1)
+
+    def _text(self, ids: tuple[int, ...], parent: ReadText, place: int) -> ReadText:
+        """Read a text, and siblings of it that are about as probable, in one pass."""
+        if ids not in self._read:
+            least = float(parent.totals[place]) - NEAR
+            rows: list[tuple[tuple[int, ...], int]] = []
+            for other in range(place, len(parent.ids)):
+                sibling = (*ids[:-1], int(parent.ids[other]))
+                if parent.totals[other] < least or len(rows) == min(ROWS, self.most - self.read):
+                    break
+                if sibling[-1] not in self.eos and sibling not in self._read:
+                    rows.append((sibling, other))
+            scores = self.explorer.branches.continuations(self.start, [sibling for sibling, _ in rows])
+            self.read += len(rows)
+            for (sibling, other), logits in zip(rows, scores, strict=True):
+                self._read[sibling] = self._block(*parent.child(other), logits, 0)
+        return self._read.pop(ids)
+
+    def _continued(self, text: ReadText) -> ReadText:
+        """The next block of tokens after a text, which is read again."""
+        ids = tuple(token.id for token in text.written)
+        branches = self.explorer.branches
+        logits = branches.continuations(self.start, [ids])[0] if ids else branches.scores(self.start)
+        return self._block(text.written, text.total, logits, text.begin + BLOCK)
+
+    def _block(self, written: tuple[Token, ...], total: float, logits: torch.Tensor, begin: int) -> ReadText:
+        device = self.explorer.session.forward.device
+        given = [token.id for token in written]
+        self.explorer.check_finite(logits, self.start, given, self.resolved)
+        own = logits.double().log_softmax(-1)
+        processed = own
+        if self.processors:
+            history = torch.tensor([[*self.explorer.tree.ids(self.start), *given]], device=device)
+            scores = logits[None].to(device)
+            scores = scores.log_softmax(-1) if self.logprobs else scores
+            try:
+                scores = trace.run_checked(self.processors, history, scores)
+            except GenctlError:  # no token is left, or one processor at a time says what is wrong
+                scores, _ = trace.run_traced(self.processors, history, scores, may_end=True)
+            processed = processed_logprobs(scores[0]).cpu()
+        values = processed.numpy()
+        possible = int((values > -np.inf).sum())
+        order = np.argsort(-values, kind="stable")[begin : min(begin + BLOCK, possible)]
+        model = own.numpy()
+        ranks = len(model) - np.searchsorted(np.sort(model), model[order], side="right") + 1
+        entropy = float(torch.special.entr(own.exp()).numpy().sum())
+        more = begin + len(order) < possible
+        return ReadText(written, total, begin, order, values[order], model[order], ranks, entropy, more)
+
+
+# -- commands that write no token ------------------------------------------------------------------------------------
+
+FOUND = 20  # tokens that `find` lists
+
+
+def undo(explorer: Explorer) -> Iterator[At]:
+    """Take back the last step."""
+    note = "" if explorer.tree.steps else "nothing is left to undo"
+    if not note:
+        explorer.undo()
+    yield replace(explorer.tree.at, note=note)
+
+
+def set_knob(explorer: Explorer, key: str, value: Any) -> Iterator[Settings]:
+    """A setting of what follows."""
+    yield _set(explorer, {**explorer.tree.settings, key: value})
+
+
+def preset(explorer: Explorer, name: str) -> Iterator[Settings]:
+    """The settings of a preset, and no others."""
+    values: dict[str, Any] = {}
+    for layer in presets.load([name]):
+        for error in layer.broken:
+            raise error
+        values |= layer.values
+    yield _set(explorer, {key: value for key, value in values.items() if key != "about"})
+
+
+def _set(explorer: Explorer, values: dict[str, Any]) -> Settings:
+    try:
+        resolved = explorer.resolved(values)
+    except PresetError as error:
+        raise UsageError(error.message, hint=error.hint) from None
+    explorer.session.plan(resolved)
+    explorer.begin_step(settings=values)
+    return Settings(values)
+
+
+def show(explorer: Explorer, n: int) -> Iterator[Shown]:
+    """The n most probable tokens at the cursor."""
+    found = explorer.distribution(explorer.tree.cursor)
+    yield _shown(explorer, found, found.top(n))
+
+
+def find(explorer: Explorer, text: str) -> Iterator[Shown]:
+    """The tokens at the cursor that have this text, FOUND at most."""
+    found = explorer.distribution(explorer.tree.cursor)
+    yield _shown(explorer, found, list(islice(found.containing(text), FOUND)))
+
+
+def _shown(explorer: Explorer, found: Distribution, listed: list[Alternative]) -> Shown:
+    """Tokens of a distribution, each with the node where the tree has it, and the effect of each processor."""
+    mass = float(np.exp(np.array([each.logprob for each in listed], np.float64)).sum())
+    placed = (replace(each, node=explorer.tree.child(found.node, each.id)) for each in listed)
+    return Shown(found.node, found.entropy, mass, tuple(placed), found.why(int(found.order[0])), found.after_eos)
+
+
+def why(explorer: Explorer) -> Iterator[Why]:
+    """What each processor did to the token under the cursor; at the end of a branch, to the most probable one."""
+    distribution, under = explorer.distribution(explorer.tree.cursor), explorer.tree.under()
+    id = distribution.at(1).id if under is None else explorer.tree.nodes[under].id
+    yield Why(distribution.of(id), distribution.why(id), distribution.after_eos)
+
+
+def text(explorer: Explorer) -> Iterator[BranchText]:
+    """The text of the branch."""
+    tip = explorer.tree.tip
+    yield BranchText(tip, explorer.text(tip), explorer.tree.opened.prompt)
+
+
+def save(explorer: Explorer, name: str) -> Iterator[Saved]:
+    """Save the tree in a new file, without what was undone; what follows goes there. Raises OutputError."""
+    if name == "-":
+        raise UsageError("a tree is a file that is read again; give it a name")
+    file = saved.create(Path(name), explorer.tree.opened, saved.changes_of(explorer.tree))
+    explorer.close()
+    explorer.file = file
+    yield Saved(name)

@@ -13,7 +13,7 @@ from genctl.commands.run.options import RunOptions
 from genctl.commands.run.screen import wants_bar
 from genctl.events import Row, Stepped, Token
 from genctl.io.record_output import RowTally
-from genctl.terminal.progress_bars import RowsBar
+from genctl.terminal.live_region import RowsBar
 from tests.cli.tool import _Stream, genctl
 from tests.terminal.streams import Clock, Terminal, console, written
 

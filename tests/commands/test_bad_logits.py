@@ -13,7 +13,7 @@ from genctl.engines.session import Session
 from genctl.errors import ModelError
 from genctl.models import resolve
 from genctl.params import Runtime
-from genctl.tree.results import Continuation, Covered, Shown
+from genctl.tree.commands import Continuation, Covered, Shown
 from tests.cli.tool import genctl
 from tests.tree.trees import explorer, stories
 
@@ -123,7 +123,7 @@ def test_a_place_without_tokens_can_be_looked_at() -> None:
     tree.all(f"take id:{SAID} 0")
     tree.all("end")
     distribution = tree.distribution(tree.tree.cursor)
-    assert distribution.is_dead
+    assert (distribution.processed == -float("inf")).all()
     (shown,) = tree.all("show 5")
     assert isinstance(shown, Shown)
     assert all(each.chance == 0.0 and each.removed_by for each in shown.alternatives)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from genctl.commands.explore.keys import edit_line
+from genctl.commands.explore.panes import edit_line
 from genctl.engines.server import client as address
 from genctl.errors import SECRETS, InputError, without_secrets
 from genctl.tree.commands import parse

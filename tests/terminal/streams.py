@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pyte
 from rich.console import Console
 
 from genctl.events import Alternative, Began, Ended, Event, Finished, Hypothesis, Prefilled, Row, Stepped, Token, Trace
+from genctl.events.history import LaneHistory
 from tests import screens
 
 SCREENS = Path(__file__).parent / "screens"
@@ -154,3 +155,11 @@ def woven(*lanes: Iterator[Event]) -> Iterator[Event]:
                 waiting.remove(one)
             else:
                 yield event
+
+
+def history(events: Iterable[Event]) -> LaneHistory:
+    """What the events of one lane come to."""
+    found = LaneHistory("0")
+    for event in events:
+        found = found.after(event)
+    return found

@@ -14,12 +14,10 @@ from rich.console import Console
 
 from genctl.commands.run.run_view import RunView
 from genctl.events import Began, Event, Failed, Finished, Hypothesis, Row, Stepped, Token
-from genctl.events.history import LaneHistory
-from genctl.terminal.run_history import RunHistory
-from genctl.terminal.score_formula import formula, meaning, penalty_of
+from genctl.terminal.explain import formula, meaning, penalty_of
 from genctl.terminal.text_width import last_cells, wrap
 from tests.terminal.beams import random_searches, search
-from tests.terminal.streams import Clock, Terminal, check_screen, console, lane, woven, written
+from tests.terminal.streams import Clock, Terminal, check_screen, console, history, woven, written
 
 
 def play(events: Iterable[Event], out: Console, err: Console | None = None, **asked: Any) -> RunView:
@@ -30,28 +28,6 @@ def play(events: Iterable[Event], out: Console, err: Console | None = None, **as
             clock.now += 0.1
             view.feed(event)
     return view
-
-
-def history(events: Iterable[Event]) -> LaneHistory:
-    told = RunHistory()
-    for event in events:
-        told.feed(event)
-    (found,) = told.lanes.values()
-    return found
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_beams_evolve_and_the_finished_settle_into_a_table(width: int) -> None:
-    terminal, err, clock = Terminal(width, 24), console(width), Clock()
-    seen = []
-    with RunView(terminal.console, err, echo=True, clock=clock, beams=True) as view:
-        for event in search():
-            clock.now += 0.1
-            view.feed(event)
-            if isinstance(event, Stepped) and event.rows:
-                seen.append("\n".join(line for line in terminal.visible() if line))
-    rule = f"\n{'=' * width}\n"
-    check_screen(f"beam_{width}", f"{rule.join([*seen, terminal.everything()])}{'=' * width}\n{written(err)}")
 
 
 def test_several_returned_sequences_and_prompts_stand_in_labelled_blocks() -> None:
@@ -87,19 +63,6 @@ def test_the_screen_is_never_exceeded_and_nothing_is_left_of_what_moved(height: 
     assert "under way" not in text
     head = " ".join(text.split("\n\n")[0].split())
     assert head == " ".join(f"w{n}" for n in range(30)) + "."
-
-
-def test_a_wide_character_is_cut_whole_and_lines_stay_in_the_screen() -> None:
-    steps = [([(0, "漢字" * 12, -0.1), (0, "👩‍👩‍👧 é" * 9, -0.2)], []) for _ in range(3)]
-    terminal = Terminal(40, 12)
-    clock = Clock()
-    view = RunView(terminal.console, console(), clock=clock, beams=True)
-    for event in list(search(steps))[:-1]:
-        clock.now += 0.1
-        view.feed(event)
-    assert sum(line[2:6] == " 1  " or "-0.3" in line for line in terminal.visible()) >= 1
-    assert len([line for line in terminal.visible() if line]) <= 12
-    view.close()
 
 
 @given(st.text(), st.integers(1, 30))
@@ -169,18 +132,6 @@ def test_a_hostile_text_is_shown_and_not_obeyed() -> None:
     play(search([*steps, *ends], prompt="\x1b[5m\x07"), terminal.console, echo=True, labels=True)
     assert "␛[5m␇␛[2J[red]⟨U+202E⟩␛]0;x␇" in terminal.everything()
     assert not {"\x07", "\x9b", "\u202e", "\x00"} & set(written(terminal.console))
-
-
-def test_scores_and_what_processors_did_stand_under_the_text() -> None:
-    out = console()
-    play(search(), out, scores=True, top=2)
-    assert [line[:5].strip() for line in written(out).split("\n")[1:9]] == ["step", *"1234567"]
-
-
-def test_rows_that_do_not_compete_have_no_table() -> None:
-    out = console()
-    play(lane("0", [["a", "b"]]), out)
-    assert written(out) == "ab\n"
 
 
 def test_what_an_interruption_leaves_is_the_best_so_far() -> None:

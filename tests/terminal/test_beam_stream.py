@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 
 from genctl.commands.run.text_stream import StableTexts, recorded_prompt
-from genctl.events import Began, Ended, Event, Failed, Finished, Hypothesis, Row, Stepped, Token
+from genctl.events import Began, Ended, Event, Finished, Hypothesis, Row, Stepped, Token
 from tests.terminal.beams import STEPS, random_searches, search
-from tests.terminal.streams import lane, woven
+from tests.terminal.streams import lane
 
 
 def streamed(events: list[Event], **options: Any) -> list[str]:
@@ -83,13 +83,6 @@ def test_of_samples_the_first_streams_unless_they_will_be_reranked() -> None:
     assert streamed(slotted("best_of"))[-2] == ""
 
 
-def test_several_prompts_come_one_after_another_in_the_order_in_which_they_began() -> None:
-    events = list(woven(lane("0", [list("abcdef")]), lane("1", [["x"]]), lane("2", [["y"], ["z"]])))
-    out = streamed([*events, Failed("3", "input", "no")])
-    assert out[4 * 3] == "abc"
-    assert out[-1] == "abcdef\nx\ny\nz\n"
-
-
 def test_the_prompt_comes_once_before_each_of_its_texts() -> None:
     began, *rest = search(STEPS, returned=2, prompt="P")
     assert isinstance(began, Began)
@@ -97,15 +90,6 @@ def test_the_prompt_comes_once_before_each_of_its_texts() -> None:
     for answers, between in ((False, ""), (True, "\t")):
         events = [dataclasses.replace(began, encoder_decoder=answers), *rest]
         assert streamed(events, prompt=recorded_prompt)[-1] == "".join(f"P{between}{text}\n" for text in texts)
-
-
-def test_a_lane_that_fails_on_the_way_ends_its_line() -> None:
-    first = list(lane("0", [["a", "b"]]))[:3]
-    assert streamed([*first, Failed("0", "model", "no"), *lane("1", [["x"]])])[-1] == "a\nx\n"
-
-
-def test_an_interrupted_run_ends_its_line() -> None:
-    assert streamed(list(lane("0", [["a", "b", "c"]]))[:4])[-2:] == ["ab", "ab\n"]
 
 
 def test_a_result_that_contradicts_what_was_written_is_written_in_full() -> None:

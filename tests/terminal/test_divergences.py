@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from genctl.commands.run.beam_picture import picture, table
 from genctl.commands.run.run_view import RunView
 from genctl.events import Ended, Event, Finished, Hypothesis, Row, Stepped, Token
-from genctl.events.history import LaneHistory, Path
-from genctl.terminal.divergences import disambiguate, word_boundary
+from genctl.events.history import Path
 from genctl.terminal.live_layout import Look
+from genctl.terminal.text_width import disambiguate, word_boundary
 from tests.terminal.beams import search
-from tests.terminal.streams import Clock, console, written
+from tests.terminal.streams import Clock, console, history, written
 
 OPENING = " there was a curious girl named Poppy who lived in a town full of flowers. One day, Poppy woke up and"
 ENDINGS = (" looked", " listened", " lay", " left")
@@ -23,21 +23,6 @@ def alike() -> list[Event]:
     words = [f" {word}" for word in OPENING.split()]
     steps = [([(0, word, -0.1)], []) for word in words]
     return list(search([*steps, ([], [(0, end, -0.1 * n, "length") for n, end in enumerate(ENDINGS, 1)])], returned=2))
-
-
-def lane(events: list[Event]) -> LaneHistory:
-    history = LaneHistory("0")
-    for event in events:
-        history = history.after(event)
-    return history
-
-
-def test_rows_of_the_table_that_begin_alike_show_where_they_differ_at_every_width() -> None:
-    for width in (44, 60, 80, 140):
-        lines = [line.plain for line in table(lane(alike()), 4, width)]
-        for place, (line, end) in enumerate(zip(lines[1:5], ENDINGS, strict=True)):
-            assert line.endswith(f"│ …{end.strip()}") or line.endswith(f"{OPENING}{end}"), (width, place, lines)
-        assert all(len(line) <= width for line in lines)
 
 
 def test_a_word_that_both_have_begun_is_shown_from_its_beginning() -> None:
@@ -91,11 +76,10 @@ def test_rows_that_differ_late_look_different_in_the_live_view_and_in_the_table_
     live = Stepped("0", 0, rows)
     over = Stepped("0", 1, (), tuple(Ended("0", place, (), one) for place, one in enumerate(ended)))
     for width in (60, 80, 140):
-        history = lane([began, prefilled, live])
-        drawn = picture(history, Path(), Look(), console(width, 20), beams=5)
+        drawn = picture(history([began, prefilled, live]), Path(), Look(), console(width, 20), beams=5)
         texts = [line.plain[31:] for line in drawn if line.plain[:4].strip().isdigit()]
         assert len(set(texts)) == 5, texts
-        done = lane([began, prefilled, live, over, Finished("0", tuple(ended))])
+        done = history([began, prefilled, live, over, Finished("0", tuple(ended))])
         shown = [line.plain.partition("│")[2] or line.plain for line in table(done, 5, width)][1:6]
         assert len(set(shown)) == 5, shown
         assert all(line.cell_len <= width for line in [*drawn, *table(done, 5, width)])

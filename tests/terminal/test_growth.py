@@ -15,11 +15,15 @@ from genctl.commands.recording import read_recording
 from genctl.commands.run.beam_picture import table
 from genctl.commands.run.run_view import RunView
 from genctl.commands.run.text_stream import StableTexts
+from genctl.commands.tree_formats import tree_json, tree_lines
 from genctl.events import Began, Ended, Event, Finished, Hypothesis, Row, Stepped, Token, to_json
 from genctl.events.history import LaneHistory, StablePrefix, common_ancestor
 from genctl.events.history import Path as Way
-from genctl.pages.page import PageData
-from genctl.pages.search_tree import SearchTrees
+from genctl.pages.page import PageData, page
+from genctl.pages.search_tree import SearchTree, SearchTrees
+from genctl.tree.saved import events_of
+from tests.terminal.streams import history
+from tests.tree.shapes import SHAPES, tree
 from tests.work import growth, lines
 
 SIZE = 60
@@ -59,12 +63,17 @@ def ends(strategy: str, slots: bool = False) -> Callable[[int], list[Event]]:
     return made
 
 
+def tree_events(shape: Callable[[int], Any]) -> Callable[[int], list[Event]]:
+    return lambda size: list(events_of(tree(shape(size))))
+
+
 RECORDINGS = {
     "lanes": lanes,
     "beam": ends("beam"),
     "diverse": ends("diverse-beam"),
     "sample": ends("sample", slots=True),
     "unknown": ends("explore"),
+    **{name: tree_events(shape) for name, shape in SHAPES.items()},
 }
 
 
@@ -72,17 +81,24 @@ def console() -> Console:
     return Console(file=io.StringIO(), width=80)
 
 
-def fed(view: Any, events: list[Event]) -> None:
+def fed(view: Any, events: list[Event]) -> Any:
     for event in events:
         view.feed(event)
+    return view
+
+
+def built(events: list[Event]) -> SearchTree:
+    return next(iter(fed(SearchTrees(), events).take_all()))
 
 
 USES: dict[str, Callable[[list[Event]], object]] = {
     "streamed": lambda events: fed(StableTexts(lambda text, dim: None), events),
     "shown": lambda events: fed(RunView(console(), console(), live=True, quiet=True), events),
     "shown as a search": lambda events: fed(RunView(console(), console(), quiet=True, beams=True), events),
-    "for a page": lambda events: fed(PageData(), events),
-    "as trees": lambda events: fed(SearchTrees(), events),
+    "a page": lambda events: page(fed(PageData(), events)),
+    "drawn": lambda events: tree_lines(built(events)),
+    "drawn in 80 columns": lambda events: tree_lines(built(events), 80),
+    "as JSON": lambda events: tree_json(built(events)),
 }
 
 
@@ -105,13 +121,6 @@ def test_a_recording_is_read(name: str, tmp_path: Path) -> None:
         return lambda: read_recording(str(file))
 
     assert growth(make, SIZE) < MOST
-
-
-def history(events: list[Event]) -> LaneHistory:
-    lane = LaneHistory("0")
-    for event in events:
-        lane = lane.after(event)
-    return lane
 
 
 def test_a_table_reads_the_texts_that_it_shows() -> None:

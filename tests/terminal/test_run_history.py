@@ -13,14 +13,11 @@ from hypothesis import strategies as st
 from genctl.errors import InputError
 from genctl.events import (
     Began,
-    CacheRead,
     Ended,
     Event,
     Failed,
-    Finished,
     Hypothesis,
     Loading,
-    Prefilled,
     Row,
     Stepped,
     Token,
@@ -28,7 +25,7 @@ from genctl.events import (
     from_json,
     to_json,
 )
-from genctl.events.history import LaneHistory, Path
+from genctl.events.history import Path
 from genctl.terminal.run_history import RunHistory, touched
 from tests.terminal.streams import STORY, lane, woven
 
@@ -117,18 +114,6 @@ def test_a_recording_read_back_tells_the_same_story(case: tuple[list[Event], dic
     assert plain(tell(replayed)) == plain(tell(events))
 
 
-def test_a_fork_shares_its_stem() -> None:
-    history = tell(
-        [
-            Stepped("0", 0, (Row("0", 0, (Token(1, -1.0, "a"),), -1.0, -1.0),)),
-            Stepped("0", 1, tuple(Row("0", 0, (Token(one, -1.0, "b"),), -2.0, -2.0) for one in (2, 3))),
-        ]
-    )
-    left, right = history.lanes["0"].rows
-    assert left != right
-    assert left.parent is right.parent
-
-
 def test_a_very_long_path_is_read_without_recursion() -> None:
     path = Path()
     for step in range(20_000):
@@ -136,25 +121,6 @@ def test_a_very_long_path_is_read_without_recursion() -> None:
     assert path.ids == tuple(range(20_000))
     assert len(path.text()) == 20_000
     assert path.parents == (0,) * 20_000
-
-
-def test_folding_a_late_step_costs_no_more_than_an_early_one() -> None:
-    # Counted in values made, not in seconds: a fold that copied the text would allocate with its length.
-    import tracemalloc
-
-    def cost(history: RunHistory, step: int) -> int:
-        event = Stepped("0", step, (Row("0", 0, (Token(step, -1.0, "word "),), -1.0, -1.0),))
-        tracemalloc.start()
-        history.feed(event)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return peak
-
-    early = tell([Began("0", "p", "sample")])
-    late = early
-    for step in range(5_000):
-        late.feed(Stepped("0", step, (Row("0", 0, (Token(step, -1.0, "word "),), -1.0, -1.0),)))
-    assert cost(late, 5_000) < 2 * cost(early, 0) + 1_000
 
 
 @pytest.mark.parametrize("parent", [1, -1, 99])
@@ -187,10 +153,7 @@ def test_a_processor_is_tallied_per_token_and_its_time_once_per_step() -> None:
     def traced(moved: float, removed: int, changed: bool) -> Token:
         return Token(1, -1.0, "x", trace=(Trace("top_k", removed, moved, changed, 0.5, 0.6, 0.25),))
 
-    rows = (
-        Row("0", 0, (traced(0.2, 10, True),), -1.0, -1.0, 0),
-        Row("0", 0, (traced(0.0, 0, False),), -1.0, -1.0, 1),
-    )
+    rows = (Row("0", 0, (traced(0.2, 10, True),), -1.0, -1.0, 0), Row("0", 0, (traced(0.0, 0, False),), -1.0, -1.0, 1))
     history = tell([Stepped("0", 0, rows), Stepped("0", 1, (Row("0", 0, (traced(0.1, 5, False),), -1.0, -1.0, 0),))])
     tally = history.tallies["top_k"]
     assert (tally.steps, tally.touched, tally.removed, tally.changed) == (3, 2, 15, 1)
@@ -203,16 +166,6 @@ def test_a_processor_is_tallied_per_token_and_its_time_once_per_step() -> None:
 def test_loading_is_shown_until_it_is_complete() -> None:
     assert tell([Loading("gpt2", 3, 4, "tensors")]).loading == Loading("gpt2", 3, 4, "tensors")
     assert tell([Loading("gpt2", 3, 4, "tensors"), Loading("gpt2", 4, 4, "tensors")]).loading is None
-
-
-def test_the_lane_keeps_what_it_was_told() -> None:
-    cache = CacheRead("0", 1, ({"layer": 0},))
-    finished = Finished("0", (), 3)
-    history = tell([Began("0", "p", "sample"), Prefilled("0", 3), cache, finished])
-    kept = history.lanes["0"]
-    assert (kept.prompt, kept.cache, kept.finished, kept.over) == ("p", cache, finished, True)
-    assert LaneHistory("1").prompt == ""
-    assert not LaneHistory("1").over
 
 
 def test_hypotheses_cut_by_an_interruption_are_found_among_the_live_rows() -> None:

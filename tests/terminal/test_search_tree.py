@@ -6,11 +6,9 @@ import json
 import re
 from typing import Any
 
-import pytest
 from hypothesis import given
 
 from genctl.commands.tree_formats import tree_json, tree_lines
-from genctl.errors import InputError
 from genctl.events import Began, Ended, Event, Failed, Finished, Hypothesis, Row, Stepped, Token
 from genctl.pages.search_tree import SearchTree, SearchTrees
 from tests.terminal.beams import random_searches, search
@@ -31,12 +29,6 @@ def drawn(events: Any, width: int | None = None) -> list[str]:
 
 def test_stems_are_shared_and_every_end_is_told() -> None:
     check_screen("tree_80", "\n".join(drawn(search(returned=2), 80)) + "\n")
-
-
-def test_the_best_sequence_runs_straight_down() -> None:
-    lines = drawn(search())
-    trunk = [line[5:].replace("·", " ") for line in lines[1:] if line[2:4] in ("┣▸", "┗▸")]
-    assert "".join(piece.split("  ")[0] for piece in trunk) == " the old badger sang under the hill."
 
 
 @given(random_searches())
@@ -114,14 +106,6 @@ def test_independent_rows_make_a_tree_as_well() -> None:
     ]
 
 
-def test_the_surviving_child_has_its_own_glyph_and_forks_have_depth_and_score() -> None:
-    lines = drawn(search(returned=2))
-    assert "2 ┣▸ ·old  total -0.700" in lines  # leads on to the best sequence
-    assert "2 ┠─ ·young  ✗ died at step 3, total -1.800" in lines
-    assert "4 ┣━ ·slept  total -1.700" in lines  # leads to the second one
-    assert "5 ┃  ┗▸ ·under the hill.  ★ 2 · score -0.329 · ended by itself" in lines
-
-
 def test_branches_that_died_are_dim_all_along() -> None:
     steps = [
         ([(0, "a", -0.1), (0, "b", -0.2)], []),
@@ -142,8 +126,3 @@ def test_a_lane_that_failed_has_no_tree() -> None:
     for event in (Began("0", "p", "beam"), Failed("0", "input", "no")):
         trees.feed(event)
     assert list(trees.take_all()) == []
-
-
-def test_a_row_that_continues_nothing_is_refused() -> None:
-    with pytest.raises(InputError, match="continues row 4, but there are 1"):
-        tree([Began("0", "p", "beam"), Stepped("0", 0, (Row("0", 4, (), 0.0, 0.0),))])

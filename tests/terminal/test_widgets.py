@@ -10,16 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import RenderableType
-from rich.text import Text
 
-from genctl.events import Failed, Row, Stepped, Token, Trace
+from genctl.commands.inspect import report
+from genctl.comparing import statistics
+from genctl.errors import count
+from genctl.events import Failed, Hypothesis, Row, Stepped, Token, Trace
 from genctl.events.history import LaneHistory
-from genctl.terminal import message, theme, widgets
+from genctl.terminal import explain, theme, widgets
 from genctl.terminal.explain import explain_heading, explain_lines, explain_summary
-from genctl.terminal.message import print_message
-from genctl.terminal.run_history import RunHistory
-from genctl.terminal.summary import failure, stop_words
-from tests.terminal.streams import STORY, check_screen, console, lane, token, written
+from genctl.terminal.run_history import RunHistory, failure, stop_words
+from genctl.terminal.standard_streams import print_message
+from tests.terminal.streams import console, token, written
 
 HOSTILE = [
     ("\x1b[31mred\x1b[0m", "␛[31mred␛[0m"),
@@ -114,33 +115,6 @@ def test_percentages_keep_their_width_and_never_call_something_nothing() -> None
     ]
 
 
-@pytest.mark.parametrize("width", [80, 120])
-def test_scores_are_readable(width: int) -> None:
-    tokens = [token(step, text) for step, text in enumerate(STORY[:6])]
-    tokens += [Token(2, -0.1), Token(9, -2.5, " 日本語の長い長い長い文字列", 12, 3.25), token(10, "\x1b[2J")]
-    lines = [widgets.score_heading()]
-    for step, one in enumerate(tokens, start=1):
-        lines += [widgets.score_line(step, one), *widgets.alternative_lines(one, width, 5)]
-    text = drawn(width, *lines)
-    assert max(Text(line).cell_len for line in text.split("\n")) <= width
-    check_screen(f"scores_{width}", text)
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_what_processors_did_is_readable(width: int) -> None:
-    events = list(lane("0", [STORY[:6]], trace=True))
-    history = RunHistory()
-    for event in events:
-        history.feed(event)
-    lines: list[RenderableType] = [widgets.score_heading(), explain_heading(width)]
-    for step, text in enumerate(STORY[:6], start=0):
-        one = token(step, text, trace=True)
-        lines += [widgets.score_line(step + 1, one), *explain_lines(one, width)]
-    text = drawn(width, *lines, Text(), explain_summary(history))
-    assert max(Text(line).cell_len for line in text.split("\n")) <= width
-    check_screen(f"explain_{width}", text)
-
-
 def test_a_failure_is_one_line_that_obeys_nobody() -> None:
     lane = LaneHistory("3\x1b", failed=Failed("3\x1b", "model", "no such\nfolder [red]/x[/red]"))
     assert drawn(120, failure(lane)) == "error: prompt 3␛: no such folder [red]/x[/red]\n"
@@ -179,40 +153,10 @@ def test_processors_fit_a_narrow_terminal(width: int) -> None:
 def test_an_error_has_its_colour_only_where_colours_are_wanted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("genctl.terminal.message._columns", lambda: 80)
-    monkeypatch.setenv("TERM", "xterm-256color")
-    for name in ("NO_COLOR", "FORCE_COLOR"):
-        monkeypatch.delenv(name, raising=False)
-    shown = []
-    for line, color, variable in (
-        ("error: no such file", "auto", ""),
-        ("error: no such file " + "word " * 30, "auto", ""),
-        ("note: fine", "always", ""),
-        ("error: no", "never", ""),
-        ("error: no", "auto", "NO_COLOR"),
-    ):
-        if variable:
-            monkeypatch.setenv(variable, "1")
+    monkeypatch.setattr("genctl.terminal.standard_streams.is_coloured", lambda color, stream: color == "auto")
+    for line, color in (("error: no such file", "auto"), ("note: fine", "auto"), ("error: no", "never")):
         print_message(line, color=color)
-        shown.append(capsys.readouterr().err)
-    assert all(text.startswith("\x1b[1;31merror:\x1b[0m no") for text in shown[:2])
-    assert not any("\x1b" in text for text in shown[2:])
-
-
-def test_a_command_in_a_message_is_broken_by_the_terminal_alone(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(message, "_columns", lambda: 30)
-    command = "genctl explore --open '/a folder of mine/and one more/tree.jsonl'"
-    print_message(f"saved: {command} continues this tree", whole=command)
-    print_message("one word after another, up to the right edge")
-    assert capsys.readouterr().err.splitlines() == [
-        "saved:",
-        command,
-        "continues this tree",
-        "one word after another, up to",
-        "the right edge",
-    ]
+    assert capsys.readouterr().err == "\x1b[1;31merror:\x1b[0m no such file\nnote: fine\nerror: no\n"
 
 
 def test_a_probability_that_is_shown_as_unchanged_has_no_colour() -> None:
@@ -220,3 +164,58 @@ def test_a_probability_that_is_shown_as_unchanged_has_no_colour() -> None:
     line = explain_lines(Token(1, -0.1, "a", trace=(same,)))[0]
     assert "100.0% → 100.0%" in line.plain
     assert not any(str(span.style) in ("green", "red") for span in line.spans)
+
+
+# -- numbers: no negative zero, no exponents where digits fit ----------------------------------------------------------
+
+
+def test_what_rounds_to_nothing_has_no_sign() -> None:
+    assert [widgets.rounded(value) for value in (-0.0, -0.0004, -0.0006, 0.0)] == ["0.000", "0.000", "-0.001", "0.000"]
+
+
+def test_a_log_probability_looks_like_its_total_where_rounding_alone_separates_them() -> None:
+    """Totals are float32 sums of the numbers that a log-probability adds up exactly."""
+    one = Hypothesis((1,), -11.8814999, -11.8815001, "length", -11.8815001)
+    assert explain.number(explain.logprob_beside_total(one)) == explain.number(one.total) == "-11.882"
+    penalised = Hypothesis((1,), -11.8814999, -12.0, "length", -12.0)
+    assert explain.number(explain.logprob_beside_total(penalised)) == "-11.881"
+
+
+def test_a_large_perplexity_is_written_in_digits() -> None:
+    assert [widgets.perplexity(value) for value in (2.5, 2238.4, 2051000.0, 3e12)] == [
+        "2.5000",
+        "2,238",
+        "2,051,000",
+        "3.00e+12",
+    ]
+
+
+def test_nouns_follow_their_numbers() -> None:
+    assert [count(1, "token"), count(2, "pass", "passes"), count(1204, "row")] == ["1 token", "2 passes", "1,204 rows"]
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "shown", "difference"),
+    [
+        (-0.0004, 3, "0.000", "0.000"),
+        (0.0004, 3, "0.000", "0.000"),
+        (-0.5, 3, "-0.500", "-0.500"),
+        (0.5, 0, "0", "0"),
+        (2_051_000.4, 2, "2,051,000", "+2,051,000"),
+        (2238.0, 2, "2,238.00", "+2,238.00"),
+        (None, 2, "–", "–"),
+    ],
+)
+def test_numbers_of_a_comparison(value: float | None, digits: int, shown: str, difference: str) -> None:
+    assert statistics.number(value, digits) == shown
+    assert statistics.signed(value, digits) == difference
+
+
+def test_a_score_is_written_in_digits() -> None:
+    values = (-11.8823, -0.0041, -0.0000021, -1e-12, 0.0)
+    shown = ["-11.882", "-0.004100", "-0.000002", "0.000", "0.000"]
+    assert [explain.number(value) for value in values] == shown
+
+
+def test_bytes_are_whole() -> None:
+    assert [report.number(value) for value in (10240, 1365.33, 2048.0)] == ["10,240", "about 1,365", "2,048"]

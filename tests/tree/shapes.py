@@ -37,17 +37,12 @@ def chain(size: int) -> Iterator[Line]:
     yield from step(*(grown(node, node - 1, node) for node in range(1, size + 1)), cursor=0, tip=size)
 
 
-def comb(size: int, tip: int | None = None) -> Iterator[Line]:
-    """A long branch with a side branch of one token at each of its nodes."""
+def teeth(size: int) -> Iterator[Line]:
+    """A long branch with a side branch of one token at each of its nodes, the first of which is current."""
     nodes = [grown(1, 0, 0), grown(2, 0, 1)]
     for node in range(3, 2 * size + 1, 2):
         nodes += [grown(node, node - 2, 0), grown(node + 1, node - 2, 1)]
-    yield from step(*nodes, cursor=0, tip=2 * size - 1 if tip is None else tip)
-
-
-def teeth(size: int) -> Iterator[Line]:
-    """A comb whose current branch is the first tooth: the rest hangs from it, each fork below the one before."""
-    yield from comb(size, 2)
+    yield from step(*nodes, cursor=0, tip=2)
 
 
 def fork(size: int) -> Iterator[Line]:
@@ -68,7 +63,7 @@ def takes(size: int) -> Iterator[Line]:
         yield from step(grown(node, node - 1, node, start=node - 1))
 
 
-SHAPES = {shape.__name__: shape for shape in (chain, comb, teeth, fork, fan, takes)}
+SHAPES = {shape.__name__: shape for shape in (chain, fork, fan, takes)}
 
 
 def content(lines: Iterator[Line] | list[Line], opened: Line = OPENED) -> list[bytes]:

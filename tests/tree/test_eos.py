@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from genctl.commands.explore.formats import lines_of
+from genctl.tree.commands import Shown, Why
 from genctl.tree.explorer import Explorer
-from genctl.tree.results import Shown, Why
 from tests.tree.trees import explorer, stories
 
 ENDS = "the text ends here (EOS); take or edit continues after it"

@@ -17,9 +17,9 @@ from genctl.decode.processors import trace
 from genctl.engines.protocol import Report, Request
 from genctl.engines.session import Session
 from genctl.params import Runtime
-from genctl.tree.expanding import BLOCK
+from genctl.tree.commands import Continuation, Covered
 from genctl.tree.explorer import Explorer
-from genctl.tree.results import Continuation, Covered
+from genctl.tree.writing import BLOCK
 from tests import tiny
 from tests.tree.trees import explorer
 
@@ -121,11 +121,3 @@ def test_siblings_share_a_pass() -> None:
     before = made.session.forward.forwards
     (covered,) = [one for one in made.all("expand mass=0.5,depth=4") if isinstance(one, Covered)]
     assert made.session.forward.forwards - before < covered.nodes / 2
-
-
-def test_undo_takes_an_expansion_back() -> None:
-    made = explorer()
-    made.all("expand mass=0.4,depth=3")
-    assert len(made.tree) > 3
-    made.all("undo")
-    assert len(made.tree) == 0

@@ -15,17 +15,7 @@ from genctl.tree.saved import read_tree
 from genctl.tree.token_tree import ROOT
 from tests.tree.trees import explorer, stories
 
-MOVES = [
-    "left",
-    "left 3",
-    "right",
-    "right 2",
-    "up",
-    "down",
-    "start",
-    "end",
-    "goto 1",
-]
+MOVES = ["left", "left 3", "right", "right 2", "up", "down", "start", "end", "goto 1"]
 STEPS = [
     "generate 3", "take 1 0", "take 2 0", "take 3 2", "take id:14 0", "sample 2 2", "beams 2 2", "edit  cat", "edit s",
     "set temperature=0.7", "set top_k=3", "set repetition_penalty=1.3", "preset greedy", "expand mass=0.4,depth=2",
@@ -93,9 +83,16 @@ def test_undo_restores_what_was_before_a_step(lines: list[str], step: str) -> No
 
 @settings(max_examples=15)
 @given(LINES)
-def test_a_copy_of_a_tree_is_the_tree(lines: list[str]) -> None:
+def test_a_copy_of_a_tree_is_the_tree_and_its_sums_are_those_of_a_walk(lines: list[str]) -> None:
     made = explorer()
     do(made, lines)
+    nodes = range(len(made.tree) + 1)
+    assert set(made.tree.leaves) == {node for node in nodes if not made.tree.children(node)}
+    for node in nodes:
+        path = made.tree.path(node)
+        assert made.tree.depths[node] == len(path)
+        assert made.tree.joints[node] == pytest.approx(sum(made.tree.nodes[each].logprob for each in path))
+    assert made.tree.cursor in (ROOT, *made.tree.path(made.tree.tip))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "copy"
         made.all(f"save {path}")
@@ -103,18 +100,3 @@ def test_a_copy_of_a_tree_is_the_tree(lines: list[str]) -> None:
         made.all("take 1 0")
         made.close()
         assert vars(read_tree(path)) == vars(made.tree)
-
-
-@settings(max_examples=15)
-@given(LINES)
-def test_leaves_joints_and_depths_are_those_of_a_walk(lines: list[str]) -> None:
-    made = explorer()
-    do(made, lines)
-    tree = made.tree
-    shown = range(len(tree) + 1)
-    assert set(tree.leaves) == {node for node in shown if not tree.children(node)}
-    for node in shown:
-        path = tree.path(node)
-        assert tree.depths[node] == len(path)
-        assert tree.joints[node] == pytest.approx(sum(tree.nodes[each].logprob for each in path))
-    assert tree.cursor in (ROOT, *tree.path(tree.tip))

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from genctl.errors import GenctlError, InputError, OutputError, UsageError
+from genctl.errors import GenctlError, InputError, UsageError
 from genctl.io.sessions import new_file
 from genctl.tree.explorer import Explorer
 from genctl.tree.saved import read_tree
@@ -59,25 +56,6 @@ def test_commands_that_only_look_write_nothing(tmp_path: Path) -> None:
         made.all(line)
         assert path.read_bytes() == content, line
     made.close()
-
-
-def test_save_copies_the_tree_and_goes_on_in_the_copy(tmp_path: Path) -> None:
-    path, copy = tmp_path / "t", tmp_path / "copy"
-    made = explorer(path)
-    for line in SCRIPT:
-        made.all(line)
-    made.all(f"save {copy}")
-    content = path.read_bytes()
-    assert b'"stepundone"' in content
-    assert b'"stepundone"' not in copy.read_bytes()  # what was undone is left out
-    made.all("take 1 0")
-    made.close()
-    assert path.read_bytes() == content
-    assert vars(read_tree(copy)) == vars(made.tree)
-    again = Explorer.reopen(stories(), copy)
-    with pytest.raises(OutputError, match="exists already"):
-        again.all(f"save {path}")
-    again.close()
 
 
 def edited(path: Path, **fields: object) -> None:
@@ -129,57 +107,12 @@ def test_another_format_is_refused_by_name(schema: str, tmp_path: Path) -> None:
     assert error.value.hint == "this version reads genctl-tree/2"
 
 
-def test_a_killed_process_loses_one_token_at_most(tmp_path: Path) -> None:
-    path = tmp_path / "t"
-    code = (
-        "import sys; from pathlib import Path; from tests.tree.trees import explorer\n"
-        "made = explorer(Path(sys.argv[1]))\n"
-        "for number, result in enumerate(made.do('generate 40')):\n"
-        "    print(number, flush=True)\n"
-        "    sys.stdin.readline() if number == 5 else None\n"
-    )
-    command = [sys.executable, "-c", code, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        while process.stdout.readline().strip() != b"5":
-            pass
-        os.kill(process.pid, signal.SIGKILL)
-    again = Explorer.reopen(stories(), path)
-    assert len(again.tree) == 6
-    again.all("generate 34")
-    again.close()
-    assert [node.id for node in again.tree.nodes] == [
-        node.id for node in saved(tmp_path / "whole", ["generate 40"]).nodes
-    ]
-
-
 def test_a_tree_is_open_once(tmp_path: Path) -> None:
     made = explorer(tmp_path / "t")
     with pytest.raises(UsageError, match="is locked by another genctl process"):
         Explorer.reopen(stories(), tmp_path / "t")
     made.close()
     Explorer.reopen(stories(), tmp_path / "t").close()
-
-
-def test_a_file_that_is_there_is_never_written_over(tmp_path: Path) -> None:
-    saved(tmp_path / "t", [])
-    with pytest.raises(OutputError, match="exists already") as error:
-        explorer(tmp_path / "t")
-    assert "--open" in error.value.hint
-
-
-def test_another_checkpoint_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "t"
-    saved(path, ["generate 1"])
-    lines = path.read_text().splitlines(keepends=True)
-    opened = json.loads(lines[0]) | {"checkpoint": "sha256:" + "0" * 64, "model": "other/model"}
-    path.write_text(json.dumps(opened) + "\n" + "".join(lines[1:]))
-    with pytest.raises(
-        InputError, match=r"was made with other/model \(000000000000…\), and builtin:stories is another"
-    ):
-        Explorer.reopen(stories(), path)
-    path.write_text("".join(lines))
-    Explorer.reopen(stories(), path).close()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A file of a tree that was edited: what does not fit together is refused when it is read, with the line."""
+"""Trees as lines of a file: what does not fit together is refused, with the line; twice the tree is twice the work."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
+from genctl.commands.tree_formats import DEEPEST, tree_lines
 from genctl.errors import InputError
+from genctl.pages.search_tree import TreeBuilder
+from genctl.tree.saved import events_of
 from tests.cli.tool import genctl
-from tests.tree.shapes import OPENED, content, grown, step, tree
+from tests.tree.shapes import OPENED, SHAPES, content, grown, step, teeth, tree
+from tests.work import growth
 
 # two branches of two tokens: 1, 2 and 3, 4
 FOUR = [*step(grown(1, 0, 5), grown(2, 1, 6)), *step(grown(3, 0, 7), grown(4, 3, 8))]
@@ -59,3 +63,24 @@ def test_a_report_says_so_in_a_line_and_a_hint(tmp_path: Path) -> None:
     assert done.status == 2
     assert len(done.err.splitlines()) == 2
     assert "the cursor, node 2, is not on the branch of the tip, node 1" in done.err
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_tree_is_read_and_becomes_events(shape: str) -> None:
+    assert growth(lambda size: lambda: list(events_of(tree(SHAPES[shape](size)))), 100) < 2.6
+
+
+def test_branches_within_branches_are_drawn_as_deep_as_they_are() -> None:
+    """Neither calls nor indents grow with the depth of a tree."""
+
+    def drawn(size: int) -> list[str]:
+        builder = TreeBuilder("0")
+        for event in events_of(tree(teeth(size))):
+            builder.feed(event)
+        return [line.plain for line in tree_lines(builder.tree())]
+
+    deep = drawn(1200)
+    assert len(deep) > 1200
+    assert max(map(len, deep)) < 3 * DEEPEST + 200
+    assert f"branches more than {DEEPEST} deep are not indented further" in deep[-1]
+    assert "not indented further" not in drawn(5)[-1]

@@ -43,8 +43,8 @@ from genctl.io.sessions import sessions_folder
 from genctl.terminal import theme, widgets
 from genctl.terminal.console import make_consoles
 from genctl.terminal.interrupt import Interrupt
-from genctl.terminal.message import print_message
-from genctl.terminal.summary import stop_words
+from genctl.terminal.run_history import stop_words
+from genctl.terminal.standard_streams import print_message
 
 SIGN, MORE = "> ", ". "
 KEYS = (

@@ -22,7 +22,6 @@ from genctl.commands.job import (
     request_of,
     settings_of,
     settle,
-    show_prompt,
     start_seed,
     started,
 )
@@ -85,8 +84,6 @@ def compare(options: CompareOptions) -> int | None:
             report = ComparisonOutput(job, options, names, base, resolved, seed, texts, out, err, sink)
             decoder = RunsDecoder(job, options, runs, resolved, prompts, seeds, seed)
             job.listeners += [*end_loading_line(), job.prompt_notes(decoder.source_of)]
-            if job.live and job.single_prompt:
-                show_prompt(rows[0])
             job.open_event_log(stack, options.events)
             total = len(rows) * len(runs) * seeds
             job.view = stack.enter_context(CompareView(out, err, live=job.live, quiet=options.quiet, total=total))

@@ -19,8 +19,8 @@ from genctl.errors import count
 from genctl.io import writers
 from genctl.io.rows import BadRow, InputRow
 from genctl.terminal import widgets
-from genctl.terminal.summary import DOT, put
-from genctl.terminal.summary import lines as lines_of_items
+from genctl.terminal.run_history import DOT, put
+from genctl.terminal.run_history import lines as lines_of_items
 
 if TYPE_CHECKING:
     from rich.console import Console

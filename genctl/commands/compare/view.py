@@ -16,13 +16,11 @@ from genctl.comparing.metrics import Divergence
 from genctl.comparing.outputs import Measured
 from genctl.events import Event, Failed, Finished, Stepped
 from genctl.terminal import theme, widgets
-from genctl.terminal.divergences import disambiguate, word_boundary
+from genctl.terminal.explain import number
 from genctl.terminal.live_layout import Look, sections_of, text_lines
-from genctl.terminal.live_region import LiveRegion
-from genctl.terminal.progress_bars import LoadingBar, RowsBar
-from genctl.terminal.run_history import RunHistory
-from genctl.terminal.score_formula import number
-from genctl.terminal.summary import DOT, stop_words
+from genctl.terminal.live_region import LiveRegion, LoadingBar, RowsBar
+from genctl.terminal.run_history import DOT, RunHistory, stop_words
+from genctl.terminal.text_width import disambiguate, word_boundary
 
 SIDE_BY_SIDE = 100  # columns of a terminal from which texts stand side by side
 NARROWEST = 24  # cells of a column

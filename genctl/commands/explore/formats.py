@@ -11,17 +11,7 @@ from genctl.errors import GenctlError
 from genctl.io.records import finite
 from genctl.io.writers import tsv_cell
 from genctl.terminal.widgets import token_text, visible
-from genctl.tree.results import (
-    BranchText,
-    Continuation,
-    Covered,
-    Result,
-    Saved,
-    Settings,
-    Shown,
-    Why,
-    Wrote,
-)
+from genctl.tree.commands import BranchText, Continuation, Covered, Result, Saved, Settings, Shown, Why, Wrote
 from genctl.tree.token_tree import At
 
 COLUMNS = ("sequence", "logprob", "total", "mass", "ended", "token_ids", "text")
@@ -29,29 +19,12 @@ COLUMNS = ("sequence", "logprob", "total", "mass", "ended", "token_ids", "text")
 
 def record(result: Result, sequence: int | None) -> dict[str, Any]:
     """A result as a record; a continuation with a number is a row of --expand. What is not finite is null."""
-    found: dict[str, Any] = finite(events.to_json(result))
-    if sequence is None or not isinstance(result, Continuation):
-        return found
-    return {
-        "schema": "genctl/1",
-        "sequence": sequence,
-        "token_ids": list(result.token_ids),
-        "text": result.text,
-        "logprob": result.logprob,
-        "total": finite(result.total),
-        "mass": result.mass,
-        "ended": result.ended,
-        **({"dead": True} if result.dead else {}),
-    }
-
-
-def continuation_line(found: Continuation, *, tabs: bool) -> str:
-    """A row of --expand for people: its probability, the mass so far, and the text; `tabs` for a pipe."""
-    share = math.exp(found.total)
-    if tabs:
-        return f"{share:.6g}\t{found.mass:.6g}\t{tsv_cell(found.text)}"
-    end = " ■" if found.ended else " ✗ no token can follow" if found.dead else ""
-    return f"{percent(share):>8}  {percent(found.mass):>8}  {_quoted(found.text)}{end}"
+    found = events.to_json(result)
+    if sequence is not None:
+        fields = ("token_ids", "text", "logprob", "total", "mass", "ended", *(["dead"] if "dead" in found else []))
+        found = {"schema": "genctl/1", "sequence": sequence, **{name: getattr(result, name) for name in fields}}
+    shown: dict[str, Any] = finite(found)
+    return shown
 
 
 def covered_line(done: Covered) -> str:
@@ -64,9 +37,7 @@ def covered_line(done: Covered) -> str:
 
 
 def percent(share: float) -> str:
-    """A joint probability: `31.2%`, `3.1e-04%`. One below 1 is not 100%."""
-    if 0.99995 <= share < 1.0 - 1e-9:
-        return "99.99%"
+    """A joint probability: `31.2%`, `3.1e-04%`."""
     return errors.percent(min(share, 1.0), significant=4)
 
 
@@ -83,14 +54,19 @@ def lines_of(result: Result, *, tabs: bool = False) -> Iterator[str]:
     elif isinstance(result, At) and result.note:
         yield result.note
     elif isinstance(result, Continuation):
-        yield continuation_line(result, tabs=tabs)
+        share = math.exp(result.total)
+        end = " ■" if result.ended else " ✗ no token can follow" if result.dead else ""
+        if tabs:
+            yield f"{share:.6g}\t{result.mass:.6g}\t{tsv_cell(result.text)}"
+        else:
+            yield f"{percent(share):>8}  {percent(result.mass):>8}  {_quoted(result.text)}{end}"
     elif isinstance(result, Covered):
         yield covered_line(result)
     elif isinstance(result, Why):
         yield from _why(result)
     elif isinstance(result, Settings):
         values = ", ".join(f"{key} = {value!r}" for key, value in result.values.items())
-        yield "; ".join([values or "the settings that the tree began with", *result.notes])
+        yield values or "the settings that the tree began with"
     elif isinstance(result, BranchText):
         yield visible(result.prompt + result.text)
     elif isinstance(result, Saved):

@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rich.console import Console
 from rich.text import Text
 
 from genctl.commands.explore import formats
 from genctl.commands.explore.options import ExploreOptions, check_opened, check_screen, expansion
-from genctl.commands.job import Job, Row, request_of, settle, start_seed, started
+from genctl.commands.job import Job, request_of, settle, start_seed, started
 from genctl.commands.options import memory_bytes
 from genctl.config import reader
 from genctl.config.layers import Layer, row_layer
@@ -27,9 +28,8 @@ from genctl.io.readers import all_rows
 from genctl.io.rows import BadRow, InputRow
 from genctl.io.sink import Sink
 from genctl.terminal.console import make_consoles
-from genctl.terminal.progress_bars import LoadingBar
-from genctl.tree.commands import MEMORY, Call, parse_script
-from genctl.tree.results import Continuation, Covered, Result
+from genctl.terminal.live_region import LoadingBar
+from genctl.tree.commands import MEMORY, Call, Continuation, Covered, Result, parse_script
 
 if TYPE_CHECKING:
     from genctl.engines.session import Session
@@ -60,11 +60,16 @@ def explore(options: ExploreOptions) -> int | None:
             )
         prompt: InputRow | None = None  # a tree that is opened has its own
         if options.open is None:
-            rows = job.read()
-            if rows is None:
+            source = job.read()
+            if source is None:
                 return None
-            prompt = _only_prompt(all_rows(rows))
-            job.single_prompt = True
+            rows = all_rows(source)
+            if len(rows) != 1:
+                words = f"a tree has one prompt, and there are {len(rows)}"
+                raise UsageError(words, hint="--input-format text reads one")
+            if isinstance(row := rows[0], BadRow):
+                raise InputError(row.message)
+            prompt, job.single_prompt = row, True
 
         with job.outputs() as stack:
             saved: Sink | None = None  # the file of --save, until it is the tree's
@@ -73,7 +78,8 @@ def explore(options: ExploreOptions) -> int | None:
                 stack.callback(saved.abandon, keep=False)
             job.live = options.on_screen
             sink = None if options.on_screen else job.sink(stack, options.output)
-            results = TreeOutput(options, sink, lambda line: out.print(Text(line)))
+            output = _output(options, sink, out)
+            covered: Covered | None = None  # what --expand came to
 
             with closing(LoadingBar(err, time.monotonic)) as bar:
                 on_event = None if options.quiet else bar.show
@@ -83,7 +89,7 @@ def explore(options: ExploreOptions) -> int | None:
             explorer.interrupted = job.interrupt
             session.use_threads(session.plan(explorer.base).rows)
             job.messages.detail(*session.notes())
-            stack.push(lambda kind, *_: explorer.close() if kind is None else explorer.leave())
+            stack.push(lambda kind, *_: explorer.close(sync=kind is None))
 
             job.interrupt.gentle = True
             if options.has_screen:
@@ -97,19 +103,21 @@ def explore(options: ExploreOptions) -> int | None:
                     try:
                         for result in explorer.do(call):
                             with job.interrupt.busy():
-                                results.put(result)
+                                if options.expand is None or isinstance(result, Continuation):
+                                    output.put(result)
+                                covered = result if isinstance(result, Covered) else covered
                     except GenctlError as error:
                         if options.script is not None:
                             error.message = f"{call.line}: {error.message}"
                         raise
                 if job.page is not None:
-                    from genctl.tree.as_events import events_of
+                    from genctl.tree.saved import events_of
 
                     for event in events_of(explorer.tree):
                         job.page.feed(event)
-                results.close()
-                if results.expanding and results.covered is not None:
-                    job.messages.note(formats.covered_line(results.covered))
+                output.close()
+                if options.expand is not None and covered is not None:
+                    job.messages.note(formats.covered_line(covered))
                 if explorer.file is not None:
                     path = explorer.file.path
                     job.messages.note(f"the tree is in {path}: --open continues it, genctl report makes a page of it")
@@ -118,21 +126,19 @@ def explore(options: ExploreOptions) -> int | None:
 
 def _script(options: ExploreOptions) -> list[Call]:
     """The commands of --script. Raises UsageError with all that cannot be read, InputError."""
-    name = options.script
-    if name is None:
+    if options.script is None:
         return []
-    shown = f"--script {name}"
-    if name == "-":
-        shown = "standard input"
-        if options.input == "-" or (options.input is None and not options.arguments and options.open is None):
-            raise UsageError("--script - reads commands from standard input: give the prompt as an argument")
-        if sys.stdin is None:
-            raise InputError("cannot read standard input: it is closed")
+    is_piped = options.script == "-"
+    if is_piped and (options.input == "-" or not (options.input or options.arguments or options.open)):
+        raise UsageError("--script - reads commands from standard input: give the prompt as an argument")
+    if is_piped and sys.stdin is None:
+        raise InputError("cannot read standard input: it is closed")
+    name = "standard input" if is_piped else options.script
     try:
-        lines = reader.text_lines(reader.text(sys.stdin.buffer if name == "-" else name, LONGEST_SCRIPT))
+        lines = reader.text_lines(reader.text(sys.stdin.buffer if is_piped else name, LONGEST_SCRIPT))
     except Unreadable as error:
-        raise InputError(f"cannot read {shown}: {error}") from None
-    return parse_script(lines, shown.removeprefix("--script "))
+        raise InputError(f"cannot read {'' if is_piped else '--script '}{name}: {error}") from None
+    return parse_script(lines, name)
 
 
 def _with_saved_model(options: ExploreOptions, path: Path) -> ExploreOptions:
@@ -147,15 +153,6 @@ def _with_saved_model(options: ExploreOptions, path: Path) -> ExploreOptions:
         del values["offline"]
     layer = Layer("saved", values, dict.fromkeys(values, f"--open {path}"), "user")
     return replace(options, flags=[layer, *options.flags])
-
-
-def _only_prompt(rows: Sequence[Row]) -> InputRow:
-    """The prompt of a tree. Raises UsageError for several, InputError for a bad row."""
-    if len(rows) != 1:
-        raise UsageError(f"a tree has one prompt, and there are {len(rows)}", hint="--input-format text reads one")
-    if isinstance(row := rows[0], BadRow):
-        raise InputError(row.message)
-    return row
 
 
 def _explorer(
@@ -178,49 +175,35 @@ def _explorer(
     job.describe(resolved, plan)
     prompt = session.planner.read(request_of(row, resolved, 0))
     job.messages.note_once(prompt.note)
-    file: Path | Sink | None = saved
-    if file is None and options.has_screen:  # what a person does by hand is always saved
-        file = new_file("explore", prompt.shown or prompt.text)
-    seed = start_seed(resolved)
-    return Explorer.begin(
-        session, prompt.text, prompt.ids, layers, seed=seed, path=file, memory=memory, shown=prompt.shown
-    )
+    # what a person does by hand is always saved
+    file = new_file("explore", prompt.shown or prompt.text) if saved is None and options.has_screen else saved
+    begin = {"seed": start_seed(resolved), "memory": memory}
+    return Explorer.begin(session, prompt.text, prompt.ids, layers, path=file, shown=prompt.shown, **begin)
 
 
-class TreeOutput:
-    """Writes results as they come: rows of --expand, or what the commands of a script come to.
+class TreeOutput(NamedTuple):
+    """Where results go as they come."""
 
-    To a sink in a format, or with `show` on a terminal, a line at a time.
-    """
+    put: Callable[[Result], object]
+    close: Callable[[], object]
 
-    def __init__(self, options: ExploreOptions, sink: writers.Sink | None, show: Callable[[str], object]) -> None:
-        self.expanding = options.expand is not None
-        self.covered: Covered | None = None  # what the newest expansion came to
-        self._sink, self._show = sink, show
-        self._rows = itertools.count()
-        self._writer: writers.Writer | None = None
-        if sink is not None and options.format == "tsv":
-            self._writer = writers.TsvWriter(sink, formats.COLUMNS)
-        elif sink is not None and options.format != "text":
-            self._writer = writers.open_writer(options.format, sink, on_error=lambda record: None)
 
-    def put(self, result: Result) -> None:
-        """Write or show one result. Raises OutputError."""
-        if isinstance(result, Covered):
-            self.covered = result
-        if self.expanding and not isinstance(result, Continuation):
-            return
-        if self._writer is not None:
-            self._writer.write(formats.record(result, next(self._rows) if self.expanding else None))
-            return
-        for line in formats.lines_of(result, tabs=self.expanding and self._sink is not None):
-            if self._sink is None:
-                self._show(line)
+def _output(options: ExploreOptions, sink: writers.Sink | None, out: Console) -> TreeOutput:
+    """Rows of --expand, or what the commands of a script come to: in a format, or lines for people on a terminal."""
+    expanding, rows = options.expand is not None, itertools.count()
+
+    def put(result: Result) -> None:
+        for line in formats.lines_of(result, tabs=expanding and sink is not None):
+            if sink is None:
+                out.print(Text(line))
             else:
-                self._sink.write(f"{line}\n".encode("utf-8", "backslashreplace"))
+                sink.write(f"{line}\n".encode("utf-8", "backslashreplace"))
 
-    def close(self) -> None:
-        """Complete the output."""
-        closing = self._writer or self._sink
-        if closing is not None:
-            closing.close()
+    if sink is None or options.format == "text":
+        return TreeOutput(put, lambda: None if sink is None else sink.close())
+    writer: writers.Writer = writers.TsvWriter(sink, formats.COLUMNS)
+    if options.format != "tsv":
+        writer = writers.open_writer(options.format, sink, on_error=lambda record: None)
+    return TreeOutput(
+        lambda result: writer.write(formats.record(result, next(rows) if expanding else None)), writer.close
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from genctl.commands.table import Command, Conflict, OptionGroup, because, given
 from genctl.errors import UsageError
 from genctl.io.writers import Format
 from genctl.params import Generation, knobs
-from genctl.terminal.standard_streams import is_terminal
+from genctl.terminal.standard_streams import is_dumb, is_terminal
 from genctl.tree import commands
 
 TREE, SCREENLESS = OptionGroup("The tree"), OptionGroup("Without a screen")
@@ -44,10 +43,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     needless_force("output", also=("report",)),
     *PAGE,
     (given("expand", "script"), "--expand and --script exclude each other: expand is a command of a script, too"),
-    (
-        given("max_nodes", without=["expand"]),
-        "--max-nodes {max_nodes} bounds --expand, but there is no --expand",
-    ),
+    (given("max_nodes", without=["expand"]), "--max-nodes {max_nodes} bounds --expand, but there is no --expand"),
     (given("open", "save"), "--open {open} continues that file, and --save {save} names another one"),
     *because(
         given("open"),
@@ -58,10 +54,7 @@ CONFLICTS: tuple[Conflict, ...] = (
         (given("set"), "leave out --set; set KNOB=VALUE is a command"),
         (given("strategy"), "leave out --strategy"),
     ),
-    (
-        given("script", format=["tsv"]),
-        "--format tsv has a line for each continuation, and --script has none",
-    ),
+    (given("script", format=["tsv"]), "--format tsv has a line for each continuation, and --script has none"),
     (given(save=["-"]), "--save -: a tree is a file that is read again; give it a name"),
     (given(open=["-"]), "--open -: a tree is a file that is continued; give its name"),
     same_file("save", "output"),
@@ -110,7 +103,7 @@ def check_screen(options: ExploreOptions) -> None:
         return
     streams = ((sys.stdin, "input"), (sys.stdout, "output"), (sys.stderr, "error"))
     reasons = [f"standard {name} is no terminal" for stream, name in streams if not is_terminal(stream)]
-    if os.environ.get("TERM", "").lower() in ("dumb", "unknown"):
+    if is_dumb():
         reasons.insert(0, "TERM=dumb: this terminal cannot be drawn on")
     if reasons:
         raise UsageError(
@@ -122,15 +115,13 @@ def check_screen(options: ExploreOptions) -> None:
 def check_opened(options: ExploreOptions) -> None:
     """Raises UsageError for flags of settings that a tree has already, and for trust in a checkpoint that it names."""
     own = {*knobs(Generation), "seed", "chat", "system"}
-    for layer in options.flags:
-        for key in layer.values:
-            if key in own:
-                flag = layer.place(key).removeprefix("flag ")
-                raise UsageError(
-                    f"{flag}: --open {options.open} continues a tree, which has its own settings",
-                    hint=f"the command `set {key}=VALUE` changes them" if key in knobs(Generation) else "",
-                )
-    if any(options.trust.values()) and not any("model" in layer.values for layer in options.flags):
+    flags = {key: layer.place(key).removeprefix("flag ") for layer in options.flags for key in layer.values}
+    for key in flags:
+        if key in own:
+            hint = f"the command `set {key}=VALUE` changes them" if key in knobs(Generation) else ""
+            words = f"{flags[key]}: --open {options.open} continues a tree, which has its own settings"
+            raise UsageError(words, hint=hint)
+    if any(options.trust.values()) and "model" not in flags:
         flag = next(name for name, value in options.trust.items() if value).replace("_", "-")
         raise UsageError(f"--{flag}: --open {options.open} names the checkpoint", hint="--model names one you trust")
 

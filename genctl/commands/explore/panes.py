@@ -1,10 +1,11 @@
-"""The panes of `genctl explore`: the text of the branch, the tokens that may follow, the tree; and its dialog."""
+"""The panes of `genctl explore`: the text of the branch, the next tokens, the tree; its dialog and its keys."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from rich.style import Style
 from rich.text import Text
@@ -16,8 +17,10 @@ from textual.widgets import DataTable, Static
 from textual.widgets import Tree as TreeWidget
 
 from genctl.errors import percent
+from genctl.io.writers import escaped
 from genctl.terminal import theme, widgets
-from genctl.tree.distribution import Distribution
+from genctl.tree.commands import COMMANDS
+from genctl.tree.scores import Distribution
 from genctl.tree.token_tree import ROOT, At, TokenTree
 
 ROWS = 200  # alternatives that are listed
@@ -144,19 +147,13 @@ class TreePane(TreeWidget[int]):
         self.move_cursor(selected)
 
     def _label(self, text: str, joint: float, depth: int, forks: int, *, here: bool) -> Text:
-        figures = f" {odds(joint)} {depth:>4}"
+        figures = f" {percent(share(joint), significant=3):>8} {depth:>4}"
         room = max(self.scrollable_content_region.width - len(figures) - 6 - 2 * forks, 8)
         label = Text("▸" if here else " ", no_wrap=True)
         label.append(
             widgets.cells(widgets.first_words(text, room) or OPEN, room), theme.CHOSEN if here else theme.PLAIN
         )
         return label.append(figures, theme.colour(share(joint / depth)) if self.coloured else theme.PLAIN)
-
-
-def odds(logprob: float) -> str:
-    """A joint probability in seven cells: `12.3%`, `1.2e-09`."""
-    probability = share(logprob)
-    return f"{percent(probability) if probability > 0.001 else f'{probability:.1e}':>7}"
 
 
 class Dialog(ModalScreen[None]):
@@ -173,3 +170,61 @@ class Dialog(ModalScreen[None]):
         with VerticalScroll(classes="dialog") as frame:
             frame.border_title, frame.border_subtitle = self.heading, "Escape closes"
             yield Static(self.body, id="body", markup=False)
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+class Key(NamedTuple):
+    """One key, or several that do the same kind of thing."""
+
+    keys: str  # as Textual names them, with commas; "" where Textual's own widgets take the key
+    action: str
+    shown: str  # as people read it
+    about: str
+
+
+KEYS = (
+    Key("left", "move('left')", "←", "the token before"),
+    Key("right", "move('right')", "→", "the next token"),
+    Key("home", "move('start')", "Home", "the beginning of the branch"),
+    Key("end", "move('end')", "End", "the end of the branch"),
+    Key("", "", "↑ ↓ PgUp PgDn", "another alternative; in the tree, another branch"),
+    Key("", "", "Tab", "to the tree and back to the alternatives"),
+    Key("", "", "Enter", "take the alternative and generate on; in the tree, go to the branch"),
+    Key("space", "pause", "Space", "generate on from the end of the branch; while something runs, stop it"),
+    Key("1", "run('sample 1', 'cursor')", "1 … 9", "sample so many continuations from here"),
+    *(Key(str(digit), f"run('sample {digit}', 'cursor')", "", "") for digit in range(2, 10)),
+    Key("b", "run('beams', 'cursor')", "b", "beam search from here"),
+    Key("u", "run('undo')", "u", "undo"),
+    Key("w", "run('why', 'cursor')", "w", "what each processor did to the token at the cursor"),
+    Key("c", "run('text', 'tip')", "c", "copy the text of the branch"),
+    Key("colon", "type('')", ":", "type a command, as in --script; help, quit. → completes it, Esc leaves the line"),
+    Key("e", "edit", "e", "type another text from here"),
+    Key("s", "type('set ')", "s", "type a setting (min_p=0.05): the distribution changes at once"),
+    Key("p", "type('preset ')", "p", "type the name of a preset"),
+    Key("x", "type('expand mass=0.9,depth=6')", "x", "type how far to expand all continuations by joint probability"),
+    Key("slash", "type('find ')", "/", "type a text, to find the alternatives that contain it"),
+    Key("escape", "let_go", "Esc", "leave the line; else stop what runs"),
+    Key("question_mark", "help", "?", "these keys and the commands"),
+    Key("q", "leave", "q", "leave; the last line says where the tree is saved"),
+    Key("ctrl+c", "stop_or_leave", "Ctrl+C", "stop what runs; if nothing runs, leave"),
+    Key("", "", "click", "an alternative: select it, or take it if it is selected; a branch of the tree: go to it"),
+)
+
+
+def help_text() -> Text:
+    """The keys, and the commands of `:`."""
+    keys = [(key.shown, key.about) for key in KEYS if key.shown]
+    commands = [(row.usage, row.about) for row in COMMANDS.values()]
+    lines: list[Text] = []
+    for title, rows in ("keys", keys), ("commands of : and of --script", commands):
+        width = max(len(name) for name, _ in rows)
+        lines.append(Text(title, theme.DIM))
+        lines += [Text.assemble((f"{name:<{width}}", theme.HEADING), f"  {about}") for name, about in rows]
+    return Text("\n").join(lines)
+
+
+def edit_line(text: str) -> str:
+    """The command that writes a text. Its control characters are escapes."""
+    return f"edit {escaped(json.dumps(text, ensure_ascii=False))}"

@@ -25,22 +25,19 @@ from textual.suggester import SuggestFromList
 from textual.widgets import Input, Static
 
 from genctl.commands.explore import formats
-from genctl.commands.explore.keys import KEYS, edit_line, help_text
-from genctl.commands.explore.panes import Alternatives, Dialog, TextPane, TreePane
+from genctl.commands.explore.panes import KEYS, Alternatives, Dialog, TextPane, TreePane, edit_line, help_text
 from genctl.config import presets
 from genctl.config.check import known
 from genctl.errors import GenctlError, count
 from genctl.terminal import theme, widgets
-from genctl.terminal.message import print_message
+from genctl.terminal.standard_streams import print_message
 from genctl.tree import token_tree
-from genctl.tree.commands import COMMANDS, parse
-from genctl.tree.distribution import Distribution
+from genctl.tree.commands import COMMANDS, BranchText, Result, Shown, TokenWritten, Why, Wrote, parse
 from genctl.tree.explorer import Explorer
-from genctl.tree.results import BranchText, Result, Searching, Shown, TokenWritten, Why, Wrote
+from genctl.tree.scores import Distribution
 from genctl.tree.token_tree import At
 
 FRAME_S = 0.05  # between two drawings of what the model has written
-LARGE = 200  # branches beyond which the tree is not drawn while a command writes
 NARROW = 76  # columns below which the panes stand one below the other
 
 
@@ -158,11 +155,9 @@ class ExploreApp(App[int]):
         changed = bool(self.arrived)
         while self.arrived:
             self.arrived.popleft()()
-        if self.stale and not (self.waiting and len(self.shown_tree.leaves) > LARGE):
+        if self.stale:
             self.stale = False
             self.show_all()
-        elif changed and self.stale and self.follows:
-            self.show_place()
         elif changed:
             self.show_status()
 
@@ -182,20 +177,14 @@ class ExploreApp(App[int]):
         self.show_status()
 
     def show_status(self) -> None:
-        """Show what is going on, and figures of the place."""
-        state = self.answer
+        """Show what is going on, and the settings."""
+        state, width = self.answer, max(self.size.width, 20)
         if self.waiting and not self.failed:
             state = f"{self.waiting[0].split()[0]}: {count(self.written, 'token')} · Space stops"
-        with self.explorer.lock:
-            figures = [f"logprob {widgets.rounded(self.shown_tree.joints[self.at.cursor])}"]
-        if self.choices.distribution is not None:
-            figures.insert(0, f"entropy {self.choices.distribution.entropy:.2f}")
-        figures += [f"{key}={value}" for key, value in self.shown_tree.settings.items()]
-        width = max(self.size.width, 20)
-        style = "bold red" if self.failed and self.coloured else "bold"
-        lines = Text(widgets.first_words(state, width), style).append("\n")
-        lines.append(widgets.first_words(" · ".join(figures), width), theme.DIM)
-        self.query_one("#status", Static).update(lines)
+        settings = " · ".join(f"{key}={value}" for key, value in self.shown_tree.settings.items())
+        line = Text(widgets.first_words(state, width), "bold red" if self.failed and self.coloured else "bold")
+        line.append("\n").append(widgets.first_words(settings, width), theme.DIM)
+        self.query_one("#status", Static).update(line)
 
     def report(self, words: str, *, failed: bool = False) -> None:
         """Answer in the status line."""
@@ -213,8 +202,6 @@ class ExploreApp(App[int]):
             self.stale = True
             if self.follows:
                 self._at = At(result.token.node, result.token.node)
-        elif isinstance(result, Searching):
-            self.written += 1
         elif isinstance(result, BranchText):
             self.copy_to_clipboard(result.text)
             self.answer = f"copied {len(result.text)} characters"
@@ -268,10 +255,7 @@ class ExploreApp(App[int]):
             return
         is_other = at.tip != self.at.tip
         self._at, self.follows = at, False
-        if is_other:
-            self.show_all()
-        else:
-            self.show_place()
+        (self.show_all if is_other else self.show_place)()
 
     def action_move(self, name: str) -> None:
         """The move that the command of this name makes."""
@@ -316,24 +300,18 @@ class ExploreApp(App[int]):
 
     def _close_line(self) -> None:
         self.line.display = False
-        if self.focused in (self.line, None):
-            self.screen.set_focus(self.choices)
-
-    @on(Input.Blurred)
-    def _left_line(self) -> None:
-        if self.line.display and self.app_focus and self.focused is not self.line:
-            self._close_line()  # another pane was clicked
+        self.screen.set_focus(self.choices)
 
     def action_enter(self) -> None:
         """Do what was typed."""
-        text = self.line.value.strip()
+        text = self.line.value.lstrip()
         self._close_line()
-        if text.lower() in ("help", "?"):
+        if text.strip() == "help":
             self.action_help()
-        elif text.lower() in ("quit", "q", "exit"):
+        elif text.strip() == "quit":
             self.action_leave()
         elif text:
-            self.run_command(self.line.value.lstrip(), self.at)
+            self.run_command(text, self.at)
 
     def action_let_go(self) -> None:
         """Close the line; else stop what runs."""
@@ -347,11 +325,9 @@ class ExploreApp(App[int]):
         self.push_screen(Dialog("help", help_text()))
 
     def action_stop_or_leave(self) -> None:
-        """Stop what runs, else leave."""
-        if self.waiting:
-            self.stop()
-        elif self.line.display:
-            self.report("Escape leaves the line")
+        """Stop what runs, or close the line; else leave."""
+        if self.waiting or self.line.display:
+            self.action_let_go()
         else:
             self.action_leave()
 
@@ -379,8 +355,7 @@ def run_screen(explorer: Explorer, *, coloured: bool = True, signalled: Callable
     app.stop()
     app.model.shutdown(cancel_futures=True)
     if explorer.file is not None:
-        command = f"genctl explore --open {shlex.quote(str(explorer.file.path))}"
-        print_message(f"saved: {command} continues this tree", whole=command)
+        print_message(f"saved: genctl explore --open {shlex.quote(str(explorer.file.path))} continues this tree")
     if app.return_code:
         raised = errors.getvalue()
         last = next(iter(re.findall(r"^\w+(?:Error|Exception|Exit|Matches)\b.*$", raised, re.MULTILINE)), "no message")

@@ -23,7 +23,7 @@ from genctl.errors import Exit, UsageError, count
 from genctl.io import writers
 from genctl.terminal import loading_line
 from genctl.terminal.console import make_consoles
-from genctl.terminal.progress_bars import LoadingBar
+from genctl.terminal.live_region import LoadingBar
 from genctl.terminal.widgets import visible
 
 COLUMNS = ("step", "rows", "layer", "kind", "shape", "dtype", "device", "bytes", "new")  # of --format tsv

@@ -15,7 +15,7 @@ from rich.text import Text
 from genctl.commands.inspect.measurement import CROSS, STATE
 from genctl.errors import count, percent, size
 from genctl.terminal import theme, widgets
-from genctl.terminal.summary import DOT
+from genctl.terminal.run_history import DOT
 
 Report: TypeAlias = Mapping[str, Any]  # or a pass of it, or a layer
 

@@ -14,8 +14,7 @@ from rich.text import Text
 from genctl.errors import count
 from genctl.io import writers
 from genctl.terminal import theme, widgets
-from genctl.terminal.console import takes_lines
-from genctl.terminal.live_region import LiveRegion, RareLines
+from genctl.terminal.live_region import LiveRegion
 from genctl.terminal.text_width import hanging, labelled
 
 PLAIN_WIDTH = 80  # of headings where there is no terminal
@@ -57,7 +56,6 @@ class StageLine:
     def __init__(self, console: Console, *, quiet: bool) -> None:
         self._console, self._region = console, LiveRegion(console, time.monotonic)
         self._draws = console.is_interactive and not quiet
-        self._rare = RareLines(time.monotonic) if takes_lines(console) and not quiet else None
         self._name = self._stage = ""
         self._positions = 0
 
@@ -83,8 +81,6 @@ class StageLine:
     def _show(self, *, at_once: bool = False) -> None:
         positions = count(self._positions, "position") if self._positions else ""
         words = " · ".join(filter(None, (widgets.visible(self._name), self._stage, positions)))
-        if self._rare is not None and self._rare.is_due():
-            self._console.print(Text(words, style=theme.DIM))
         if self._draws and (at_once or self._region.is_due(time.monotonic())):
             self._region.draw([widgets.fit(Text(words, style=theme.DIM), self._console.width)])
 

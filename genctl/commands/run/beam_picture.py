@@ -13,12 +13,11 @@ from rich.text import Text
 from genctl.events import Hypothesis
 from genctl.events.history import LaneHistory, Path, common_ancestor
 from genctl.terminal import theme, widgets
-from genctl.terminal.divergences import disambiguate, word_boundary
+from genctl.terminal.explain import logprob_beside_total, number, penalty_of, score
 from genctl.terminal.live_layout import Look, Section, text_lines
-from genctl.terminal.score_formula import logprob_beside_total, number, penalty_of, score
-from genctl.terminal.summary import DOT
-from genctl.terminal.summary import lines as lines_of_items
-from genctl.terminal.text_width import first_cells, last_cells, one_line
+from genctl.terminal.run_history import DOT
+from genctl.terminal.run_history import lines as lines_of_items
+from genctl.terminal.text_width import disambiguate, first_cells, last_cells, one_line, word_boundary
 
 BEFORE = 32  # cells of a row before its text and its note
 FINISHED = 3  # finished sequences that the picture shows

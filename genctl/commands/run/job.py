@@ -18,7 +18,6 @@ from genctl.commands.job import (
     seed_of,
     settings_of,
     settle,
-    show_prompt,
     start_seed,
     started,
     usable,
@@ -94,8 +93,6 @@ def run(options: RunOptions) -> int | None:
             job.open_event_log(stack, options.events)
             screen.open(stack)
             source = RowSource(rows)
-            if watched_alone and options.echo is not False:
-                show_prompt(source.first())
 
             engine = job.load_engine(early, layers, on_event=screen.loading, live=job.shown, waits=job.waits)
             if screen.view is not None:

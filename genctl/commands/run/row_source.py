@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -20,13 +19,6 @@ class RowSource:
     def __init__(self, rows: Iterator[Row]) -> None:
         self._rows = rows
         self.taken = 0
-
-    def first(self) -> Row | None:
-        """The first row, which is not taken yet; None if there is none."""
-        row = next(self._rows, None)
-        if row is not None:
-            self._rows = itertools.chain([row], self._rows)
-        return row
 
     def skip(self, output: RecordOutput) -> None:
         """Pass over the rows that need not be decoded, comparing them with what was read before."""

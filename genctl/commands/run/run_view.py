@@ -16,16 +16,11 @@ from genctl.commands.run.text_stream import TextStream, console_writer
 from genctl.events import Began, Event, Failed, Finished, Prefilled, Stepped
 from genctl.events.history import LaneHistory, Path, StablePrefix
 from genctl.terminal import theme, widgets
-from genctl.terminal.divergences import word_boundary
-from genctl.terminal.explain import explain_summary
+from genctl.terminal.explain import explain_summary, formula, meaning, searches
 from genctl.terminal.live_layout import Look, names, place_words, returned, sections_of, step_lines, tail
-from genctl.terminal.live_region import LiveRegion
-from genctl.terminal.progress_bars import LoadingBar
-from genctl.terminal.run_history import RunHistory
-from genctl.terminal.score_formula import formula, meaning, searches
-from genctl.terminal.summary import failure, lane_summary, put, put_words, stop_words, summary
-
-MOST_SUMMED_UP = 5  # prompts that have a line of their own with --verbose
+from genctl.terminal.live_region import LiveRegion, LoadingBar
+from genctl.terminal.run_history import RunHistory, failure, put, put_words, stop_words, summary
+from genctl.terminal.text_width import word_boundary
 
 
 class RunView:
@@ -71,7 +66,6 @@ class RunView:
         self._stable = StablePrefix()
         self._errors = RepeatedErrors(lambda line: put_words(err, Text(line, style=theme.ERROR)))
         self._blocks = 0
-        self._summed_up = 0  # prompts with a line of their own
         self._closed = False
         self._started: float | None = None
         self._read: float | None = None
@@ -185,14 +179,10 @@ class RunView:
         self._text.end_line()
         self._text.begin(None)
         self.out.file.flush()
-        if lane.failed:
-            if self._errors.is_new(lane.failed.message):
-                put_words(self.err, failure(lane, numbered=self.look.numbered))
-                if lane.failed.hint:
-                    put_words(self.err, Text(f"hint: {widgets.visible(lane.failed.hint)}"))
-        elif self._verbose and self.look.labels and not self._quiet and self._summed_up < MOST_SUMMED_UP:
-            self._summed_up += 1
-            put(self.err, lane_summary(lane))
+        if lane.failed and self._errors.is_new(lane.failed.message):
+            put_words(self.err, failure(lane, numbered=self.look.numbered))
+            if lane.failed.hint:
+                put_words(self.err, Text(f"hint: {widgets.visible(lane.failed.hint)}"))
 
     def _print_texts(self, lane: LaneHistory, finished: Finished) -> None:
         """Print the texts of a lane, and tables of sequences. What a text shares with the one before it is dimmed."""

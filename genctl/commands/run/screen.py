@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from genctl.commands.run.run_view import RunView
     from genctl.commands.run.text_stream import StableTexts
     from genctl.pages.search_tree import SearchTrees
-    from genctl.terminal.progress_bars import RowsBar
+    from genctl.terminal.live_region import RowsBar
 
 
 class Screen:
@@ -80,7 +80,7 @@ class Screen:
     def open_bar(self, stack: ExitStack, total: int | None, done: int) -> None:
         """Begin to count rows, if a bar is wanted."""
         if self.err is not None and self.wants_bar:
-            from genctl.terminal.progress_bars import RowsBar
+            from genctl.terminal.live_region import RowsBar
 
             self.bar = RowsBar(self.err, total, done=done)
             stack.callback(self.bar.close)
@@ -170,9 +170,7 @@ def wants_bar(options: RunOptions, err: Console | None, *, live: bool) -> bool:
     details = options.format in TEXTS and _has_details(options)
     if err is None or not alone or live or options.quiet or details:
         return False
-    from genctl.terminal.console import takes_lines
-
-    return err.is_interactive or takes_lines(err)
+    return err.is_interactive
 
 
 def open_stream(options: RunOptions) -> StableTexts:

@@ -28,11 +28,10 @@ from genctl.io.rows import BadRow, InputRow
 from genctl.terminal import theme, widgets
 from genctl.terminal.console import make_consoles
 from genctl.terminal.interrupt import Interrupt
-from genctl.terminal.marked_text import MarkedPiece, marked
-from genctl.terminal.progress_bars import LoadingBar
+from genctl.terminal.live_region import LoadingBar
+from genctl.terminal.run_history import put, put_words
 from genctl.terminal.standard_streams import is_terminal
-from genctl.terminal.summary import put, put_words
-from genctl.terminal.text_width import hanging, one_line
+from genctl.terminal.text_width import MarkedPiece, hanging, marked, one_line
 
 SORTED = 4  # batches that are sorted by length together
 BY = {"mean": "mean log-probability", "total": "total log-probability", "bits-per-byte": "bits per byte"}

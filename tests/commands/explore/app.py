@@ -79,6 +79,21 @@ async def _at_once(*_: float) -> None:
     await asyncio.sleep(0.001)
 
 
+def played(
+    made: Callable[[], Explorer] = lambda: explorer(max_new_tokens=6, do_sample=False),
+) -> Callable[[Play], Callable[[], None]]:
+    """Make a test of what is done on the screen of a tree."""
+
+    def decorate(part: Play) -> Callable[[], None]:
+        def test() -> None:
+            play(part, made())
+
+        test.__name__ = getattr(part, "__name__", "test")
+        return test
+
+    return decorate
+
+
 def play(part: Play, made: Explorer | None = None, size: tuple[int, int] = (140, 40), **options: Any) -> ExploreApp:
     """Show a tree, do `part`, and close."""
     app = ExploreApp(made or explorer(max_new_tokens=6, do_sample=False), **options)

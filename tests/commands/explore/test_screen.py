@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from genctl.commands.explore.formats import lines_of
-from genctl.commands.explore.keys import KEYS, markdown_table
-from genctl.commands.explore.panes import TENTHS, share
+from genctl.commands.explore.panes import KEYS
 from genctl.commands.explore.screen import ExploreApp
-from tests.commands.explore.app import Shown, play
+from genctl.tree.commands import COMMANDS
+from tests.commands.explore.app import Shown, play, played
 from tests.tree.trees import explorer
 
 SIZES = [(60, 30), (80, 24), (140, 40)]
@@ -39,8 +39,6 @@ def test_space_generates_and_the_panes_show_it(size: tuple[int, int]) -> None:
         assert tree.depths[tree.tip] == 6
         written = "".join(tree.nodes[node].text for node in tree.path(tree.tip))
         assert written[:8] in shown.text.replace("\n", " ")
-        assert "entropy" in shown.text
-        assert f"logprob {tree.joints[tree.tip]:.3f}" in shown.text
         assert all(len(line) <= size[0] for line in shown.lines)
         await shown.press("home")
         assert shown.app.choices.size.height >= (8 if size[0] == 60 else 16)
@@ -52,88 +50,78 @@ def test_space_generates_and_the_panes_show_it(size: tuple[int, int]) -> None:
     play(part, size=size)
 
 
-def test_arrows_move_the_cursor_and_the_alternatives_follow_it() -> None:
-    async def part(shown: Shown) -> None:
-        await shown.press("space")
-        app, branch = shown.app, shown.tree.path(shown.tree.tip)
-        assert app.at.cursor == branch[-1]
-        await shown.press("left", "left")
-        assert app.at.cursor == branch[-3]
-        assert app.choices.selected == shown.tree.nodes[branch[-2]].id
-        await shown.press("right")
-        assert app.at.cursor == branch[-2]
-        await shown.press("home")
-        assert app.at.cursor == 0
-        await shown.press("end")
-        assert app.at.cursor == branch[-1]
-
-    play(part)
+@played()
+async def test_arrows_move_the_cursor_and_the_alternatives_follow_it(shown: Shown) -> None:
+    await shown.press("space")
+    app, branch = shown.app, shown.tree.path(shown.tree.tip)
+    assert app.at.cursor == branch[-1]
+    await shown.press("left", "left")
+    assert app.at.cursor == branch[-3]
+    assert app.choices.selected == shown.tree.nodes[branch[-2]].id
+    await shown.press("right")
+    assert app.at.cursor == branch[-2]
+    await shown.press("home")
+    assert app.at.cursor == 0
+    await shown.press("end")
+    assert app.at.cursor == branch[-1]
 
 
-def test_enter_takes_the_alternative_and_generates_on() -> None:
-    async def part(shown: Shown) -> None:
-        await shown.press("space", "home", "right", "right", "down", "down")
-        wanted = shown.app.choices.selected
-        before = len(shown.tree)
-        await shown.press("enter")
-        tree = shown.tree
-        taken = tree.path(tree.tip)[2]
-        assert tree.nodes[taken].id == wanted
-        assert tree.nodes[taken].by == "take"
-        assert tree.depths[tree.tip] > 3
-        assert len(tree) > before
-        assert shown.app.at.tip == tree.tip
-
-    play(part)
+@played()
+async def test_enter_takes_the_alternative_and_generates_on(shown: Shown) -> None:
+    await shown.press("space", "home", "right", "right", "down", "down")
+    wanted = shown.app.choices.selected
+    before = len(shown.tree)
+    await shown.press("enter")
+    tree = shown.tree
+    taken = tree.path(tree.tip)[2]
+    assert tree.nodes[taken].id == wanted
+    assert tree.nodes[taken].by == "take"
+    assert tree.depths[tree.tip] > 3
+    assert len(tree) > before
+    assert shown.app.at.tip == tree.tip
 
 
-def test_a_digit_samples_that_many_continuations() -> None:
-    async def part(shown: Shown) -> None:
-        await shown.press("3")
-        tree = shown.tree
-        assert len(tree.steps) == 1
-        assert tree.steps[0].line == "sample 3"
-        assert len(tree.leaves) > 1
-        assert rows(shown.app).keys() >= tree.leaves.keys()
-
-    play(part, explorer(max_new_tokens=12, temperature=2.0, do_sample=True))
+@played(lambda: explorer(max_new_tokens=12, temperature=2.0, do_sample=True))
+async def test_a_digit_samples_that_many_continuations(shown: Shown) -> None:
+    await shown.press("3")
+    tree = shown.tree
+    assert len(tree.steps) == 1
+    assert tree.steps[0].line == "sample 3"
+    assert len(tree.leaves) > 1
+    assert rows(shown.app).keys() >= tree.leaves.keys()
 
 
-def test_e_edits_the_text_from_here_and_forks() -> None:
-    async def part(shown: Shown) -> None:
-        await shown.press("space", "home", "right", "right", "e")
-        assert shown.app.line.value == 'edit " was a curious girl"'
-        await shown.pilot.press("ctrl+u")
-        await shown.answer('edit " a cat sat')
-        tree = shown.tree
-        assert "".join(tree.nodes[node].text for node in tree.path(tree.tip)).endswith(" a cat sat")
-        assert tree.nodes[tree.tip].by == "edit"
-        assert len(tree.leaves) == 2
-
-    play(part)
+@played()
+async def test_e_edits_the_text_from_here_and_forks(shown: Shown) -> None:
+    await shown.press("space", "home", "right", "right", "e")
+    assert shown.app.line.value == 'edit " was a curious girl"'
+    await shown.pilot.press("ctrl+u")
+    await shown.answer('edit " a cat sat')
+    tree = shown.tree
+    assert "".join(tree.nodes[node].text for node in tree.path(tree.tip)).endswith(" a cat sat")
+    assert tree.nodes[tree.tip].by == "edit"
+    assert len(tree.leaves) == 2
 
 
-def test_s_changes_a_knob_and_the_distribution_without_a_forward_pass() -> None:
-    async def part(shown: Shown) -> None:
-        await shown.press("space", "home", "right", "right")
-        branches = shown.app.explorer.branches
-        read = branches.read_tokens
-        await shown.press("s")
-        await shown.answer("top_k=2")
-        found = shown.app.choices.distribution
-        assert found is not None
-        order = found.order
-        assert [found.of(int(id)).processed > float("-inf") for id in order[:3]] == [True, True, False]
-        assert "top_k" in next(line for line in shown.lines if " –" in line)
-        assert branches.read_tokens == read
-        await shown.press("p")
-        await shown.answer("greedy")
-        assert shown.tree.settings["do_sample"] is False
-        await shown.press("s")
-        await shown.answer("top_q=2")
-        assert "unknown setting" in shown.text
-
-    play(part, explorer(max_new_tokens=6, do_sample=True))
+@played(lambda: explorer(max_new_tokens=6, do_sample=True))
+async def test_s_changes_a_knob_and_the_distribution_without_a_forward_pass(shown: Shown) -> None:
+    await shown.press("space", "home", "right", "right")
+    branches = shown.app.explorer.branches
+    read = branches.read_tokens
+    await shown.press("s")
+    await shown.answer("top_k=2")
+    found = shown.app.choices.distribution
+    assert found is not None
+    order = found.order
+    assert [found.of(int(id)).processed > float("-inf") for id in order[:3]] == [True, True, False]
+    assert "top_k" in next(line for line in shown.lines if " –" in line)
+    assert branches.read_tokens == read
+    await shown.press("p")
+    await shown.answer("greedy")
+    assert shown.tree.settings["do_sample"] is False
+    await shown.press("s")
+    await shown.answer("top_q=2")
+    assert "unknown setting" in shown.text
 
 
 @pytest.mark.parametrize(
@@ -167,59 +155,40 @@ def test_a_setting_that_cannot_be_used_is_one_line_and_changes_nothing(answer: s
     play(part, explorer(max_new_tokens=3, do_sample=True, top_p=0.9))
 
 
-def test_a_temperature_of_0_takes_the_best_token() -> None:
-    async def part(shown: Shown) -> None:
-        await shown.press("s")
-        await shown.answer("temperature=0")
-        assert not shown.app.failed, shown.app.answer
-        found = shown.app.choices.distribution
-        assert found is not None
-        assert found.of(int(found.processed.argmax())).rank == 1
-        await shown.press("space")
-        assert "generate: done" in shown.text
-        assert all(shown.tree.nodes[node].rank == 1 for node in shown.tree.path(shown.tree.tip)[1:])
-        await shown.press("3")  # nothing is drawn, so there are no samples
-        assert "temperature = 0 takes the best one" in shown.text
-        assert len(shown.tree) == 3
-
-    play(part, explorer(max_new_tokens=3, do_sample=True, top_p=0.9))
+@played(lambda: explorer(max_new_tokens=3, do_sample=True, top_p=0.9))
+async def test_a_temperature_of_0_takes_the_best_token(shown: Shown) -> None:
+    await shown.press("s")
+    await shown.answer("temperature=0")
+    assert not shown.app.failed, shown.app.answer
+    found = shown.app.choices.distribution
+    assert found is not None
+    assert found.of(int(found.processed.argmax())).rank == 1
+    await shown.press("space")
+    assert "generate: done" in shown.text
+    assert all(shown.tree.nodes[node].rank == 1 for node in shown.tree.path(shown.tree.tip)[1:])
+    await shown.press("3")  # nothing is drawn, so there are no samples
+    assert "temperature = 0 takes the best one" in shown.text
+    assert len(shown.tree) == 3
 
 
-def test_x_expands_and_says_what_is_covered() -> None:
-    async def part(shown: Shown) -> None:
-        await shown.press("x")
-        assert shown.app.line.value == "expand mass=0.9,depth=6"
-        await shown.pilot.press("ctrl+u")
-        await shown.answer("expand mass=0.5,depth=2")
-        assert "of the probability; " in shown.text
-        assert "continuations cover" in shown.text
-        assert len(shown.tree) >= 2
-
-    play(part)
-
-
-def test_u_undoes() -> None:
-    async def part(shown: Shown) -> None:
-        await shown.press("space", "u")
-        assert len(shown.tree) == 0
-        assert "no tokens yet" in shown.text
-        await shown.press("u")
-        assert "nothing is left to undo" in shown.text
-        await shown.press("space")  # the numbers of nodes are used again
-        assert len(shown.tree) == 6
-        assert shown.app.choices.distribution.node == shown.tree.tip  # type: ignore[union-attr]
-
-    play(part)
+@played()
+async def test_u_undoes(shown: Shown) -> None:
+    await shown.press("space", "u")
+    assert len(shown.tree) == 0
+    assert "no tokens yet" in shown.text
+    await shown.press("u")
+    assert "nothing is left to undo" in shown.text
+    await shown.press("space")  # the numbers of nodes are used again
+    assert len(shown.tree) == 6
+    assert shown.app.choices.distribution.node == shown.tree.tip  # type: ignore[union-attr]
 
 
-def test_b_searches_and_shows_what_it_found() -> None:
-    async def part(shown: Shown) -> None:
-        await shown.press("b")
-        assert shown.tree.steps[0].line == "beams"
-        assert len(shown.tree.leaves) == 4
-        assert "beams: done" in shown.text
-
-    play(part)
+@played()
+async def test_b_searches_and_shows_what_it_found(shown: Shown) -> None:
+    await shown.press("b")
+    assert shown.tree.steps[0].line == "beams"
+    assert len(shown.tree.leaves) == 4
+    assert "beams: done" in shown.text
 
 
 @pytest.mark.parametrize("line", ["show 5", "find the", "why"])
@@ -260,70 +229,42 @@ def test_a_text_that_has_ended_stops_and_its_alternatives_are_marked() -> None:
     play(part, made)
 
 
-def test_slash_finds_alternatives() -> None:
-    async def part(shown: Shown) -> None:
-        await shown.press("slash")
-        await shown.answer("girl")
-        assert "find girl: " in shown.text
-        assert "·girl" in shown.text
-
-    play(part)
-
-
-def test_tab_moves_the_focus_and_enter_opens_a_branch_of_the_tree() -> None:
-    async def part(shown: Shown) -> None:
-        await shown.press("space", "home", "right", "down", "enter")
-        app = shown.app
-        here = app.at.tip
-        await shown.press("tab")
-        assert app.focused is app.tree_pane
-        other = next(end for end in shown.tree.leaves if end != here)
-        app.tree_pane.move_cursor(rows(app)[other])
-        await shown.press("enter")
-        assert app.at.tip == other
-        assert rows(app)[other].label.plain.startswith("▸")
-        await shown.press("tab")
-        assert app.focused is app.choices
-
-    play(part)
+@played()
+async def test_tab_moves_the_focus_and_enter_opens_a_branch_of_the_tree(shown: Shown) -> None:
+    await shown.press("space", "home", "right", "down", "enter")
+    app = shown.app
+    here = app.at.tip
+    await shown.press("tab")
+    assert app.focused is app.tree_pane
+    other = next(end for end in shown.tree.leaves if end != here)
+    app.tree_pane.move_cursor(rows(app)[other])
+    await shown.press("enter")
+    assert app.at.tip == other
+    assert rows(app)[other].label.plain.startswith("▸")
+    await shown.press("tab")
+    assert app.focused is app.choices
 
 
-def test_the_mouse_selects_and_takes() -> None:
-    async def part(shown: Shown) -> None:
-        await shown.press("space", "home", "right")
-        app, branch = shown.app, shown.tree.path(shown.tree.tip)
-        await shown.pilot.click("#alternatives", offset=(5, 4))
-        await shown.settled()
-        assert app.choices.cursor_row == 2
-        await shown.pilot.click("#alternatives", offset=(5, 4))
-        await shown.settled()
-        assert shown.tree.steps[-1].line.startswith("take id:")
-        await shown.pilot.click("#tree", offset=(5, 1 + rows(app)[branch[-1]].line))
-        await shown.settled()
-        assert app.at.tip == branch[-1]
-
-    play(part)
+@played()
+async def test_the_mouse_selects_and_takes(shown: Shown) -> None:
+    await shown.press("space", "home", "right")
+    app, branch = shown.app, shown.tree.path(shown.tree.tip)
+    await shown.pilot.click("#alternatives", offset=(5, 4))
+    await shown.settled()
+    assert app.choices.cursor_row == 2
+    await shown.pilot.click("#alternatives", offset=(5, 4))
+    await shown.settled()
+    assert shown.tree.steps[-1].line.startswith("take id:")
+    await shown.pilot.click("#tree", offset=(5, 1 + rows(app)[branch[-1]].line))
+    await shown.settled()
+    assert app.at.tip == branch[-1]
 
 
-def test_without_colour_digits_show_the_probabilities() -> None:
-    async def part(shown: Shown) -> None:
-        await shown.press("space")
-        written = "".join(
-            f"{shown.tree.nodes[node].text}{TENTHS[min(int(share(shown.tree.nodes[node].logprob) * 10), 9)]}"
-            for node in shown.tree.path(shown.tree.tip)
-        )
-        assert written[:20] in shown.lines[1]
-
-    play(part, coloured=False)
-
-
-def test_keys_that_arrive_together_act_in_their_order() -> None:
-    async def part(shown: Shown) -> None:
-        await shown.burst(":set max_new_tokens=3\r:take 1 0\r")
-        assert shown.tree.settings == {"max_new_tokens": 3}
-        assert [step.line for step in shown.tree.steps] == ["set max_new_tokens=3", "take 1 0"]
-
-    play(part)
+@played()
+async def test_keys_that_arrive_together_act_in_their_order(shown: Shown) -> None:
+    await shown.burst(":set max_new_tokens=3\r:take 1 0\r")
+    assert shown.tree.settings == {"max_new_tokens": 3}
+    assert [step.line for step in shown.tree.steps] == ["set max_new_tokens=3", "take 1 0"]
 
 
 def test_a_key_is_answered_while_the_model_writes() -> None:
@@ -350,13 +291,11 @@ def test_a_key_is_answered_while_the_model_writes() -> None:
     play(part, made)
 
 
-def test_c_copies_the_text_of_the_branch() -> None:
-    async def part(shown: Shown) -> None:
-        await shown.press("space", "c")
-        tree = shown.tree
-        assert shown.app.clipboard == "".join(tree.nodes[node].text for node in tree.path(tree.tip))
-
-    play(part)
+@played()
+async def test_c_copies_the_text_of_the_branch(shown: Shown) -> None:
+    await shown.press("space", "c")
+    tree = shown.tree
+    assert shown.app.clipboard == "".join(tree.nodes[node].text for node in tree.path(tree.tip))
 
 
 def test_every_key_of_the_table_has_an_action() -> None:
@@ -367,4 +306,44 @@ def test_every_key_of_the_table_has_an_action() -> None:
 
 def test_the_documents_have_every_key() -> None:
     document = (Path(__file__).parents[3] / "docs" / "explore.md").read_text(encoding="utf-8")
-    assert markdown_table() in document
+    rows = [f"| `{key.shown}` | {key.about} |" for key in KEYS if key.shown]
+    assert "\n".join(("| key | what it does |", "|---|---|", *rows)) in document
+
+
+@played()
+async def test_a_key_completes_the_line_and_no_key_leaves_it_for_the_tree(shown: Shown) -> None:
+    app = shown.app
+    await shown.burst(":gen")
+    await shown.press("right")
+    assert app.line.value == "generate"
+    await shown.press("home", "x", "end", "left", "right")
+    assert app.focused is app.line
+    assert app.line.value == "xgenerate"
+    assert len(shown.tree) == 0
+    await shown.press("escape")
+    assert app.focused is app.choices
+    assert not app.line.display
+
+
+@pytest.mark.parametrize("keys", ["?", ":help\r"])
+def test_help_has_keys_and_commands(keys: str) -> None:
+    async def part(shown: Shown) -> None:
+        await shown.burst(keys)
+        for first in (key.shown for key in KEYS):
+            assert first in shown.text
+        for command in COMMANDS.values():
+            assert command.usage in shown.text
+
+    play(part, size=(120, 110))
+
+
+@pytest.mark.parametrize("in_line", [False, True])
+def test_quit_leaves(in_line: bool) -> None:
+    async def part(shown: Shown) -> None:
+        if in_line:
+            await shown.press("colon")
+            await shown.answer("quit")
+        else:
+            await shown.press("q")
+
+    assert play(part).return_value == 0

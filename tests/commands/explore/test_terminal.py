@@ -126,10 +126,7 @@ def test_a_failure_of_the_screen_restores_the_terminal_and_shows_no_traceback(tm
         environment = {**os.environ, "TERM": "xterm-256color", "HF_HUB_OFFLINE": "1"}
         code = CRASH.format(root=str(ROOT))
         shown.child = pexpect.spawn(
-            sys.executable,
-            ["-c", code, str(tmp_path / "t.jsonl")],
-            dimensions=(30, 100),
-            env=environment,
+            sys.executable, ["-c", code, str(tmp_path / "t.jsonl")], dimensions=(30, 100), env=environment
         )
         shown.until("no tokens yet")
         shown.press("u")
