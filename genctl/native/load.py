@@ -12,15 +12,14 @@ from torch import Tensor
 from genctl.native import pages
 from genctl.native.decoder import CrossWeights, Decoder, Encoder, LayerWeights, StackWeights
 from genctl.native.linear import Joined, Linear, Products, Weight
-from genctl.native.mlp import ACTIVATIONS, MLP, ClampedGate
-from genctl.native.norms import LayerNorm, Norm, RMSNorm, same
+from genctl.native.mlp import ACTIVATIONS, MLP, ClampedGate, LayerNorm, Mixture, Norm, RMSNorm, same
 from genctl.native.pages import mapped
 from genctl.native.plan import StackPlan, WeightPlan, matrix_shape
+from genctl.native.positions import fairseq_sinusoids, sinusoids
 from genctl.native.runtime import NativeConfig, NativeModel, SpecialTokens
 
 if TYPE_CHECKING:
     from genctl.native.blocks import Embeddings
-    from genctl.native.mlp import Mixture
 
 
 def read(
@@ -44,7 +43,7 @@ def read(
     if plan.gguf is None:
         get = mapped(files, check_tensor)
     else:
-        from genctl.native.gguf_file import GgufFile
+        from genctl.native.blocks import GgufFile
 
         held = GgufFile(files, plan.gguf, check_tensor)
         get, lies = held.tensor, held.matrix if products is not None and products.quantize == "gguf" else None
@@ -138,8 +137,6 @@ class _Stack:
         spec, names, prefix, get = self.spec, self.names, self.plan.prefix, self.get
         positions = get(self.plan.positions) if self.plan.positions else None
         if spec.sinusoidal and positions is None:
-            from genctl.native.positions import fairseq_sinusoids, sinusoids
-
             assert spec.context is not None
             if spec.padding is None:
                 positions = sinusoids(spec.context, spec.hidden).to(embed.device, embed.dtype)
@@ -186,8 +183,6 @@ class _Stack:
         return MLP(up, self.linear("down", names), ACTIVATIONS[spec.activation])
 
     def experts(self, names: dict[str, str]) -> Mixture:
-        from genctl.native.mlp import Mixture
-
         spec = self.spec.experts
         assert spec is not None
         # a rounded router would choose other experts

@@ -35,9 +35,8 @@ from genctl.kernels.ops import TYPES, Library, library
 from genctl.native.attention import places_mask
 from genctl.native.decoder import CrossWeights, Decoder, LayerWeights, PassFacts, of_layer
 from genctl.native.linear import CompiledProduct, CompiledProducts, Joined
-from genctl.native.mlp import MLP, Activation
-from genctl.native.norms import LayerNorm, RMSNorm, same
-from genctl.native.rope import Rotary
+from genctl.native.mlp import MLP, Activation, LayerNorm, RMSNorm, same
+from genctl.native.positions import Rotary
 
 MOST_BYTES = 2**26  # of a list's buffers: the decoder's own code needs less for longer passes
 ROOM = 64  # tokens of the list that is kept; one for a longer pass, which is seldom repeated, is not
