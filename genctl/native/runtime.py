@@ -18,7 +18,7 @@ from genctl.decode.cache.layer import KeyValues
 from genctl.decode.runtime import Abilities, CutWindow, ModelRuntime, Output, Pass, Passed
 from genctl.decode.types import Source
 from genctl.errors import ModelError
-from genctl.kernels import variant
+from genctl.kernels import build
 from genctl.native.attention import PlacedLayer, places_mask
 from genctl.native.decoder import Decoder, Encoder
 from genctl.native.linear import Joined, Linear
@@ -219,7 +219,7 @@ class NativeRuntime(ModelRuntime):
         product = self.decoder.weights.layers[0].o
         if not product.is_compiled:
             return "torch"
-        narrow = "" if variant.choice()[0].startswith(("avx512", "amx")) else "narrow "
+        narrow = "" if build.choice()[0].startswith(("avx512", "amx")) else "narrow "
         return narrow + str(product.form.partition(" ")[0])
 
     def first_layers(self, count: int) -> NativeRuntime:

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from genctl.kernels.ops import Library
-from genctl.kernels.variant import runnable
 from genctl.native.linear import CompiledProduct
+from tests.native.evex import runnable
 from tests.native.test_products import (  # fixtures: compiled, threads
     compiled,
     inputs,

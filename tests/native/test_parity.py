@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 
 from genctl.decode.cache.foreign import new_cache
-from genctl.kernels import variant
+from genctl.kernels import build as products
 from genctl.models.architectures import read_native
 from genctl.native.decoder import Decoder
 from genctl.native.load import build
@@ -96,7 +96,7 @@ def test_a_padded_batch_has_the_logits_of_each_row_alone(name: str, folder: Path
 
 def test_so_it_has_without_the_compiled_library(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, and where nothing was compiled: masks and windows are made for torch's functions."""
-    monkeypatch.setattr(variant, "choice", lambda: ("", "for this test"))
+    monkeypatch.setattr(products, "choice", lambda: ("", "for this test"))
     check_padded(decoder_of(name, folder), name)
 
 

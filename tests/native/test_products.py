@@ -18,12 +18,13 @@ from torch import Tensor
 
 from genctl.errors import UsageError
 from genctl.kernels import build, ops
+from genctl.kernels.build import OUTDATED, choice
 from genctl.kernels.ops import Library
-from genctl.kernels.variant import OUTDATED, choice, file_of, runnable
 from genctl.native import quantized
 from genctl.native.linear import CompiledProduct, CompiledProducts
 from tests.cli.tool import genctl
 from tests.native import evex
+from tests.native.evex import runnable
 from tests.warm import python
 
 SIZES = [(1, 1), (5, 3), (67, 33), (130, 96), (300, 257), (513, 800)]  # [O, I]: multiples of nothing, and some
@@ -54,7 +55,7 @@ def variant(name: str) -> Library:
     if os.environ.get("GENCTL_PRODUCTS") or not build.is_built():
         pytest.skip("THE PRODUCTS ARE NOT COMPILED HERE: run python genctl/kernels/build.py")
     if name in runnable():
-        return Library(file_of(name))
+        return Library(build.HERE / f"{name}.so")
     found = evex.library() if name == "avxvnni" and "avx512" in runnable() else None
     if found is None:
         pytest.skip(f"{name} is not compiled here, or this CPU does not run it: see GENCTL_BUILD in build.py")
