@@ -229,7 +229,7 @@ class TransformersRuntime(ModelRuntime):
         logits: Tensor
         with torch.no_grad():
             compiled = None if first else self.compiled
-            if cache is not None and compiled is not None and compiled.takes(feed, cache, hidden=hidden):
+            if compiled is not None and cache is not None and cache.is_slotted and feed.shape[1] == 1 and not hidden:
                 logits = compiled.step(feed, cache, mask, positions, self._eager(inputs))
             else:
                 if self.module_states is not None:
@@ -335,52 +335,27 @@ class TransformersRuntime(ModelRuntime):
 # -- a model with its first layers only, sharing all weights (see `strategies.early_exit`) -----------------------------
 
 
-def _first_layers(model: Any, layer: int) -> Any:
-    """The model with `layer` layers. The original is unchanged. Raises ModelError if its layers are not a list."""
-    name = type(model).__name__
-    path = _layers(model)
-    exit_model = here = _twin(model)
-    if path is None or here is None:
+def _first_layers(model: Any, count: int) -> Any:
+    """The model with `count` layers. The original is unchanged. Raises ModelError if its layers are not a list."""
+    name, depth = type(model).__name__, int(model.config.get_text_config(decoder=True).num_hidden_layers)
+    lists = [path for path, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) == depth]
+    outer = [path for path in lists if not any(path.startswith(f"{other}.") for other in lists)]
+    if len(outer) != 1:
         raise ModelError(f"assistant_early_exit: {name} has no single list of layers that could be left early")
-    *parents, last = path.split(".")
-    for step in parents:
-        twin = _twin(getattr(here, step))
-        if twin is None:
-            raise ModelError(
-                f"assistant_early_exit: the layers of {name} are spread over devices and cannot be left early"
-            )
-        setattr(here, step, twin)
-        here = twin
-    setattr(here, last, nn.ModuleList(list(getattr(here, last))[:layer]))
-    config = copy.deepcopy(model.config)
-    text = config.get_text_config(decoder=True)
+    steps = outer[0].split(".")
+    *holders, layers = [model.get_submodule(".".join(steps[:end])) for end in range(len(steps) + 1)]
+    if any("forward" in vars(holder) for holder in holders):  # it would compute with the original
+        raise ModelError(f"assistant_early_exit: the layers of {name} are spread over devices and cannot be left early")
+    shared = [part for holder in holders for part in holder.children() if part not in [*holders, layers]]
+    tensors = [part for holder in holders for part in (*holder.parameters(False), *holder.buffers(False))]
+    # modules around the layers are copied, with one config; what they hold is not
+    twin = copy.deepcopy(model, {id(part): part for part in [*shared, *layers, *tensors]})
+    del twin.get_submodule(outer[0])[count:]
+    text = twin.config.get_text_config(decoder=True)
     try:
-        text.num_hidden_layers = layer
+        text.num_hidden_layers = count
     except NotImplementedError:
         raise ModelError(f"assistant_early_exit: {name} has no single number of layers that could be smaller") from None
     if isinstance(vars(text).get("layer_types"), list):
-        text.layer_types = text.layer_types[:layer]
-    for module in (exit_model, *(exit_model.get_submodule(".".join(parents[: i + 1])) for i in range(len(parents)))):
-        if hasattr(module, "config"):
-            module.config = config if module.config is model.config else text
-    return exit_model
-
-
-def _layers(model: Any) -> str | None:
-    """The path of the only list of all layers that is not inside another such list."""
-    depth = int(model.config.get_text_config(decoder=True).num_hidden_layers)
-    paths: list[str] = []
-    for name, module in model.named_modules():
-        inside = any(name.startswith(f"{other}.") for other in paths)
-        if isinstance(module, nn.ModuleList) and len(module) == depth and not inside:
-            paths.append(name)
-    return paths[0] if len(paths) == 1 else None
-
-
-def _twin(module: Any) -> Any:
-    """A copy of a module with its own list of the same children; None if its forward is bound to the original."""
-    if "forward" in vars(module):
-        return None
-    twin = copy.copy(module)
-    compat.give_own_children(twin)
+        text.layer_types = text.layer_types[:count]
     return twin
