@@ -84,12 +84,9 @@ class Blocks:
         self.how = INT4 if kind == "int4" else KINDS[kind]
         self.shape = torch.Size((len(raw), width))
 
-    def _blocks(self, rows: slice) -> Tensor:
-        return self.raw[rows].reshape(-1, self.how.bytes)
-
     def codes(self, rows: slice = slice(None)) -> Tensor:
         """[o, I]."""
-        return self.how.codes(self._blocks(rows)).view(-1, self.width)
+        return self.how.codes(self.raw[rows].reshape(-1, self.how.bytes)).view(-1, self.width)
 
     def scales(self, rows: slice = slice(None)) -> Tensor:
         """float32 [o, G, 1], or [o, G, 2]: scales and offsets, or the scales of 16 numbers each ("sixteens")."""
@@ -107,7 +104,7 @@ class Blocks:
     def _short(self, rows: slice) -> Tensor:
         """Scales and offsets as they lie, 16 bits: [o, blocks of a row, 1, 1 or 2]; offsets of "sixes" are negative."""
         size = 2 if self.how.scales in ("halves", "sixteens") else 4
-        raw = self._blocks(rows)[:, self.how.halves : self.how.halves + size].contiguous()
+        raw = self.raw[rows].reshape(-1, self.how.bytes)[:, self.how.halves : self.how.halves + size].contiguous()
         short = raw.view(torch.bfloat16 if self.how.scales == "shorts" else torch.float16)
         if self.how.scales == "sixes":
             short = short * _SIGNS
@@ -115,7 +112,7 @@ class Blocks:
 
     def _factors(self, rows: slice) -> Tensor | None:
         """[o, blocks of a row, 8, 2]."""
-        factors = self.how.factors(self._blocks(rows))
+        factors = self.how.factors(self.raw[rows].reshape(-1, self.how.bytes))
         return None if factors is None else factors.view(-1, self.width // self.how.numbers, 8, 2)
 
     def panels(self) -> tuple[Tensor, Tensor]:
@@ -202,15 +199,11 @@ class BlocksPlain(Unpacked):
 
     def __init__(self, blocks: Blocks, bias: Tensor | None = None, *, coded: bool = False) -> None:
         super().__init__(blocks.shape, bias, coded=coded)
-        self.form, self.blocks = f"plain, {blocks.kind}", blocks
+        self.form, self.blocks, self.held = f"plain, {blocks.kind}", blocks, (blocks.raw,)
 
     def numbers(self, part: slice) -> Tensor:
         """float32 [o, I]."""
         return self.blocks.numbers(part)
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The bytes of the file, and the bias."""
-        return (self.blocks.raw,) if self.bias is None else (self.blocks.raw, self.bias)
 
 
 def int4_blocks(weight: Tensor) -> Blocks:

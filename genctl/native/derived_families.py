@@ -78,13 +78,9 @@ def gpt_oss(c: Config) -> Found:
 
 
 _GPT_OSS_ROPE = {
-    "rope_type": "yarn",
-    "factor": 32.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "truncate": False,
+    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
     "original_max_position_embeddings": 4096,
-}
+}  # fmt: skip
 _GATED = ("gate", "up", "down")
 
 

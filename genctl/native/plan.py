@@ -206,26 +206,12 @@ def _norm(name: str, spec: Spec, size: int | None = None) -> Iterator[tuple[str,
 
 ROPE_FACTORS = "rope_freqs.weight"
 _PARTS = {
-    "attn_norm": "attn_norm",
-    "q": "attn_q",
-    "k": "attn_k",
-    "v": "attn_v",
-    "qkv": "attn_qkv",
-    "o": "attn_output",
-    "q_norm": "attn_q_norm",
-    "k_norm": "attn_k_norm",
-    "attn_out_norm": "post_attention_norm",
-    "mlp_norm": "ffn_norm",
-    "gate": "ffn_gate",
-    "up": "ffn_up",
-    "gate_up": "ffn_up",
-    "down": "ffn_down",
-    "mlp_out_norm": "post_ffw_norm",
-    "router": "ffn_gate_inp",
-    "expert_gate": "ffn_gate_exps.{}",
-    "expert_up": "ffn_up_exps.{}",
+    "attn_norm": "attn_norm", "q": "attn_q", "k": "attn_k", "v": "attn_v", "qkv": "attn_qkv", "o": "attn_output",
+    "q_norm": "attn_q_norm", "k_norm": "attn_k_norm", "attn_out_norm": "post_attention_norm", "mlp_norm": "ffn_norm",
+    "gate": "ffn_gate", "up": "ffn_up", "gate_up": "ffn_up", "down": "ffn_down", "mlp_out_norm": "post_ffw_norm",
+    "router": "ffn_gate_inp", "expert_gate": "ffn_gate_exps.{}", "expert_up": "ffn_up_exps.{}",
     "expert_down": "ffn_down_exps.{}",
-}
+}  # fmt: skip
 # Families in which llama.cpp's converter turns rows of queries and keys, so that neighbours turn together.
 _NEIGHBOURS = ("llama", "mistral", "mixtral", "granite", "olmo", "smollm3")
 

@@ -252,6 +252,11 @@ FINDINGS = {
 }
 
 
+def _measured(trial: str) -> cached_property[bool]:
+    """An ability that a trial alone decides."""
+    return cached_property(lambda abilities: abilities._has(trial))
+
+
 class MeasuredAbilities(Abilities):
     """Each ability is found when it is first read; one that is missing adds a sentence to `findings`.
 
@@ -312,20 +317,9 @@ class MeasuredAbilities(Abilities):
         """Whether a cache that is used in any case was found to change the texts."""
         return self._always_cached and self.supports_cache and not self._has("cache")
 
-    @cached_property
-    def multi_token_exact(self) -> bool:
-        """Measured, also after a rejected draft."""
-        return self._has("several")
-
-    @cached_property
-    def multi_token_exact_uncached(self) -> bool:
-        """Measured."""
-        return self._has("whole")
-
-    @cached_property
-    def together(self) -> bool:
-        """Measured. If False, each row is read alone."""
-        return self._has("rows")
+    multi_token_exact = _measured("several")  # also after a rejected draft
+    multi_token_exact_uncached = _measured("whole")
+    together = _measured("rows")  # if False, each row is read alone
 
     @cached_property
     def pads(self) -> bool:

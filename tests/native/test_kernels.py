@@ -442,7 +442,7 @@ from collections import defaultdict
 from dataclasses import replace
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from genctl.native import kernel_decoder, kernel_products
+from genctl.native import kernel_decoder, kernel_pass
 from genctl.native.linear import Products
 from genctl.native.spec import Rope
 from tests import runtimes
@@ -459,7 +459,7 @@ layouts = defaultdict(lambda: defaultdict(set))  # of what is added up, by kerne
 for name in sys.argv[2:]:
     name, _, quantize = name.partition(":")
     quantize, _, least = quantize.partition("/")
-    kernel_products.LEAST_PIECE = int(least or 512)
+    kernel_pass.LEAST_PIECE = int(least or 512)
     products = Products(quantize or None, pack=False, kernels=True)
     decoder = runtimes.native(model(name), products=products, dtype=torch.bfloat16).decoder
     step = kernel_decoder.KernelDecoder(decoder)

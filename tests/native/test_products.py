@@ -277,7 +277,7 @@ def test_codes_of_the_largest_size_are_exact(compiled: Library) -> None:
 def test_8_bits_have_the_bits_of_the_plain_product(compiled: Library) -> None:
     matrix, x = weight((300, 2801)), inputs(6, 2801)
     x[2], x[3, 5] = 0.0, torch.nan
-    wanted, y = quantized.Int8Plain(matrix)(x), CompiledProduct(compiled, matrix, None, "int8")(x)
+    wanted, y = quantized.Int8Product(matrix)(x), CompiledProduct(compiled, matrix, None, "int8")(x)
     assert torch.equal(y.nan_to_num(7.0), wanted.nan_to_num(7.0))
 
 
