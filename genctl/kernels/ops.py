@@ -43,12 +43,10 @@ class Library:
         self.products = _typed(loaded.products, _POINTER, _INT, _POINTER, _POINTER, _LONG, _INT, _INT)
         self.attention = _typed(loaded.attention, _POINTER, _INT)
         self.rms_norm = _typed(loaded.rms_norm, _POINTER, _POINTER, _FLOAT, _POINTER, _LONG, _LONG, _INT, _INT, _INT)
-        self.layer_norm = _typed(
-            loaded.layer_norm, _POINTER, _POINTER, _POINTER, _FLOAT, _POINTER, _LONG, _LONG, _LONG, _INT, _INT
-        )
-        self.activate = _typed(
-            loaded.activate, _INT, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _LONG, _LONG, _INT, _INT
-        )
+        norm = _POINTER, _POINTER, _POINTER, _FLOAT, _POINTER
+        self.layer_norm = _typed(loaded.layer_norm, *norm, _LONG, _LONG, _LONG, _INT, _INT)
+        rows = _POINTER, _LONG, _POINTER, _LONG, _POINTER
+        self.activate = _typed(loaded.activate, _INT, *rows, _LONG, _LONG, _INT, _INT)
         self.angles = _typed(loaded.angles, _POINTER, _POINTER, _POINTER, _LONG, _INT)
         self.run = _typed(loaded.run, _POINTER, _INT, _LONG, _LONG, _LONG, _INT)
         self.softmax = _typed(loaded.softmax, _INT, _POINTER, _LONG, _POINTER, _LONG, _LONG, _INT)
@@ -91,7 +89,7 @@ def _loaded(name: str) -> tuple[Library | None, str]:
 
 def library() -> Library | None:
     """The library; None if torch's products are used. Raises UsageError for a variant that is not there."""
-    name = build.choice()[0]
+    name, _ = build.choice()
     return _loaded(name)[0] if name else None
 
 

@@ -105,14 +105,9 @@ def gpt_bigcode(c: Config) -> Found:
 
 # Written for the servers and the cache of the models' makers.
 _BIGCODE_UNREAD = (
-    "inference_runner",
-    "max_batch_size",
-    "pad_key_length",
-    "pre_allocate_kv_cache",
-    "runner_max_sequence_length",
-    "validate_runner_input",
-    "num_key_value_heads",
-)
+    "inference_runner", "max_batch_size", "pad_key_length", "pre_allocate_kv_cache", "runner_max_sequence_length",
+    "validate_runner_input", "num_key_value_heads",
+)  # fmt: skip
 
 
 def gptj(c: Config) -> Found:
@@ -298,15 +293,9 @@ def mpt(c: Config) -> Found:
 # reads.
 _MPT_CONFIG = ("model_type", "transformers_version", "dtype", "architectures", "id2label", "label2id", "problem_type")
 _MPT_UNREAD = (
-    "emb_pdrop",
-    "embedding_fraction",
-    "init_config",
-    "init_device",
-    "learned_pos_emb",
-    "max_seq_len",
-    "tokenizer_name",
-    "verbose",
-)
+    "emb_pdrop", "embedding_fraction", "init_config", "init_device", "learned_pos_emb", "max_seq_len",
+    "tokenizer_name", "verbose",
+)  # fmt: skip
 
 
 def falcon(c: Config) -> Found:

@@ -210,14 +210,9 @@ def cohere2(c: Config) -> Found:
 
 # Written by Cohere's own tools; transformers does not read them.
 _COHERE_UNREAD = (
-    "layer_switch",
-    "order_of_interleaved_layers",
-    "position_embedding_type",
-    "rotary_pct",
-    "use_embedding_sharing",
-    "use_parallel_embedding",
-    "_sliding_window_pattern",
-)
+    "layer_switch", "order_of_interleaved_layers", "position_embedding_type", "rotary_pct", "use_embedding_sharing",
+    "use_parallel_embedding", "_sliding_window_pattern",
+)  # fmt: skip
 
 
 def olmo(c: Config) -> Found:

@@ -11,6 +11,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -189,8 +190,10 @@ class TransformersRuntime(ModelRuntime):
         first, keep, hidden, history = given.first, given.keep, given.hidden, given.history
         if feed.shape[0] > 1 and not self._probing and not self.abilities.together:
             return self._apart(given)
-        if cache is not None and not first and not self._compared:
-            self._compare()
+        if cache is not None and not first and not self._compared and compat.forward_hooks(self.model) == self._hooks:
+            # not while somebody watches the model's passes: these would be among them
+            contract.check_scores(TransformersRuntime(self.model, abilities=self.abilities))
+            self._compared = True
         self.rope.reset()
         past = 0 if cache is None else cache.length
         if self.reads_again and (grown := self._grown(given, past)) is not None:
@@ -230,7 +233,7 @@ class TransformersRuntime(ModelRuntime):
         with torch.no_grad():
             compiled = None if first else self.compiled
             if compiled is not None and cache is not None and cache.is_slotted and feed.shape[1] == 1 and not hidden:
-                logits = compiled.step(feed, cache, mask, positions, self._eager(inputs))
+                logits = compiled.step(feed, cache, mask, positions, partial(self._eager, inputs))
             else:
                 if self.module_states is not None:
                     self.module_states.put(None if first else cache)
@@ -248,26 +251,18 @@ class TransformersRuntime(ModelRuntime):
             self.watch(Passed(inputs, cache, past, first))
         if keep and logits.shape[1] > keep:
             logits = logits[:, -keep:]
-        states = None
-        if hidden:
-            states = output.decoder_hidden_states if self.is_encoder_decoder else output.hidden_states
-            if states is None:
-                raise ModelError(f"{self.name} does not report hidden states, which this strategy needs")
-            if states[-1].dim() != 3:
-                raise ModelError(f"{self.name} keeps several hidden states of a token, and this strategy compares one")
-        return Output(
-            logits.float(), cache, None if states is None else states[-1], None if states is None else tuple(states)
-        )
+        if not hidden:
+            return Output(logits.float(), cache)
+        states = output.decoder_hidden_states if self.is_encoder_decoder else output.hidden_states
+        if states is None:
+            raise ModelError(f"{self.name} does not report hidden states, which this strategy needs")
+        if states[-1].dim() != 3:
+            raise ModelError(f"{self.name} keeps several hidden states of a token, and this strategy compares one")
+        return Output(logits.float(), cache, states[-1], tuple(states))
 
     def wants_history(self, before: int) -> bool:
         """Whether a pass that continues texts of `before` tokens needs `history`, the full texts."""
         return self.reads_history or super().wants_history(before)
-
-    def _compare(self) -> None:
-        """Compare steps with reading anew, unless somebody watches the model's passes: these would be among them."""
-        if compat.forward_hooks(self.model) == self._hooks:
-            contract.check_scores(TransformersRuntime(self.model, abilities=self.abilities))
-            self._compared = True
 
     def _run(self, module: Any, **inputs: Any) -> Any:
         """Call a library's code. Raises ModelError, in one line, if it fails."""
@@ -306,14 +301,10 @@ class TransformersRuntime(ModelRuntime):
             return mask
         return mask[:, None, None].bool() if cache.is_plain else mask
 
-    def _eager(self, inputs: dict[str, Any]) -> Callable[[Cache], Tensor]:
-        """The step without compiling, as a function of its cache: logits [N, 1, V]."""
-
-        def step(cache: Cache) -> Tensor:
-            logits: Tensor = self.model(**{**inputs, self.cache_name: cache.for_model}, return_dict=True).logits
-            return logits
-
-        return step
+    def _eager(self, inputs: dict[str, Any], cache: Cache) -> Tensor:
+        """A step without compiling, on another cache: logits [N, 1, V]."""
+        logits: Tensor = self.model(**{**inputs, self.cache_name: cache.for_model}, return_dict=True).logits
+        return logits
 
     def prepare(self, cache: Cache | None) -> None:
         """Convert a cache in place to the form that steps need."""

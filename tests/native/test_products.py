@@ -7,7 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -130,64 +130,35 @@ def test_products_are_those_of_float64(compiled: Library, size: tuple[int, int],
         assert (y.double() - wanted).abs().max() < close * wanted.abs().max()
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
-@pytest.mark.parametrize("size", [(5, 3), (130, 96), (513, 800), (1700, 64)], ids=str)  # one block of outputs and many
+COMPANY = [  # form, size, rows, of which the first so many are computed together, numbers of threads
+    *((form, size, 40, (*range(1, 20), 25, 33, 40), (1, 2, 3, 4)) for form in FORMS
+      for size in ((5, 3), (130, 96), (513, 800), (1700, 64)) if form[2] != "int4" or not size[1] % 32),
+    # tiles behind the second, blocks within a part of the inputs, and pieces of fewer columns than there are
+    *((form, (300, 800), 100, (5, 18, 23, 40, 66, 100), (1, 9)) for form in FORMS[:8]),
+    # a prompt that no cache holds: inputs in blocks, wide strips, a tile of rows that is the last of a group or not
+    *((FORMS[n], (70, 2100), 127, (12, 127), (1, 2)) for n in (0, 4)),
+    (FORMS[6], (70, 3000), 720, (12, 720), (1, 2)),
+    # few rows of many inputs: threads have groups of parts, blocks of inputs or whole rows of a weight
+    *((FORMS[n], (150, width), 17, range(2, 18), (1, 2, 3, 5, 9)) for n in (0, 1, 2, 4, 6) for width in (2000, 4501)),
+    *((form, (20, 64), 2100, (2100,), (1,)) for form in FORMS),  # more rows than are taken at once
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "size", "most", "counts", "threads_of"), COMPANY, ids=str)
 @pytest.mark.usefixtures("threads")
-def test_a_row_has_the_same_bits_in_any_company(compiled: Library, size: tuple[int, int], form: Form) -> None:
-    if form[2] == "int4" and size[1] % 32:
-        pytest.skip("4 bits have groups of 32")
-    product, x = made(compiled, size, form, True), inputs(40, size[1], form[0])
+def test_a_row_has_the_same_bits_in_any_company(
+    compiled: Library, form: Form, size: tuple[int, int], most: int, counts: Sequence[int], threads_of: Sequence[int]
+) -> None:
+    """Few rows and many are computed in other ways."""
+    product, x = made(compiled, size, form, True), inputs(most, size[1], form[0])
     torch.set_num_threads(1)
-    wanted = product(x)
-    for count in (1, 2, 3, 4):
+    wanted = torch.cat([product(row) for row in x.split(1)])
+    for count in threads_of:
         torch.set_num_threads(count)
-        for rows in (*range(1, 20), 25, 33):  # few rows and many are computed in other ways
+        for rows in counts:
             assert torch.equal(product(x[:rows]), wanted[:rows])
         assert torch.equal(product(x[16:]), wanted[16:])
         assert torch.equal(product(x.flip(0)), wanted.flip(0))
-
-
-@pytest.mark.parametrize("form", FORMS[:8], ids=str)
-@pytest.mark.usefixtures("threads")
-def test_many_rows_and_threads_keep_the_bits(compiled: Library, form: Form) -> None:
-    """Tiles behind the second, blocks within a part of the inputs, and pieces of fewer columns than there are."""
-    product, x = made(compiled, (300, 800), form, True), inputs(100, 800, form[0])
-    torch.set_num_threads(1)
-    wanted = torch.cat([product(row) for row in x.split(1)])
-    for count in (1, 9):
-        torch.set_num_threads(count)
-        for rows in (5, 18, 23, 40, 66, 100):
-            assert torch.equal(product(x[:rows]), wanted[:rows])
-
-
-@pytest.mark.parametrize(
-    ("form", "width", "rows"), [(FORMS[0], 2100, 127), (FORMS[4], 2100, 127), (FORMS[6], 3000, 720)]
-)
-@pytest.mark.usefixtures("threads")
-def test_a_prompt_that_no_cache_holds_keeps_the_bits(compiled: Library, form: Form, width: int, rows: int) -> None:
-    """Inputs are taken in blocks, strips are wide, and a tile of rows is the last of a group or not."""
-    product, x = made(compiled, (70, width), form, True), inputs(rows, width, form[0])
-    torch.set_num_threads(1)
-    some = [*range(70), *range(rows - 10, rows)]
-    wanted = torch.cat([product(x[row : row + 1]) for row in some])
-    for count, many in ((1, rows), (2, rows), (1, 12)):
-        torch.set_num_threads(count)
-        known = [place for place, row in enumerate(some) if row < many]
-        assert torch.equal(product(x[:many])[[some[place] for place in known]], wanted[known])
-
-
-@pytest.mark.parametrize("form", [FORMS[n] for n in (0, 1, 2, 4, 6)], ids=str)
-@pytest.mark.parametrize("width", [2000, 4501])
-@pytest.mark.usefixtures("threads")
-def test_few_rows_of_many_inputs_keep_the_bits(compiled: Library, form: Form, width: int) -> None:
-    """Threads have groups of parts, blocks of inputs or whole rows of a weight."""
-    product, x = made(compiled, (150, width), form, True), inputs(17, width, form[0])
-    torch.set_num_threads(1)
-    wanted = torch.cat([product(row) for row in x.split(1)])
-    for count in (1, 2, 3, 5, 9):
-        torch.set_num_threads(count)
-        for rows in range(2, 18):
-            assert torch.equal(product(x[:rows]), wanted[:rows])
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
@@ -234,12 +205,6 @@ def test_transposed_outputs_keep_the_bits(compiled: Library, form: Form, width: 
     both = CompiledProducts([few, many])(x[44:])  # they read the same x
     assert torch.equal(both[:, :3], few(x[44:]))
     assert torch.equal(both[:, 3:], many(x[44:]))
-
-
-@pytest.mark.parametrize("form", FORMS, ids=str)
-def test_more_rows_than_are_taken_at_once(compiled: Library, form: Form) -> None:
-    product, x = made(compiled, (20, 64), form, True), inputs(2100, 64, form[0])
-    assert torch.equal(product(x), torch.cat([product(some) for some in x.split(300)]))
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
