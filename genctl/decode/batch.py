@@ -57,7 +57,7 @@ class Batch:
             or not (abilities.together and self._shares(state) and self._shares(other))
             or (any(one.takes_back for one in traits) and (self.watcher or any(one.needs_hidden for one in traits)))
             or not (cache is None or cache.is_mergeable)
-            or not (len({*lengths}) == 1 or abilities.pads_sources)  # which may be measured
+            or (len({*lengths}) > 1 and not abilities.pads_sources)  # measured on first use
         ):
             return False
         if len({peer.fed_length for peer in all_states}) == 1:

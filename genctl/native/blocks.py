@@ -8,7 +8,6 @@ takes as many bits of memory as of the file.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -234,18 +233,11 @@ class GgufFile:
     """
 
     def __init__(
-        self,
-        files: Sequence[Path],
-        tensors: GgufTensors,
-        check_tensor: Callable[[str, Tensor], object] | None = None,
+        self, files: Sequence[Path], tensors: GgufTensors, check_tensor: Callable[[str, Tensor], object] | None = None
     ) -> None:
         self.tensors, self.check_tensor = tensors, check_tensor
         self.checked: set[str] = set()
-        self.memory: list[mmap.mmap] = []
-        for path in files:
-            with path.open("rb") as file:
-                # private and writable, so that torch takes it; nothing is written
-                self.memory.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        self.memory = [pages.memory_of(path) for path in files]
 
     def blocks(self, name: str) -> Blocks | None:
         """A matrix in a form of `KINDS`; None for a tensor in another."""
@@ -272,7 +264,11 @@ class GgufFile:
         elif (blocks := self.blocks(name)) is not None:
             return blocks.numbers()
         else:
-            found = self._unpacked(place)
+            from gguf import GGMLQuantizationType
+            from gguf.quants import dequantize
+
+            raw = self._bytes(place).view(*place.shape[:-1], -1)
+            found = torch.from_numpy(dequantize(raw.numpy(), GGMLQuantizationType[place.dtype])).view(place.shape)
         self._look(name, lambda: found)
         found = self._in_halves(name, found)
         return found.float() - 1 if self.tensors.from_one and name.endswith("_norm.weight") else found
@@ -283,13 +279,6 @@ class GgufFile:
         if begin % 4 or begin == end:
             return torch.frombuffer(bytearray(memory[begin:end]) or bytearray(1), dtype=torch.uint8)[: end - begin]
         return torch.frombuffer(memory, dtype=torch.uint8, count=end - begin, offset=begin)
-
-    def _unpacked(self, place: Any) -> Tensor:
-        from gguf import GGMLQuantizationType
-        from gguf.quants import dequantize
-
-        raw = self._bytes(place).view(*place.shape[:-1], -1)
-        return torch.from_numpy(dequantize(raw.numpy(), GGMLQuantizationType[place.dtype])).view(place.shape)
 
     def _in_halves(self, name: str, rows: Tensor) -> Tensor:
         """Rows of queries or keys whose pairs are neighbours -> pairs half a head apart; other tensors as they are."""

@@ -27,6 +27,12 @@ _LARGE = 8 << 20  # bytes of weights after which returning memory is worth a few
 _worked = [0]  # bytes of weights since then
 
 
+def memory_of(path: Path) -> mmap.mmap:
+    """A mapped file: private and writable, so that torch takes it; nothing is written."""
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+
 def mapped(
     files: Sequence[Path], check_tensor: Callable[[str, Tensor], object] | None = None
 ) -> Callable[[str], Tensor]:
@@ -36,11 +42,9 @@ def mapped(
     """
     places: dict[str, tuple[mmap.mmap, int, dict[str, Any]]] = {}
     for path in files:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
-            # private and writable, so that torch takes it; nothing is written
-            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        memory = memory_of(path)
+        length = int.from_bytes(memory[:8], "little")
+        header = json.loads(memory[8 : 8 + length])
         header.pop("__metadata__", None)
         places.update((name, (memory, 8 + length, entry)) for name, entry in header.items())
 

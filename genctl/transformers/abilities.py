@@ -233,14 +233,15 @@ def _states(cache: Cache) -> list[dict[str, Tensor]]:
 
 def _plain_ids(forward: ModelRuntime) -> list[int]:
     """Ids without a special meaning: those that the config does not name."""
-    special: set[object] = set()
+    special: set[int] = set()
     parts: list[dict[str, Any]] = [forward.config.to_dict()]
     while parts:
         for key, value in parts.pop().items():
             if isinstance(value, dict):
                 parts.append(value)
             elif str(key).endswith(("_token_id", "_token_index", "_id")):
-                special.update(value if isinstance(value, list) else [value])
+                numbers = value if isinstance(value, list) else [value]
+                special.update(number for number in numbers if isinstance(number, int))
     return [id for id in range(3, min(forward.vocab_size, 500)) if id not in special] or [0]
 
 

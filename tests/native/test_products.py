@@ -140,6 +140,8 @@ COMPANY = [  # form, size, rows, of which the first so many are computed togethe
     (FORMS[6], (70, 3000), 720, (12, 720), (1, 2)),
     # few rows of many inputs: threads have groups of parts, blocks of inputs or whole rows of a weight
     *((FORMS[n], (150, width), 17, range(2, 18), (1, 2, 3, 5, 9)) for n in (0, 1, 2, 4, 6) for width in (2000, 4501)),
+    # tiles of bfloat16 from some number of rows on, and above 32 rows in another order of work
+    *((FORMS[n], size, 70, (31, 32, 64, 70), (1, 2, 3, 4)) for n in (2, 3) for size in ((70, 257), (130, 800))),
     *((form, (20, 64), 2100, (2100,), (1,)) for form in FORMS),  # more rows than are taken at once
 ]  # fmt: skip
 
@@ -258,15 +260,17 @@ def test_numbers_that_are_not_finite_stay_in_their_row(compiled: Library, form: 
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_addresses_need_no_alignment(compiled: Library, form: Form) -> None:
+@pytest.mark.parametrize("rows", [1, 5, 9, 33])
+def test_addresses_need_no_alignment(compiled: Library, form: Form, rows: int) -> None:
     dtype, in_out, quantize = form
-    matrix, x = weight((70, 96), dtype), inputs(9, 96, dtype)
-    shape = (96, 70) if in_out else (70, 96)
-    shifted = torch.empty(70 * 96 + 3, dtype=dtype)[3:].view(shape).copy_(matrix.t() if in_out else matrix)
+    width = 96 if quantize == "int4" else 257
+    matrix, x = weight((70, width), dtype), inputs(rows, width, dtype)
+    shape = (width, 70) if in_out else (70, width)
+    shifted = torch.empty(70 * width + 3, dtype=dtype)[3:].view(shape).copy_(matrix.t() if in_out else matrix)
     bias = torch.empty(71, dtype=dtype)[1:].zero_()
     product = CompiledProduct(compiled, shifted.t() if in_out else shifted, bias, quantize)
-    moved = torch.empty(9 * 96 + 1, dtype=dtype)[1:].view(9, 96).copy_(x)
-    assert torch.equal(product(moved), made(compiled, (70, 96), form, False)(x))
+    moved = torch.empty(rows * width + 1, dtype=dtype)[1:].view(rows, width).copy_(x)
+    assert torch.equal(product(moved), made(compiled, (70, width), form, False)(x))
 
 
 def test_zeros_and_nothing_pass_through(compiled: Library) -> None:
