@@ -127,11 +127,6 @@ def _origin(hook: Any) -> str:
     return getattr(getattr(hook, "func", hook), "__module__", None) or ""
 
 
-def give_own_children(module: nn.Module) -> None:
-    """Let a copy made by `copy.copy`, which shares its list of children with the original, have a list of its own."""
-    vars(module)["_modules"] = dict(vars(module)["_modules"])
-
-
 # -- transformers ------------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from pathlib import Path
 from typing import Any
@@ -69,16 +68,6 @@ def test_hooks() -> None:
     model[0].register_forward_hook(lambda *args: None)
     model.register_forward_pre_hook(lambda *args: None)
     assert compat.forward_hooks(model) == 2
-
-
-def test_give_own_children() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    assert "_modules" in vars(model), "Module._modules has moved"
-    twin = copy.copy(model)
-    compat.give_own_children(twin)
-    twin[1] = nn.Identity()
-    assert isinstance(model[1], nn.ReLU)
-    assert twin[0] is model[0]
 
 
 def test_names_of_models_and_configs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,10 @@ builds them beside the sources, as `pip install` does through `hatch_build.py`. 
     runnable    this one: all variants that it runs, for tests
     all         every CPU of the platform, for a wheel that travels
 
-The compiler is clang of the package `ziglang` where it is installed, else that of the machine (CC, or cc). Nothing here
-needs another module of genctl.
+The compiler is clang of the package `ziglang` where it is installed, else that of the machine (CC, or cc). Compiling
+needs no other module of genctl, and nothing here needs torch.
+
+`choice` says which variant is used. GENCTL_PRODUCTS names another one (a slower instruction set), or `torch` for none.
 """
 
 from __future__ import annotations
@@ -27,12 +29,16 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).resolve().parent
 VARIABLE = "GENCTL_BUILD"
 EXTENTS = ("", "runnable", "all")  # what it may be
+PRODUCTS = "GENCTL_PRODUCTS"
+LIBRARIES = HERE  # where they are loaded from
+AGAIN = f"python {shlex.quote(str(HERE / 'build.py'))} compiles them again"
+OUTDATED = f"the compiled products are older than their sources; {AGAIN}"
 CPU = "cpu"  # the library of cpu.c
 FLAGS = ("-std=c11", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-s", "-D_GNU_SOURCE")
 
@@ -95,14 +101,10 @@ def digest() -> str:
 
 
 def compilers() -> list[tuple[str, ...]]:
-    """Commands that may compile C, in the order in which they are tried."""
-    found: list[tuple[str, ...]] = []
-    if importlib.util.find_spec("ziglang") is not None:
-        found.append((sys.executable, "-m", "ziglang", "cc"))
-    named = os.environ.get("CC")
-    found += [tuple(shlex.split(named))] if named else []
-    paths = {os.path.realpath(path): path for name in ("gcc", "clang", "cc") if (path := shutil.which(name))}
-    return found + [(path,) for path in reversed(paths.values())]
+    """Commands that may compile C: the first that compiles anything for this CPU is used."""
+    ziglang = [(sys.executable, "-m", "ziglang", "cc")] if importlib.util.find_spec("ziglang") is not None else []
+    named = [tuple(shlex.split(os.environ["CC"]))] if os.environ.get("CC") else []
+    return [*ziglang, *named, *((path,) for name in ("clang", "cc", "gcc") if (path := shutil.which(name)))]
 
 
 def _flags(compiler: tuple[str, ...], name: str) -> tuple[str, ...]:
@@ -134,12 +136,12 @@ def link_command(compiler: tuple[str, ...], name: str, objects: Iterable[Path], 
 
 def run(commands: list[list[str]]) -> list[tuple[int, str]]:
     """Run them, one on each core: of each the status, and what it wrote. Raises OSError where one does not start."""
-
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # `python -m ziglang` is none of the working directory
-    streams: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
 
     def perform(command: list[str]) -> tuple[int, str]:
-        done = subprocess.run(command, **streams, env=environment, check=False)
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace", env=environment, check=False
+        )
         return done.returncode, done.stdout
 
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as cores:
@@ -209,89 +211,55 @@ def wanted(cpu: Cpu, names: Iterable[str]) -> list[str]:
     return able if extent() else next(([name] for name in able if cpu.suits(name)), [])
 
 
-class _Failed(Exception):
-    """A compiler fails at what it knows."""
-
-
-def _run_all(commands: list[list[str]]) -> list[str]:
-    """What they wrote. Raises _Failed for the first that failed."""
-    done = run(commands)
-    for command, (status, output) in zip(commands, done, strict=True):
+def _run_all(commands: list[list[str]]) -> None:
+    """Run them. Raises RuntimeError for the first that failed."""
+    for command, (status, output) in zip(commands, run(commands), strict=True):
         if status != 0:
             lines = [line for line in output.splitlines() if "error" in line] or output.splitlines()
             named = command[: command.index("ziglang") + 2] if "ziglang" in command else command[:1]
-            raise _Failed(f"{shlex.join(named)} failed: {lines[0] if lines else 'no message'}")
-    return [output for _, output in done]
-
-
-def _objects(compiler: tuple[str, ...], names: list[str], folder: Path) -> dict[str, list[Path]]:
-    """The objects of each variant, compiled into `folder`. Raises _Failed.
-
-    Variants with the same basic instructions share those of all sources that the preprocessor makes the same text of.
-    """
-    files = sorted((path for path in sources() if path.suffix == ".c" and path.stem != CPU), key=_size, reverse=True)
-    pairs = [(name, file) for name in reversed(names) for file in files]  # the plainest compiles what is shared
-    texts = [str(number) for number in range(len(pairs))]
-    if len(names) > 1:
-        outs = [Path(folder, f"{number}.i") for number in range(len(pairs))]
-        _run_all([compile_command(compiler, *pair, out, "-E", "-P") for pair, out in zip(pairs, outs, strict=True)])
-        texts = [hashlib.sha256(out.read_bytes()).hexdigest() for out in outs]
-    found: dict[tuple[str, str], Path] = {}
-    commands: list[list[str]] = []
-    objects: dict[str, list[Path]] = {name: [] for name in names}
-    for (name, file), text in zip(pairs, texts, strict=True):
-        key = variants()[name][0][0], text
-        if key not in found:
-            found[key] = Path(folder, f"{name}-{file.stem}.o")
-            commands.append(compile_command(compiler, name, file, found[key]))
-        objects[name].append(found[key])
-    _run_all(commands)
-    return objects
-
-
-def _size(file: Path) -> int:
-    return file.stat().st_size
+            raise RuntimeError(f"{shlex.join(named)} failed: {lines[0] if lines else 'no message'}")
 
 
 def _cpu_library(compiler: tuple[str, ...], mark: str, folder: Path) -> tuple[Path, Path]:
-    """The object of cpu.c with a mark, and the library, for any CPU. Raises _Failed."""
+    """The object of cpu.c with a mark, and the library, for any CPU. Raises RuntimeError."""
     plainest, made, library = list(variants())[-1], folder / f"{CPU}.o", folder / f"{CPU}.so"
     _run_all([compile_command(compiler, plainest, HERE / f"{CPU}.c", made, f'-DSOURCES="{mark}"', "-c")])
     _run_all([link_command(compiler, plainest, [made], library)])
     return made, library
 
 
-def _compile(compiler: tuple[str, ...], names: list[str], folder: Path) -> str:
-    """Compile what is wanted of some variants into `folder`, all or nothing; returns "", or what failed."""
+def _compile(compiler: tuple[str, ...], names: list[str], folder: Path) -> None:
+    """Compile what is wanted of some variants into `folder`, all or nothing. Raises RuntimeError or OSError."""
+    files = [path for path in sources() if path.suffix == ".c" and path.stem != CPU]
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        here = Path(temporary)
-        try:
-            probe = here / "probe"
-            probe.mkdir()
-            chosen = wanted(Cpu(_cpu_library(compiler, mark_of([], names), probe)[1]), names)
-            mark, cpu = _cpu_library(compiler, mark_of(chosen, names), here)
-            objects = _objects(compiler, chosen, here)
-            outs = [here / f"{name}.so" for name in chosen]
-            _run_all([link_command(compiler, out.stem, [*objects[out.stem], mark], out) for out in outs])
-        except (_Failed, OSError) as error:
-            return str(error)
-        for out in (*outs, cpu):
+        here, probe = Path(temporary), Path(temporary, "probe")
+        probe.mkdir()
+        chosen = wanted(Cpu(_cpu_library(compiler, mark_of([], names), probe)[1]), names)
+        mark, cpu = _cpu_library(compiler, mark_of(chosen, names), here)
+        objects = {name: [here / f"{name}-{file.stem}.o" for file in files] for name in chosen}
+        _run_all(
+            [
+                compile_command(compiler, name, file, to)
+                for name, outs in objects.items()
+                for file, to in zip(files, outs, strict=True)
+            ]
+        )
+        libraries = [here / f"{name}.so" for name in chosen]
+        _run_all([link_command(compiler, to.stem, [*objects[to.stem], mark], to) for to in libraries])
+        for out in (*libraries, cpu):
             out.replace(folder / out.name)
     for name in set(variants()) - set(chosen):
         (folder / f"{name}.so").unlink(missing_ok=True)
-    return ""
 
 
 def build(folder: Path = HERE) -> str:
     """Compile what GENCTL_BUILD asks for into `folder`, one file each; returns "", or why there is nothing.
 
-    The compiler that knows the most variants is used, and what it does not know is left out; the last one it must know.
-    Where it fails at one that it knows, another compiler is tried. Raises ValueError.
+    A variant that the compiler does not know is left out; the last one it must know. Raises ValueError.
     """
     extent()
     if not variants():
         return f"there are none for {machine()} on {sys.platform}"
-    able: list[tuple[tuple[str, ...], list[str]]] = []
     why = "no C compiler was found (ziglang, CC, cc)"
     for compiler in compilers():
         try:
@@ -300,13 +268,12 @@ def build(folder: Path = HERE) -> str:
             why = f"{shlex.join(compiler)} does not run: {error}"
             continue
         if list(variants())[-1] in names:
-            able.append((compiler, names))
-        else:
-            why = f"{shlex.join(compiler)} compiles nothing for this CPU"
-    for compiler, names in sorted(able, key=lambda one: -len(one[1])):
-        why = _compile(compiler, names, folder)
-        if not why:
+            try:
+                _compile(compiler, names, folder)
+            except (RuntimeError, OSError) as error:
+                return str(error)
             return ""
+        why = f"{shlex.join(compiler)} compiles nothing for this CPU"
     return why
 
 
@@ -330,12 +297,43 @@ def is_built(folder: Path = HERE) -> bool:
     return bool(chosen) and set(chosen) <= set(made)
 
 
-def main() -> str | None:
-    """Compile what is missing; returns what went wrong. With --check nothing is compiled: is anything missing?"""
+@cache
+def choice() -> tuple[str, str]:
+    """The variant to use, or "" and why there is none. Raises UsageError for a named one that is not there."""
+    from genctl.errors import UsageError
+
+    named, all_names = os.environ.get(PRODUCTS, ""), list(variants())
+    if named and named not in (*all_names, "torch"):
+        raise UsageError(f"{PRODUCTS}={named}: this platform has {', '.join([*all_names, 'torch'])}")
+    if named == "torch":
+        return "", f"{PRODUCTS}=torch"
+    if not all_names:
+        return "", "no products are compiled for this platform"
     try:
-        if is_built():
-            return None
-        return "the products are not compiled" if "--check" in sys.argv else build() or None
+        cpu = Cpu(LIBRARIES / f"{CPU}.so")
+    except OSError:
+        return "", "the products of this installation are not compiled"
+    except AttributeError:  # it lacks a function that its sources have today
+        return "", OUTDATED
+    if cpu.built_from != digest():
+        return "", OUTDATED
+    there = [name for name in cpu.variants if cpu.runs(name)]
+    if named and named not in there:
+        raise UsageError(
+            f"{PRODUCTS}={named}: this installation has {', '.join(there) or 'nothing'} for this CPU",
+            hint=f"{VARIABLE}=runnable compiles all that this CPU runs, when genctl is installed",
+        )
+    if not there:
+        return "", f"the products of this installation are for another CPU ({', '.join(cpu.variants)}); {AGAIN}"
+    return named or next((name for name in there if cpu.suits(name)), there[0]), ""
+
+
+def main() -> str | None:
+    """Compile what is missing; returns what went wrong."""
+    if len(sys.argv) > 1:
+        return f"{sys.argv[1]}: build.py takes no arguments; {VARIABLE} says for which CPUs it compiles"
+    try:
+        return None if is_built() else build() or None
     except ValueError as error:
         return str(error)
 

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from genctl.kernels import build, variant
+from genctl.kernels import build
 
-# -- the compiled library, in the variant that this CPU runs (`variant`), and its functions ----------------------------
+# -- the compiled library, in the variant that this CPU runs (`build.choice`), and its functions -----------------------
 
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as lanes.h numbers them
@@ -43,12 +43,10 @@ class Library:
         self.products = _typed(loaded.products, _POINTER, _INT, _POINTER, _POINTER, _LONG, _INT, _INT)
         self.attention = _typed(loaded.attention, _POINTER, _INT)
         self.rms_norm = _typed(loaded.rms_norm, _POINTER, _POINTER, _FLOAT, _POINTER, _LONG, _LONG, _INT, _INT, _INT)
-        self.layer_norm = _typed(
-            loaded.layer_norm, _POINTER, _POINTER, _POINTER, _FLOAT, _POINTER, _LONG, _LONG, _LONG, _INT, _INT
-        )
-        self.activate = _typed(
-            loaded.activate, _INT, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _LONG, _LONG, _INT, _INT
-        )
+        norm = _POINTER, _POINTER, _POINTER, _FLOAT, _POINTER
+        self.layer_norm = _typed(loaded.layer_norm, *norm, _LONG, _LONG, _LONG, _INT, _INT)
+        rows = _POINTER, _LONG, _POINTER, _LONG, _POINTER
+        self.activate = _typed(loaded.activate, _INT, *rows, _LONG, _LONG, _INT, _INT)
         self.angles = _typed(loaded.angles, _POINTER, _POINTER, _POINTER, _LONG, _INT)
         self.run = _typed(loaded.run, _POINTER, _INT, _LONG, _LONG, _LONG, _INT)
         self.softmax = _typed(loaded.softmax, _INT, _POINTER, _LONG, _POINTER, _LONG, _LONG, _INT)
@@ -83,27 +81,27 @@ def _openmp() -> int | None:
 def _loaded(name: str) -> tuple[Library | None, str]:
     """The library of a variant, or why it cannot be used."""
     try:
-        found = Library(variant.file_of(name))
+        found = Library(build.LIBRARIES / f"{name}.so")
     except (OSError, AttributeError):
-        return None, variant.OUTDATED
-    return (found, "") if found.built_from == build.digest() else (None, variant.OUTDATED)
+        return None, build.OUTDATED
+    return (found, "") if found.built_from == build.digest() else (None, build.OUTDATED)
 
 
 def library() -> Library | None:
     """The library; None if torch's products are used. Raises UsageError for a variant that is not there."""
-    name = variant.choice()[0]
+    name, _ = build.choice()
     return _loaded(name)[0] if name else None
 
 
 def why_not() -> str:
     """Why there is no library; "" if there is one."""
-    name, why = variant.choice()
+    name, why = build.choice()
     return _loaded(name)[1] if name else why
 
 
 def is_unusable() -> bool:
     """Whether there is a library, but not for these sources or this CPU: everything is slow, and nobody chose it."""
-    return why_not().endswith(variant.AGAIN)
+    return why_not().endswith(build.AGAIN)
 
 
 ACTIVATIONS = {name: number for number, name in enumerate(("silu", "relu", "gelu", "gelu_tanh", "quick_gelu", "tanh"))}

@@ -4,7 +4,7 @@ Little endian (github.com/ggml-org/ggml/blob/master/docs/gguf.md): `GGUF`, u32 v
 of keys; each key as a string (u64 length, bytes), u32 type, value; each tensor as a name, u32 count of dimensions, u64
 dimensions (the fastest first), u32 type, u64 offset. The tensors follow at the next multiple of `general.alignment`.
 
-The native runtime reads the tensors (`native.gguf_names`, `native.gguf_file`), as they lie or unpacked, or
+The native runtime reads the tensors (`native.plan`, `native.blocks`), as they lie or unpacked, or
 transformers, unpacked. It skips tensors without a word, so what it has read is compared with the file (`check_read`).
 """
 
@@ -25,7 +25,7 @@ from genctl.errors import ModelError, reason_of
 from genctl.models import libraries
 from genctl.models.tokenizer_limits import SPECIAL_TYPES, check_vocabulary
 from genctl.models.weights import LARGEST_JSON, LARGEST_NUMBER, Tensor, few, shown
-from genctl.native.gguf_names import ROPE_FACTORS
+from genctl.native.plan import ROPE_FACTORS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -182,11 +182,11 @@ def _packed(module: nn.Module, quantize: str | None) -> PackedLinear:
 
 def plain_int8(module: nn.Module, dtype: torch.dtype) -> PackedLinear:
     """A linear layer with the 8-bit weights that `pack` makes of it in `dtype`, multiplied by torch."""
-    from genctl.native.quantized import Int8Plain
+    from genctl.native.quantized import Int8Product
 
     weight, bias = _outputs_first(module), module.bias
     assert bias is None or isinstance(bias, nn.Parameter)
-    product = Int8Plain(weight.to(dtype), None if bias is None else bias.detach())
+    product = Int8Product(weight.to(dtype), None if bias is None else bias.detach())
     return PackedLinear(product, weight.shape, bias)
 
 

@@ -248,7 +248,7 @@ def _weight_plan(checkpoint: Checkpoint) -> WeightPlan:
     shapes, held = {name: tensor.shape for name, tensor in tensors.items()}, None
     if checkpoint.gguf:
         from genctl.models import gguf
-        from genctl.native.gguf_names import in_gguf
+        from genctl.native.plan import in_gguf
 
         found, held = in_gguf(read_native(config), tensors, gguf.rope_factors(checkpoint))
         shapes = {name: tensor.shape for name, tensor in held.places.items()}

@@ -141,10 +141,8 @@ def attention(
         seen_columns = {"bias": None if bias is None else bias[..., -count:], **visible.columns(count, window)}
         return ops.attention(library, query, parts, scaling=scaling, softcap=softcap, sinks=sinks, **seen_columns)
     if layer is not None and prompt is not None:
-        plain = query.shape[2] == 1 and visible.mask is None
-        if (
-            plain and softcap is None and bias is None and sinks is None
-        ):  # the prompt's columns are read once for all rows that continue it
+        plain = query.shape[2] == 1 and visible.mask is None and softcap is None and bias is None and sinks is None
+        if plain:  # the prompt's columns are read once for all rows that continue it
             from genctl.decode.cache.shared import attend
 
             return attend(query, prompt, (key, value), scaling).flatten(2)

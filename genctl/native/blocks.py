@@ -3,18 +3,22 @@
 The layouts are those of ggml (github.com/ggml-org/ggml/blob/master/src/ggml-common.h). Nothing is rounded, and a number
 takes as many bits of memory as of the file.
 
-O features out, I features in, G = I / 32, B blocks.
+`GgufFile` maps such a file. O features out, I features in, G = I / 32, B blocks.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from genctl.kernels import ops
 from genctl.native import pages
+from genctl.native.pages import DTYPES
+from genctl.native.plan import GgufTensors
 from genctl.native.quantized import AT_ONCE, GROUP, Unpacked, int4_codes
 
 LANES = 16  # outputs that lie side by side
@@ -79,12 +83,9 @@ class Blocks:
         self.how = INT4 if kind == "int4" else KINDS[kind]
         self.shape = torch.Size((len(raw), width))
 
-    def _blocks(self, rows: slice) -> Tensor:
-        return self.raw[rows].reshape(-1, self.how.bytes)
-
     def codes(self, rows: slice = slice(None)) -> Tensor:
         """[o, I]."""
-        return self.how.codes(self._blocks(rows)).view(-1, self.width)
+        return self.how.codes(self.raw[rows].reshape(-1, self.how.bytes)).view(-1, self.width)
 
     def scales(self, rows: slice = slice(None)) -> Tensor:
         """float32 [o, G, 1], or [o, G, 2]: scales and offsets, or the scales of 16 numbers each ("sixteens")."""
@@ -102,7 +103,7 @@ class Blocks:
     def _short(self, rows: slice) -> Tensor:
         """Scales and offsets as they lie, 16 bits: [o, blocks of a row, 1, 1 or 2]; offsets of "sixes" are negative."""
         size = 2 if self.how.scales in ("halves", "sixteens") else 4
-        raw = self._blocks(rows)[:, self.how.halves : self.how.halves + size].contiguous()
+        raw = self.raw[rows].reshape(-1, self.how.bytes)[:, self.how.halves : self.how.halves + size].contiguous()
         short = raw.view(torch.bfloat16 if self.how.scales == "shorts" else torch.float16)
         if self.how.scales == "sixes":
             short = short * _SIGNS
@@ -110,7 +111,7 @@ class Blocks:
 
     def _factors(self, rows: slice) -> Tensor | None:
         """[o, blocks of a row, 8, 2]."""
-        factors = self.how.factors(self._blocks(rows))
+        factors = self.how.factors(self.raw[rows].reshape(-1, self.how.bytes))
         return None if factors is None else factors.view(-1, self.width // self.how.numbers, 8, 2)
 
     def panels(self) -> tuple[Tensor, Tensor]:
@@ -197,15 +198,11 @@ class BlocksPlain(Unpacked):
 
     def __init__(self, blocks: Blocks, bias: Tensor | None = None, *, coded: bool = False) -> None:
         super().__init__(blocks.shape, bias, coded=coded)
-        self.form, self.blocks = f"plain, {blocks.kind}", blocks
+        self.form, self.blocks, self.held = f"plain, {blocks.kind}", blocks, (blocks.raw,)
 
     def numbers(self, part: slice) -> Tensor:
         """float32 [o, I]."""
         return self.blocks.numbers(part)
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The bytes of the file, and the bias."""
-        return (self.blocks.raw,) if self.bias is None else (self.blocks.raw, self.bias)
 
 
 def int4_blocks(weight: Tensor) -> Blocks:
@@ -227,3 +224,74 @@ KINDS = {
     "Q6_K": Kind(256, 210, 6, "sixteens", low=0, high=128, halves=208),
 }
 INT4 = Kind(32, 20, 4, "shorts", low=4, high=0, halves=0)  # of `--quantize int4`
+
+
+class GgufFile:
+    """A file, in one part or several, whose header has been checked (see `models.gguf`).
+
+    `check_tensor` is shown each tensor once, by its name, and may raise; of blocks it is shown the scales.
+    """
+
+    def __init__(
+        self, files: Sequence[Path], tensors: GgufTensors, check_tensor: Callable[[str, Tensor], object] | None = None
+    ) -> None:
+        self.tensors, self.check_tensor = tensors, check_tensor
+        self.checked: set[str] = set()
+        self.memory = [pages.memory_of(path) for path in files]
+
+    def blocks(self, name: str) -> Blocks | None:
+        """A matrix in a form of `KINDS`; None for a tensor in another."""
+        place = self.tensors.places[name]
+        if place.dtype not in KINDS or len(place.shape) != 2:
+            return None
+        raw = self._bytes(place).view(place.shape[0], -1)
+        blocks = Blocks(place.dtype, self._in_halves(name, raw), place.shape[1])
+        self._look(name, blocks.scales)
+        return blocks
+
+    def matrix(self, name: str) -> Blocks | Tensor | None:
+        """A matrix as it lies: in a form of `KINDS`, or in 16 bits; None for another tensor."""
+        place = self.tensors.places[name]
+        if place.dtype in ("F16", "BF16") and len(place.shape) == 2:
+            return self.tensor(name)
+        return self.blocks(name)
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor as it lies if it holds floating-point numbers; else unpacked to float32."""
+        place = self.tensors.places[name]
+        if place.dtype in DTYPES:
+            found = self._bytes(place).view(DTYPES[place.dtype]).view(place.shape)
+        elif (blocks := self.blocks(name)) is not None:
+            return blocks.numbers()
+        else:
+            from gguf import GGMLQuantizationType
+            from gguf.quants import dequantize
+
+            raw = self._bytes(place).view(*place.shape[:-1], -1)
+            found = torch.from_numpy(dequantize(raw.numpy(), GGMLQuantizationType[place.dtype])).view(place.shape)
+        self._look(name, lambda: found)
+        found = self._in_halves(name, found)
+        return found.float() - 1 if self.tensors.from_one and name.endswith("_norm.weight") else found
+
+    def _bytes(self, place: Any) -> Tensor:
+        """uint8 [bytes of a tensor]; a copy where the file does not align it."""
+        memory, begin, end = self.memory[place.part], place.begin, place.end
+        if begin % 4 or begin == end:
+            return torch.frombuffer(bytearray(memory[begin:end]) or bytearray(1), dtype=torch.uint8)[: end - begin]
+        return torch.frombuffer(memory, dtype=torch.uint8, count=end - begin, offset=begin)
+
+    def _in_halves(self, name: str, rows: Tensor) -> Tensor:
+        """Rows of queries or keys whose pairs are neighbours -> pairs half a head apart; other tensors as they are."""
+        heads = self.tensors.neighbours.get(name)
+        if heads is None:
+            return rows
+        turned, rest = rows.tensor_split([heads * self.tensors.head_dim])
+        pairs = turned.view(heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(turned.shape)
+        in_halves = torch.cat([pairs, rest]) if len(rest) else pairs
+        pages.release(rows, pages.mapped_files())
+        return in_halves
+
+    def _look(self, name: str, numbers: Callable[[], Tensor]) -> None:
+        if self.check_tensor is not None and name not in self.checked:
+            self.checked.add(name)
+            self.check_tensor(name, numbers())

@@ -11,6 +11,7 @@ from genctl.config.names import FIELDS
 from genctl.native.spec import Found, Rope
 
 _REQUIRED: Any = object()
+_LAYER_TYPES = ("full_attention", "sliding_attention")
 
 # Names of the activation functions that `mlp` has.
 ACTIVATIONS = frozenset(
@@ -104,10 +105,10 @@ class Config:
     def either(self, *names: str) -> int:
         """A size that has several names."""
         sizes = {self.size(name) for name in names if name in self.values}
-        if len(sizes) != 1:
-            raise NotNative(
-                f"config.json: {' and '.join(names)} disagree" if sizes else f"config.json has no {names[0]}"
-            )
+        if not sizes:
+            return self.size(names[0])
+        if len(sizes) > 1:
+            raise NotNative(f"config.json: {' and '.join(names)} disagree")
         return sizes.pop()
 
     def number(self, name: str, default: Any = _REQUIRED) -> float:
@@ -137,10 +138,8 @@ class Config:
         """The window of each layer: by `layer_types`, else for the layers where `sliding(number)` is true."""
         kinds = self.take("layer_types", None)
         if kinds is None:
-            kinds = [
-                "sliding_attention" if window and sliding(number) else "full_attention" for number in range(layers)
-            ]
-        if not isinstance(kinds, list) or len(kinds) != layers or set(kinds) - {"sliding_attention", "full_attention"}:
+            kinds = [_LAYER_TYPES[bool(window and sliding(number))] for number in range(layers)]
+        if not isinstance(kinds, list) or len(kinds) != layers or set(kinds) - {*_LAYER_TYPES}:
             raise NotNative(f"config.json: layer_types = {kinds!r:.60}")
         if window is None and "sliding_attention" in kinds:
             raise NotNative("config.json: sliding layers without a sliding_window")
@@ -153,11 +152,9 @@ class Config:
     def rest(self) -> None:
         """Raises NotNative for a field that was not read and may mean something."""
         for name, value in self.values.items():
-            if name in self.read or name in HARMLESS:
-                continue
-            if name in HARMLESS_AS and any(value == known for known in HARMLESS_AS[name]):
-                continue
-            raise NotNative(f"config.json: {name} = {value!r:.40} is not known to the native runtime")
+            harmless = name in HARMLESS or any(value == known for known in HARMLESS_AS.get(name, ()))
+            if name not in self.read and not harmless:
+                raise NotNative(f"config.json: {name} = {value!r:.40} is not known to the native runtime")
 
     # -- what several families have in common --------------------------------------------------------------------------
 
@@ -176,8 +173,8 @@ class Config:
     def ropes(self, head_dim: int, *, theta: float, local_theta: float) -> tuple[Rope, Rope]:
         """Rotary positions of full-attention layers, and of layers with a window: `rope_parameters` by kind."""
         plain = {"rope_type": "default"}  # so that a `type` in `rope_scaling`, the older name of the key, is not read
-        kinds = {"full_attention": plain, "sliding_attention": plain, **(self.take("rope_parameters", None) or {})}
-        if set(kinds) != {"full_attention", "sliding_attention"}:
+        kinds = {**dict.fromkeys(_LAYER_TYPES, plain), **(self.take("rope_parameters", None) or {})}
+        if set(kinds) != {*_LAYER_TYPES}:
             raise NotNative("config.json: rope_parameters are not those of the two kinds of layers")
         kinds["full_attention"] = {**(kinds["full_attention"] or {}), **(self.take("rope_scaling", None) or {})}
         if any("truncate" in (entry or {}) for entry in kinds.values()):  # transformers does not read it here
@@ -213,7 +210,7 @@ class Config:
         return rope
 
 
-def _default(part: Config, rope: Rope, original: int | None) -> Rope:
+def _plain(part: Config, rope: Rope, original: int | None) -> Rope:
     part.take("factor", None)  # transformers does not read them either
     part.take("original_max_position_embeddings", None)
     return rope
@@ -232,14 +229,9 @@ def _dynamic(part: Config, rope: Rope, original: int | None) -> Rope:
 
 
 def _llama3(part: Config, rope: Rope, original: int | None) -> Rope:
-    return replace(
-        rope,
-        kind="llama3",
-        factor=_factor(part),
-        low_freq_factor=part.number("low_freq_factor"),
-        high_freq_factor=part.number("high_freq_factor"),
-        original=_original(part, rope, original),
-    )
+    low, high = part.number("low_freq_factor"), part.number("high_freq_factor")
+    rope = replace(rope, kind="llama3", factor=_factor(part), low_freq_factor=low, high_freq_factor=high)
+    return replace(rope, original=_original(part, rope, original))
 
 
 def _yarn(part: Config, rope: Rope, original: int | None) -> Rope:
@@ -251,16 +243,10 @@ def _yarn(part: Config, rope: Rope, original: int | None) -> Rope:
         attention = _sharpness(factor)
         if mscale and mscale_all:
             attention = _sharpness(factor, mscale) / _sharpness(factor, mscale_all)
-    return replace(
-        rope,
-        kind="yarn",
-        factor=factor,
-        attention_factor=attention,
-        original=old,
-        beta_fast=part.optional("beta_fast") or 32.0,  # 0 too: transformers does not tell it from null
-        beta_slow=part.optional("beta_slow") or 1.0,
-        truncate=part.flag("truncate", True),
-    )
+    # 0 too: transformers does not tell it from null
+    fast, slow = part.optional("beta_fast") or 32.0, part.optional("beta_slow") or 1.0
+    rope = replace(rope, kind="yarn", factor=factor, attention_factor=attention, original=old)
+    return replace(rope, beta_fast=fast, beta_slow=slow, truncate=part.flag("truncate", True))
 
 
 def _longrope(part: Config, rope: Rope, original: int | None) -> Rope:
@@ -277,25 +263,13 @@ def _longrope(part: Config, rope: Rope, original: int | None) -> Rope:
         if not isinstance(values, list) or len(values) != rope.size // 2:
             raise NotNative(f"config.json: {name} does not have {rope.size // 2} numbers")
         factors.append(tuple(Config({name: value}).number(name) for value in values))
-    return replace(
-        rope,
-        kind="longrope",
-        factor=factor,
-        attention_factor=attention,
-        original=old,
-        short_factor=factors[0],
-        long_factor=factors[1],
-    )
+    rope = replace(rope, kind="longrope", factor=factor, attention_factor=attention, original=old)
+    return replace(rope, short_factor=factors[0], long_factor=factors[1])
 
 
 _KINDS = {
-    "default": _default,
-    "linear": _linear,
-    "dynamic": _dynamic,
-    "llama3": _llama3,
-    "yarn": _yarn,
-    "longrope": _longrope,
-}
+    "default": _plain, "linear": _linear, "dynamic": _dynamic, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope,
+}  # fmt: skip
 
 
 def _original(part: Config, rope: Rope, original: int | None) -> int:

@@ -29,16 +29,12 @@ from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.cache.layer import KeyValues
 from genctl.native.attention import Mask, SlotMask, attention, cross_attention
 from genctl.native.linear import Joined, Linear
-from genctl.native.mlp import MLP, TANH
-from genctl.native.norms import Norm, same
-from genctl.native.rope import Rotary
+from genctl.native.mlp import MLP, TANH, Mixture, Norm, same
+from genctl.native.positions import Distances, RelativeSlotMask, Rotary, alibi, alibi_slopes, mpt_slopes
 from genctl.native.spec import Spec
 
 if TYPE_CHECKING:
     from genctl.native.blocks import Embeddings
-    from genctl.native.mlp import Mixture
-    from genctl.native.positions import Distances
-
 Part = TypeVar("Part")
 
 
@@ -109,14 +105,10 @@ class Stack:
         self.local_rotary = self.rotary if spec.local_rope is None else Rotary(spec.local_rope, device)
         self.slopes: Tensor | None = None
         if spec.alibi:
-            from genctl.native.positions import alibi_slopes, mpt_slopes
-
             slopes = mpt_slopes if spec.alibi == "mpt" else alibi_slopes
             self.slopes = slopes(spec.heads).to(device)
         self.distances: list[Distances] = []
         if spec.relative is not None:
-            from genctl.native.positions import Distances
-
             self.distances = [Distances(table, spec.relative, causal=spec.causal) for table in weights.relative]
         scale = torch.tensor(spec.embed_scale)
         self.embed_scale = float(scale.to(self.dtype)) if spec.embed_scale_rounded else spec.embed_scale
@@ -341,8 +333,6 @@ class Decoder(Stack):
         layers = [Slots(*pair, places[window]) for pair, window in zip(buffers, windows, strict=True)]
         visible: list[Mask] = [SlotMask(slots)]
         if self.distances:
-            from genctl.native.positions import RelativeSlotMask
-
             visible = [RelativeSlotMask(slots, places, distances) for distances in self.distances]
         any_slots = next(iter(slots.values()))
         mask = any_slots[:, 0, 0].long() if self.spec.alibi else None
@@ -363,8 +353,6 @@ class Decoder(Stack):
             local_angles = self._angles(self.local_rotary, positions, past)
         shared = PassFacts(visible or [Mask(past, fed, mask, self.device)], angles, local_angles)
         if self.slopes is not None:
-            from genctl.native.positions import alibi
-
             keys = torch.arange(past + fed, device=self.device)[None] if mask is None else (mask.cumsum(-1) - 1) * mask
             if self.spec.alibi == "falcon":  # rounded as in its training, and scaled with the scores
                 shared.biases = [alibi(self.slopes.bfloat16(), keys).float() * self.spec.scaling]

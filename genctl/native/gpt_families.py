@@ -53,11 +53,9 @@ def _inner(c: Config, name: str, hidden: int) -> int:
 def _joined_parts(attention: str) -> dict[str, str]:
     """The matrices of a layer in GPT-NeoX, BLOOM and Falcon."""
     return {
-        "qkv": f"{attention}.query_key_value",
-        "o": f"{attention}.dense",
-        "up": "mlp.dense_h_to_4h",
+        "qkv": f"{attention}.query_key_value", "o": f"{attention}.dense", "up": "mlp.dense_h_to_4h",
         "down": "mlp.dense_4h_to_h",
-    }
+    }  # fmt: skip
 
 
 _TWO_NORMS = {"attn_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
@@ -83,13 +81,9 @@ def gpt2(c: Config) -> Found:
 
 
 _GPT2_PARTS = {
-    "attn_norm": "ln_1",
-    "qkv": "attn.c_attn",
-    "o": "attn.c_proj",
-    "mlp_norm": "ln_2",
-    "up": "mlp.c_fc",
+    "attn_norm": "ln_1", "qkv": "attn.c_attn", "o": "attn.c_proj", "mlp_norm": "ln_2", "up": "mlp.c_fc",
     "down": "mlp.c_proj",
-}
+}  # fmt: skip
 
 
 def gpt_bigcode(c: Config) -> Found:
@@ -111,14 +105,9 @@ def gpt_bigcode(c: Config) -> Found:
 
 # Written for the servers and the cache of the models' makers.
 _BIGCODE_UNREAD = (
-    "inference_runner",
-    "max_batch_size",
-    "pad_key_length",
-    "pre_allocate_kv_cache",
-    "runner_max_sequence_length",
-    "validate_runner_input",
-    "num_key_value_heads",
-)
+    "inference_runner", "max_batch_size", "pad_key_length", "pre_allocate_kv_cache", "runner_max_sequence_length",
+    "validate_runner_input", "num_key_value_heads",
+)  # fmt: skip
 
 
 def gptj(c: Config) -> Found:
@@ -138,14 +127,9 @@ def gptj(c: Config) -> Found:
     if size % 2 or size > spec.head_dim:
         raise NotNative(f"config.json: rotary_dim = {size}, where a head has {spec.head_dim} features")
     parts = {
-        "attn_norm": "ln_1",
-        "q": "attn.q_proj",
-        "k": "attn.k_proj",
-        "v": "attn.v_proj",
-        "o": "attn.out_proj",
-        "up": "mlp.fc_in",
-        "down": "mlp.fc_out",
-    }
+        "attn_norm": "ln_1", "q": "attn.q_proj", "k": "attn.k_proj", "v": "attn.v_proj", "o": "attn.out_proj",
+        "up": "mlp.fc_in", "down": "mlp.fc_out",
+    }  # fmt: skip
     ignored = (".attn.bias", ".attn.masked_bias", ".attn.embed_positions")
     return spec, Names("transformer.", "wte", "h.{}.", parts, "ln_f", ignored=ignored)
 
@@ -299,13 +283,9 @@ def mpt(c: Config) -> Found:
     if scale is not None:
         spec = replace(spec, scaling=scale)
     parts = {
-        "attn_norm": "norm_1",
-        "qkv": "attn.Wqkv",
-        "o": "attn.out_proj",
-        "mlp_norm": "norm_2",
-        "up": "ffn.up_proj",
+        "attn_norm": "norm_1", "qkv": "attn.Wqkv", "o": "attn.out_proj", "mlp_norm": "norm_2", "up": "ffn.up_proj",
         "down": "ffn.down_proj",
-    }
+    }  # fmt: skip
     return spec, Names("transformer.", "wte", "blocks.{}.", parts, "norm_f")
 
 
@@ -313,15 +293,9 @@ def mpt(c: Config) -> Found:
 # reads.
 _MPT_CONFIG = ("model_type", "transformers_version", "dtype", "architectures", "id2label", "label2id", "problem_type")
 _MPT_UNREAD = (
-    "emb_pdrop",
-    "embedding_fraction",
-    "init_config",
-    "init_device",
-    "learned_pos_emb",
-    "max_seq_len",
-    "tokenizer_name",
-    "verbose",
-)
+    "emb_pdrop", "embedding_fraction", "init_config", "init_device", "learned_pos_emb", "max_seq_len",
+    "tokenizer_name", "verbose",
+)  # fmt: skip
 
 
 def falcon(c: Config) -> Found:

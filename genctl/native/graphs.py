@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -159,29 +159,26 @@ class Graphs:
         return fixed.logits.clone()  # the next replay overwrites them
 
     def _capture(self, fixed: _FixedStep, buffers: Buffers, source: _Source) -> None:
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        graph, device = torch.cuda.CUDAGraph(), self.decoder.device
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
         # other threads may use the device meanwhile
         captured = torch.cuda.graph(graph, self._pool, self._stream, "thread_local")
-        with torch.cuda.device(device), captured:
+        with torch.cuda.device(self.decoder.device), captured:
             fixed.logits = fixed.compute(self.decoder, buffers, source)
         fixed.graph = graph
         self.captures += 1
 
 
-class _Source:
+class _Source(NamedTuple):
     """What a step reads of the source: keys and values of each layer, and its mask. They stay while rows stay."""
 
-    def __init__(self, cross: Sequence[GrowingLayer] | None, mask: Tensor | None) -> None:
-        self.cross, self.mask = cross, mask
+    cross: Sequence[GrowingLayer] | None
+    mask: Tensor | None
 
     def where(self) -> tuple[Any, ...]:
         """As `_where`."""
-        if self.cross is None:
-            return ()
-        mask = () if self.mask is None else (self.mask.data_ptr(), self.mask.shape, self.mask.stride())
-        return (_where([layer.content() for layer in self.cross]), mask)
+        cross = [] if self.cross is None else [layer.content() for layer in self.cross]
+        return _where([*cross, *([] if self.mask is None else [(self.mask,)])])
 
 
 class _FixedStep:
@@ -261,7 +258,7 @@ def _starts(padding: Tensor | None, place: SlotPlace, rows: int, device: torch.d
     return (padding - place.before).clamp(min=0).int()
 
 
-def _where(buffers: Sequence[tuple[Tensor, Tensor]]) -> tuple[Any, ...]:
+def _where(buffers: Sequence[tuple[Tensor, ...]]) -> tuple[Any, ...]:
     """What a graph depends on: address, shape and strides of every buffer.
 
     New buffers in the place of freed ones may be equal in all of these. The graph is then valid for them as well.

@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from genctl.native.decoder import Decoder, LayerWeights
-from genctl.native.kernel_pass import Columns, KernelLayer, KernelParts, KernelPass
-from genctl.native.kernel_products import MOST_TIMES, TOKENS, Product, power
+from genctl.native.kernel_pass import MOST_TIMES, TOKENS, Columns, KernelLayer, KernelParts, KernelPass, power
 from genctl.native.linear import Joined
-from genctl.native.mlp import MLP, Activation
-from genctl.native.norms import RMSNorm, same
+from genctl.native.mlp import MLP, Activation, RMSNorm, same
+from genctl.native.quantized import Product
 
 MOST_TOKENS = 2048  # of a pass: longer prompts are read in parts
 MOVED = 8192  # numbers of all rows that a program moves, whose registers hold them

@@ -1,5 +1,8 @@
 """The launches of one pass by Triton kernels (see `kernel_decoder`).
 
+A product is cut into tiles and pieces by kind and shape of its weight alone, so the sums of a row have one order for
+any number of rows.
+
 N rows, F tokens fed to each, T = N · F, E features of the residual stream, H heads of queries, K heads of keys and
 values, D features of a head, C columns of a cache, V vocabulary.
 """
@@ -14,8 +17,7 @@ import torch
 from torch import Tensor
 
 from genctl.native.decoder import Decoder
-from genctl.native.kernel_products import MOST_TIMES, OUTPUTS, TOKENS, Product, Tile, cut, power
-from genctl.native.quantized import GROUP
+from genctl.native.quantized import GROUP, Product
 
 FEW = 64  # tokens of a pass, of which each has programs of its own for its pieces of columns
 AHEAD = 512  # bytes of each output that are asked for while the kernel before still runs
@@ -23,8 +25,68 @@ PIECE, COLUMNS = 128, 128  # of attention, and of its tile
 QUERY_TILES = 2  # of a program, where many tokens are read: what registers hold
 AT_ONCE = 8  # pieces that are read at once
 
+# Chosen by measuring on an H100 and an H200. Sums are cut where there are too few tiles of outputs for a GPU.
+TOKENS, OUTPUTS = 16, 64  # of a tile of a product
+PROGRAMS, LEAST_PIECE = {"floats": 128, "int8": 128, "int4": 384}, 512
+# tiles of tokens of a program, and sums of all of them, at most
+MOST_TIMES, MOST_SUMS = 8, 128 * 128
+# inputs of a tile, at most, and tiles that are loaded at once: with two weights, and of more tokens than four tiles
+LOADED = {"floats": (256, 3), "int8": (256, 6), "int4": (256, 5)}
+LOADED_GATED = {"floats": (128, 5), "int8": (256, 3), "int4": (256, 4)}
+LOADED_MANY = {"floats": (64, 4), "int8": (128, 4), "int4": (128, 4)}
+BYTES = {"int8": 1.0, "int4": 0.5}  # of a weight
+
 # For each kind of window: the column of each row's first token, int64 [1], and a row's first column, int32 [N].
 Columns: TypeAlias = Mapping[int | None, tuple[Tensor, Tensor]]
+
+
+class Tile(NamedTuple):
+    """How a product is cut: sizes of a tile, pieces of its sum, and tiles that are loaded at once.
+
+    A program has `times` tiles of tokens. That and `stages` change no bit.
+    """
+
+    outputs: int
+    tokens: int
+    inputs: int
+    splits: int
+    piece: int  # inputs of a piece
+    stages: int
+    times: int
+
+
+def cut(product: Product, tiles: int, outputs: int, *, x_bytes: int, shared: int, count: int, gated: bool) -> Tile:
+    """`tiles` tiles of `outputs`, for `count` tokens.
+
+    `x_bytes` are those of a number of x, `shared` those of memory that a program has.
+    """
+    width, kind = product.width, product.kind
+    least = 64 if kind == "int4" else 32  # a pair of groups
+    most, stages = (LOADED_GATED if gated else LOADED)[kind]
+    if kind == "floats":
+        most = 2 * most // x_bytes  # what fits; the interpreter's tests have float32
+    most = most if gated else most * OUTPUTS // outputs
+    inputs = _inputs(width, least, most)
+    splits = max(1, min(PROGRAMS[kind] // tiles, width // LEAST_PIECE))
+    piece = -(-width // (splits * inputs)) * inputs
+    times = min(MOST_TIMES, MOST_SUMS // (outputs * TOKENS), power(-(-count // TOKENS)))
+    if count > 4 * TOKENS:
+        most, stages = LOADED_MANY[kind]
+        inputs = min(inputs, _inputs(width, least, most))
+    bytes_ = BYTES.get(kind, float(x_bytes))
+    size = ((2 if gated else 1) * outputs * bytes_ + times * TOKENS * x_bytes) * inputs
+    return Tile(outputs, TOKENS, inputs, -(-width // piece), piece, max(1, min(stages, int(shared // size))), times)
+
+
+def _inputs(width: int, least: int, most: int) -> int:
+    """Of a tile, from `least` to `most`: the most that divide the width of a weight."""
+    sizes = [size for size in (256, 128, 64, 32) if least <= size <= max(least, most)]
+    return next(size for size in sizes if not width % size or size == least)
+
+
+def power(size: int) -> int:
+    """The next power of two."""
+    return 1 << max(0, size - 1).bit_length()
 
 
 class KernelLayer(NamedTuple):
@@ -57,7 +119,7 @@ class KernelParts:
     pdl: bool  # programmatic dependent launch: a kernel begins before the one before ends
 
     def tile(self, product: Product, tiles: int, outputs: int, *, count: int, gated: bool = False) -> Tile:
-        """See `kernel_products.cut`."""
+        """See `cut`."""
         x_bytes = self.decoder.dtype.itemsize if product.kind == "floats" else 1
         return cut(product, tiles, outputs, x_bytes=x_bytes, shared=self.shared, count=count, gated=gated)
 

@@ -1,8 +1,8 @@
 """Matrix products y = x Wᵀ + b for every form of weights.
 
-The compiled library uses float32, bfloat16 and float16 weights as stored in the file, for one row and for many; 8-bit
-and 4-bit weights are made while the file is read; blocks of GGUF files keep their numbers. Without the library, torch
-multiplies.
+The compiled library uses float32, bfloat16 and float16 weights as stored in the file, [O, I] or transposed, for one row
+and for many. 8-bit and 4-bit weights are made while the file is read (see `quantized`); those in 4 bits are put side by
+side like the blocks of GGUF files (see `blocks`), which keep their numbers. Without the library, torch multiplies.
 
 N rows, F tokens fed to each, I features in, O features out.
 """
@@ -25,12 +25,6 @@ if TYPE_CHECKING:
     from genctl.native.blocks import Blocks
 
 
-# -- weights for the compiled products ---------------------------------------------------------------------------------
-# float32, bfloat16 and float16 weights are used as stored, [O, I] or transposed. 8-bit weights are made here (see
-# `quantized`), and 4-bit ones, which are put side by side like the blocks of GGUF files (see `blocks`).
-# N rows, I features in, O features out.
-
-
 _PLAIN, _IN_OUT, _CODES8 = range(3)  # forms of products.h; that of blocks is their number of bits
 _SCALES = {"halves": 0, "ranges": 1, "shorts": 2, "sixes": 3, "sixteens": 4}  # as in products.h
 MOST_TOGETHER = 4  # as in products.h
@@ -40,14 +34,9 @@ class _Weight(ctypes.Structure):
     """`Weight` of products.h."""
 
     _fields_: ClassVar[Any] = [
-        ("form", ctypes.c_int32),
-        ("type", ctypes.c_int32),
-        ("in_", ctypes.c_int64),
-        ("out", ctypes.c_int64),
-        ("w", ctypes.c_void_p),
-        ("scale", ctypes.c_void_p),
-        ("range", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
+        *[(name, ctypes.c_int32) for name in ("form", "type")],
+        *[(name, ctypes.c_int64) for name in ("in_", "out")],
+        *[(name, ctypes.c_void_p) for name in ("w", "scale", "range", "bias")],
     ]
 
 
@@ -193,12 +182,6 @@ class Joined:
         return tuple(tensor for part in self.parts for tensor in part.tensors())
 
 
-def _stacked(parts: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
-    """Weights [O1, I], [O2, I], … and their biases as one [O1 + O2 + …, I]."""
-    biases = [bias for _, bias in parts if bias is not None]
-    return torch.cat([weight for weight, _ in parts]), torch.cat(biases) if biases else None
-
-
 Weight: TypeAlias = "Tensor | Blocks"
 Make = Callable[[Tensor, Tensor | None], Linear]
 
@@ -208,14 +191,14 @@ def maker(dtype: torch.dtype, quantize: str | None, width: int, *, compiled: boo
     found = library() if compiled and dtype in TYPES else None
     if quantize is None:
         return None if found is None else partial(CompiledProduct, found)
-    from genctl.native.quantized import GROUP, Int8Plain
+    from genctl.native.quantized import GROUP, Int8Product
 
     if quantize == "int4" and width % GROUP:
         quantize = "int8"
     if found is not None:
         return partial(CompiledProduct, found, quantize=quantize)
     if quantize == "int8":
-        return Int8Plain
+        return Int8Product
     from genctl.native.blocks import BlocksPlain, int4_blocks
 
     coded = not compiled and library() is not None and dtype in TYPES
@@ -245,13 +228,15 @@ class Products:
         return self._made(weight, bias, self.rounds)
 
     def joined(self, *parts: tuple[Weight, Tensor | None]) -> Joined:
-        """Products that read the same x."""
+        """Products that read the same x: one of stacked weights where x is read, or quantised, once."""
         sizes = [weight.shape[0] for weight, _ in parts]
-        biases = {bias is None for _, bias in parts}
-        if self.rounds is not None or (self.kernels and len(biases) == 1):  # x is read, or quantised, once
-            tensors = [(weight, bias) for weight, bias in parts if isinstance(weight, Tensor)]
-            one = self.linear(*_stacked(tensors))
-            for weight, _ in tensors:
+        biases = [bias for _, bias in parts if bias is not None]
+        if self.rounds is not None or (
+            self.kernels and len(biases) in (0, len(parts))
+        ):  # x is read, or quantised, once
+            weights = [weight for weight, _ in parts if isinstance(weight, Tensor)]
+            one = self.linear(torch.cat(weights), torch.cat(biases) if biases else None)
+            for weight in weights:
                 pages.replaced(weight)
             return Joined([one], sizes)
         return Joined([self.linear(*part) for part in parts], sizes)
@@ -273,11 +258,11 @@ class Products:
 
             return BlocksPlain(weight, bias, coded=not self.compiled and library() is not None)
         if self.kernels or (quantize is not None and weight.device.type != "cpu"):
-            from genctl.native import kernel_products
+            from genctl.native.quantized import KernelProduct, on_gpu
 
             if quantize is None:
-                return kernel_products.KernelProduct(weight, bias)
-            rounded = kernel_products.quantized(quantize, weight, bias, by_kernels=self.kernels)
+                return KernelProduct(weight, bias)
+            rounded = on_gpu(quantize, weight, bias, by_kernels=self.kernels)
             pages.replaced(weight)
             return rounded
         on_cpu = self.pack and weight.device.type == "cpu"

@@ -13,16 +13,10 @@ from genctl.native.config import Config, NotNative
 from genctl.native.spec import Found, Names, Spec
 
 _LLAMA_PARTS = {
-    "attn_norm": "input_layernorm",
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "o": "self_attn.o_proj",
-    "mlp_norm": "post_attention_layernorm",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
+    "attn_norm": "input_layernorm", "q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj", "mlp_norm": "post_attention_layernorm", "gate": "mlp.gate_proj", "up": "mlp.up_proj",
     "down": "mlp.down_proj",
-}
+}  # fmt: skip
 QK_NORM = {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
 
 
@@ -216,14 +210,9 @@ def cohere2(c: Config) -> Found:
 
 # Written by Cohere's own tools; transformers does not read them.
 _COHERE_UNREAD = (
-    "layer_switch",
-    "order_of_interleaved_layers",
-    "position_embedding_type",
-    "rotary_pct",
-    "use_embedding_sharing",
-    "use_parallel_embedding",
-    "_sliding_window_pattern",
-)
+    "layer_switch", "order_of_interleaved_layers", "position_embedding_type", "rotary_pct", "use_embedding_sharing",
+    "use_parallel_embedding", "_sliding_window_pattern",
+)  # fmt: skip
 
 
 def olmo(c: Config) -> Found:

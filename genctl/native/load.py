@@ -12,15 +12,14 @@ from torch import Tensor
 from genctl.native import pages
 from genctl.native.decoder import CrossWeights, Decoder, Encoder, LayerWeights, StackWeights
 from genctl.native.linear import Joined, Linear, Products, Weight
-from genctl.native.mlp import ACTIVATIONS, MLP, ClampedGate
-from genctl.native.norms import LayerNorm, Norm, RMSNorm, same
+from genctl.native.mlp import ACTIVATIONS, MLP, ClampedGate, LayerNorm, Mixture, Norm, RMSNorm, same
 from genctl.native.pages import mapped
 from genctl.native.plan import StackPlan, WeightPlan, matrix_shape
+from genctl.native.positions import fairseq_sinusoids, sinusoids
 from genctl.native.runtime import NativeConfig, NativeModel, SpecialTokens
 
 if TYPE_CHECKING:
     from genctl.native.blocks import Embeddings
-    from genctl.native.mlp import Mixture
 
 
 def read(
@@ -44,7 +43,7 @@ def read(
     if plan.gguf is None:
         get = mapped(files, check_tensor)
     else:
-        from genctl.native.gguf_file import GgufFile
+        from genctl.native.blocks import GgufFile
 
         held = GgufFile(files, plan.gguf, check_tensor)
         get, lies = held.tensor, held.matrix if products is not None and products.quantize == "gguf" else None
@@ -108,16 +107,11 @@ def build(
         stack = _Stack(plan.encoder, converted, matrix, each, products).weights(table(plan.embeddings["encoder"]))
         encoder = Encoder(plan.encoder.spec, stack)
     stack = _Stack(plan.decoder, converted, matrix, each, products).weights(table(plan.embeddings["decoder"]))
-    decoder = Decoder(plan.spec, stack, _head(plan, converted, matrix, products))
-    return NativeModel(decoder, NativeConfig(config, plan.spec), special, name, encoder)
-
-
-def _head(
-    plan: WeightPlan, get: Callable[[str], Tensor], matrix: Callable[[str], Weight], products: Products
-) -> Linear:
-    """The product that makes logits."""
-    bias = get(plan.head_bias) if plan.head_bias else get(plan.logits_bias)[0] if plan.logits_bias else None
-    return products.head(matrix(plan.embeddings["head"]), bias)
+    bias = converted(plan.head_bias) if plan.head_bias else None
+    if plan.logits_bias and bias is None:
+        bias = converted(plan.logits_bias)[0]
+    head = products.head(matrix(plan.embeddings["head"]), bias)
+    return NativeModel(Decoder(plan.spec, stack, head), NativeConfig(config, plan.spec), special, name, encoder)
 
 
 class _Stack:
@@ -138,14 +132,12 @@ class _Stack:
         spec, names, prefix, get = self.spec, self.names, self.plan.prefix, self.get
         positions = get(self.plan.positions) if self.plan.positions else None
         if spec.sinusoidal and positions is None:
-            from genctl.native.positions import fairseq_sinusoids, sinusoids
-
             assert spec.context is not None
             if spec.padding is None:
-                positions = sinusoids(spec.context, spec.hidden).to(embed.device, embed.dtype)
+                positions = sinusoids(spec.context, spec.hidden)
             else:
-                rows = spec.context + spec.padding + 1
-                positions = fairseq_sinusoids(rows, spec.hidden, spec.padding).to(embed.device, embed.dtype)
+                positions = fairseq_sinusoids(spec.context + spec.padding + 1, spec.hidden, spec.padding)
+            positions = positions.to(embed.device, embed.dtype)
         return StackWeights(
             embed,
             [self.layer(self.plan.layer(number)) for number in range(spec.layers)],
@@ -186,8 +178,6 @@ class _Stack:
         return MLP(up, self.linear("down", names), ACTIVATIONS[spec.activation])
 
     def experts(self, names: dict[str, str]) -> Mixture:
-        from genctl.native.mlp import Mixture
-
         spec = self.spec.experts
         assert spec is not None
         # a rounded router would choose other experts
@@ -199,19 +189,15 @@ class _Stack:
         up, down = names["experts_up"], names["experts_down"]
         parts = zip(*(self.each(name) for name in (up, f"{up}_bias", down, f"{down}_bias")), strict=True)
         activation, sizes = ClampedGate(spec.limit, spec.alpha), [2 * spec.inner]
-        return Mixture(
-            spec,
-            router,
-            [
-                MLP(self.products.split(up.t(), up_bias, sizes), self.products.linear(down.t(), down_bias), activation)
-                for up, up_bias, down, down_bias in parts
-            ],
-        )
+        experts = [
+            MLP(self.products.split(up.t(), up_bias, sizes), self.products.linear(down.t(), down_bias), activation)
+            for up, up_bias, down, down_bias in parts
+        ]
+        return Mixture(spec, router, experts)
 
     def expert(self, names: dict[str, str], number: int) -> MLP:
-        gate, up, down = (
-            self.weight(f"{names[part].format(number)}.weight") for part in ("expert_gate", "expert_up", "expert_down")
-        )
+        parts = ("expert_gate", "expert_up", "expert_down")
+        gate, up, down = (self.weight(f"{names[part].format(number)}.weight") for part in parts)
         joined = self.products.joined((gate, None), (up, None))
         return MLP(joined, self.products.linear(down), ACTIVATIONS[self.spec.activation])
 

@@ -1,7 +1,5 @@
 """Tensors that stay mapped from safetensors files: nothing is read before it is used, and nothing is copied.
 
-Weights that were read and then copied need not stay resident: their memory returns to the system.
-
 Pages of a mapped file of weights stay in memory until the file is unmapped, although each tensor is needed only until
 it has been repacked. Repacking also makes temporary copies; glibc keeps freed blocks of up to 32 MiB, and the next
 weight may not fit into them. Only Linux lists what is mapped; elsewhere nothing is returned.
@@ -29,6 +27,12 @@ _LARGE = 8 << 20  # bytes of weights after which returning memory is worth a few
 _worked = [0]  # bytes of weights since then
 
 
+def memory_of(path: Path) -> mmap.mmap:
+    """A mapped file: private and writable, so that torch takes it; nothing is written."""
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+
 def mapped(
     files: Sequence[Path], check_tensor: Callable[[str, Tensor], object] | None = None
 ) -> Callable[[str], Tensor]:
@@ -38,11 +42,9 @@ def mapped(
     """
     places: dict[str, tuple[mmap.mmap, int, dict[str, Any]]] = {}
     for path in files:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
-            # private and writable, so that torch takes it; nothing is written
-            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        memory = memory_of(path)
+        length = int.from_bytes(memory[:8], "little")
+        header = json.loads(memory[8 : 8 + length])
         header.pop("__metadata__", None)
         places.update((name, (memory, 8 + length, entry)) for name, entry in header.items())
 
@@ -83,7 +85,7 @@ def release(tensor: Tensor, mapped: list[tuple[int, int]]) -> int:
 
     Nothing is lost: the pages were not written to, and would be read from the file again.
     """
-    advise = _madvise()
+    advise = _function("madvise", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     if advise is None or not mapped or not tensor.is_contiguous():
         return 0
     begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
@@ -98,14 +100,9 @@ def release(tensor: Tensor, mapped: list[tuple[int, int]]) -> int:
 
 
 def replaced(weight: Tensor) -> None:
-    """Release the pages of a weight that was copied (it may be transposed), and the memory that copying left."""
+    """Release the pages of a weight that was copied (it may be transposed), and now and then what copying left."""
     release(weight if weight.is_contiguous() else weight.t(), mapped_files())
-    trim(weight.nbytes)
-
-
-def trim(size: int) -> None:
-    """Return the freed memory that the C library keeps, from time to time; `size` bytes of weights were copied."""
-    _worked[0] += size
+    _worked[0] += weight.nbytes
     if _worked[0] >= _LARGE:
         trim_rest()
 
@@ -126,20 +123,10 @@ def converted(tensor: Tensor, dtype: torch.dtype | None, device: torch.device | 
     return copy
 
 
-def _madvise() -> Any:
-    if not hasattr(mmap, "MADV_DONTNEED"):
-        return None
-    return _function("madvise", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-
-
 @cache
 def _function(name: str, *arguments: type) -> Any:
     """A function of the C library that returns an int; None where it has none of this name."""
-    if os.name != "posix":
-        return None
-    try:
-        function = getattr(ctypes.CDLL(None), name)
-    except (OSError, AttributeError):
-        return None
-    function.argtypes, function.restype = arguments, ctypes.c_int
+    function = getattr(ctypes.CDLL(None), name, None) if os.name == "posix" else None
+    if function is not None:
+        function.argtypes, function.restype = arguments, ctypes.c_int
     return function

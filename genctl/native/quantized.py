@@ -9,14 +9,19 @@ on its neighbours.
 
 4 bits: one scale and one zero for each 32 numbers of a row of the weight, chosen by least squares.
 
-N rows, I features in, O features out. docs/performance.md has the perplexities of `--quantize`.
+Where nothing is compiled, and on a GPU whose kernels do not compute a decoder, torch multiplies: some outputs at a time
+are unpacked to float32. `blocks` has the products with 4 bits on the CPU.
+
+N rows, I features in, O features out, G = I / 32. docs/performance.md has the perplexities of `--quantize`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from genctl.native import pages
@@ -42,53 +47,6 @@ def int8_codes(weight: Tensor) -> tuple[Tensor, Tensor]:
         codes[begin : begin + step] = (rows / divisor).round_().clamp_(-127, 127).to(torch.int8)
         pages.release(weight[begin : begin + step], mapped)
     return codes, scales
-
-
-class Int8Plain:
-    """8-bit weights and rows where nothing is compiled: codes are multiplied as float32 numbers.
-
-    Each product has 14 bits, so that sums of `EXACT` of them are exact in any order, for any number of rows.
-    """
-
-    form = "plain, int8"
-    is_compiled = False
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """weight [O, I]."""
-        self.bias, self.most = bias, _number(127, weight)
-        self.codes, scales = int8_codes(weight)
-        self.scales = scales / self.most  # which x is scaled by, too
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [..., I] -> [..., O]."""
-        flat = x.reshape(-1, x.shape[-1]).float()
-        largest = torch.linalg.vector_norm(flat, torch.inf, -1, keepdim=True)
-        rows = (flat * (self.most / largest)).round_().nan_to_num_(0.0, 0.0, 0.0)  # where all are 0, so is the product
-        y, step = rows.new_empty(len(rows), len(self.codes)), outputs_at_once(rows)
-        for begin in range(0, len(self.codes), step):
-            part = slice(begin, begin + step)
-            y[:, part] = _integer_sums(rows, self.codes[part]) * self.scales[part]
-        y.mul_(largest)
-        if self.bias is not None:
-            y += self.bias
-        return y.to(x.dtype).view(*x.shape[:-1], -1) if y.numel() else x.new_empty(*x.shape[:-1], len(self.codes))
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Codes, scales and bias."""
-        held = (self.codes, self.scales)
-        return held if self.bias is None else (*held, self.bias)
-
-
-def outputs_at_once(rows: Tensor) -> int:
-    """Outputs whose weights are unpacked at a time, for rows [N, I]."""
-    return max(1, UNPACKED[rows.device.type] // rows.shape[1])
-
-
-def _integer_sums(rows: Tensor, codes: Tensor) -> Tensor:
-    """rows f32 [N, I], whole numbers from -127 to 127, codes int8 [O, I] -> exact sums, rounded once to f32 [N, O]."""
-    parts = zip(torch.split(rows, EXACT, 1), torch.split(codes, EXACT, 1), strict=True)
-    sums = [torch.nn.functional.linear(part, few.float()) for part, few in parts]
-    return sums[0] if len(sums) == 1 else torch.stack([part.int() for part in sums]).sum(0).float()
 
 
 def int4_codes(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -157,13 +115,15 @@ def _number(value: float, beside: Tensor) -> Tensor:
 
 
 class Unpacked:
-    """Quantised weights where nothing is compiled: they are unpacked for each product, some outputs at a time.
+    """A product by torch, whose weights are unpacked to float32, some outputs at a time.
 
     With `coded` each 32 numbers of x are rounded to 8 bits, as the compiled products do.
     """
 
     form: str
     is_compiled = False
+    kind = ""  # the FORM of the kernels of a GPU (see `kernel_pass`)
+    held: tuple[Tensor, ...]  # its weight
 
     def __init__(
         self, shape: Sequence[int], bias: Tensor | None, device: torch.device | None = None, *, coded: bool
@@ -172,25 +132,131 @@ class Unpacked:
         (self.size, self.width), self.bias, self.coded = shape, bias, coded
         self.most = torch.tensor(127.0, device=device)
 
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [..., I] -> [..., O]."""
+        rows, factors = self.rounded(x.reshape(-1, x.shape[-1]).float())
+        y, step = rows.new_empty(len(rows), self.size), max(1, UNPACKED[rows.device.type] // rows.shape[1])
+        for begin in range(0, self.size, step):
+            part = slice(begin, begin + step)
+            y[:, part] = self.sums(rows, part)
+        if factors is not None:
+            y.mul_(factors)
+        if self.bias is not None:
+            y += self.bias
+        return y.to(x.dtype).view(*x.shape[:-1], self.size)
+
+    def rounded(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Rows f32 [N, I] as they are multiplied, and what the sums of each are multiplied by, [N, 1] or None."""
+        if not self.coded:
+            return rows, None
+        groups = rows.view(len(rows), -1, GROUP)
+        largest = torch.linalg.vector_norm(groups, torch.inf, -1, keepdim=True)
+        codes = (groups * (self.most / largest)).round().nan_to_num(0.0, 0.0, 0.0)  # where all are 0
+        return (codes * (largest / self.most)).flatten(1), None
+
+    def sums(self, rows: Tensor, part: slice) -> Tensor:
+        """rows [N, I] times the weights of some outputs: [N, o]."""
+        return F.linear(rows, self.numbers(part))
+
     def numbers(self, part: slice) -> Tensor:
         """The weights of some outputs: float32 [o, I]."""
         raise NotImplementedError
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Weight and bias."""
+        return self.held if self.bias is None else (*self.held, self.bias)
+
+
+class Int8Product(Unpacked):
+    """Weights in 8 bits: codes int8 [O, I], scales f32 [O]. Codes are multiplied as float32 numbers.
+
+    Each product has 14 bits, so that sums of `EXACT` of them are exact in any order, for any number of rows.
+    """
+
+    kind = "int8"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, by_kernels: bool | None = None) -> None:
+        """weight [O, I]. `by_kernels`: whether a GPU's kernels multiply, or torch there; None on the CPU."""
+        super().__init__(weight.shape, bias, weight.device, coded=True)
+        self.weight, scales = int8_codes(weight)
+        self.scales = scales / self.most  # which x is scaled by, too
+        self.held, self.wide_bias = (self.weight, self.scales), _wide(bias)
+        self.by_kernels = bool(by_kernels)
+        self.form = "plain, int8" if by_kernels is None else f"int8 by {'kernels' if by_kernels else 'torch'}"
+
+    def rounded(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Each row by its largest number."""
+        largest = torch.linalg.vector_norm(rows, torch.inf, -1, keepdim=True)
+        # where all are 0, so is the product
+        return (rows * (self.most / largest)).round_().nan_to_num_(0.0, 0.0, 0.0), largest
+
+    def sums(self, rows: Tensor, part: slice) -> Tensor:
+        """Whole numbers from -127 to 127, exact sums, rounded once to f32, times the scales."""
+        parts = zip(torch.split(rows, EXACT, 1), torch.split(self.weight[part], EXACT, 1), strict=True)
+        sums = [F.linear(x, few.float()) for x, few in parts]
+        one = sums[0] if len(sums) == 1 else torch.stack([x.int() for x in sums]).sum(0).float()
+        return one * self.scales[part]
+
+
+class Int4Product(Unpacked):
+    """Weights in 4 bits on a GPU: uint8 [O, G / 2, 32]: a byte has a code of a group and, above it, one of the next.
+
+    scales int32 [O, G]: two bfloat16 numbers, a scale and above it a zero.
+    """
+
+    kind = "int4"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, by_kernels: bool) -> None:
+        """weight [O, I]; I is a multiple of 32."""
+        super().__init__(weight.shape, bias, weight.device, coded=True)
+        codes, scales = int4_codes(weight)
+        groups = codes.view(torch.uint8).view(len(codes), -1, GROUP)
+        if groups.shape[1] % 2:
+            groups = torch.cat([groups, torch.zeros_like(groups[:, :1])], 1)
+        self.weight = groups[:, ::2] | groups[:, 1::2] << 4
+        self.scales = scales.transpose(0, 1).flatten().view(torch.int32).view(len(codes), -1)
+        self.held, self.wide_bias = (self.weight, self.scales), _wide(bias)
+        self.by_kernels = by_kernels
+        self.form = f"int4 by {'kernels' if by_kernels else 'torch'}"
+
+    def numbers(self, part: slice) -> Tensor:
+        """float32 [o, I]."""
+        bytes_ = self.weight[part]
+        codes = torch.stack([bytes_ & 15, bytes_ >> 4], 2).flatten(1, 2)[:, : self.width // GROUP].float()
+        scale, zero = self.scales[part].view(torch.bfloat16).float().view(*codes.shape[:2], 2, 1).unbind(2)
+        return ((codes - 8) * scale + zero).flatten(1)
+
+
+class KernelProduct(Unpacked):
+    """y = x Wᵀ + b with a weight in the type of x, by a GPU's kernels; here by torch."""
+
+    kind = "floats"
+    by_kernels = True
+    scales: Tensor | None = None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """weight [O, I]."""
+        super().__init__(weight.shape, bias, weight.device, coded=False)
+        self.weight = weight.contiguous()
+        self.held, self.wide_bias = (self.weight,), _wide(bias)
+        self.form = f"{str(weight.dtype).removeprefix('torch.')} by kernels"
+
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., I] -> [..., O]."""
-        rows = x.reshape(-1, x.shape[-1]).float()
-        if self.coded:
-            groups = rows.view(len(rows), -1, GROUP)
-            largest = torch.linalg.vector_norm(groups, torch.inf, -1, keepdim=True)
-            codes = (groups * (self.most / largest)).round().nan_to_num(0.0, 0.0, 0.0)  # where all are 0
-            rows = (codes * (largest / self.most)).flatten(1)
-        y, step = rows.new_empty(len(rows), self.size), outputs_at_once(rows)
-        for begin in range(0, self.size, step):
-            part = slice(begin, begin + step)
-            y[:, part] = torch.nn.functional.linear(rows, self.numbers(part))
-        if self.bias is not None:
-            y += self.bias
-        return y.to(x.dtype).view(*x.shape[:-1], self.size)
+        return F.linear(x, self.weight, self.bias)
+
+
+Product: TypeAlias = KernelProduct | Int8Product | Int4Product
+
+
+def _wide(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.float().contiguous()
+
+
+def on_gpu(kind: str, weight: Tensor, bias: Tensor | None, *, by_kernels: bool) -> Int8Product | Int4Product:
+    """weight [O, I] in "int8" or "int4"; in 8 bits also where I is no multiple of 32."""
+    made = Int4Product if kind == "int4" and weight.shape[1] % GROUP == 0 else Int8Product
+    return made(weight, bias, by_kernels=by_kernels)
 
 
 def int4_bytes(size: int, width: int, device: str) -> int:

@@ -18,7 +18,7 @@ from genctl.decode.cache.layer import KeyValues
 from genctl.decode.runtime import Abilities, CutWindow, ModelRuntime, Output, Pass, Passed
 from genctl.decode.types import Source
 from genctl.errors import ModelError
-from genctl.kernels import variant
+from genctl.kernels import build
 from genctl.native.attention import PlacedLayer, places_mask
 from genctl.native.decoder import Decoder, Encoder
 from genctl.native.linear import Joined, Linear
@@ -43,7 +43,6 @@ class NativeConfig:
         self.is_encoder_decoder = spec.encoder is not None
         self.model_type: str = spec.family
         self.vocab_size, self.hidden_size, self.num_hidden_layers = spec.vocab, spec.hidden, spec.layers
-        self.num_attention_heads, self.num_key_value_heads, self.head_dim = spec.heads, spec.kv_heads, spec.head_dim
         self.tie_word_embeddings = spec.tied
         if spec.context is not None:
             self.max_position_embeddings = spec.context
@@ -90,8 +89,7 @@ class NativeModel:
 
         transformers repeats the keys of Falcon's grouped heads for each query before it keeps them.
         """
-        spec = self.spec
-        grouped = spec.family == "falcon" and 1 < spec.kv_heads < spec.heads
+        grouped = self.spec.family == "falcon" and 1 < self.spec.kv_heads < self.spec.heads
         return "a head for each group" if grouped else ""
 
     @property
@@ -137,13 +135,9 @@ def _tensors(name: str, part: Any) -> Iterator[tuple[str, Tensor]]:
         if part.ndim:  # a constant of a formula is no weight
             yield name, part
         return
-    if hasattr(part, "tensors"):
-        part = part.tensors()
-    if isinstance(part, dict):
-        inner: Any = part.items()
-    else:
-        inner = enumerate(part) if isinstance(part, (list, tuple)) else getattr(part, "__dict__", {}).items()
-    for key, value in inner:
+    part = part.tensors() if hasattr(part, "tensors") else part
+    part = dict(enumerate(part)) if isinstance(part, (list, tuple)) else part
+    for key, value in (part if isinstance(part, dict) else getattr(part, "__dict__", {})).items():
         yield from _tensors(f"{name}.{key}".lstrip("."), value)
 
 
@@ -178,20 +172,22 @@ class NativeRuntime(ModelRuntime):
             from genctl.native.graphs import Graphs, obstacle
             from genctl.native.kernel_decoder import decoder_by_kernels
 
-            reason = obstacle(model.spec)
             kernels, note = decoder_by_kernels(self.decoder)
-            self.graphs = None if reason else Graphs(self.decoder, kernels)
             if kernels is not None:
                 self.remark = note
             elif note:
                 self.findings.append(note)
-            if reason:
+            if reason := obstacle(model.spec):
                 self.findings.append(f"steps run without a CUDA graph: {reason}")
-        by_hand = model.spec.softcap is not None or model.spec.alibi or model.spec.sinks  # how scores are changed
+            else:
+                self.graphs = Graphs(self.decoder, kernels)
+        spec = model.spec
+        by_hand = spec.softcap is not None or spec.alibi or spec.sinks  # how scores are changed
+        shifted = any(spec.windows) or spec.alibi or spec.relative or spec.sinks
         self.abilities = Abilities(
             # texts of an encoder-decoder begin with a token or two: nothing is gained. Its rows share the source.
             reads_padded=model.encoder is None,
-            ragged=self._takes_ragged(),
+            ragged=self._takes_drafts() and not shifted,
             shares_prompt=model.encoder is None and self.device.type == "cpu" and not by_hand,
             shares_source=model.encoder is not None,
         )
@@ -219,7 +215,7 @@ class NativeRuntime(ModelRuntime):
         product = self.decoder.weights.layers[0].o
         if not product.is_compiled:
             return "torch"
-        narrow = "" if variant.choice()[0].startswith(("avx512", "amx")) else "narrow "
+        narrow = "" if build.choice()[0].startswith(("avx512", "amx")) else "narrow "
         return narrow + str(product.form.partition(" ")[0])
 
     def first_layers(self, count: int) -> NativeRuntime:
@@ -273,10 +269,6 @@ class NativeRuntime(ModelRuntime):
         alone = self.encoder is None and self.graphs is None and self.device.type == "cpu"
         return alone and self.bound == math.inf
 
-    def _takes_ragged(self) -> bool:
-        spec = self.model.spec
-        return self._takes_drafts() and not (any(spec.windows) or spec.alibi or spec.relative or spec.sinks)
-
     # -- the pass ------------------------------------------------------------------------------------------------------
 
     def __call__(self, given: Pass) -> Output:
@@ -293,9 +285,9 @@ class NativeRuntime(ModelRuntime):
         if positions is None:
             positions = torch.arange(past, past + feed.shape[1], device=feed.device)[None]
         states: list[Tensor] | None = [] if hidden else None
+        source_mask = None if sources is None else sources.mask
         logits: Tensor | None = None
         if self.graphs is not None and cache is not None and self.graphs.takes(feed, cache, hidden=hidden):
-            source_mask = None if sources is None else sources.mask
             logits = self.graphs.step(feed, cache, mask, positions, source_mask)[:, -keep:]
             failure = f"steps run without a CUDA graph: capturing one failed ({self.graphs.failed})"
             if self.graphs.failed and failure not in self.findings:
@@ -304,7 +296,6 @@ class NativeRuntime(ModelRuntime):
             slotted = self.new_cache() if cache is None else cache
             logits = self.graphs.read(feed, slotted, mask, positions, keep, hidden=hidden)
         elif self.steps is not None and cache is not None and not hidden:
-            source_mask = None if sources is None else sources.mask
             logits = self.steps.step(feed, cache, mask, positions, past, keep=keep, source_mask=source_mask)
         if logits is None:
             logits = self.decoder(
@@ -316,21 +307,19 @@ class NativeRuntime(ModelRuntime):
                 keep=keep,
                 states=states,
                 source=None if sources is None else sources.states,
-                source_mask=None if sources is None else sources.mask,
+                source_mask=source_mask,
                 cross=None if cache is None else cache.cross,
             )
         self.forwards += 1
         if self.watch is not None:
             if sources is not None:
-                inputs = {"decoder_input_ids": feed, "decoder_attention_mask": mask, "attention_mask": sources.mask}
+                inputs = {"decoder_input_ids": feed, "decoder_attention_mask": mask, "attention_mask": source_mask}
             else:
                 inputs = {"input_ids": feed, "attention_mask": mask}
                 if not self.model.spec.alibi:  # positions follow from the mask
                     inputs["position_ids"] = positions
             self.watch(Passed(inputs, cache, past, given.first))
-        if states is None:
-            return Output(logits.float(), cache)
-        return Output(logits.float(), cache, states[-1], tuple(states))
+        return Output(logits.float(), cache, *(() if states is None else (states[-1], tuple(states))))
 
     def _ragged(self, given: Pass, past: int) -> Output:
         """A pass whose tokens go to places of their own, each a row."""
@@ -339,9 +328,8 @@ class NativeRuntime(ModelRuntime):
         assert places is not None
         assert positions is not None
         past += places.new - 1
-        logits = None
-        if self.steps is not None:
-            logits = self.steps.step(feed, cache, given.mask, positions, past, places=places)
+        steps = self.steps
+        logits = None if steps is None else steps.step(feed, cache, given.mask, positions, past, places=places)
         if logits is None:
             layers: list[KeyValues] = [PlacedLayer(cast(GrowingLayer, layer), places) for layer in cache.layers]
             logits = self.decoder(feed, positions, layers, past=past, visible=[places_mask(given.mask)])

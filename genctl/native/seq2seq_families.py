@@ -14,14 +14,9 @@ from genctl.native.spec import Found, Names, Relative, Spec
 
 # Fields of encoder-decoders that change nothing in a forward pass.
 _HARMLESS = (
-    "replacing_rate",
-    "student_encoder_layers",
-    "student_decoder_layers",
-    "extra_pos_embeddings",
-    "n_positions",
-    "save_step",
-    "scalable_attention",
-)
+    "replacing_rate", "student_encoder_layers", "student_decoder_layers", "extra_pos_embeddings", "n_positions",
+    "save_step", "scalable_attention",
+)  # fmt: skip
 
 
 FARTHEST = 1 << 16  # the largest distance with a bias of its own: a table has one for each

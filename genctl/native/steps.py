@@ -35,9 +35,8 @@ from genctl.kernels.ops import TYPES, Library, library
 from genctl.native.attention import places_mask
 from genctl.native.decoder import CrossWeights, Decoder, LayerWeights, PassFacts, of_layer
 from genctl.native.linear import CompiledProduct, CompiledProducts, Joined
-from genctl.native.mlp import MLP, Activation
-from genctl.native.norms import LayerNorm, RMSNorm, same
-from genctl.native.rope import Rotary
+from genctl.native.mlp import MLP, Activation, LayerNorm, RMSNorm, same
+from genctl.native.positions import Rotary
 
 MOST_BYTES = 2**26  # of a list's buffers: the decoder's own code needs less for longer passes
 ROOM = 64  # tokens of the list that is kept; one for a longer pass, which is seldom repeated, is not
@@ -76,6 +75,9 @@ class Steps:
         self._library = library() if decoder.device.type == "cpu" and decoder.dtype in TYPES else None
         self._list: _List | None = None
         self._busy = threading.Lock()  # the buffers are those of one pass
+        spec = decoder.spec
+        numbers = spec.head_dim * (3 * spec.heads + 4 * spec.kv_heads) + spec.inner * (3 if spec.gated else 1)
+        self._width = (6 * spec.hidden + numbers) * decoder.dtype.itemsize  # bytes of the buffers for a token, about
 
     def step(
         self,
@@ -98,15 +100,15 @@ class Steps:
         spec = self.decoder.spec
         layers = [layer for layer in cache.layers if isinstance(layer, GrowingLayer) and layer.extends]
         cross = cache.cross or ()
-        if self._library is None or len(layers) < len(cache.layers) or not all(map(_is_read, cross)):
-            return None
-        if self.decoder.dtype not in TYPES:  # activations of another type for a while (parity's float64 reading)
-            return None
-        if rows * fed * self._width > MOST_BYTES:
-            return None
-        if not past and any(spec.windows):  # a window stores less than it reads
-            return None
-        if not self._busy.acquire(blocking=False):
+        if (
+            self._library is None
+            or len(layers) < len(cache.layers)
+            or not all(layer.extends and layer.is_initialized for layer in cross)  # the source was read
+            or self.decoder.dtype not in TYPES  # for a while (parity's float64 reading)
+            or rows * fed * self._width > MOST_BYTES
+            or (not past and any(spec.windows))  # a window stores less than it reads
+            or not self._busy.acquire(blocking=False)
+        ):
             return None
         try:
             calls = self._with_room(rows * fed)
@@ -130,13 +132,6 @@ class Steps:
         """Whether there is a library for passes of this decoder."""
         return self._library is not None
 
-    @property
-    def _width(self) -> int:
-        """Bytes of the buffers for each token, about."""
-        spec = self.decoder.spec
-        heads, inner = spec.head_dim * (3 * spec.heads + 4 * spec.kv_heads), spec.inner * (3 if spec.gated else 1)
-        return (6 * spec.hidden + heads + inner) * self.decoder.dtype.itemsize
-
     def _with_room(self, tokens: int) -> _List | None:
         """The list, or one of its own for a long pass; None if a part of the decoder is unsuited."""
         assert self._library is not None
@@ -150,11 +145,6 @@ class Steps:
         if tokens <= ROOM:
             self._list = calls
         return calls
-
-
-def _is_read(layer: GrowingLayer) -> bool:
-    """Whether a layer of cross-attention holds the source's keys and values."""
-    return layer.extends and layer.is_initialized
 
 
 def _held(reference: weakref.ref[Tensor] | None) -> Tensor | None:

@@ -19,7 +19,7 @@ from genctl.engines.session import Session
 from genctl.errors import GenctlError, ModelError
 from genctl.models import runtime_choice
 from genctl.models.hub import LoadedModel
-from genctl.native.gguf_file import GgufFile
+from genctl.native.blocks import GgufFile
 from genctl.native.linear import Products
 from genctl.native.load import build, read
 from genctl.native.runtime import NativeModel, SpecialTokens

@@ -52,14 +52,14 @@ class Probe:
 
     def cache(self) -> bool:
         """Whether steps on a cache agree with reading everything again, with another prompt read in between."""
-        text, second = self._text(5, 0), self._text(5, 50)
+        text = self._text(5, 0)
         try:
-            reference = [self._read([text[:4]]), self._read([text])]
+            reference = torch.cat([self._read([text[:4]]), self._read([text])])
         except FAILURES:  # a model that needs a cache
             return True
-        rows = self._begin(text[:3])
-        self._begin(second)
-        return all(map(self.alike, [self._step(rows, [token]) for token in text[3:]], reference))
+        rows = self._begin([text[:3]])
+        self._begin([self._text(5, 50)])
+        return self.alike(torch.cat([self._step(rows, [[token]]) for token in text[3:]]), reference)
 
     def continued(self, begun: int, count: int) -> tuple[Tensor, Tensor, bool]:
         """Steps on a cache, and reading everything again: logits f32 [count, V] of both, after `begun` tokens.
@@ -67,11 +67,11 @@ class Probe:
         Also whether each step has changed every recurrent state. Raises what the model's code raises.
         """
         text = self._text(begun + count, 0)
-        rows, steps, moved = self._begin(text[:begun]), [], True
+        rows, steps, moved = self._begin([text[:begun]]), [], True
         assert rows.cache is not None
         for token in text[begun:]:
             before = _states(rows.cache)
-            steps.append(self._step(rows, [token]))
+            steps.append(self._step(rows, [[token]]))
             pairs = zip(before, _states(rows.cache), strict=False)
             moved = moved and all(any(not torch.equal(old[name], new[name]) for name in old) for old, new in pairs)
         anew = [self._read([text[:end]]) for end in range(begun + 1, begun + count + 1)]
@@ -85,24 +85,23 @@ class Probe:
         if length < 6:
             return True
         text = self._text(length, 0)
-        begun = self._begin(text[:-4])
-        reference = torch.cat([self._step(begun, [token]) for token in text[-4:]])
-        rows = self._begin(text[:-4])
+        begun = self._begin([text[:-4]])
+        reference = torch.cat([self._step(begun, [[token]]) for token in text[-4:]])
+        rows = self._begin([text[:-4]])
         assert rows.cache is not None
         rows.cache.activate_past_recording()
-        if not self.alike(self._steps(rows, text[-4:]), reference):
+        if not self.alike(self._step(rows, [text[-4:]]), reference):
             return False
         rows.cache.crop(3)
         rows.tokens = rows.tokens[:, :-3]
         rows.cache.activate_past_recording()
-        return self.alike(self._steps(rows, text[-3:]), reference[1:])
+        return self.alike(self._step(rows, [text[-3:]]), reference[1:])
 
     def whole(self) -> bool:
         """Whether a pass without a cache agrees at each of its tokens with the pass that ends there."""
         text = self._text(8, 0)
         reference = torch.cat([self._read([text[:length]]) for length in range(5, 9)])
-        feed, pads = self._padded([text])
-        return self.alike(self._pass(_Rows(None, feed, pads, self._sources(1)), feed, keep=4), reference)
+        return self.alike(self._read([text], keep=4), reference)
 
     def rows(self) -> bool:
         """Whether two rows of equal length agree with each row alone, also after they are swapped."""
@@ -111,12 +110,12 @@ class Probe:
         reference = torch.cat([self._alone(text, 3), self._alone(second, 3)])
         if not self.forward.abilities.supports_cache:
             return self.alike(self._read([text, second]), reference)
-        rows = self._fork(self._begin(text[:3]), 2)
-        self._step(rows, [second[3], text[3]])
+        rows = self._fork(self._begin([text[:3]]), 2)
+        self._step(rows, [[second[3]], [text[3]]])
         assert rows.cache is not None
         swap = torch.tensor([1, 0], device=self.forward.device)
         rows.cache, rows.tokens = rows.cache.reorder(swap, 3), rows.tokens[swap]
-        return self.alike(self._step(rows, [text[4], second[4]]), reference)
+        return self.alike(self._step(rows, [[text[4]], [second[4]]]), reference)
 
     def padding(self) -> bool:
         """Whether rows of different lengths, padded on the left and masked, agree with each row alone."""
@@ -124,32 +123,23 @@ class Probe:
         reference = torch.cat([self._alone(text, len(text) - 2) for text in texts])
         if not self.forward.abilities.supports_cache:
             return self.alike(self._read(texts), reference)
-        rows = self._merge([self._begin(text[:-2]) for text in texts])
-        self._step(rows, [text[-2] for text in texts])
-        if not self.alike(self._step(rows, [text[-1] for text in texts]), reference):
+
+        def ends(rows: _Rows) -> bool:
+            self._step(rows, [[text[-2]] for text in texts])
+            return self.alike(self._step(rows, [[text[-1]] for text in texts]), reference)
+
+        if not ends(self._merge([self._begin([text[:-2]]) for text in texts])):
             return False
-        return not self.forward.abilities.reads_padded or self.alike(self._prefilled(texts), reference)
+        return not self.forward.abilities.reads_padded or ends(self._begin([text[:-2] for text in texts]))
 
     def sources(self) -> bool:
         """Whether sources of different lengths, padded on the right, agree with each source alone."""
         sources = [self.forward.encode(self._text(7, 0)), self.forward.encode(self._text(4, 50))]
         text = self._text(3, 20)
-        alone = [self._begin(text[:2], source) for source in sources]
-        reference = torch.cat([self._step(rows, text[2:]) for rows in alone])
-        together = self._merge([self._begin(text[:2], source) for source in sources], sources)
-        return self.alike(self._step(together, [text[2]] * 2), reference)
-
-    def trailing(self) -> bool:
-        """Whether a text padded on the right, and masked, agrees with the text alone."""
-        text, second = self._text(4, 0), self._text(7, 50)
-        device = self.forward.device
-        reference = torch.cat([self._read([text]), self._read([second])])
-        feed = torch.tensor([[*text, 0, 0, 0], second], device=device)
-        lengths = torch.tensor([[4], [7]], device=device)
-        columns = torch.arange(7, device=device)[None]
-        mask, positions = (columns < lengths).long(), columns.expand(2, -1)
-        output = self.forward(Pass(feed, mask=mask, positions=positions, sources=self._sources(2), first=True))
-        return self.alike(torch.stack([output.logits[0, 3], output.logits[1, 6]]), reference)
+        alone = [self._begin([text[:2]], source) for source in sources]
+        reference = torch.cat([self._step(rows, [text[2:]]) for rows in alone])
+        together = self._merge([self._begin([text[:2]], source) for source in sources], sources)
+        return self.alike(self._step(together, [text[2:]] * 2), reference)
 
     # -- passes --------------------------------------------------------------------------------------------------------
 
@@ -157,57 +147,49 @@ class Probe:
         """Some ids of the vocabulary, none of them special."""
         return [self.ids[(start + 7 * place) % len(self.ids)] for place in range(length)]
 
-    def _source(self) -> Source | None:
-        return self.forward.encode(self._text(4, 90)) if self.forward.is_encoder_decoder else None
+    def _rows(self, texts: Sequence[Sequence[int]], source: Source | None = None) -> _Rows:
+        """Texts that nothing has read yet. They share a source."""
+        longest = max(map(len, texts))
+        pads = [longest - len(text) for text in texts]
+        feed = [[0] * pad + list(text) for text, pad in zip(texts, pads, strict=True)]
+        if source is None and self.forward.is_encoder_decoder:
+            source = self.forward.encode(self._text(4, 90))
+        sources = None if source is None else join_sources([source], [None], [len(texts)])
+        return _Rows(None, torch.tensor(feed, device=self.forward.device), pads, sources)
 
-    def _sources(self, count: int) -> Sources | None:
-        source = self._source()
-        return None if source is None else join_sources([source], [None], [count])
+    def _read(self, texts: Sequence[Sequence[int]], keep: int = 1) -> Tensor:
+        """Logits f32 [N * keep, V] after the last tokens of each text, all read in one pass without a cache."""
+        rows = self._rows(texts)
+        return self._pass(rows, rows.tokens, keep)
 
-    def _read(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """Logits f32 [N, V] after each text, all read in one pass without a cache."""
-        feed, pads = self._padded(texts)
-        return self._pass(_Rows(None, feed, pads, self._sources(len(texts))), feed)
-
-    def _begin(self, text: Sequence[int], source: Source | None = None) -> _Rows:
-        """One row, read with a cache."""
-        forward = self.forward
-        feed, pads = self._padded([text])
-        source = source or self._source()
-        sources = None if source is None else Sources(source.states, None, None)
-        rows = _Rows(forward.new_cache(), feed, pads, sources)
-        self._pass(rows, feed)
+    def _begin(self, texts: Sequence[Sequence[int]], source: Source | None = None) -> _Rows:
+        """Texts that were read in one pass, with a cache."""
+        rows = self._rows(texts, source)
+        rows.cache = self.forward.new_cache()
+        self._pass(rows, rows.tokens)
         return rows
 
-    def _step(self, rows: _Rows, tokens: Sequence[int]) -> Tensor:
-        """Logits f32 [N, V] after one more token in each row."""
-        feed = torch.tensor([[token] for token in tokens], device=self.forward.device)
+    def _step(self, rows: _Rows, tokens: Sequence[Sequence[int]]) -> Tensor:
+        """Logits f32 [N * F, V] after each of F more tokens of each row."""
+        feed = torch.tensor(tokens, device=self.forward.device)
         rows.tokens = torch.cat([rows.tokens, feed], 1)
-        return self._pass(rows, feed)
-
-    def _steps(self, rows: _Rows, tokens: Sequence[int]) -> Tensor:
-        """Logits f32 [F, V] after each of several more tokens of one row, read in one pass."""
-        feed = torch.tensor([list(tokens)], device=self.forward.device)
-        rows.tokens = torch.cat([rows.tokens, feed], 1)
-        return self._pass(rows, feed, keep=len(tokens))
+        return self._pass(rows, feed, keep=feed.shape[1])
 
     def _alone(self, text: Sequence[int], known: int) -> Tensor:
         """Logits f32 [1, V] after a text of one row, read as in a run: `known` tokens, then step by step."""
         if not self.forward.abilities.supports_cache:
             return self._read([text])
-        rows = self._begin(text[:known])
-        return [self._step(rows, [token]) for token in text[known:]][-1]
+        rows = self._begin([text[:known]])
+        return [self._step(rows, [[token]]) for token in text[known:]][-1]
 
     def _fork(self, rows: _Rows, count: int) -> _Rows:
         """The same row `count` times."""
         index = torch.zeros(count, dtype=torch.long, device=self.forward.device)
         assert rows.cache is not None
-        part = rows.cache.select(index, room=2)
         sources = rows.sources
         if sources is not None:
-            source = Source(rows.tokens, sources.states)
-            sources = join_sources([source], [rows.cache.cross], [count])
-        return _Rows(part, rows.tokens[index], rows.pads * count, sources)
+            sources = join_sources([Source(rows.tokens, sources.states)], [rows.cache.cross], [count])
+        return _Rows(rows.cache.select(index, room=2), rows.tokens[index], rows.pads * count, sources)
 
     def _merge(self, parts: Sequence[_Rows], sources: Sequence[Source] = ()) -> _Rows:
         """Rows of different lengths in one cache."""
@@ -215,25 +197,8 @@ class Probe:
         pads = [longest - rows.tokens.shape[1] for rows in parts]
         tokens = [torch.nn.functional.pad(rows.tokens, (pad, 0)) for rows, pad in zip(parts, pads, strict=True)]
         held = [rows.cache for rows in parts if rows.cache is not None]
-        joined = None
-        if sources:
-            joined = join_sources(sources, [cache.cross for cache in held], [1] * len(parts))
-        merged = held[0].merge(held[1:], room=2)
-        return _Rows(merged, torch.cat(tokens), pads, joined)
-
-    def _prefilled(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """Logits f32 [N, V] after texts whose first tokens were read in one padded pass, with a cache."""
-        feed, pads = self._padded([text[:-2] for text in texts])
-        rows = _Rows(self.forward.new_cache(), feed, pads, None)
-        self._pass(rows, feed)
-        self._step(rows, [text[-2] for text in texts])
-        return self._step(rows, [text[-1] for text in texts])
-
-    def _padded(self, texts: Sequence[Sequence[int]]) -> tuple[Tensor, list[int]]:
-        longest = max(map(len, texts))
-        pads = [longest - len(text) for text in texts]
-        feed = [[0] * pad + list(text) for text, pad in zip(texts, pads, strict=True)]
-        return torch.tensor(feed, device=self.forward.device), pads
+        joined = join_sources(sources, [cache.cross for cache in held], [1] * len(parts)) if sources else None
+        return _Rows(held[0].merge(held[1:], room=2), torch.cat(tokens), pads, joined)
 
     def _pass(self, rows: _Rows, feed: Tensor, keep: int = 1) -> Tensor:
         """Logits f32 [N, V] after the tokens that are fed; with `keep` after each of the last ones, [N * keep, V]."""
@@ -274,10 +239,9 @@ def _plain_ids(forward: ModelRuntime) -> list[int]:
         for key, value in parts.pop().items():
             if isinstance(value, dict):
                 parts.append(value)
-            elif isinstance(key, str) and key.endswith(("_token_id", "_token_index", "_id")):
-                special.update(
-                    number for number in (value if isinstance(value, list) else [value]) if isinstance(number, int)
-                )
+            elif str(key).endswith(("_token_id", "_token_index", "_id")):
+                numbers = value if isinstance(value, list) else [value]
+                special.update(number for number in numbers if isinstance(number, int))
     return [id for id in range(3, min(forward.vocab_size, 500)) if id not in special] or [0]
 
 
@@ -286,8 +250,12 @@ FINDINGS = {
     "rows": "rows of {} affect each other: each runs alone and without a cache",
     "padding": "padding changes the output of {}: prompts of different lengths are not batched",
     "sources": "padding changes the output of {}: sources of different lengths are not batched",
-    "trailing": "padding changes the output of {}: texts of different lengths are not scored together",
 }
+
+
+def _measured(trial: str) -> cached_property[bool]:
+    """An ability that a trial alone decides."""
+    return cached_property(lambda abilities: abilities._has(trial))
 
 
 class MeasuredAbilities(Abilities):
@@ -350,20 +318,9 @@ class MeasuredAbilities(Abilities):
         """Whether a cache that is used in any case was found to change the texts."""
         return self._always_cached and self.supports_cache and not self._has("cache")
 
-    @cached_property
-    def multi_token_exact(self) -> bool:
-        """Measured, also after a rejected draft."""
-        return self._has("several")
-
-    @cached_property
-    def multi_token_exact_uncached(self) -> bool:
-        """Measured."""
-        return self._has("whole")
-
-    @cached_property
-    def together(self) -> bool:
-        """Measured. If False, each row is read alone."""
-        return self._has("rows")
+    multi_token_exact = _measured("several")  # also after a rejected draft
+    multi_token_exact_uncached = _measured("whole")
+    together = _measured("rows")  # if False, each row is read alone
 
     @cached_property
     def pads(self) -> bool:
@@ -379,8 +336,8 @@ class MeasuredAbilities(Abilities):
 
     @cached_property
     def pads_behind(self) -> bool:
-        """The same for complete texts."""
-        return self.together and self._has("trailing")
+        """Not measured: complete texts of another architecture share a pass only if they are equally long."""
+        return self.together and self._runtime is None
 
     @cached_property
     def reads_padded(self) -> bool:

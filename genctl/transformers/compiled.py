@@ -20,10 +20,12 @@ from transformers.generation.utils import GenerationMixin
 from genctl import compat, process
 from genctl.decode.cache.cache import Cache
 from genctl.decode.cache.foreign import CompiledLayer, new_cache
+from genctl.decode.memory import is_shortage
 from genctl.errors import ModelError
 
 VARIANTS = 64  # compilations that one process may hold; each model needs two
 _ALIKE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}  # difference of logits to the largest of them
+Eager = Callable[[Cache], Tensor]
 _LEAVE_OUT = "leave out --compile"
 
 
@@ -52,10 +54,6 @@ class Compiled:
         with warnings.catch_warnings(action="ignore"):
             self._step = torch.compile(step, mode=mode)
 
-    def takes(self, feed: Tensor, cache: Cache, *, hidden: bool) -> bool:
-        """Whether a pass over `feed` int64 [N, F] is a step that can be compiled."""
-        return cache.is_slotted and feed.shape[1] == 1 and not hidden
-
     def step(
         self,
         feed: Tensor,
@@ -73,14 +71,16 @@ class Compiled:
         if several not in self._compared:
             self.report(f"compiling the step for {'several rows' if several else '1 row'} …")
             reference = eager(cache.select(torch.arange(rows, device=self.device), room=1))
+        inputs = self._inputs(feed, cache, mask, positions)
         try:
             with warnings.catch_warnings(action="ignore"), process.ProtectedChildren():
-                logits = self._computed(feed, cache, mask, positions)
+                logits: Tensor = self._step(*inputs)
         except Exception as error:
-            if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "out of memory" in str(error):
-                raise  # the loop handles it
+            if is_shortage(error):
+                raise
             why = (str(error).strip() or "no reason given").splitlines()[0][:200]
             raise ModelError(f"--compile failed: {type(error).__name__}: {why}", hint=_LEAVE_OUT) from error
+        cache.written()
         if reference is not None:
             largest = reference[reference.isfinite()].abs().max().clamp(min=1.0)
             if not torch.allclose(logits, reference, rtol=0, atol=_ALIKE.get(logits.dtype, 5e-2) * float(largest)):
@@ -89,9 +89,9 @@ class Compiled:
         self.steps += 1
         return logits.clone() if self.device.type == "cuda" else logits  # a CUDA graph overwrites its output
 
-    def _computed(self, feed: Tensor, cache: Cache, mask: Tensor | None, positions: Tensor | None) -> Tensor:
+    def _inputs(self, feed: Tensor, cache: Cache, mask: Tensor | None, positions: Tensor | None) -> tuple[Any, ...]:
+        """What the compiled step reads, made on the device, so that the host does not wait."""
         rows, length, buffers = feed.shape[0], cache.length, cache.slots()
-        # built on the device, so that the host does not wait
         full_mask = torch.zeros(rows, buffers[0][0].shape[2], dtype=torch.long, device=feed.device)
         full_mask[:, : length + 1] = 1 if mask is None else mask
         place = torch.full((1,), length, dtype=torch.long, device=feed.device)
@@ -108,9 +108,7 @@ class Compiled:
         compat.mark_dynamic(full_mask, 1)
         if self.device.type == "cuda":
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]  # torch is, here
-        logits: Tensor = self._step(feed, full_mask, positions, place, buffers)
-        cache.written()
-        return logits
+        return feed, full_mask, positions, place, buffers
 
 
 def _unfit(model: Any, accepted: frozenset[str], cache_name: str) -> str:
@@ -123,6 +121,5 @@ def _unfit(model: Any, accepted: frozenset[str], cache_name: str) -> str:
         return "keeps no cache of keys and values that could be masked"
     if not cache.is_plain:
         return "has layers that keep a window or a recurrent state"
-    if type(model).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation:
-        return "prepares its inputs in its own way"
-    return ""
+    own = type(model).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation
+    return "prepares its inputs in its own way" if own else ""

@@ -11,6 +11,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -189,8 +190,10 @@ class TransformersRuntime(ModelRuntime):
         first, keep, hidden, history = given.first, given.keep, given.hidden, given.history
         if feed.shape[0] > 1 and not self._probing and not self.abilities.together:
             return self._apart(given)
-        if cache is not None and not first and not self._compared:
-            self._compare()
+        if cache is not None and not first and not self._compared and compat.forward_hooks(self.model) == self._hooks:
+            # not while somebody watches the model's passes: these would be among them
+            contract.check_scores(TransformersRuntime(self.model, abilities=self.abilities))
+            self._compared = True
         self.rope.reset()
         past = 0 if cache is None else cache.length
         if self.reads_again and (grown := self._grown(given, past)) is not None:
@@ -229,8 +232,8 @@ class TransformersRuntime(ModelRuntime):
         logits: Tensor
         with torch.no_grad():
             compiled = None if first else self.compiled
-            if cache is not None and compiled is not None and compiled.takes(feed, cache, hidden=hidden):
-                logits = compiled.step(feed, cache, mask, positions, self._eager(inputs))
+            if compiled is not None and cache is not None and cache.is_slotted and feed.shape[1] == 1 and not hidden:
+                logits = compiled.step(feed, cache, mask, positions, partial(self._eager, inputs))
             else:
                 if self.module_states is not None:
                     self.module_states.put(None if first else cache)
@@ -248,26 +251,18 @@ class TransformersRuntime(ModelRuntime):
             self.watch(Passed(inputs, cache, past, first))
         if keep and logits.shape[1] > keep:
             logits = logits[:, -keep:]
-        states = None
-        if hidden:
-            states = output.decoder_hidden_states if self.is_encoder_decoder else output.hidden_states
-            if states is None:
-                raise ModelError(f"{self.name} does not report hidden states, which this strategy needs")
-            if states[-1].dim() != 3:
-                raise ModelError(f"{self.name} keeps several hidden states of a token, and this strategy compares one")
-        return Output(
-            logits.float(), cache, None if states is None else states[-1], None if states is None else tuple(states)
-        )
+        if not hidden:
+            return Output(logits.float(), cache)
+        states = output.decoder_hidden_states if self.is_encoder_decoder else output.hidden_states
+        if states is None:
+            raise ModelError(f"{self.name} does not report hidden states, which this strategy needs")
+        if states[-1].dim() != 3:
+            raise ModelError(f"{self.name} keeps several hidden states of a token, and this strategy compares one")
+        return Output(logits.float(), cache, states[-1], tuple(states))
 
     def wants_history(self, before: int) -> bool:
         """Whether a pass that continues texts of `before` tokens needs `history`, the full texts."""
         return self.reads_history or super().wants_history(before)
-
-    def _compare(self) -> None:
-        """Compare steps with reading anew, unless somebody watches the model's passes: these would be among them."""
-        if compat.forward_hooks(self.model) == self._hooks:
-            contract.check_scores(TransformersRuntime(self.model, abilities=self.abilities))
-            self._compared = True
 
     def _run(self, module: Any, **inputs: Any) -> Any:
         """Call a library's code. Raises ModelError, in one line, if it fails."""
@@ -306,14 +301,10 @@ class TransformersRuntime(ModelRuntime):
             return mask
         return mask[:, None, None].bool() if cache.is_plain else mask
 
-    def _eager(self, inputs: dict[str, Any]) -> Callable[[Cache], Tensor]:
-        """The step without compiling, as a function of its cache: logits [N, 1, V]."""
-
-        def step(cache: Cache) -> Tensor:
-            logits: Tensor = self.model(**{**inputs, self.cache_name: cache.for_model}, return_dict=True).logits
-            return logits
-
-        return step
+    def _eager(self, inputs: dict[str, Any], cache: Cache) -> Tensor:
+        """A step without compiling, on another cache: logits [N, 1, V]."""
+        logits: Tensor = self.model(**{**inputs, self.cache_name: cache.for_model}, return_dict=True).logits
+        return logits
 
     def prepare(self, cache: Cache | None) -> None:
         """Convert a cache in place to the form that steps need."""
@@ -335,52 +326,27 @@ class TransformersRuntime(ModelRuntime):
 # -- a model with its first layers only, sharing all weights (see `strategies.early_exit`) -----------------------------
 
 
-def _first_layers(model: Any, layer: int) -> Any:
-    """The model with `layer` layers. The original is unchanged. Raises ModelError if its layers are not a list."""
-    name = type(model).__name__
-    path = _layers(model)
-    exit_model = here = _twin(model)
-    if path is None or here is None:
+def _first_layers(model: Any, count: int) -> Any:
+    """The model with `count` layers. The original is unchanged. Raises ModelError if its layers are not a list."""
+    name, depth = type(model).__name__, int(model.config.get_text_config(decoder=True).num_hidden_layers)
+    lists = [path for path, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) == depth]
+    outer = [path for path in lists if not any(path.startswith(f"{other}.") for other in lists)]
+    if len(outer) != 1:
         raise ModelError(f"assistant_early_exit: {name} has no single list of layers that could be left early")
-    *parents, last = path.split(".")
-    for step in parents:
-        twin = _twin(getattr(here, step))
-        if twin is None:
-            raise ModelError(
-                f"assistant_early_exit: the layers of {name} are spread over devices and cannot be left early"
-            )
-        setattr(here, step, twin)
-        here = twin
-    setattr(here, last, nn.ModuleList(list(getattr(here, last))[:layer]))
-    config = copy.deepcopy(model.config)
-    text = config.get_text_config(decoder=True)
+    steps = outer[0].split(".")
+    *holders, layers = [model.get_submodule(".".join(steps[:end])) for end in range(len(steps) + 1)]
+    if any("forward" in vars(holder) for holder in holders):  # it would compute with the original
+        raise ModelError(f"assistant_early_exit: the layers of {name} are spread over devices and cannot be left early")
+    shared = [part for holder in holders for part in holder.children() if part not in [*holders, layers]]
+    tensors = [part for holder in holders for part in (*holder.parameters(False), *holder.buffers(False))]
+    # modules around the layers are copied, with one config; what they hold is not
+    twin = copy.deepcopy(model, {id(part): part for part in [*shared, *layers, *tensors]})
+    del twin.get_submodule(outer[0])[count:]
+    text = twin.config.get_text_config(decoder=True)
     try:
-        text.num_hidden_layers = layer
+        text.num_hidden_layers = count
     except NotImplementedError:
         raise ModelError(f"assistant_early_exit: {name} has no single number of layers that could be smaller") from None
     if isinstance(vars(text).get("layer_types"), list):
-        text.layer_types = text.layer_types[:layer]
-    for module in (exit_model, *(exit_model.get_submodule(".".join(parents[: i + 1])) for i in range(len(parents)))):
-        if hasattr(module, "config"):
-            module.config = config if module.config is model.config else text
-    return exit_model
-
-
-def _layers(model: Any) -> str | None:
-    """The path of the only list of all layers that is not inside another such list."""
-    depth = int(model.config.get_text_config(decoder=True).num_hidden_layers)
-    paths: list[str] = []
-    for name, module in model.named_modules():
-        inside = any(name.startswith(f"{other}.") for other in paths)
-        if isinstance(module, nn.ModuleList) and len(module) == depth and not inside:
-            paths.append(name)
-    return paths[0] if len(paths) == 1 else None
-
-
-def _twin(module: Any) -> Any:
-    """A copy of a module with its own list of the same children; None if its forward is bound to the original."""
-    if "forward" in vars(module):
-        return None
-    twin = copy.copy(module)
-    compat.give_own_children(twin)
+        text.layer_types = text.layer_types[:count]
     return twin

@@ -306,8 +306,8 @@ def test_tensors_in_other_types_are_unpacked(tmp_path: Path) -> None:
     from gguf.quants import quantize
 
     from genctl.models.gguf import read
-    from genctl.native.gguf_file import GgufFile
-    from genctl.native.gguf_names import GgufTensors
+    from genctl.native.blocks import GgufFile
+    from genctl.native.plan import GgufTensors
 
     path = tmp_path / "types.gguf"
     writer = gguf.GGUFWriter(path, "llama")

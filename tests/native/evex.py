@@ -18,6 +18,14 @@ KEPT = ROOT / ".pytest_cache" / "evex" / "avxvnni.so"  # for other processes of 
 VEX = re.compile(r"\{vex\}\s+(?=vpdpbusd\b)")
 
 
+def runnable() -> list[str]:
+    """The variants of this installation that this CPU runs, best first; empty where none is used."""
+    if not build.choice()[0]:
+        return []
+    cpu = build.Cpu(build.HERE / "cpu.so")
+    return [name for name in cpu.variants if cpu.runs(name)]
+
+
 def _all(commands: list[list[str]]) -> None:
     for status, output in build.run(commands):
         assert status == 0, output

@@ -24,17 +24,10 @@ _T5 = {
     "relative_attention_max_distance": 16,
 }
 _BART = {
-    "d_model": HIDDEN,
-    "encoder_layers": LAYERS,
-    "decoder_layers": LAYERS,
-    "encoder_attention_heads": HEADS,
-    "decoder_attention_heads": HEADS,
-    "encoder_ffn_dim": INNER,
-    "decoder_ffn_dim": INNER,
-    "max_position_embeddings": CONTEXT,
-    "decoder_start_token_id": EOS,
-    "forced_eos_token_id": None,
-}
+    "d_model": HIDDEN, "encoder_layers": LAYERS, "decoder_layers": LAYERS, "encoder_attention_heads": HEADS,
+    "decoder_attention_heads": HEADS, "encoder_ffn_dim": INNER, "decoder_ffn_dim": INNER,
+    "max_position_embeddings": CONTEXT, "decoder_start_token_id": EOS, "forced_eos_token_id": None,
+}  # fmt: skip
 
 # family -> (config class, model class, config fields)
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -48,13 +41,9 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "pegasus": ("PegasusConfig", "PegasusForConditionalGeneration", _BART),
 }
 _UNEVEN = {
-    "encoder_layers": 1,
-    "decoder_layers": 3,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 8,
-    "encoder_ffn_dim": 40,
-    "decoder_ffn_dim": 72,
-}
+    "encoder_layers": 1, "decoder_layers": 3, "encoder_attention_heads": 2, "decoder_attention_heads": 8,
+    "encoder_ffn_dim": 40, "decoder_ffn_dim": 72,
+}  # fmt: skip
 _SIMILAR = ("bart", "mbart", "marian", "pegasus", "m2m_100")
 
 # name -> family, what is different

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from genctl.kernels.ops import Library
-from genctl.kernels.variant import runnable
 from genctl.native.linear import CompiledProduct
+from tests.native.evex import runnable
 from tests.native.test_products import (  # fixtures: compiled, threads
     compiled,
     inputs,
@@ -40,20 +40,6 @@ def test_sums_of_integers_are_rounded_once(compiled: Library, size: tuple[int, i
     for number, rows in enumerate(ROWS):
         torch.set_num_threads(1 + number % 4)
         assert torch.equal(product(x[:rows].to(BFLOAT16)), wanted[:rows])
-
-
-@pytest.mark.parametrize("in_out", [False, True])
-@pytest.mark.parametrize("size", [(70, 257), (130, 800)], ids=str)
-@pytest.mark.usefixtures("threads")
-def test_a_row_has_the_same_bits_among_many(compiled: Library, size: tuple[int, int], in_out: bool) -> None:
-    """From some number of rows on tiles compute, and above 32 rows in another order of work."""
-    matrix, x = weight(size, BFLOAT16), inputs(max(ROWS), size[1], BFLOAT16)
-    product = CompiledProduct(compiled, matrix.t().contiguous().t() if in_out else matrix)
-    torch.set_num_threads(1)
-    alone = torch.cat([product(row) for row in x.split(1)])
-    for number, rows in enumerate(ROWS):
-        torch.set_num_threads(1 + number % 4)
-        assert torch.equal(product(x[:rows]), alone[:rows])
 
 
 @pytest.mark.parametrize("in_out", [False, True])
@@ -94,17 +80,6 @@ def test_a_weight_that_is_not_finite_spoils_its_output_alone(
     assert y[:, others].isfinite().all()
     if clean is not None:
         assert torch.equal(y[:, others], clean[:, others])
-
-
-@pytest.mark.parametrize("in_out", [False, True])
-@pytest.mark.parametrize("rows", [1, 5, 9, 33])
-def test_rows_and_weights_need_no_alignment(compiled: Library, rows: int, in_out: bool) -> None:
-    matrix, x = weight((70, 257), BFLOAT16), inputs(rows, 257, BFLOAT16)
-    held = matrix.t() if in_out else matrix
-    moved = torch.empty(70 * 257 + 3, dtype=BFLOAT16)[3:].view(held.shape).copy_(held)
-    shifted = torch.empty(rows * 257 + 1, dtype=BFLOAT16)[1:].view(rows, 257).copy_(x)
-    wanted = CompiledProduct(compiled, held.contiguous().t() if in_out else matrix)(x)
-    assert torch.equal(CompiledProduct(compiled, moved.t() if in_out else moved)(shifted), wanted)
 
 
 def test_rows_of_other_types_keep_their_digits(compiled: Library) -> None:

@@ -6,13 +6,14 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from genctl.errors import UsageError
-from genctl.kernels import build, ops, variant
+from genctl.kernels import build, ops
+from tests.native.evex import runnable
 from tests.native.test_products import plainest
 
 VARIANTS = list(build.variants())
@@ -25,7 +26,6 @@ class Compilers:
     """Compilers by name, each with what it cannot do. They write their name, and what they were told to remember."""
 
     kinds: dict[str, str]
-    compiled: list[tuple[str, str]] = field(default_factory=list)  # sources, each with the CPU
 
     def run(self, commands: list[list[str]]) -> list[tuple[int, str]]:
         return [self._perform(*command) for command in commands]
@@ -40,15 +40,11 @@ class Compilers:
             return 1, "lanes.h: error: it fails"
         if "foreign" in cannot and march == "-march=x86-64":
             return 1, "error: unknown CPU"
-        if "-E" in words:  # the AMX files differ with the CPU, all others with the basic instructions
-            text = f"{files[0]} {march} {words if 'amx' in files[0].stem else ''}"
-        elif "-shared" in words:
+        if "-shared" in words:
             text = "".join(file.read_text() for file in files)
         else:
             mark = [one.partition("=")[2].strip('"') for one in words if one.startswith("-DSOURCES=")]
             text = f"{name} {' '.join(mark)}\0"
-            if "-O2" in words:
-                self.compiled.append((files[0].stem, march))
         out.write_text(text)
         return 0, ""
 
@@ -74,16 +70,14 @@ class FakeCpu:
 def cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(build, "Cpu", FakeCpu)
     monkeypatch.setenv("GENCTL_BUILD", "all")
-    variant.choice.cache_clear()
+    build.choice.cache_clear()
     yield
-    variant.choice.cache_clear()
+    build.choice.cache_clear()
 
 
-def use(monkeypatch: pytest.MonkeyPatch, **kinds: str) -> Compilers:
-    made = Compilers(kinds)
+def use(monkeypatch: pytest.MonkeyPatch, **kinds: str) -> None:
     monkeypatch.setattr(build, "compilers", lambda: [(name,) for name in kinds])
-    monkeypatch.setattr(build, "run", made.run)
-    return made
+    monkeypatch.setattr(build, "run", Compilers(kinds).run)
 
 
 @pytest.fixture
@@ -145,20 +139,10 @@ def test_another_cpu_needs_another_variant(folder: Path, monkeypatch: pytest.Mon
     build.build(folder)
     monkeypatch.setattr(FakeCpu, "runs", lambda self, name: name in ("avx2", "plain"))
     assert not build.is_built(folder)
-    monkeypatch.setattr(variant, "FOLDER", folder)
+    monkeypatch.setattr(build, "LIBRARIES", folder)
     assert ops.library() is None
     assert ops.why_not().startswith("the products of this installation are for another CPU (avx512); python ")
     assert ops.is_unusable()  # so that it is said without --verbose
-
-
-def test_variants_share_the_objects_of_equal_texts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compilers = use(monkeypatch, gcc13="")
-    build.build(folder)
-    done = [one for one in compilers.compiled if one[0] != "cpu"]
-    once = [one for one in done if not one[0].startswith("amx")]
-    assert len(once) == len(set(once))  # plain, AVX2 and AVX-512: three times each
-    assert len(once) == 3 * len({name for name, _ in once})
-    assert sum(name == "amx" for name, _ in done) == len(VARIANTS)
 
 
 def test_a_variant_that_the_compiler_does_not_know_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,33 +165,27 @@ def test_a_variant_that_was_compiled_has_to_stay(lost: str, folder: Path, monkey
     assert build.is_built(folder)
 
 
-def test_the_compiler_that_knows_the_most_is_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, gcc10="old", gcc13="", clang18="")
-    assert build.build(folder) == ""
-    assert made_by(folder) == dict.fromkeys(VARIANTS, "gcc13")
-
-
-def test_a_compiler_that_fails_at_what_it_knows_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, bad="broken", gcc10="old")
-    assert build.build(folder) == ""
-    assert set(made_by(folder).values()) == {"gcc10"}
-    use(monkeypatch, bad="broken")
+def test_a_compiler_that_fails_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, bad="broken", gcc10="")
     assert build.build(folder) == "bad failed: lanes.h: error: it fails"
+    assert not build.built(folder)
 
 
-def test_a_compiler_for_another_machine_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_compiler_for_this_machine_is_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, cross="foreign")
     assert build.build(folder) == "cross compiles nothing for this CPU"
-    assert not build.built(folder)
     assert not list(folder.iterdir())
+    use(monkeypatch, cross="foreign", gcc13="", clang18="")
+    assert build.build(folder) == ""
+    assert made_by(folder) == dict.fromkeys(VARIANTS, "gcc13")
 
 
 @pytest.mark.parametrize(
     ("extent", "named", "message"),
     [
-        ("all", "avxvnni", "GENCTL_PRODUCTS=avxvnni: the compiler of this installation did not know it, only amx, "),
-        ("all", "amx", "GENCTL_PRODUCTS=amx: this CPU runs avx512, avx2, plain"),
-        ("", "plain", "GENCTL_PRODUCTS=plain: this installation has avx512"),
+        ("all", "avxvnni", "GENCTL_PRODUCTS=avxvnni: this installation has avx512, avx2, plain for this CPU"),
+        ("all", "amx", "GENCTL_PRODUCTS=amx: this installation has avx512, avx2, plain for this CPU"),
+        ("", "plain", "GENCTL_PRODUCTS=plain: this installation has avx512 for this CPU"),
     ],
 )
 def test_what_is_not_there_is_refused_by_its_name(
@@ -216,7 +194,7 @@ def test_what_is_not_there_is_refused_by_its_name(
     monkeypatch.setenv("GENCTL_BUILD", extent)
     use(monkeypatch, gcc10="old")
     build.build(folder)
-    monkeypatch.setattr(variant, "FOLDER", folder)
+    monkeypatch.setattr(build, "LIBRARIES", folder)
     monkeypatch.setenv("GENCTL_PRODUCTS", named)
     with pytest.raises(UsageError, match=message):
         ops.library()
@@ -224,9 +202,9 @@ def test_what_is_not_there_is_refused_by_its_name(
 
 def test_what_the_cpu_library_names_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    variant.choice.cache_clear()
+    build.choice.cache_clear()
     assert plainest().built_from == build.digest()
-    assert set(variant.runnable()) <= set(build.built())
+    assert set(runnable()) <= set(build.built())
 
 
 def test_dot_products_of_avxvnni_need_no_avx512(tmp_path: Path) -> None:

@@ -37,7 +37,11 @@ def generated(name: str, prompt: tuple[int, ...], **options: Any) -> list[list[i
 
 
 def ours(name: str, lanes: list[Lane], width: int) -> dict[str, list[list[int]]]:
-    told = list(decode(runtimes.native(model(name)), lanes, width=width))
+    return written(model(name), lanes, width)
+
+
+def written(of: Any, lanes: list[Lane], width: int) -> dict[str, list[list[int]]]:
+    told = list(decode(runtimes.native(of), lanes, width=width))
     failed = [event for event in told if isinstance(event, events.Failed)]
     assert not failed, failed
     return {e.lane: [list(h.tokens) for h in e.hypotheses] for e in told if isinstance(e, events.Finished)}

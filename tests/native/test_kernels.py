@@ -48,21 +48,9 @@ EACH, ONCE = 5, 2  # launches of a layer; of a step
 # one for each branch: neighbours turn together and norms behind, biases, normed heads, factors, layers that do not
 # turn, windows, soft caps, and angles that layers with a window have of their own
 NAMES = (
-    "llama",
-    "qwen2",
-    "qwen3",
-    "mistral, no window",
-    "gemma",
-    "glm4",
-    "granite",
-    "smollm3",
-    "llama, wide heads",
-    "llama, biases",
-    "phi3, part of a head",
-    "mistral",
-    "gemma2",
-    "gemma3_text",
-)
+    "llama", "qwen2", "qwen3", "mistral, no window", "gemma", "glm4", "granite", "smollm3", "llama, wide heads",
+    "llama, biases", "phi3, part of a head", "mistral", "gemma2", "gemma3_text",
+)  # fmt: skip
 
 
 def graphed(
@@ -442,7 +430,7 @@ from collections import defaultdict
 from dataclasses import replace
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from genctl.native import kernel_decoder, kernel_products
+from genctl.native import kernel_decoder, kernel_pass
 from genctl.native.linear import Products
 from genctl.native.spec import Rope
 from tests import runtimes
@@ -459,7 +447,7 @@ layouts = defaultdict(lambda: defaultdict(set))  # of what is added up, by kerne
 for name in sys.argv[2:]:
     name, _, quantize = name.partition(":")
     quantize, _, least = quantize.partition("/")
-    kernel_products.LEAST_PIECE = int(least or 512)
+    kernel_pass.LEAST_PIECE = int(least or 512)
     products = Products(quantize or None, pack=False, kernels=True)
     decoder = runtimes.native(model(name), products=products, dtype=torch.bfloat16).decoder
     step = kernel_decoder.KernelDecoder(decoder)
@@ -506,22 +494,10 @@ def test_the_kernels_compile_for_chips_that_are_not_here(chip: int) -> None:
     part of a row's own bits.
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    names = [
-        "glm4",
-        "llama:int8",
-        "qwen2:int4/8",
-        *(["qwen3", "qwen3:int8", "gemma2", "phi3:/8"] if chip == 90 else []),
-    ]
+    more = ["qwen3", "qwen3:int8", "gemma2", "phi3:/8"] if chip == 90 else []
+    names = ["glm4", "llama:int8", "qwen2:int4/8", *more]
     command = [sys.executable, "-c", COMPILE, str(chip), *names]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-    assert {line.split()[-1] for line in ran.stdout.splitlines()} == {
-        "enter",
-        "heads",
-        "attend",
-        "attend_all",
-        "product",
-        "gated",
-        "draw",
-        "round_x",
-    }
+    kernels = "enter heads attend attend_all product gated draw round_x"
+    assert {line.split()[-1] for line in ran.stdout.splitlines()} == set(kernels.split())

@@ -12,13 +12,13 @@ import torch
 from safetensors import safe_open
 
 from genctl.decode.cache.foreign import new_cache
-from genctl.kernels import variant
+from genctl.kernels import build as products
 from genctl.models.architectures import read_native
 from genctl.native.decoder import Decoder
 from genctl.native.load import build
 from genctl.native.pages import mapped
 from genctl.native.plan import WeightPlan
-from genctl.native.runtime import SpecialTokens
+from genctl.native.runtime import NativeModel, SpecialTokens
 from tests.native.variations import VARIATIONS, model
 from tests.versions import CACHE
 
@@ -34,25 +34,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("native")
 
 
-def native(name: str, folder: Path) -> Decoder:
-    return _native(name, folder)
-
-
 @cache
-def _native(name: str, folder: Path) -> Decoder:
-    return decoder_of(name, folder)
+def native(name: str, folder: Path) -> Decoder:
+    return network_of(model(name), folder / name.replace(" ", "_")).decoder
 
 
-def decoder_of(name: str, folder: Path) -> Decoder:
-    """A variation's decoder, from a file of its weights."""
-    place = folder / name.replace(" ", "_")
-    model(name).save_pretrained(place)
+def network_of(theirs: Any, place: Path) -> NativeModel:
+    """A variation's model, from a file of its weights."""
+    theirs.save_pretrained(place)
     path = place / "model.safetensors"
     with safe_open(path, "pt") as file:
         shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
     plan = WeightPlan(*read_native(json.loads((place / "config.json").read_text())), shapes)
     assert plan.unused == []
-    return build(plan, mapped((path,)), {}, SpecialTokens({})).decoder
+    return build(plan, mapped((path,)), {}, SpecialTokens({}))
 
 
 def layers(name: str) -> list[Any]:
@@ -76,6 +71,7 @@ def told(name: str, prompt: torch.Tensor) -> list[torch.Tensor]:
 
 def distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     """The largest difference of two tensors, in parts of their largest number."""
+    assert ours.shape == theirs.shape
     return ((ours - theirs).abs().max() / theirs.abs().max()).item()
 
 
@@ -96,8 +92,8 @@ def test_a_padded_batch_has_the_logits_of_each_row_alone(name: str, folder: Path
 
 def test_so_it_has_without_the_compiled_library(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, and where nothing was compiled: masks and windows are made for torch's functions."""
-    monkeypatch.setattr(variant, "choice", lambda: ("", "for this test"))
-    check_padded(decoder_of(name, folder), name)
+    monkeypatch.setattr(products, "choice", lambda: ("", "for this test"))
+    check_padded(network_of(model(name), folder / "torch").decoder, name)
 
 
 def check_padded(decoder: Decoder, name: str) -> None:
@@ -126,7 +122,6 @@ def test_hidden_states_are_those_of_transformers(name: str, folder: Path) -> Non
         wanted = theirs(prompt, output_hidden_states=True).hidden_states
     assert len(states) == len(wanted)
     for ours, other in zip(states, wanted, strict=True):
-        assert ours.shape == other.shape
         assert distance(ours, other) < CLOSE
 
 

@@ -7,7 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -18,12 +18,13 @@ from torch import Tensor
 
 from genctl.errors import UsageError
 from genctl.kernels import build, ops
+from genctl.kernels.build import OUTDATED, choice
 from genctl.kernels.ops import Library
-from genctl.kernels.variant import OUTDATED, choice, file_of, runnable
 from genctl.native import quantized
 from genctl.native.linear import CompiledProduct, CompiledProducts
 from tests.cli.tool import genctl
 from tests.native import evex
+from tests.native.evex import runnable
 from tests.warm import python
 
 SIZES = [(1, 1), (5, 3), (67, 33), (130, 96), (300, 257), (513, 800)]  # [O, I]: multiples of nothing, and some
@@ -54,7 +55,7 @@ def variant(name: str) -> Library:
     if os.environ.get("GENCTL_PRODUCTS") or not build.is_built():
         pytest.skip("THE PRODUCTS ARE NOT COMPILED HERE: run python genctl/kernels/build.py")
     if name in runnable():
-        return Library(file_of(name))
+        return Library(build.HERE / f"{name}.so")
     found = evex.library() if name == "avxvnni" and "avx512" in runnable() else None
     if found is None:
         pytest.skip(f"{name} is not compiled here, or this CPU does not run it: see GENCTL_BUILD in build.py")
@@ -129,64 +130,37 @@ def test_products_are_those_of_float64(compiled: Library, size: tuple[int, int],
         assert (y.double() - wanted).abs().max() < close * wanted.abs().max()
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
-@pytest.mark.parametrize("size", [(5, 3), (130, 96), (513, 800), (1700, 64)], ids=str)  # one block of outputs and many
+COMPANY = [  # form, size, rows, of which the first so many are computed together, numbers of threads
+    *((form, size, 40, (*range(1, 20), 25, 33, 40), (1, 2, 3, 4)) for form in FORMS
+      for size in ((5, 3), (130, 96), (513, 800), (1700, 64)) if form[2] != "int4" or not size[1] % 32),
+    # tiles behind the second, blocks within a part of the inputs, and pieces of fewer columns than there are
+    *((form, (300, 800), 100, (5, 18, 23, 40, 66, 100), (1, 9)) for form in FORMS[:8]),
+    # a prompt that no cache holds: inputs in blocks, wide strips, a tile of rows that is the last of a group or not
+    *((FORMS[n], (70, 2100), 127, (12, 127), (1, 2)) for n in (0, 4)),
+    (FORMS[6], (70, 3000), 720, (12, 720), (1, 2)),
+    # few rows of many inputs: threads have groups of parts, blocks of inputs or whole rows of a weight
+    *((FORMS[n], (150, width), 17, range(2, 18), (1, 2, 3, 5, 9)) for n in (0, 1, 2, 4, 6) for width in (2000, 4501)),
+    # tiles of bfloat16 from some number of rows on, and above 32 rows in another order of work
+    *((FORMS[n], size, 70, (31, 32, 64, 70), (1, 2, 3, 4)) for n in (2, 3) for size in ((70, 257), (130, 800))),
+    *((form, (20, 64), 2100, (2100,), (1,)) for form in FORMS),  # more rows than are taken at once
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "size", "most", "counts", "threads_of"), COMPANY, ids=str)
 @pytest.mark.usefixtures("threads")
-def test_a_row_has_the_same_bits_in_any_company(compiled: Library, size: tuple[int, int], form: Form) -> None:
-    if form[2] == "int4" and size[1] % 32:
-        pytest.skip("4 bits have groups of 32")
-    product, x = made(compiled, size, form, True), inputs(40, size[1], form[0])
+def test_a_row_has_the_same_bits_in_any_company(
+    compiled: Library, form: Form, size: tuple[int, int], most: int, counts: Sequence[int], threads_of: Sequence[int]
+) -> None:
+    """Few rows and many are computed in other ways."""
+    product, x = made(compiled, size, form, True), inputs(most, size[1], form[0])
     torch.set_num_threads(1)
-    wanted = product(x)
-    for count in (1, 2, 3, 4):
+    wanted = torch.cat([product(row) for row in x.split(1)])
+    for count in threads_of:
         torch.set_num_threads(count)
-        for rows in (*range(1, 20), 25, 33):  # few rows and many are computed in other ways
+        for rows in counts:
             assert torch.equal(product(x[:rows]), wanted[:rows])
         assert torch.equal(product(x[16:]), wanted[16:])
         assert torch.equal(product(x.flip(0)), wanted.flip(0))
-
-
-@pytest.mark.parametrize("form", FORMS[:8], ids=str)
-@pytest.mark.usefixtures("threads")
-def test_many_rows_and_threads_keep_the_bits(compiled: Library, form: Form) -> None:
-    """Tiles behind the second, blocks within a part of the inputs, and pieces of fewer columns than there are."""
-    product, x = made(compiled, (300, 800), form, True), inputs(100, 800, form[0])
-    torch.set_num_threads(1)
-    wanted = torch.cat([product(row) for row in x.split(1)])
-    for count in (1, 9):
-        torch.set_num_threads(count)
-        for rows in (5, 18, 23, 40, 66, 100):
-            assert torch.equal(product(x[:rows]), wanted[:rows])
-
-
-@pytest.mark.parametrize(
-    ("form", "width", "rows"), [(FORMS[0], 2100, 127), (FORMS[4], 2100, 127), (FORMS[6], 3000, 720)]
-)
-@pytest.mark.usefixtures("threads")
-def test_a_prompt_that_no_cache_holds_keeps_the_bits(compiled: Library, form: Form, width: int, rows: int) -> None:
-    """Inputs are taken in blocks, strips are wide, and a tile of rows is the last of a group or not."""
-    product, x = made(compiled, (70, width), form, True), inputs(rows, width, form[0])
-    torch.set_num_threads(1)
-    some = [*range(70), *range(rows - 10, rows)]
-    wanted = torch.cat([product(x[row : row + 1]) for row in some])
-    for count, many in ((1, rows), (2, rows), (1, 12)):
-        torch.set_num_threads(count)
-        known = [place for place, row in enumerate(some) if row < many]
-        assert torch.equal(product(x[:many])[[some[place] for place in known]], wanted[known])
-
-
-@pytest.mark.parametrize("form", [FORMS[n] for n in (0, 1, 2, 4, 6)], ids=str)
-@pytest.mark.parametrize("width", [2000, 4501])
-@pytest.mark.usefixtures("threads")
-def test_few_rows_of_many_inputs_keep_the_bits(compiled: Library, form: Form, width: int) -> None:
-    """Threads have groups of parts, blocks of inputs or whole rows of a weight."""
-    product, x = made(compiled, (150, width), form, True), inputs(17, width, form[0])
-    torch.set_num_threads(1)
-    wanted = torch.cat([product(row) for row in x.split(1)])
-    for count in (1, 2, 3, 5, 9):
-        torch.set_num_threads(count)
-        for rows in range(2, 18):
-            assert torch.equal(product(x[:rows]), wanted[:rows])
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
@@ -236,12 +210,6 @@ def test_transposed_outputs_keep_the_bits(compiled: Library, form: Form, width: 
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_more_rows_than_are_taken_at_once(compiled: Library, form: Form) -> None:
-    product, x = made(compiled, (20, 64), form, True), inputs(2100, 64, form[0])
-    assert torch.equal(product(x), torch.cat([product(some) for some in x.split(300)]))
-
-
-@pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_bits_are_those_of_every_instruction_set(size: tuple[int, int], form: Form) -> None:
     if form[2] == "int4" and size[1] % 32:
@@ -276,7 +244,7 @@ def test_codes_of_the_largest_size_are_exact(compiled: Library) -> None:
 def test_8_bits_have_the_bits_of_the_plain_product(compiled: Library) -> None:
     matrix, x = weight((300, 2801)), inputs(6, 2801)
     x[2], x[3, 5] = 0.0, torch.nan
-    wanted, y = quantized.Int8Plain(matrix)(x), CompiledProduct(compiled, matrix, None, "int8")(x)
+    wanted, y = quantized.Int8Product(matrix)(x), CompiledProduct(compiled, matrix, None, "int8")(x)
     assert torch.equal(y.nan_to_num(7.0), wanted.nan_to_num(7.0))
 
 
@@ -292,15 +260,17 @@ def test_numbers_that_are_not_finite_stay_in_their_row(compiled: Library, form: 
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_addresses_need_no_alignment(compiled: Library, form: Form) -> None:
+@pytest.mark.parametrize("rows", [1, 5, 9, 33])
+def test_addresses_need_no_alignment(compiled: Library, form: Form, rows: int) -> None:
     dtype, in_out, quantize = form
-    matrix, x = weight((70, 96), dtype), inputs(9, 96, dtype)
-    shape = (96, 70) if in_out else (70, 96)
-    shifted = torch.empty(70 * 96 + 3, dtype=dtype)[3:].view(shape).copy_(matrix.t() if in_out else matrix)
+    width = 96 if quantize == "int4" else 257
+    matrix, x = weight((70, width), dtype), inputs(rows, width, dtype)
+    shape = (width, 70) if in_out else (70, width)
+    shifted = torch.empty(70 * width + 3, dtype=dtype)[3:].view(shape).copy_(matrix.t() if in_out else matrix)
     bias = torch.empty(71, dtype=dtype)[1:].zero_()
     product = CompiledProduct(compiled, shifted.t() if in_out else shifted, bias, quantize)
-    moved = torch.empty(9 * 96 + 1, dtype=dtype)[1:].view(9, 96).copy_(x)
-    assert torch.equal(product(moved), made(compiled, (70, 96), form, False)(x))
+    moved = torch.empty(rows * width + 1, dtype=dtype)[1:].view(rows, width).copy_(x)
+    assert torch.equal(product(moved), made(compiled, (70, width), form, False)(x))
 
 
 def test_zeros_and_nothing_pass_through(compiled: Library) -> None:

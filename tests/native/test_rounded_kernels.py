@@ -17,8 +17,9 @@ from genctl.decode.loop import decode
 from genctl.decode.runtime import Pass
 from genctl.decode.types import Lane
 from genctl.kernels.ops import library
-from genctl.native.kernel_products import Int4Product, Int8Product, power, quantized
+from genctl.native.kernel_pass import power
 from genctl.native.linear import CompiledProduct, Products
+from genctl.native.quantized import Int4Product, Int8Product, on_gpu
 from genctl.native.runtime import NativeRuntime
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.drafters import PromptLookup
@@ -45,9 +46,9 @@ def both(
     torch.manual_seed(inputs)
     weight, offsets = torch.randn(outputs, inputs) / inputs**0.5, torch.randn(outputs) if bias else None
     moved = None if offsets is None else offsets.to(DEVICE)
-    ours = quantized(kind, weight.to(DEVICE), moved, by_kernels=True)
+    ours = on_gpu(kind, weight.to(DEVICE), moved, by_kernels=True)
     if found is None:
-        return quantized(kind, weight, offsets, by_kernels=False), ours
+        return on_gpu(kind, weight, offsets, by_kernels=False), ours
     return CompiledProduct(found, weight, offsets, quantize=kind), ours
 
 

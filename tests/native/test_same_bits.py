@@ -17,10 +17,10 @@ from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.types import Lane
 from genctl.kernels import build, ops
-from genctl.kernels.variant import runnable
 from genctl.strategies.beam import Beam
 from genctl.strategies.sample import Sample
 from tests import runtimes
+from tests.native.evex import runnable
 from tests.native.test_products import variant
 from tests.native.variations import FAMILIES, model
 from tests.tiny import EOS

@@ -19,6 +19,7 @@ from genctl.strategies.contrast import Contrastive
 from genctl.strategies.sample import Sample
 from genctl.transformers.runtime import TransformersRuntime
 from tests import runtimes
+from tests.native import test_generate
 from tests.native.seq2seq_variations import FAMILIES, VARIATIONS, model
 from tests.tiny import EOS
 from tests.versions import CACHE, cache_of
@@ -28,6 +29,10 @@ SOURCES = [
     for length in (6, 17, 11)
 ]
 NEW = 12
+
+
+def ours(name: str, lanes: list[Lane], width: int) -> dict[str, list[list[int]]]:
+    return test_generate.written(model(name), lanes, width)
 
 
 def start(name: str) -> tuple[int, ...]:
@@ -44,13 +49,6 @@ def generated(name: str, source: tuple[int, ...], **options: Any) -> list[list[i
     for row in model(name).generate(ids, **given)[:, 1:].tolist():
         found.append(row[: row.index(EOS) + 1] if EOS in row else row)
     return found
-
-
-def ours(name: str, lanes: list[Lane], width: int) -> dict[str, list[list[int]]]:
-    told = list(decode(runtimes.native(model(name)), lanes, width=width))
-    failed = [event for event in told if isinstance(event, events.Failed)]
-    assert not failed, failed
-    return {e.lane: [list(h.tokens) for h in e.hypotheses] for e in told if isinstance(e, events.Finished)}
 
 
 def lanes(name: str, make: Any = Sample, **fields: Any) -> list[Lane]:

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
 
 from genctl.decode.cache.cache import Cache, new_cache
-from genctl.models.architectures import read_native
-from genctl.native.load import build
-from genctl.native.pages import mapped
-from genctl.native.plan import WeightPlan
-from genctl.native.runtime import NativeModel, SpecialTokens
+from genctl.native.runtime import NativeModel
 from tests.native.seq2seq_variations import VARIATIONS, model
+from tests.native.test_parity import CLOSE, STEPS, distance, network_of
 from tests.versions import CACHE, cache_of
 
-CLOSE = 1e-5  # of the largest number
-STEPS = 6
 SOURCES = [torch.randint(3, 280, (length,), generator=torch.Generator().manual_seed(length)) for length in (5, 13, 27)]
 PROMPTS = [torch.randint(3, 280, (length,), generator=torch.Generator().manual_seed(length)) for length in (1, 4, 19)]
 
@@ -34,14 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def native(name: str, folder: Path) -> NativeModel:
-    place = folder / name.replace(" ", "_")
-    model(name).save_pretrained(place)
-    path = place / "model.safetensors"
-    with safe_open(path, "pt") as file:
-        shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
-    plan = WeightPlan(*read_native(json.loads((place / "config.json").read_text())), shapes)
-    assert plan.unused == []
-    return build(plan, mapped([path]), {}, SpecialTokens({}))
+    return network_of(model(name), folder / name.replace(" ", "_"))
 
 
 def empty(network: NativeModel) -> tuple[Cache, Cache]:
@@ -67,12 +53,6 @@ def told(name: str, source: torch.Tensor, prompt: torch.Tensor) -> list[torch.Te
             said.append(output.logits[0])
             feed = output.logits[0, -1:].argmax(-1, keepdim=True)
     return said
-
-
-def distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """The largest difference of two tensors, in parts of their largest number."""
-    assert ours.shape == theirs.shape
-    return ((ours - theirs).abs().max() / theirs.abs().max()).item()
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=len)

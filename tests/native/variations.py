@@ -16,31 +16,19 @@ from tests.versions import OLDER, as_loaded
 
 _IDS = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
 _BASE = {
-    "hidden_size": HIDDEN,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "intermediate_size": INNER,
-    "max_position_embeddings": CONTEXT,
-    "tie_word_embeddings": False,
-}
+    "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": INNER,
+    "max_position_embeddings": CONTEXT, "tie_word_embeddings": False,
+}  # fmt: skip
 _GROUPED = {**_BASE, "num_key_value_heads": 2}
 _GPT = {"n_embd": HIDDEN, "n_layer": LAYERS, "n_head": HEADS, "n_positions": CONTEXT, "tie_word_embeddings": False}
 _OPT = {
-    "hidden_size": HIDDEN,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "ffn_dim": INNER,
-    "word_embed_proj_dim": HIDDEN,
-    "max_position_embeddings": CONTEXT,
-    "tie_word_embeddings": False,
-}
+    "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "ffn_dim": INNER,
+    "word_embed_proj_dim": HIDDEN, "max_position_embeddings": CONTEXT, "tie_word_embeddings": False,
+}  # fmt: skip
 _FALCON = {
-    "hidden_size": HIDDEN,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "max_position_embeddings": CONTEXT,
-    "tie_word_embeddings": False,
-}
+    "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+    "max_position_embeddings": CONTEXT, "tie_word_embeddings": False,
+}  # fmt: skip
 _QWEN_MOE = {**_GROUPED, "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _GPT_OSS = {
     **_GROUPED,
@@ -113,11 +101,8 @@ _LONG = {
     "original_max_position_embeddings": 16,
 }
 _LLAMA3 = {
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
+    "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+}  # fmt: skip
 
 # name -> family, what is different
 VARIATIONS: dict[str, tuple[str, dict[str, Any]]] = {

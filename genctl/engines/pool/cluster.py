@@ -27,7 +27,7 @@ from typing import Any
 from genctl import process
 from genctl.decode.threads import cores
 from genctl.errors import UsageError, count
-from genctl.kernels.variant import VARIABLE
+from genctl.kernels.build import PRODUCTS
 
 # Read by Ray when it is imported or started. Its daemons inherit them.
 QUIET = {
@@ -207,8 +207,8 @@ def worker_env(*, here: bool) -> Iterator[dict[str, Any]]:
     job names a working directory. So it names an empty one; a job of `ray job submit` may have one already.
     """
     variables = {process.SAFE: "1"}
-    if os.environ.get(VARIABLE):
-        variables[VARIABLE] = os.environ[VARIABLE]
+    if os.environ.get(PRODUCTS):
+        variables[PRODUCTS] = os.environ[PRODUCTS]
     if here:  # workers start in another folder, so paths are absolute
         entries = [str(Path(entry).absolute()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
         home = str(Path(__file__).absolute().parents[3])
