@@ -310,7 +310,7 @@ class Auditor(Rereader):
         """The ways in which an engine may read texts otherwise, the cheapest first."""
         yield from (Way(cause(key, more), prompts=tuple(ids)) for key, more, ids in self._prompts.changes(self._rows))
         if "arithmetic" in families:
-            yield from ways.arithmetic(self._oracle, self._dtype, self._declared)
+            yield from ways.arithmetic(self._oracle, self._dtype, self._declared, tokens=self._tokens)
         if "model" in families:
             models = other_models(self._side, self._others, self._folders)
             yield from (Way(cause(key, more), load=load) for key, more, load in models)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from genctl.parity.causes import FORMS, GGUF, Cause, Form, cause
+from genctl.parity.causes import FORMS, GGUF, SEARCHED, Cause, Form, cause
 from genctl.parity.numbers import CAP, RAW, Number
 from genctl.parity.oracle import Oracle
 from genctl.parity.prompts import Ids
@@ -22,6 +22,7 @@ from genctl.parity.sides import LocalSide
 ERROR_RATE = 0.01  # of naming a wrong cause, over all that are tried
 FREEDOM = 4.0  # of Student's t, by which rounding is distributed: a few positions count little
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+SEARCH = 2**12  # tokens that the cost of a cause allows, at least, where codes are searched for
 
 
 @dataclass(frozen=True)
@@ -65,20 +66,26 @@ def honest(oracle: Oracle) -> Iterator[Form]:
         yield held
 
 
-def arithmetic(oracle: Oracle, dtype: torch.dtype, declared: str | None) -> Iterator[Way]:
-    """Other roundings than in `dtype` and those that are declared."""
+def arithmetic(oracle: Oracle, dtype: torch.dtype, declared: str | None, *, tokens: int) -> Iterator[Way]:
+    """Other roundings than in `dtype` and those that are declared. `tokens`: that the cost of a cause allows."""
     model: Any = oracle.side.session.loaded.model
     is_wide = torch.float32 in oracle.stored and dtype == torch.float32
     heads = getattr(getattr(model, "spec", None), "head_dim", 1)
     for key in ("bfloat16", "float16"):
         if is_wide and not oracle.holds(FORMS[key][0]):  # else it would only allow for more rounding
             yield Way(cause(key), dtype=DTYPES[key])
+    alike: dict[tuple[str, ...], list[str]] = {}  # files whose matrices have the same types
+    for key in GGUF:
+        alike.setdefault(oracle.types(FORMS[key][0]) if oracle.parts else (key,), []).append(key)
+    more = {key: f" (or {' and '.join(map(str.upper, others))}, the same here)" for key, *others in alike.values() if others}
+    hidden = {key for _, *others in alike.values() for key in others}
     for key, forms in FORMS.items():
-        if (declared and key.startswith(declared)) or (key in DTYPES and not is_wide):
+        if (declared and key.startswith(declared)) or (key in DTYPES and not is_wide) or key in hidden:
             continue
         for form in forms:
-            if not (form.rotated and heads % 64) and not (form.weights and oracle.holds(form)):
-                yield Way(cause(key, form.parameter), form=form)
+            slow = form.weights in SEARCHED and tokens < SEARCH
+            if not (slow or (form.rotated and heads % 64) or (form.weights and oracle.holds(form))):
+                yield Way(cause(key, form.parameter or more.get(key, "")), form=form)
 
 
 def cut(prompt: Ids, limit: int, *, keeps_first: bool) -> Ids:
