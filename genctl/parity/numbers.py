@@ -20,6 +20,7 @@ from torch import Tensor
 
 CAP = 20.0  # nats: a larger difference is no worse
 HEAD = 2048  # best tokens that are sorted; all others only where a filter keeps more
+TAIL = 1024  # groups of alike tokens that stand for the others where parameters are fitted
 FITTED = 16  # positions on which parameters are fitted, at least; half as many sums
 LARGE = 2**18  # their logits, where there are more positions
 ALIKE = 1.02  # times as much is left by parameters that are as good
@@ -190,15 +191,35 @@ def in_order(logits: Tensor, most: int = HEAD) -> Tensor:
     return logits.topk(most if most < size // 2 else size).values
 
 
+def grouped(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits, of a large vocabulary the best and groups of alike others; and the logarithm of how many each stands for.
+
+    A temperature of 150,000 tokens took two minutes: each try of a parameter added them all up.
+    """
+    if logits.shape[-1] <= 2 * HEAD:
+        return logits, torch.zeros(1)
+    ordered = logits.sort(-1, descending=True).values
+    size = -(-(logits.shape[-1] - HEAD) // TAIL)  # tokens of a group
+    rest = torch.nn.functional.pad(ordered[:, HEAD:], (0, HEAD + size * TAIL - logits.shape[-1]), value=-torch.inf)
+    alike = torch.full((HEAD + TAIL,), math.log(size), dtype=torch.float64)
+    alike[:HEAD] = 0.0
+    groups = rest.view(-1, TAIL, size).logsumexp(-1) - math.log(size)
+    return torch.cat([ordered[:, :HEAD], groups], -1), alike
+
+
 class Kept:
     """What filters keep of logits, with a temperature before or behind them."""
 
-    def __init__(self, logits: Tensor, ordered: Tensor, places: Entries, temperature: float, *, first: bool) -> None:
-        """`ordered`: of `in_order`. `first`: filters come before the temperature."""
+    def __init__(
+        self, logits: Tensor, ordered: Tensor, places: Entries, temperature: float, *, first: bool,
+        groups: tuple[Tensor, Tensor] | None = None,
+    ) -> None:  # fmt: skip
+        """`ordered`: of `in_order`. `first`: filters come before the temperature. `groups` may stand for all logits."""
+        every, alike = groups or (logits, torch.zeros(1))
 
         def spread(drawn: float) -> tuple[Tensor, Tensor]:
             """Log-probabilities in order, and those of entries [E]."""
-            whole = (logits / drawn).logsumexp(-1, keepdim=True)
+            whole = (every / drawn + alike).logsumexp(-1, keepdim=True)
             entries = logits[places.position, places.entry] / drawn - whole[places.position, 0]
             return ordered / drawn - whole, entries
 
@@ -227,6 +248,8 @@ class Kept:
 
     def predicted(self, filters: Mapping[str, Tensor | float]) -> Tensor:
         """Log-probabilities of entries among what is kept [P, E]; -inf of those that are not."""
+        if not filters:
+            return self._drawn[None]
         count = self.counts(filters) - 1
         at = self._places.position
         least, whole = (part.gather(1, count).T[:, at] for part in (self._ordered, self._whole))
@@ -259,9 +282,9 @@ def numbers(logits: Tensor, places: Entries) -> Iterator[Number]:
     def left(number: Number) -> tuple[float, Number]:
         return float(_typical(remains(number, rows, few), few)), number
 
-    kept = partial(Kept, rows, in_order(rows), few)
+    kept = partial(Kept, rows, in_order(rows), few, groups=grouped(rows))
     own = [
-        _refined(lambda value: left(Number(temperature=value)), _DRAWN),
+        _refined(lambda value: (float(kept(value, first=False).typical({})), Number(temperature=value)), _DRAWN),
         _refined(lambda value: left(Number(repetition=value)), _PENALTIES),
         _filtered(kept, False, 1.0)[1],
     ]

@@ -74,18 +74,19 @@ def arithmetic(oracle: Oracle, dtype: torch.dtype, declared: str | None, *, toke
     for key in ("bfloat16", "float16"):
         if is_wide and not oracle.holds(FORMS[key][0]):  # else it would only allow for more rounding
             yield Way(cause(key), dtype=DTYPES[key])
-    alike: dict[tuple[str, ...], list[str]] = {}  # files whose matrices have the same types
+    types = {key: oracle.types(FORMS[key][0]) if oracle.parts else (key,) for key in GGUF}
+    alike: dict[tuple[str, ...], list[str]] = {}  # files whose matrices have the same types, by these
     for key in GGUF:
-        alike.setdefault(oracle.types(FORMS[key][0]) if oracle.parts else (key,), []).append(key)
-    more = {key: f" (or {' and '.join(map(str.upper, others))}, the same here)" for key, *others in alike.values() if others}
-    hidden = {key for _, *others in alike.values() for key in others}
+        alike.setdefault(types[key], []).append(key)
     for key, forms in FORMS.items():
-        if (declared and key.startswith(declared)) or (key in DTYPES and not is_wide) or key in hidden:
+        if (declared and key.startswith(declared)) or (key in DTYPES and not is_wide):
             continue
-        for form in forms:
+        first, *others = alike[types[key]] if key in GGUF else [key]
+        same = f" (or {' and '.join(map(str.upper, others))}, the same here)" if others else ""
+        for form in forms if key == first else ():
             slow = form.weights in SEARCHED and tokens < SEARCH
             if not (slow or (form.rotated and heads % 64) or (form.weights and oracle.holds(form))):
-                yield Way(cause(key, form.parameter or more.get(key, "")), form=form)
+                yield Way(cause(key, form.parameter or same), form=form)
 
 
 def cut(prompt: Ids, limit: int, *, keeps_first: bool) -> Ids:
