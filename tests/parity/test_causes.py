@@ -16,7 +16,7 @@ from genctl.parity.arithmetic import Weights
 from genctl.parity.causes import FORMS, Form
 from genctl.parity.forms import Coded, rounded
 from genctl.parity.numbers import Entries, Kept, in_order
-from genctl.parity.other_models import changes
+from genctl.parity.ways import changes
 from scripts import make_traces
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
