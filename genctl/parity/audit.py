@@ -19,14 +19,23 @@ from genctl.errors import GenctlError, percent
 from genctl.parity import ways
 from genctl.parity.causes import FORMS, GGUF, Audit, AuditPosition, Form, TriedCause, cause
 from genctl.parity.numbers import RAW, Number, numbers, remains
-from genctl.parity.other_models import other_models
 from genctl.parity.prompts import AuditPrompts, AuditRow
 from genctl.parity.rereading import Rereader
 from genctl.parity.sides import LocalSide
-from genctl.parity.ways import ERROR_RATE, PLAIN, Explanation, Way, beats, contains, excess, likelihood, slope
+from genctl.parity.ways import (
+    ERROR_RATE,
+    PLAIN,
+    Explanation,
+    Way,
+    beats,
+    contains,
+    excess,
+    likelihood,
+    other_models,
+    slope,
+)
 
 SAMPLE = 200  # positions of the sample on which causes are tried, at most, once there is a row
-SUMMED = 800  # where a number is the sum of several
 WAYS, DEAR_WAYS = 10, 3  # ways of reading with which all numbers are tried; of a large model
 BEST = 6  # ways of reading that are tried together
 MOVED = 10  # positions that a cause moves, at least
@@ -146,12 +155,11 @@ class Auditor(Rereader):
         """The most telling rows, on which causes are tried, as `COST` allows, and what `nothing` leaves there."""
         sample: list[int] = []
         tokens = positions = 0
-        most = SAMPLE if self.places.owner is None else SUMMED
         for row in self._telling(nothing, self._every):
             text = self._rows[row].text
             tokens += len(text.prompt_ids) + len(text.token_ids)
             positions += len(text.token_ids)
-            if sample and (tokens > self._tokens or positions > most):
+            if sample and (tokens > self._tokens or positions > SAMPLE):
                 break
             sample.append(row)
         sample.sort()
@@ -310,7 +318,7 @@ class Auditor(Rereader):
         """The ways in which an engine may read texts otherwise, the cheapest first."""
         yield from (Way(cause(key, more), prompts=tuple(ids)) for key, more, ids in self._prompts.changes(self._rows))
         if "arithmetic" in families:
-            yield from ways.arithmetic(self._oracle, self._dtype, self._declared)
+            yield from ways.arithmetic(self._oracle, self._dtype, self._declared, tokens=self._tokens)
         if "model" in families:
             models = other_models(self._side, self._others, self._folders)
             yield from (Way(cause(key, more), load=load) for key, more, load in models)

@@ -56,7 +56,9 @@ class Form:
         return bool(self.keys or self.values)
 
 
-GGUF = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")  # file types, and types of llama.cpp's cache
+BLOCKS = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")  # types of llama.cpp's cache, and of its files
+SEARCHED = ("q6_k", "q5_k_m", "q5_k_s", "q4_k_m", "q4_k_s")  # file types whose codes are searched for, of mixed types
+GGUF = (*BLOCKS, *SEARCHED)
 _PROCESSED = "ask for raw log-probabilities (vLLM: logprobs_mode=raw_logprobs; llama-server: post_sampling_probs=false)"
 _DTYPE = "load the weights in the dtype of the checkpoint"
 _EIGHT = "load without 8-bit quantisation"
@@ -125,7 +127,7 @@ _ARITHMETIC: tuple[tuple[str, str, str, tuple[Form, ...]], ...] = (
     ("int8", "int8 weights and activations", _EIGHT, (
         Form(weights="int8", activations="int8"), Form(weights="int8", activations="int8", linears=True))),
     ("int8-weights", "int8 weights", _EIGHT, (Form(weights="int8"), Form(weights="int8", linears=True))),
-    *((name, f"GGUF {name.upper()}", "use a GGUF file with more bits", (Form(weights=name),)) for name in GGUF),
+    *((name, f"GGUF {name.upper()}{{}}", "use a GGUF file with more bits", (Form(weights=name),)) for name in GGUF),
     ("int4", "int4 weights in groups of 32", _FOUR, (Form(weights="int4"), Form(weights="int4", linears=True))),
     ("int4-128", "int4 weights in groups of 128", _FOUR, (Form(weights="int4-128", linears=True),)),
     ("nf4", "NF4 weights", _FOUR, (Form(weights="nf4", linears=True),)),
@@ -138,7 +140,7 @@ _ARITHMETIC: tuple[tuple[str, str, str, tuple[Form, ...]], ...] = (
     ("cache-bfloat16", "KV cache in bfloat16", "keep the cache in the dtype of the weights", (
         Form(keys="bf16", values="bf16"), Form(keys="bf16", values="bf16", flash=True))),
     ("cache-q8_0", "KV cache in 8-bit blocks{}", _CACHE, _cached("q8_0")),
-    *((f"cache-{kind}", f"KV cache in {kind.upper()}{{}}", _CACHE, _cached(kind)) for kind in GGUF[1:]),
+    *((f"cache-{kind}", f"KV cache in {kind.upper()}{{}}", _CACHE, _cached(kind)) for kind in BLOCKS[1:]),
     ("cache-fp8", "KV cache in 8-bit floats", "vLLM: --kv-cache-dtype auto", (Form(keys="fp8", values="fp8"),)),
 )  # fmt: skip
 _ALL = {**_ROWS, "arithmetic": tuple(row[:3] for row in _ARITHMETIC)}

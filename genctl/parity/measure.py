@@ -247,7 +247,6 @@ class ReadOnce(LocalSide, AbstractContextManager["ReadOnce"]):
 
     def __init__(self, side: LocalSide) -> None:
         super().__init__(side.name, side.session, side.resolved, width=side.width, whole=side.whole)
-        self.threaded = side.threaded
         self._side = side
         self._file = tempfile.TemporaryFile(prefix="genctl-parity-")  # noqa: SIM115 — `__exit__` closes it
         self._offsets: dict[Place, int] = {}  # of rows f32 [V]

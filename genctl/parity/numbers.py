@@ -20,7 +20,8 @@ from torch import Tensor
 
 CAP = 20.0  # nats: a larger difference is no worse
 HEAD = 2048  # best tokens that are sorted; all others only where a filter keeps more
-FITTED = 16  # positions on which parameters are fitted, at least; half as many sums
+TAIL = 1024  # groups of alike tokens that stand for the others where parameters are fitted
+FITTED = 16  # positions on which parameters are fitted, at least
 LARGE = 2**18  # their logits, where there are more positions
 ALIKE = 1.02  # times as much is left by parameters that are as good
 STEPS = 12  # of a golden-section search
@@ -38,7 +39,6 @@ class Entries:
     chosen: Tensor  # bool [E]: whether the number is that of the chosen token
     value: Tensor  # f64 [E], as written
     before: tuple[tuple[Ids, Ids], ...] = ()  # [M]: the prompt, and what is written so far
-    owner: Tensor | None = None  # int64 [E]: where one number is the sum of several entries, the position it counts at
 
     def few(self, keep: Tensor) -> Entries:
         """The entries at some positions int64 [K], in order."""
@@ -48,36 +48,16 @@ class Entries:
         follows = self.follows[keep].clone()
         follows[1:] &= keep[1:] == keep[:-1] + 1
         follows[:1] = False
-        owner = None
-        if self.owner is not None:
-            owner = torch.where(self.owner < 0, -1, number[self.owner.clamp(min=0)])[entries]
         return Entries(
             self.token[keep], follows, number[self.position[entries]], self.entry[entries], self.chosen[entries],
-            self.value[entries], tuple(self.before[place] for place in keep.tolist()), owner,
+            self.value[entries], tuple(self.before[place] for place in keep.tolist()),
         )  # fmt: skip
 
     def sizes(self, residual: Tensor) -> Tensor:
         """The root mean square of what remains at each position [..., M], from that of entries [..., E]."""
         residual = residual.nan_to_num(CAP, CAP, -CAP).clamp(-CAP, CAP)
         total = torch.zeros(*residual.shape[:-1], len(self.token), dtype=torch.float64)
-        if self.owner is None:
-            total.index_add_(-1, self.position, residual.square())
-        else:
-            shared = self.owner >= 0
-            total.index_add_(-1, self.owner[shared], residual[..., shared])
-            total = total.square().index_add_(-1, self.position[~shared], residual[..., ~shared].square())
-        return (total / self.counts.clamp(min=1)).sqrt()
-
-    def added(self, square: Tensor) -> Tensor:
-        """Squares of what rounds at positions [..., M]: where a number is a sum, those of its tokens, added up.
-
-        Rounding of one token does not depend on that of another.
-        """
-        if self.owner is None:
-            return square
-        shared = self.owner >= 0
-        at = self.owner[shared]
-        return square.index_fill(-1, at, 0.0).index_add(-1, at, square[..., self.position[shared]])
+        return (total.index_add_(-1, self.position, residual.square()) / self.counts.clamp(min=1)).sqrt()
 
     @cached_property
     def seen(self) -> tuple[Tensor, Tensor]:
@@ -93,12 +73,8 @@ class Entries:
 
     @cached_property
     def counts(self) -> Tensor:
-        """Entries at each position, f64 [M]; a sum counts once."""
-        total = torch.zeros(len(self.token), dtype=torch.float64)
-        alone = torch.ones_like(self.chosen) if self.owner is None else self.owner < 0
-        if self.owner is not None:
-            total[self.owner[~alone]] = 1.0
-        return total.index_add_(0, self.position[alone], torch.ones_like(self.value[alone]))
+        """Entries at each position, f64 [M]."""
+        return torch.bincount(self.position, minlength=len(self.token)).double()
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
@@ -190,15 +166,35 @@ def in_order(logits: Tensor, most: int = HEAD) -> Tensor:
     return logits.topk(most if most < size // 2 else size).values
 
 
+def grouped(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits, of a large vocabulary the best and groups of alike others; and the logarithm of how many each stands for.
+
+    A temperature of 150,000 tokens took two minutes: each try of a parameter added them all up.
+    """
+    if logits.shape[-1] <= 2 * HEAD:
+        return logits, torch.zeros(1)
+    ordered = logits.sort(-1, descending=True).values
+    size = -(-(logits.shape[-1] - HEAD) // TAIL)  # tokens of a group
+    rest = torch.nn.functional.pad(ordered[:, HEAD:], (0, HEAD + size * TAIL - logits.shape[-1]), value=-torch.inf)
+    alike = torch.full((HEAD + TAIL,), math.log(size), dtype=torch.float64)
+    alike[:HEAD] = 0.0
+    groups = rest.view(-1, TAIL, size).logsumexp(-1) - math.log(size)
+    return torch.cat([ordered[:, :HEAD], groups], -1), alike
+
+
 class Kept:
     """What filters keep of logits, with a temperature before or behind them."""
 
-    def __init__(self, logits: Tensor, ordered: Tensor, places: Entries, temperature: float, *, first: bool) -> None:
-        """`ordered`: of `in_order`. `first`: filters come before the temperature."""
+    def __init__(
+        self, logits: Tensor, ordered: Tensor, places: Entries, temperature: float, *, first: bool,
+        groups: tuple[Tensor, Tensor] | None = None,
+    ) -> None:  # fmt: skip
+        """`ordered`: of `in_order`. `first`: filters come before the temperature. `groups` may stand for all logits."""
+        every, alike = groups or (logits, torch.zeros(1))
 
         def spread(drawn: float) -> tuple[Tensor, Tensor]:
             """Log-probabilities in order, and those of entries [E]."""
-            whole = (logits / drawn).logsumexp(-1, keepdim=True)
+            whole = (every / drawn + alike).logsumexp(-1, keepdim=True)
             entries = logits[places.position, places.entry] / drawn - whole[places.position, 0]
             return ordered / drawn - whole, entries
 
@@ -227,6 +223,8 @@ class Kept:
 
     def predicted(self, filters: Mapping[str, Tensor | float]) -> Tensor:
         """Log-probabilities of entries among what is kept [P, E]; -inf of those that are not."""
+        if not filters:
+            return self._drawn[None]
         count = self.counts(filters) - 1
         at = self._places.position
         least, whole = (part.gather(1, count).T[:, at] for part in (self._ordered, self._whole))
@@ -259,9 +257,9 @@ def numbers(logits: Tensor, places: Entries) -> Iterator[Number]:
     def left(number: Number) -> tuple[float, Number]:
         return float(_typical(remains(number, rows, few), few)), number
 
-    kept = partial(Kept, rows, in_order(rows), few)
+    kept = partial(Kept, rows, in_order(rows), few, groups=grouped(rows))
     own = [
-        _refined(lambda value: left(Number(temperature=value)), _DRAWN),
+        _refined(lambda value: (float(kept(value, first=False).typical({})), Number(temperature=value)), _DRAWN),
         _refined(lambda value: left(Number(repetition=value)), _PENALTIES),
         _filtered(kept, False, 1.0)[1],
     ]
@@ -271,12 +269,8 @@ def numbers(logits: Tensor, places: Entries) -> Iterator[Number]:
 
 def _fitted_on(logits: Tensor, places: Entries) -> tuple[Entries, Tensor]:
     """Some positions with a number, and their logits."""
-    known, owner = places.known.nonzero()[:, 0], places.owner
-    most = max(FITTED if owner is None else FITTED // 2, LARGE // logits.shape[-1])
+    known, most = places.known.nonzero()[:, 0], max(FITTED, LARGE // logits.shape[-1])
     some = known[torch.linspace(0, len(known) - 1, min(most, len(known))).long()]
-    if owner is not None:
-        at = torch.where(owner < 0, places.position, owner)
-        some = torch.unique(places.position[torch.isin(at, some)])
     return places.few(some), logits[some]
 
 

@@ -79,6 +79,7 @@ class Oracle:
         named = model.named_tensors() if isinstance(model, NativeModel) else model.named_parameters()
         self.stored = {tensor.dtype for _, tensor in named if tensor.is_floating_point()}
         self.parts = _parts(model, types)
+        self._codes: tuple[str, dict[int, Tensor]] = ("", {})  # of the weights that were rounded last
 
     def exact(self, readings: Sequence[Reading], dtype: torch.dtype) -> Tensor:
         """Logits f64 [M, V] of the wanted positions, with weights of `dtype`, without any rounding."""
@@ -104,6 +105,11 @@ class Oracle:
         with self._model_of(wide), self._coded(form, dtype, wide):
             return read()
 
+    def types(self, form: Form) -> tuple[str, ...]:
+        """The rounding of each matrix: two types of files may come to the same."""
+        coded = self._coded(form, torch.float32, torch.float32)
+        return tuple(coded.type_of(part.matrix) for part in self.parts.values())
+
     def holds(self, form: Form) -> bool:
         """Whether weights are already as a form rounds them. Some rows of some matrices are looked at."""
         coded = self._coded(form, torch.float32, torch.float32)
@@ -115,9 +121,13 @@ class Oracle:
         return bool(some)
 
     def _coded(self, form: Form, dtype: torch.dtype, wide: torch.dtype) -> Coded:
+        if self._codes[0] != form.weights:
+            self._codes = form.weights, {}
         spec = getattr(self.side.session.loaded.model, "spec", None)
-        neighbours = getattr(spec, "family", "") in NEIGHBOURS
-        return Coded(self._weights(dtype), form, wide, parts=self.parts, neighbours=neighbours)
+        return Coded(
+            self._weights(dtype), form, wide, parts=self.parts, layers=getattr(spec, "layers", 1),
+            neighbours=getattr(spec, "family", "") in NEIGHBOURS, codes=self._codes[1],
+        )  # fmt: skip
 
     def shakily(self, dtype: torch.dtype, seed: int, read: Callable[[], Found]) -> Found:
         """What `read` finds in arithmetic of `dtype`, its rounding moved at random."""
@@ -161,20 +171,20 @@ def _parts(model: Any, types: Mapping[int, str]) -> dict[int, MatrixPart]:
     if not isinstance(model, NativeModel):
         ends = (("output", model.get_output_embeddings()), ("token_embd", model.get_input_embeddings()))
         plain = [(name, end.weight) for name, end in ends if hasattr(end, "weight")]  # a packed layer has none
-        return {weight.data_ptr(): MatrixPart(name, "", weight) for name, weight in plain}
-    weights, found = model.decoder.weights, list[tuple[str, Any]]()
-    for layer in weights.layers:
+        return {weight.data_ptr(): MatrixPart(name, 0, "", weight) for name, weight in plain}
+    weights, found = model.decoder.weights, list[tuple[str, int, Any]]()
+    for number, layer in enumerate(weights.layers):
         split, up = layer.qkv.parts, getattr(layer.mlp, "up", None)
         names = ("attn_q", "attn_k", "attn_v") if len(split) == 3 else ("attn_qkv",)
-        found += zip(names, split, strict=False)
-        found += [("ffn_up", part) for part in (() if up is None else up.parts)]
-        found += [("attn_output", layer.o), ("ffn_down", getattr(layer.mlp, "down", None))]
-    found += [("output", model.decoder.output)]
-    held = [(name, part.tensors()[0]) for name, part in found if part is not None]
+        found += [(name, number, part) for name, part in zip(names, split, strict=False)]
+        found += [("ffn_up", number, part) for part in (() if up is None else up.parts)]
+        found += [("attn_output", number, layer.o), ("ffn_down", number, getattr(layer.mlp, "down", None))]
+    found += [("output", 0, model.decoder.output)]
+    held = [(name, number, part.tensors()[0]) for name, number, part in found if part is not None]
     if isinstance(weights.embed, Tensor):
-        held.insert(0, ("token_embd", weights.embed))  # tied embeddings are the head
-    return {place: MatrixPart(name, types.get(place, ""), matrix)
-            for name, matrix in held for place in (matrix.data_ptr(),)}  # fmt: skip
+        held.insert(0, ("token_embd", 0, weights.embed))  # tied embeddings are the head
+    return {place: MatrixPart(name, number, types.get(place, ""), matrix)
+            for name, number, matrix in held for place in (matrix.data_ptr(),)}  # fmt: skip
 
 
 def _unpacked(side: LocalSide, runtime: Runtime, types: dict[int, str]) -> LoadedModel | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -41,11 +40,6 @@ class AuditRow:
     numbers: tuple[float, ...]  # NaN where there is none
     tops: tuple[Mapping[int, float], ...]
     trace: TraceRow
-
-    @property
-    def total(self) -> float:
-        """A number for all of it; NaN where tokens have their own."""
-        return math.nan if self.trace.total is None else self.trace.total
 
 
 class TokenNames:
@@ -108,18 +102,9 @@ class AuditPrompts:
 
     def row(self, row: TraceRow) -> AuditRow | None:
         """A row in tokens; None if the reference can read none of it. Raises InputError or ModelError."""
-        name, prompt, text = row.name, self._read(row), row.text or ""
+        name, prompt = row.name, self._read(row)
         if self.impossible.known(name, None, prompt) < len(prompt):
             return None
-        if row.total is not None:  # a continuation with one number
-            if math.isnan(self.impossible.number(name, 0, row.total, unlisted=False)):
-                return None
-            whole = encode_prompt(self._loaded, (row.prompt or "") + text)
-            known = tuple(whole[len(prompt) :]) if tuple(whole[: len(prompt)]) == prompt else ()
-            ids = known or tuple(continuation(self._tokenizer, text))
-            nothing: Mapping[int, float] = {}
-            return AuditRow(Text(name, prompt, ids, row.prompt or ""), (math.nan,) * len(ids),
-                            (nothing,) * len(ids), row)  # fmt: skip
         if all(piece.number is None for piece in row.pieces):
             raise InputError("it has no log-probabilities: ask the engine for them")
         pieces, ids, way = self._tokens(row)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -149,7 +149,6 @@ class Rereader:
         return self._noises[dtype]
 
     def _measured(self, dtype: torch.dtype, oracle: Oracle, side: LocalSide) -> RowNoise:
-        has_entry = torch.bincount(self.places.position, minlength=len(self.places.token)) > 0
         order = sorted(range(len(self._rows)), key=lambda row: len(self._rows[row].text.prompt_ids))
         count = 1 if self._is_dear else 4
         step = max(len(order) // count, 1)
@@ -157,14 +156,13 @@ class Rereader:
         readings, at = [], []
         for row in sorted(order[::step][:count]):
             begin, end = self._starts[row], self._starts[row + 1]
-            places = [place for place in range(begin, end) if has_entry[place]]
+            places = [place for place in range(begin, end) if self.places.known[place]]
             share = places[:: max(-(-len(places) * count // most), 1)]
             if share:
                 readings.append(Reading(self._rows[row].text, tuple(place - begin for place in share)))
                 at += share
         keep = torch.tensor(at)
         few = self.places.few(keep)
-        each = replace(few, owner=None)  # tokens of sums, one by one
         if torch.finfo(dtype).eps > 1e-4 and dtype == self._dtype and self._is_whole:
             logits = _read(side, [one.text for one in readings])
             begins = [0, *itertools.accumulate(len(one.text.token_ids) for one in readings)]
@@ -182,15 +180,15 @@ class Rereader:
         else:
             logits = torch.stack([oracle.shaken(readings, dtype, seed) for seed in range(SEEDS)])
         moved = [row.log_softmax(-1)[few.position, few.entry] - exact for row in logits]
-        shaken = torch.stack([each.sizes(one) for one in moved])
+        shaken = torch.stack([few.sizes(one) for one in moved])
         eps = torch.finfo(torch.float32).eps  # of numbers as they are written
         own = shaken.square().mean(0).sqrt()
-        others = few.added(mean_of_others(shaken)).sqrt().clamp(min=TINY)
-        spread = (torch.stack([few.sizes(one) for one in moved]) / others)[:, few.known]
+        others = mean_of_others(shaken).sqrt().clamp(min=TINY)
+        spread = (shaken / others)[:, few.known]
         typical = torch.full((len(self.places.token),), float(own.square().mean().sqrt()), dtype=torch.float64)
         typical[keep] = own
         written = self.places.sizes(self.places.value) * eps
-        typical = (self.places.added(typical.square()) + written.square()).sqrt().clamp(min=eps)
+        typical = (typical.square() + written.square()).sqrt().clamp(min=eps)
         upper = torch.maximum(typical, own.max())
         return RowNoise(typical, upper, *reached(spread))
 
@@ -239,25 +237,22 @@ def places_of(rows: Sequence[AuditRow]) -> Entries:
     """The positions and entries of rows."""
     token: list[int] = []
     follows: list[bool] = []
-    entries: list[tuple[int, int, bool, float, int]] = []
+    entries: list[tuple[int, int, bool, float]] = []
     before = []
     for row in rows:
-        begin, ids = len(token), row.text.token_ids
+        ids = row.text.token_ids
         for index, id in enumerate(ids):
             place = len(token)
             token.append(id)
             follows.append(index > 0)
             before.append((row.text.prompt_ids, ids[:index]))
-            if row.total == row.total:  # one number for the row, in equal parts
-                entries.append((place, id, True, row.total / len(ids), begin))
-                continue
             if row.numbers[index] == row.numbers[index]:
-                entries.append((place, id, True, row.numbers[index], -1))
-            entries += [(place, other, False, value, -1) for other, value in row.tops[index].items()]
+                entries.append((place, id, True, row.numbers[index]))
+            entries += [(place, other, False, value) for other, value in row.tops[index].items()]
     if not entries:
         raise ModelError("no row has a number that can be compared")
-    position, entry, chosen, value, owner = map(list, zip(*entries, strict=True))
+    position, entry, chosen, value = map(list, zip(*entries, strict=True))
     return Entries(
         torch.tensor(token), torch.tensor(follows), torch.tensor(position), torch.tensor(entry), torch.tensor(chosen),
-        torch.tensor(value, dtype=torch.float64), tuple(before), torch.tensor(owner) if max(owner) >= 0 else None,
+        torch.tensor(value, dtype=torch.float64), tuple(before),
     )  # fmt: skip

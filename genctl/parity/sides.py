@@ -99,7 +99,6 @@ class LocalSide:
     def __init__(self, name: str, session: Session, resolved: Resolved, *, width: int = 1, whole: bool = False) -> None:
         self.name, self.session, self.resolved = name, session, resolved
         self.width, self.whole = width, whole
-        self.threaded = True  # whether the number of threads is chosen as in a run
 
     @property
     def vocabulary(self) -> int:
@@ -227,8 +226,8 @@ class LocalSide:
         return [texts[request.id] for request in requests if request.id in texts], failed
 
     def _use_threads(self) -> None:
-        if self.threaded:
-            self.session.use_threads(self.session.plan(self.resolved).rows * self.width)
+        """Use as many threads as a run does."""
+        self.session.use_threads(self.session.plan(self.resolved).rows * self.width)
 
 
 # -- what the layers put out -------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ class TracePiece(NamedTuple):
 
 @dataclass(frozen=True)
 class TraceRow:
-    """A completion with its numbers. `total` is a number for all of it, where its tokens have none."""
+    """A completion with its numbers."""
 
     id: str  # of the request
     pieces: tuple[TracePiece, ...]
@@ -35,7 +35,6 @@ class TraceRow:
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
     text: str | None = None
     is_chat: bool = False
-    total: float | None = None
     own_id: bool = True
     sequence: int = 0  # among the completions of the request
     prompt_tokens: int | None = None  # that the engine counted in `prompt`, where it reports both

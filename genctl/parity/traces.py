@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from genctl.config import reader
 from genctl.config.reader import BadJson, Unreadable, kind_of
-from genctl.config.shapes import BadShape, Natural, Written
+from genctl.config.shapes import BadShape, Natural
 from genctl.errors import InputError, cannot_read, nearest, printable, quote
 from genctl.parity.trace_rows import (
     PROMPT_IDS,
@@ -38,7 +38,7 @@ MOST_SHOWN = 100  # failed rows whose reasons are kept
 FITTING = (
     "fits: OpenAI's completions and chats with logprobs (batch files, too), vLLM, SGLang, llama-server, Ollama, LM "
     "Studio; prompt_ids, completion_ids and logprobs (--field names them); genctl's records with --scores or "
-    "--top-logprobs; samples of lm-evaluation-harness"
+    "--top-logprobs"
 )
 WRITING = "genctl writes them with --scores (or --top-logprobs K, with alternatives): record the run once more with it"
 STREAM = "an event of a stream: record answers without stream, or with all events of each in one"
@@ -151,24 +151,6 @@ def _record(data: Row) -> Iterator[Row]:
         yield {**row, "prompt_ids": tuple(ids[: len(ids) - len(pieces)])}
 
 
-def _harness(data: Row) -> Iterator[Row]:
-    """A sample of lm-evaluation-harness: the log-likelihood of each continuation."""
-    given = data["arguments"]
-    requests = [*given.values()] if isinstance(given, dict) else fit(list[Any], given, "arguments")
-    for place, (request, answer) in enumerate(zip(requests, fit(list[Any], data["resps"], "resps"), strict=False)):
-        path = f"arguments.{place}"
-        words = fit(list[str], [*request.values()][:2] if isinstance(request, dict) else request, path)
-        if len(words) < 2:
-            raise BadShape(f"{path}: expected a context and a continuation")
-        while isinstance(answer, list) and answer:
-            answer = answer[0]
-        try:
-            total = float(answer) if isinstance(answer, str) else fit(Written, answer, f"resps.{place}")
-        except ValueError:
-            raise BadShape(f"resps.{place}: expected the log-likelihood of a continuation") from None
-        yield {"prompt": words[0], "pieces": (), "text": words[1], "total": total}
-
-
 COMPLETION_IDS = (
     "completion_ids", "response_ids", "completion_token_ids", "response_token_ids", "output_ids", "output_token_ids",
     "token_ids", "responses",
@@ -217,7 +199,6 @@ SHAPES = (
     Shape(lambda data: "completion_probabilities" in data or ("probs" in data and "content" in data), _entry_list),
     Shape(lambda data: "meta_info" in data, _sglang),
     Shape(lambda data: data.get("schema") == "genctl/1", _record),
-    Shape(lambda data: "resps" in data and "arguments" in data, _harness),
     Shape(lambda data: _has_objects(data.get("output"), "content"), _responses),
     Shape(lambda data: _has_objects(data.get("logprobs")), _entry_list),
     TRAINER,

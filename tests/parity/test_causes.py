@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from genctl.parity import numbers, ways
+from genctl.parity import ggml, numbers, ways
 from genctl.parity.arithmetic import Weights
 from genctl.parity.causes import FORMS, Form
-from genctl.parity.forms import Coded, flash, rounded
+from genctl.parity.forms import Coded, rounded
 from genctl.parity.numbers import Entries, Kept, in_order
-from genctl.parity.other_models import changes
+from genctl.parity.ways import changes
 from scripts import make_traces
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
@@ -162,15 +162,15 @@ def test_flash_attention_adds_up_in_float16() -> None:
     scores = torch.cat([torch.zeros(1, 1, 1), torch.full((1, 1, 2000), -math.log(2**11))], -1).double()
     value = torch.ones(1, 2001, 1, dtype=torch.float64)
     whole = 1 + 2000 / 2**11
-    assert float(flash(scores, value)) == pytest.approx(1 / whole, rel=1e-3)
-    assert float(flash(scores.flip(-1), value)) > 1.5 / whole  # the small ones first: they count
+    assert float(ggml.flash(scores, value)) == pytest.approx(1 / whole, rel=1e-3)
+    assert float(ggml.flash(scores.flip(-1), value)) > 1.5 / whole  # the small ones first: they count
 
 
 def test_flash_attention_sees_what_a_mask_leaves() -> None:
     random = torch.Generator().manual_seed(2)
     scores = torch.randn(2, 5, 5, generator=random).double().masked_fill(torch.ones(5, 5).triu(1) > 0, -torch.inf)
     value = torch.randn(2, 5, 8, generator=random).double()
-    torch.testing.assert_close(flash(scores, value).double(), scores.softmax(-1) @ value, rtol=0, atol=4e-3)
+    torch.testing.assert_close(ggml.flash(scores, value).double(), scores.softmax(-1) @ value, rtol=0, atol=4e-3)
 
 
 @pytest.mark.parametrize("name", ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1"])
@@ -181,6 +181,29 @@ def test_blocks_are_those_of_gguf(name: str) -> None:
     rows = torch.randn(64, 256, generator=torch.Generator().manual_seed(3))
     theirs = torch.from_numpy(quants.dequantize(quants.quantize(rows.numpy(), kind), kind))
     assert float((rounded(rows, name) - theirs).abs().gt(1e-6).float().mean()) < 1e-3
+
+
+@pytest.mark.parametrize(("name", "most"), [("q6_k", 0.02), ("q5_k", 0.045), ("q4_k", 0.09)])
+def test_blocks_that_are_searched_for_are_near(name: str, most: float) -> None:
+    rows = torch.randn(16, 512, generator=torch.Generator().manual_seed(3))
+    off = float((rounded(rows, name) - rows).norm() / rows.norm())
+    assert most / 2 < off < most
+
+
+@pytest.mark.parametrize(
+    ("file", "part", "types"),
+    [
+        ("q4_k_m", "ffn_down", "64464466"),
+        ("q4_k_m", "attn_q", "4" * 8),
+        ("q5_k_m", "attn_v", "65565566"),
+        ("q4_k_s", "attn_v", "55554444"),
+        ("q4_0", "output", "6" * 8),
+    ],
+)
+def test_a_mixture_has_more_bits_in_some_layers(file: str, part: str, types: str) -> None:
+    layers = len(types)
+    found = [ggml.type_in(file, part, layer, layers, 256) for layer in range(layers)]
+    assert "".join(kind[1] for kind in found) == types
 
 
 # -- prompts and models ------------------------------------------------------------------------------------------------

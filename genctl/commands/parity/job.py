@@ -11,7 +11,7 @@ from typing import Any
 from rich.text import Text as Line
 
 from genctl.commands.job import Job, Row, check_early, request_of, started, usable
-from genctl.commands.parity import by_text, golden_file, view
+from genctl.commands.parity import golden_file, view
 from genctl.commands.parity.findings import FindingsWriter, StageLine
 from genctl.commands.parity.loading import WIDTH, GivenTexts, LoadedSides, check_models, check_same
 from genctl.commands.parity.options import LIMITS, ParityCommandOptions, own_length, refused_settings, sides_of, unused
@@ -139,7 +139,7 @@ class Comparison:
         self.rows = {row.id: row for row in rows}
         self.naming = Naming()
         self.compared: list[Parity] = []
-        self.by_text: list[by_text.TextParity] = []  # of --by-text
+        self.by_text: list[view.TextParity] = []  # of --by-text
         self.checks: list[str] = []  # sentences of checks that failed
         self.listeners: dict[str, Any] = {
             "on_position": self.view.position, "on_stage": self.view.stage, "interrupted": self.interrupt,
@@ -148,7 +148,7 @@ class Comparison:
     def lines(self, width: int | None) -> Sequence[Line]:
         """All pairs, in lines of at most `width` cells."""
         if self.by_text:
-            return by_text.lines(self.by_text, width)
+            return view.text_lines(self.by_text, width)
         return view.lines(self.compared, self.naming, width)
 
     # -- token by token ------------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ class Comparison:
     def compare_texts(self, loaded: LoadedSides) -> None:
         """With --by-text: every side scores the given texts, or those that the reference writes."""
         texts: list[tuple[str, TextToScore]] = []
-        outcomes: list[by_text.Outcomes] = []
+        outcomes: list[view.Outcomes] = []
         for side in self.sides:
             loaded.retain(side)
             engine, resolved = loaded.engine(side)
@@ -262,7 +262,7 @@ class Comparison:
                     self._fail_text(side, id, error)
             if outcomes[1:]:
                 names = self.sides[0].name, side.name
-                self.by_text.append(by_text.compared(names, outcomes[0], outcomes[-1]))
+                self.by_text.append(view.compared_texts(names, outcomes[0], outcomes[-1]))
                 self.results.records([finding("texts", asdict(self.by_text[-1]))])
 
     def _texts_by(self, engine: Engine, resolved: Resolved, width: int) -> list[tuple[str, TextToScore]]:

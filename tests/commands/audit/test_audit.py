@@ -23,10 +23,7 @@ from tests.commands.audit.traces import (
     audit,
     causes,
     chosen,
-    doubled,
-    engine,
     rollouts,
-    tokenizer,
     written,
 )
 from tests.engines.server.model import Change, Model
@@ -141,44 +138,6 @@ def test_what_no_cause_explains_accuses_nobody(tmp_path: Path) -> None:
 def test_too_few_tokens_name_no_cause(tmp_path: Path) -> None:
     rows = rollouts(number=WARM, texts=PROMPTS[:2], most=2)
     assert causes(audit(written(tmp_path, chosen(rows)))) == []
-
-
-@pytest.mark.parametrize(
-    ("dtype", "most", "greedy"), [("float32", 5, False), ("bfloat16", 30, False), ("bfloat16", 30, True)]
-)
-def test_sums_of_a_harness_are_compared_as_sums(dtype: str, most: int, greedy: bool, tmp_path: Path) -> None:
-    """Sums of 30 tokens in bfloat16 were unexplained: they were compared with the rounding of the first token.
-
-    A first choice that is all but certain hardly rounds.
-    """
-    rows = sums(rollouts(dtype, most=most, greedy=greedy))
-    assert len(rows) > 1
-    done = audit(f"{written(tmp_path, rows)}@dtype={dtype}").records[0]
-    assert done["verdict"] == "same", done["reason"]
-
-
-@pytest.mark.parametrize(
-    ("cause", "how"), [("bos-doubled", {"read": doubled}), ("temperature", {"number": WARM, "drawn": True})]
-)
-def test_a_cause_is_named_from_sums(cause: str, how: dict[str, Any], tmp_path: Path) -> None:
-    """A sample had 200 tokens, that is 10 of these sums: too few to name what explains all of them.
-
-    A temperature was fitted to the first token of each sum.
-    """
-    made = make_traces.maker(STORIES, 360, each=20)(engine(STORIES), **how)
-    done = audit(written(tmp_path, sums(made)))
-    assert causes(done) == [cause], done.records[0]["reason"]
-
-
-def sums(rows: Rows) -> Rows:
-    """Samples of lm-evaluation-harness: the sum of each row whose text has these tokens."""
-    read, found = tokenizer(), []
-    for row in rows:
-        prompt, text = read.decode(row["prompt_ids"], skip_special_tokens=True), read.decode(row["completion_ids"])
-        if read(prompt + text)["input_ids"] == [*row["prompt_ids"], *row["completion_ids"]]:
-            total = str(sum(row["logprobs"]))
-            found.append({"doc": {}, "arguments": [[prompt, text]], "resps": [[[total, "False"]]]})
-    return found
 
 
 @pytest.mark.parametrize(("change", "expected"), [(torch.clone, []), (lambda logits: logits / 0.7, ["temperature"])])

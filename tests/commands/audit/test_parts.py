@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from genctl.parity import forms, numbers, rereading, ways
+from genctl.parity import ggml, numbers, rereading, ways
 from genctl.parity.audit import Auditor
 from genctl.parity.causes import FORMS, Form
 from genctl.parity.oracle import Oracle
@@ -108,10 +108,13 @@ def test_a_cause_fits_where_no_more_is_left_than_rounding_allows(ratio: float, t
 
 def test_what_the_weights_are_already_is_no_cause() -> None:
     """Float16 weights were named where the checkpoint holds float16: a wider tolerance explains anything."""
-    found = ways.arithmetic(auditor(rollouts()[:1])._oracle, torch.float32, None)
-    keys = {way.cause.key for way in found if way.cause is not None}
-    assert "float16" not in keys
-    assert "bfloat16" in keys
+    found = ways.arithmetic(auditor(rollouts()[:1])._oracle, torch.float32, None, tokens=ways.SEARCH)
+    words = {way.cause.key: way.cause.sentence for way in found if way.cause is not None}
+    assert "float16" not in words
+    assert "bfloat16" in words
+    assert words["q5_1"] == "GGUF Q5_1 (or Q5_K_S, the same here)"
+    assert words["q8_0"] == "GGUF Q8_0 (or Q6_K, the same here)"
+    assert not {"q5_k_s", "q6_k"} & words.keys()
 
 
 def test_prompts_change_where_their_names_say() -> None:
@@ -135,7 +138,7 @@ def test_a_file_in_blocks_is_its_own_reference(
 ) -> None:
     """Servers of 9 of 12 files were accused: rounding alone moves rows to other codes, and what follows with them."""
     random = torch.Generator().manual_seed(1)
-    plain, size = forms.ROUNDINGS["q8_0"]
+    plain, size, beside = ggml.TYPES["q8_0"]
 
     def moved(blocks: Tensor) -> Tensor:
         return plain(blocks + 2e-4 * blocks.abs().amax(-1, True) * torch.randn(blocks.shape, generator=random))
@@ -147,7 +150,7 @@ def test_a_file_in_blocks_is_its_own_reference(
     oracle = Oracle(one, "native")
     with torch.inference_mode():
         with monkeypatch.context() as context:
-            context.setitem(forms.ROUNDINGS, "q8_0", (moved, size))
+            context.setitem(ggml.TYPES, "q8_0", (moved, size, beside))
             texts = [row.text for row in rows]
             logits = oracle.exactly(torch.float32, lambda: rereading._read(oracle.side, texts), Form(weights="file"))
         spread = iter((logits / temperature).log_softmax(-1))

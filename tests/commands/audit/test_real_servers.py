@@ -32,6 +32,7 @@ def recorded() -> dict[str, Any]:
         ("-ctv q8_0 -fa on", "KV cache in 8-bit blocks, values alone"),
         ("-ctk q4_0 -ctv q4_0 -fa on", "KV cache in Q4_0"),
         ("-m Q4_0 -fa off -ctk f32 -ctv f32", "GGUF Q4_0"),
+        ("-m Q4_K_M -fa off -ctk f32 -ctv f32", "GGUF Q4_K_M"),
         ("--rope-scaling linear --rope-scale 2 -fa off -ctk f32 -ctv f32",
          "rope scaling that config.json does not have: linear by 2"),
     ],

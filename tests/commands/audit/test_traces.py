@@ -162,7 +162,6 @@ def documents() -> dict[str, Any]:
             "prompt_tokens": 2}, "tokens": [{"id": 14, "text": ",", "logprob": -1.0, "top": [[14, ",", -1.0]]}]},
         "a score": {"schema": "genctl/1", "text": "Once,", "token_ids": [1, 580, 14], "tokens": 1, "scores": [
             {"id": 14, "text": ",", "logprob": -1.0}]},
-        "a harness": {"arguments": {"a": {"arg_0": "Once", "arg_1": ","}}, "resps": [[["-1.5", "False"]]]},
         "a trainer": {"prompt_ids": [[1, 580]], "completion_ids": [14], "logprobs": [[-0.1]], "top_logprobs": [
             {"14": {"logprob": -0.1}, "5": -1.0}]},
         "pairs": {"prompt": [message], "params": {"system": "a"}, "completion_ids": [14], "logprobs": [-1.0],
