@@ -146,7 +146,7 @@ def universal(forward: ModelRuntime) -> UniversalDrafter:
 def begun(drafter: UniversalDrafter, eos: tuple[int, ...] = ()) -> Any:
     prefix = Prefix(torch.zeros(1, 1, dtype=torch.long), None, torch.zeros(1, 300))
     context = Context(prefix, torch.Generator(), eos, 100, SimpleNamespace(is_encoder_decoder=False))
-    return drafter.begin(context, False, 0.0)
+    return drafter.begin(context, None, 0.0)
 
 
 def test_drafts_of_another_tokenizer_arrive_as_the_models_own_tokens() -> None:
