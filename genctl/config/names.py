@@ -111,8 +111,6 @@ REFUSED: dict[str, str] = {
     "use_mtp": "genctl does not use multi-token prediction heads; see the assisted strategies",
     "speculation_type": "names a drafting scheme of transformers' own loop, which genctl does not run",
     "num_assistant_tokens_schedule": "genctl drafts as many tokens as pay; num_assistant_tokens fixes their number",
-    "assistant_lookbehind": "genctl needs an assistant with the model's own tokens",
-    "target_lookbehind": "genctl needs an assistant with the model's own tokens",
     "is_assistant": "an internal mark of transformers; name the draft model with assistant_model",
     "assistant_ensemble_weight": "mixes in the assistant's distribution; with genctl the text is the model's own",
     "cache_config": "fields of transformers' cache classes; genctl has its own caches",

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 ORDER, BETA = 6, 2.0  # of chrF: the longest n-grams, and the weight of recall against precision
 
 
-@dataclass(frozen=True)
-class RerankPlan:
+class RerankPlan(NamedTuple):
     """How a lane's samples are reranked, and how many of them are returned."""
 
     kind: Literal["best_of", "mbr"]
@@ -36,18 +35,10 @@ class RerankPlan:
     length_penalty: float = 1.0  # best_of: the score is logprob / tokens ** length_penalty
 
 
-def rerank_plan(generation: Generation) -> RerankPlan | None:
-    """The plan for the knobs; None if samples are returned as they are."""
-    returned = generation.num_return_sequences
-    if generation.best_of is not None:
-        return RerankPlan("best_of", generation.best_of, returned, generation.length_penalty)
-    return None if generation.mbr_samples is None else RerankPlan("mbr", generation.mbr_samples, returned)
-
-
 def rerank(
     hypotheses: Sequence[events.Hypothesis], texts: Sequence[str], plan: RerankPlan
 ) -> tuple[events.Hypothesis, ...]:
-    """The hypotheses, best first, each with its score; `plan.returned` of them.
+    """The hypotheses, best first, each with its score.
 
     best_of: log-probability / tokens ** length_penalty, by default the mean per token, because the sum prefers short
     texts. mbr: the expected utility, chrF in [0, 1] against all samples, itself included, as often as each was sampled
@@ -59,7 +50,7 @@ def rerank(
     else:
         scores = expected_chrf(texts)
     ranked = sorted(zip(scores, hypotheses, strict=True), key=lambda pair: (-pair[0], -pair[1].logprob))
-    return tuple(dataclasses.replace(hypothesis, score=score) for score, hypothesis in ranked[: plan.returned])
+    return tuple(dataclasses.replace(hypothesis, score=score) for score, hypothesis in ranked)
 
 
 def expected_chrf(texts: Sequence[str]) -> list[float]:
@@ -176,8 +167,7 @@ class LaneResults:
         hypotheses = tuple(map(self._completed, event.hypotheses))
         if self.ranking is None:
             return dataclasses.replace(event, hypotheses=hypotheses)
-        every = dataclasses.replace(self.ranking, returned=len(hypotheses))
-        ranked = rerank(hypotheses, [hypothesis.text for hypothesis in hypotheses], every)
+        ranked = rerank(hypotheses, [hypothesis.text for hypothesis in hypotheses], self.ranking)
         returned = self.ranking.returned
         return dataclasses.replace(event, hypotheses=ranked[:returned], others=ranked[returned:])
 

@@ -48,11 +48,13 @@ class StrategyChoice:
         tokenizer = self.loaded.tokenizer
         if generation.mbr_samples and tokenizer is None:
             raise UsageError("mbr_samples: compares texts, and this checkpoint has no tokenizer to write any")
-        ranking: RerankPlan | None = None
-        if generation.best_of is not None or generation.mbr_samples is not None:
-            from genctl.engines.lane_results import rerank_plan
+        from genctl.engines.lane_results import RerankPlan
 
-            ranking = rerank_plan(generation)
+        ranking, returned = None, generation.num_return_sequences
+        if generation.best_of is not None:
+            ranking = RerankPlan("best_of", generation.best_of, returned, generation.length_penalty)
+        elif generation.mbr_samples is not None:
+            ranking = RerankPlan("mbr", generation.mbr_samples, returned)
         alone = generation if ranking is None else replace(generation, num_return_sequences=1)
         strategy = factory.auxiliary_strategy(alone, self.forward, tokenizer, self._auxiliary)
         if strategy is None:

@@ -83,13 +83,18 @@ def auxiliary_strategy(
 def _assistant(generation: Generation, tokenizer: Any, load: Callable[[str], AuxiliaryModel]) -> Drafter:
     assert generation.assistant_model is not None
     assistant = load(generation.assistant_model)
-    if not same_tokens(tokenizer, assistant.tokenizer):
-        raise ModelError(
-            f"assistant_model: {generation.assistant_model} has other tokens than the model, so it cannot draft for it"
-        )
-    from genctl.strategies.drafters import ModelDrafter
+    if same_tokens(tokenizer, assistant.tokenizer):
+        from genctl.strategies.drafters import ModelDrafter
 
-    return ModelDrafter(assistant.forward)
+        return ModelDrafter(assistant.forward)
+    if tokenizer is None or assistant.tokenizer is None:
+        raise ModelError(
+            f"{generation.assistant_model} has other tokens than the model, and one of them has no tokenizer"
+        )
+    from genctl.strategies.universal import UniversalDrafter
+
+    lookbehinds = generation.assistant_lookbehind, generation.target_lookbehind
+    return UniversalDrafter(assistant.forward, assistant.tokenizer, tokenizer, *lookbehinds)
 
 
 def _amateur(generation: Generation, tokenizer: Any, load: Callable[[str], AuxiliaryModel]) -> Amateur:

@@ -120,8 +120,22 @@ def draw_distinct(totals: Tensor, count: int, width: int, rng: torch.Generator) 
     order.
 
     The largest p / q with q ~ Exp(1), as in torch.multinomial without replacement. Noise is drawn for `width` places,
-    including rows that are no longer live, so that the samples equal transformers'.
+    including rows that are no longer live, so that the samples equal transformers'. It is computed for the possible
+    places alone if they are few.
     """
+    places = np.empty(0, np.intp)
+    if transfer.on_host(totals) and totals.dtype == torch.float32 and bits_are_known():
+        places = np.flatnonzero(totals.detach().numpy() > -np.inf)
+    if count <= len(places) <= _FEW:
+        before = rng.get_state()
+        bits = torch.empty(width, dtype=torch.long).random_(generator=rng).numpy()[places]
+        with np.errstate(divide="ignore"):
+            values = totals.softmax(0).numpy()[places] / _noise(bits)
+        order = np.argsort(-values, kind="stable")
+        first = values[order[: count + 1]]
+        if first[count - 1] > 0.0 and (first[1:] < first[:-1]).all():
+            return torch.from_numpy(places[order[:count]])
+        rng.set_state(before)  # torch decides between equal values and between impossible places
     noise = torch.empty(width, device=totals.device).exponential_(1, generator=rng)[: len(totals)]
     return (totals.softmax(0) / noise).topk(min(count, len(totals))).indices
 

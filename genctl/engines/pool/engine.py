@@ -148,9 +148,19 @@ class WorkerPool:
                 f"{worker.name} died {LOADS} times while it loaded the checkpoint",
                 hint="genctl has to be installed on every machine, and fewer --workers need less memory",
             ) from death
-        if opened.genctl != (ours := own_genctl()):
-            names = f"{platform.node()} and {opened.node}: {ours} and {opened.genctl}"
-            raise ModelError(f"genctl: not the same on {names}, so their results would differ")
+        if self._first is not None:
+            node, expected = self._first[1].node, self._first[1].identity
+        else:
+            computes = "products: " in opened.identity["genctl"]
+            node, expected = platform.node(), {**opened.identity, "genctl": own_genctl(computes=computes)}
+        if opened.identity != expected:
+            name = next(name for name in expected if opened.identity[name] != expected[name])
+            ours, theirs = expected[name], opened.identity[name]
+            values = f": {ours} and {theirs}" if isinstance(ours, str) else ""
+            raise ModelError(
+                f"{name}: not the same on {node} and {opened.node}{values}, so their results would differ",
+                hint="GENCTL_PRODUCTS names products that all machines have" if "products" in values else "",
+            )
         self._first = self._first or (worker, opened)
         worker.ready, worker.node = True, opened.node
 

@@ -18,7 +18,7 @@ from genctl.decode.threads import set_threads
 from genctl.engines.protocol import About, Flow, Report, Request
 from genctl.errors import ModelError
 from genctl.params import Runtime
-from genctl.process import __version__, sources
+from genctl.process import __version__, sources, versions
 
 if TYPE_CHECKING:
     from genctl.engines.protocol import ScoringOptions, TextToScore
@@ -42,7 +42,7 @@ class OpenedWorker(NamedTuple):
     """A worker that has loaded the checkpoint."""
 
     node: str
-    genctl: str  # its version and a digest of its sources
+    identity: dict[str, Any]  # see `identity_of`
     about: About
 
 
@@ -83,7 +83,7 @@ class Worker:
 
     def open(self) -> OpenedWorker:
         """Load the checkpoint, if that is not done yet."""
-        return OpenedWorker(platform.node(), own_genctl(), self.session.about)
+        return OpenedWorker(platform.node(), identity_of(self.session), self.session.about)
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """What the session's method `name` returns."""
@@ -136,7 +136,27 @@ class Worker:
         return session
 
 
+def identity_of(session: Session) -> dict[str, Any]:
+    """What results depend on and can be compared at once."""
+    checkpoint, forward = session.loaded.checkpoint, session.forward
+    return {
+        **versions("torch", "transformers", "tokenizers"),
+        "genctl": own_genctl(computes=forward.device.type == "cpu"),
+        "config.json": checkpoint and checkpoint.config,
+        "weight files": checkpoint and {path.name: path.stat().st_size for path in checkpoint.weights.files},
+        "device": forward.device.type,
+        "runtime": forward.kind,
+        "products": session.products,
+    }
+
+
 @cache
-def own_genctl() -> str:
-    """This process's genctl: other sources may compute other bytes."""
-    return f"{__version__} (sources {sources()})"
+def own_genctl(*, computes: bool) -> str:
+    """This process's genctl: its version and sources, and the products that this CPU `computes` with.
+
+    Raises UsageError where GENCTL_PRODUCTS names others than are there.
+    """
+    from genctl.kernels.variant import choice
+
+    products = f", products: {choice()[0] or 'torch'}" if computes else ""
+    return f"{__version__} (sources {sources()}{products})"

@@ -55,7 +55,7 @@ def test_the_expected_utility_is_the_mean_over_all_pairs(texts: list[str]) -> No
 def test_best_of_takes_the_log_probability_of_a_token() -> None:
     found = [hypothesis(-4.0, 2, 0), hypothesis(-6.0, 6, 1), hypothesis(-3.0, 1, 2)]
     best = rerank(found, ["", "", ""], RerankPlan("best_of", 3, 2))
-    assert [(one.slot, one.score) for one in best] == [(1, -1.0), (0, -2.0)]
+    assert [(one.slot, one.score) for one in best] == [(1, -1.0), (0, -2.0), (2, -3.0)]
     total = rerank(found, ["", "", ""], RerankPlan("best_of", 3, 3, length_penalty=0.0))
     assert [one.slot for one in total] == [2, 0, 1]
 

@@ -23,8 +23,9 @@ from tests.engines.pool.fake_ray import Died, FakeRay
 Behave = Callable[[int, str, tuple[Any, ...]], Any]
 
 
-def opened(number: int, genctl: str = "") -> OpenedWorker:
-    return OpenedWorker(f"node {number}", genctl or own_genctl(), About(""))
+def opened(number: int, **identity: Any) -> OpenedWorker:
+    identity = {"genctl": own_genctl(computes=True), "torch": "1", **identity}
+    return OpenedWorker(f"node {number}", identity, About(""))
 
 
 def well(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
@@ -125,6 +126,15 @@ def test_a_worker_that_cannot_load_again_ends_the_run(started: Callable[..., Wor
         list(started(behave).results(groups(60), lambda: False))
 
 
+def test_workers_that_would_write_something_else_are_refused(started: Callable[..., WorkerPool]) -> None:
+    def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        return opened(number, torch=str(number)) if method == "open" else well(number, method, arguments)
+
+    message = "torch: not the same on node [12] and node [12]: [12] and [12], so their results would differ"
+    with pytest.raises(ModelError, match=message):
+        list(started(behave, workers=2).results(groups(60), lambda: False))
+
+
 def test_a_worker_that_dies_while_it_loads_ends_the_run(started: Callable[..., WorkerPool]) -> None:
     def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
         raise Died
@@ -154,18 +164,35 @@ def test_an_interrupt_ends_it_before_the_next_result(started: Callable[..., Work
     assert len(given) == 2
 
 
+@pytest.mark.parametrize("part", ["version", "sources", "products"])
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_worker_with_another_genctl_is_an_error_that_names_both(
-    alone: bool, started: Callable[..., WorkerPool]
+    part: str, alone: bool, started: Callable[..., WorkerPool]
 ) -> None:
+    ours = own_genctl(computes=True)
+    pattern = {"version": r"^[\d.]+", "sources": r"(?<=sources )\w+", "products": r"(?<=products: )\w+"}[part]
+    theirs = re.sub(pattern, "other", ours)
+    assert theirs != ours
+
     def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
         if method == "open" and (alone or number == 2):
-            return opened(number, "another")
+            return opened(number, genctl=theirs)
         return well(number, method, arguments)
 
-    message = rf"genctl: not the same on .* and node \d: {re.escape(own_genctl())} and another, so their results"
-    with pytest.raises(ModelError, match=message):
+    with pytest.raises(ModelError) as caught:
         list(started(behave).results(groups(50), lambda: False))
+    assert re.match(rf"genctl: not the same on .* and node \d: {re.escape(ours)} and ", caught.value.message)
+    assert theirs in caught.value.message
+    assert "GENCTL_PRODUCTS" in caught.value.hint
+
+
+def test_a_worker_on_a_gpu_has_no_products(started: Callable[..., WorkerPool]) -> None:
+    def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        if method == "open":
+            return opened(number, genctl=own_genctl(computes=False))
+        return well(number, method, arguments)
+
+    assert summary(started(behave).results(groups(5), lambda: False)) == expected(5)
 
 
 def test_progress_counts_finished_groups_whose_results_wait_for_an_earlier_one(
