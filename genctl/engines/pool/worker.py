@@ -156,7 +156,7 @@ def own_genctl(*, computes: bool) -> str:
 
     Raises UsageError where GENCTL_PRODUCTS names others than are there.
     """
-    from genctl.kernels.variant import choice
+    from genctl.kernels.build import choice
 
     products = f", products: {choice()[0] or 'torch'}" if computes else ""
     return f"{__version__} (sources {sources()}{products})"
