@@ -467,7 +467,8 @@ class CacheObserver:
     """Reads the cache after every pass of `forward`, until it is closed."""
 
     def __init__(self, forward: ModelRuntime) -> None:
-        self.forward, self.passed = forward, list[Passed]()  # the last pass
+        self.forward = forward
+        self.passed: Passed | None = None  # the last pass
         forward.watch = self
 
     def close(self) -> None:
@@ -476,11 +477,12 @@ class CacheObserver:
 
     def __call__(self, passed: Passed) -> None:
         """Record a pass."""
-        self.passed = [passed]
+        self.passed = passed
 
     def read(self, lanes: Sequence[str], step: int, reordered: Sequence[int] = ()) -> events.CacheRead:
         """The last pass as an event. `lanes` names the lane of each row."""
-        (passed,) = self.passed
+        passed = self.passed
+        assert passed is not None
         cache, inputs = passed.cache, passed.inputs
         fed = inputs.get("decoder_input_ids", inputs.get("input_ids"))
         assert fed is not None

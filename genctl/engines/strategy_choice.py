@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from genctl.decode.cache.layer import FULL
 from genctl.decode.runtime import ModelRuntime
 from genctl.errors import InputError, ModelError, UsageError, cannot_read
 from genctl.native.runtime import NativeModel, NativeRuntime
@@ -174,7 +175,11 @@ def cache_notes(forward: ModelRuntime, name: str, resolved: Resolved) -> list[st
     if form == "dynamic":
         return notes
     setting = f"cache_implementation = {form} ({resolved.origins['cache_implementation']})"
-    if form == "quantized":
+    kinds = {layer.kind for layer in forward.new_cache().layers if layer.kind}
+    if FULL not in kinds:  # no layer keeps all tokens, so that its form could be chosen
+        kept = " and ".join(f"{kind}s" for kind in sorted(kinds, reverse=True)) or "layers of its own"
+        notes.append(f"{setting} changes nothing: {name} keeps only {kept}")
+    elif form == "quantized":
         notes.append(f"{setting} is lossy: keys and values have 8 bits, so the text may differ")
     elif form == "offloaded" and (where := forward.device.type) != "cuda":
         notes.append(f"{setting} has nowhere to offload to: the model is on the {where}, so it acts as dynamic")

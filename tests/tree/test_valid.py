@@ -82,5 +82,3 @@ def test_branches_within_branches_are_drawn_as_deep_as_they_are() -> None:
     deep = drawn(1200)
     assert len(deep) > 1200
     assert max(map(len, deep)) < 3 * DEEPEST + 200
-    assert f"branches more than {DEEPEST} deep are not indented further" in deep[-1]
-    assert "not indented further" not in drawn(5)[-1]

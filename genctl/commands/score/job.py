@@ -263,6 +263,7 @@ class ScoreView:
 
 
 CONTEXT = 3  # lines of context shown before the text
+NARROW = 72  # cells below which a ranking has fewer columns
 COLUMNS = {"rank": 4, "mean": 9, "total": 10, "perplexity": 10, "bits/byte": 9, "tokens": 6}  # their cells
 
 
@@ -308,22 +309,24 @@ def token_table(tokens: Sequence[Token], width: int, top: int) -> list[Text]:
 
 def ranking(entries: Sequence[Scored], by: str, width: int) -> list[Text]:
     """Candidates, best first, in lines of at most `width` cells. `by` names the sort key in words."""
+    left_out = () if width >= NARROW else ("perplexity", "bits/byte")
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style=theme.DIM, expand=True)
     for name, size in COLUMNS.items():
-        table.add_column(name, justify="right", width=size, no_wrap=True)
+        if name not in left_out:
+            table.add_column(name, justify="right", width=size, no_wrap=True)
     table.add_column("text", no_wrap=True, overflow="ellipsis", ratio=1)
     for rank, sums in enumerate(entries, 1):
-        table.add_row(
-            f"{rank}",
-            Text(widgets.rounded(sums.mean), style=theme.colour(math.exp(min(sums.mean, 0.0)))),
-            widgets.rounded(-sums.nll),
-            widgets.perplexity(sums.ppl),
-            "–" if math.isnan(sums.bpb) else f"{sums.bpb:.3f}",
-            f"{sums.count:,}",
-            Text(one_line(sums.text)),
-            style=theme.CHOSEN if rank == 1 else theme.PLAIN,
-        )
-    words = f"sorted by {by}; log-probabilities in nats"
+        cells: dict[str, Text | str] = {
+            "rank": f"{rank}",
+            "mean": Text(widgets.rounded(sums.mean), style=theme.colour(math.exp(min(sums.mean, 0.0)))),
+            "total": widgets.rounded(-sums.nll),
+            "perplexity": widgets.perplexity(sums.ppl),
+            "bits/byte": "–" if math.isnan(sums.bpb) else f"{sums.bpb:.3f}",
+            "tokens": f"{sums.count:,}",
+        }
+        shown = [cell for name, cell in cells.items() if name not in left_out]
+        table.add_row(*shown, Text(one_line(sums.text)), style=theme.CHOSEN if rank == 1 else theme.PLAIN)
+    words = f"sorted by {by}; log-probabilities in nats" + ("; no room for perplexity, bits/byte" if left_out else "")
     return widgets.lines_of(table, width) + hanging("", words, width, theme.DIM)
 
 
