@@ -42,8 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "commands.chat": {*_SLICE, "commands.run"},
     "commands.compare": {*_SLICE, "comparing"},
     "commands.score": _SLICE,
-    "commands.audit": {*_SLICE, "commands.parity", "engines.server", "parity"},
-    "commands.parity": {*_SLICE, "comparing", "pages", "parity"},
+    "commands.parity": {*_SLICE, "comparing", "engines.server", "pages", "parity"},
     "commands.inspect": {*_SLICE, "compat", "decode", "native"},
     "comparing": {"io", *_EARLIER},
     "parity": {
@@ -71,7 +70,7 @@ HEAVY = {
     },
     "transformers": {"commands.inspect", "decode", "models", "transformers"},
     "rich": {
-        "commands", "commands.audit", "commands.chat", "commands.compare", "commands.explore", "commands.inspect",
+        "commands", "commands.chat", "commands.compare", "commands.explore", "commands.inspect",
         "commands.parity", "commands.run", "commands.score", "terminal",
     },
     "tomli": {"config"},

@@ -45,7 +45,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Check whether two ways of running a model agree, token by token.",
     ),
     "audit": (
-        "genctl.commands.audit.options:AUDIT",
+        "genctl.commands.parity.audit_options:AUDIT",
         "Diagnose an engine from its logged tokens and log-probabilities.",
     ),
     "explore": (

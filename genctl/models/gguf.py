@@ -169,7 +169,9 @@ def tokenizer_header(path: Path, *, needed: bool = True) -> Header:
 
 def rope_factors(checkpoint: Checkpoint) -> tuple[float, ...]:
     """By what the frequencies of the rotary positions are divided; () if the file does not say. Raises ModelError."""
-    return Header({}, checkpoint.weights.tensors, checkpoint.weights.files).factors(ROPE_FACTORS)  # type: ignore[arg-type]
+    weights = checkpoint.weights
+    header = Header({}, weights.tensors, weights.files)  # type: ignore[arg-type]
+    return header.factors(ROPE_FACTORS)
 
 
 def _read(path: Path, part: int) -> Header:

@@ -300,6 +300,6 @@ def tapped(session: Session, count: int) -> Iterator[tuple[Session, Taps]]:
             return source
 
     twin: Any = copy.copy(session)
-    twin.forward = copy.copy(session.forward)
-    twin.forward.__class__ = Tapped
+    twin.forward = Tapped.__new__(Tapped)
+    vars(twin.forward).update(vars(session.forward))  # a copy that records
     yield twin, taps

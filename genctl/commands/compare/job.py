@@ -15,16 +15,7 @@ from genctl.commands.compare.options import CompareOptions, check_prompt_caches,
 from genctl.commands.compare.output import ComparisonOutput, SharedWork, heading
 from genctl.commands.compare.view import Column, CompareView
 from genctl.commands.engine_choice import SERVERS
-from genctl.commands.job import (
-    Job,
-    check_early,
-    end_loading_line,
-    request_of,
-    settings_of,
-    settle,
-    start_seed,
-    started,
-)
+from genctl.commands.job import Job, check_early, end_loading_line, request_of, settings_of, settle, start_seed, started
 from genctl.commands.options import SHOWN_TOP
 from genctl.comparing import metrics
 from genctl.comparing.outputs import ComparedPrompt, Failure, prompts_of

@@ -1,1 +1,1 @@
-"""`genctl parity`."""
+"""`genctl parity` and `genctl audit`."""

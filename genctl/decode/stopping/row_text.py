@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from genctl.events import shared_length
-
 if TYPE_CHECKING:
     from genctl.decode.stopping.stops import Stops
 
@@ -106,7 +104,9 @@ def _with_marks(
         if not final and len(rest) > len(text) and rest.startswith(text):
             later.append((rest[len(text) :], mark))
             continue
-        here = max(shared_length(rest, text), done)
+        pairs = enumerate(zip(rest, text, strict=False))
+        same = next((place for place, (a, b) in pairs if a != b), min(len(rest), len(text)))
+        here = max(same, done)
         parts += [text[done:here], mark]
         done = here
     return "".join([*parts, text[done:]]), tuple(later)

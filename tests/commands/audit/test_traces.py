@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from genctl.commands.audit.job import prompts_of
+from genctl.commands.parity.audit import prompts_of
 from genctl.errors import GenctlError, InputError
 from genctl.parity import traces
 from genctl.parity.prompts import AuditPrompts

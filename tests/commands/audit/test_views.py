@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from genctl.commands.audit import view
+from genctl.commands.parity import audit_view
 from genctl.commands.recording import PageFile
 from genctl.parity.audit import Auditor
 from genctl.parity.causes import Audit, AuditPosition
@@ -60,7 +60,7 @@ def test_a_page_leaves_out_tokens_without_a_number_and_says_so(tmp_path: Path) -
     text = Text("0", (1,), (5, 6, 7), "A prompt")
     one = Audit("trace", "model", "unexplained", "nothing does", positions=tuple(positions), texts=(text,))
     with PageFile(str(tmp_path / "page.html"), force=False) as page:
-        view.add_to_page(page, one, lambda token: f" {token}")
+        audit_view.add_to_page(page, one, lambda token: f" {token}")
     for lane in Parts((tmp_path / "page.html").read_text()).data["lanes"]:
         assert lane["sequences"][0]["text"] == " 5 7"
     assert lane["figures"] == {"": "differs by up to 3 times noise; 1 token without a number left out"}

@@ -9,10 +9,10 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from genctl.commands.audit import view
-from genctl.commands.audit.options import UNEXPLAINED, AuditOptions, check_words
 from genctl.commands.engine_choice import SERVERS
 from genctl.commands.job import Job, settings_of, started
+from genctl.commands.parity import audit_view
+from genctl.commands.parity.audit_options import UNEXPLAINED, AuditOptions, check_words
 from genctl.commands.parity.findings import FindingsWriter, StageLine
 from genctl.config.conflicts import variables_of
 from genctl.config.layers import Layer, Resolved, resolve
@@ -97,11 +97,11 @@ def audit(options: AuditOptions) -> int | None:
             keys = dict.fromkeys(one.key for one in found.causes) or {UNEXPLAINED: None}
             passed = found.verdict == "same" or all(key in options.allow for key in keys)
             failed_check = "" if passed else f"{found.trace}: {found.verdict}: {found.reason}"
-            lines = partial(view.lines, found)
-            results = FindingsWriter(options.format, out, sink, view.COLUMNS, view.flat, lines)
-            results.records(view.records(found, positions=options.positions, failed_check=failed_check))
+            lines = partial(audit_view.lines, found)
+            results = FindingsWriter(options.format, out, sink, audit_view.COLUMNS, audit_view.flat, lines)
+            results.records(audit_view.records(found, positions=options.positions, failed_check=failed_check))
             if job.page is not None:
-                view.add_to_page(job.page, found, detokenizer(session.loaded.tokenizer).piece)
+                audit_view.add_to_page(job.page, found, detokenizer(session.loaded.tokenizer).piece)
             results.finish()
         if failed_check and not job.interrupt.status:
             raise CheckError(failed_check, hint=f"{' '.join(f'--allow {key}' for key in keys)} passes it")

@@ -96,7 +96,7 @@ CONFLICTS: tuple[Conflict, ...] = (
 AUDIT = Command(
     "audit",
     AuditOptions,
-    "genctl.commands.audit.job:audit",
+    "genctl.commands.parity.audit:audit",
     """TRACE has an engine's tokens with their log-probabilities: rollouts of a trainer, answers of a server, logs. The
     checkpoint of --model reads the same tokens. If rounding does not explain the difference, causes are tried: which
     number was logged, which prompt was read, which arithmetic, which model. TRACE@dtype=bfloat16 or @quantize=int8
