@@ -177,13 +177,15 @@ class ExploreApp(App[int]):
         self.show_status()
 
     def show_status(self) -> None:
-        """Show what is going on, and the settings."""
+        """Show what is going on; the entropy of the next token, and the settings."""
         state, width = self.answer, max(self.size.width, 20)
         if self.waiting and not self.failed:
             state = f"{self.waiting[0].split()[0]}: {count(self.written, 'token')} · Space stops"
-        settings = " · ".join(f"{key}={value}" for key, value in self.shown_tree.settings.items())
+        figures = [f"{key}={value}" for key, value in self.shown_tree.settings.items()]
+        if (found := self.choices.distribution) is not None:
+            figures.insert(0, f"entropy {found.entropy:.2f}")
         line = Text(widgets.first_words(state, width), "bold red" if self.failed and self.coloured else "bold")
-        line.append("\n").append(widgets.first_words(settings, width), theme.DIM)
+        line.append("\n").append(widgets.first_words(" · ".join(figures), width), theme.DIM)
         self.query_one("#status", Static).update(line)
 
     def report(self, words: str, *, failed: bool = False) -> None:
