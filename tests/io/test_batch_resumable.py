@@ -70,6 +70,15 @@ def run(path: Path, *, upto: int = 7, rows: Sequence[InputRow | BadRow] = ROWS) 
     file.close(cut_short=upto != 7)
 
 
+def test_the_rows_beside_an_unfinished_one_are_decoded_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resumable, "EVERY_S", 0.0)
+    run(path, upto=6)
+    file = opened(path)
+    file.begin(HEADER, SPAN, {}, seed_given=True)
+    assert (file.done, file.again) == (6, 4)
+    file.abandon()
+
+
 @pytest.fixture(params=["often", "seldom"])
 def pace(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(resumable, "EVERY_S", 0.0 if request.param == "often" else 1e9)
