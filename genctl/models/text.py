@@ -163,7 +163,7 @@ class DecodingVocabulary:
         return list(prompt)
 
     def _begins(self, id: int) -> bool:
-        """Whether the text from this id on does not depend on what is before it, but for a blank at its beginning."""
+        """Whether the text from this id on is the same after any ids, except for a blank at its beginning."""
         if not self.writes(id):
             return False
         if self.mode == "bytes":

@@ -100,9 +100,7 @@ class Worker:
         )
 
     def _decode(self, work: DecodeWork) -> GroupResult:
-        """Decode a group. Steps that nobody reads, which are most of what would have to be sent, are left out, but for
-        their counts of drafts.
-        """
+        """Decode a group. Of steps that nobody reads only the counts of drafts are sent, which saves most traffic."""
         if work.threads is not None:
             set_threads(work.threads)
         report, result, whole = work.report, GroupResult(), set[str]()  # `whole`: lanes whose steps are read
