@@ -69,14 +69,15 @@ class Merged(dict[str, Setting]):
 
     @property
     def listed_samplers(self) -> list[str]:
-        """The processors of a list that act only when tokens are drawn, or in a search."""
-        names = []
+        """The processors of a list that act only when tokens are drawn, or in a search, each named once."""
+        names: dict[str, None] = {}
         for table in self["processors"].value or ():
             row = PROCESSORS.get(table["use"])
             if row is not None and row.sampling:
                 value = table.get(row.knobs[0], self[row.knobs[0]].value)
-                names += [] if value in (None, knobs()[row.knobs[0]].metadata["neutral"]) else [row.name]
-        return names
+                if value not in (None, knobs()[row.knobs[0]].metadata["neutral"]):
+                    names[row.name] = None
+        return list(names)
 
     @property
     def greedy(self) -> tuple[str, Setting] | None:

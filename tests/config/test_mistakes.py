@@ -169,6 +169,7 @@ def test_contradictions_are_told_beside_mistakes_but_not_about_the_mistaken(proj
 
 def test_hints_marks_and_repetitions(project: Path) -> None:
     assert mistakes_of("temperature = 0.7").hint == "add do_sample = true"
+    assert mistakes_of('[[processors]]\nuse = "top_k"\ntop_k = 3\n' * 3).message.count("top_k") == 1
     assert mistakes_of("do_sample = true\ntemperature = 0\ntop_p = 0.9").hint == "set a temperature above 0"
     Path("job.toml").write_bytes(b"\xef\xbb\xbftop_k = 50\r\nmax_new_tokens = 3\r\n")
     assert resolve(presets.load(["job.toml"])).generation.max_new_tokens == 3
