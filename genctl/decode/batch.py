@@ -211,6 +211,8 @@ class Batch:
             raise
         if given.cache is not None and given.places is None:
             self.kv.columns += given.feed.shape[1]
+            if given.feed.shape[1] == 1 and given.cache.records_past:
+                given.cache.crop(0)  # nothing of this pass will be taken back: windows drop what they no longer see
         return ModelScores(output.logits, output.layers)
 
     def _next_pass(self, tokens: Tensor | None) -> Pass:
