@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from genctl import events
 from genctl.config.listed_knobs import check_finite, criteria_of, processors_of
@@ -27,52 +27,17 @@ if TYPE_CHECKING:
     from genctl.decode.stopping.build import NamedCriterion
     from genctl.decode.stopping.stops import Tags
     from genctl.decode.types import Lane
-    from genctl.engines.lane_results import ForcedPhrases, LaneResults, RerankPlan
+    from genctl.engines.lane_results import LaneResults
     from genctl.engines.protocol import Report, Request
     from genctl.models.hub import LoadedModel
 
 
-@dataclass(frozen=True)
-class PlannedLane:
-    """A lane, and the settings for its texts."""
+class PlannedLane(NamedTuple):
+    """A lane, the event with which it begins, and what completes its results; None if the core completes them."""
 
     lane: Lane
-    prompt: Prompt
-    kind: str  # the strategy's name
-    settings: dict[str, Any]  # for viewers
-    ranking: RerankPlan | None = None
-    phrases: ForcedPhrases | None = None
-    draws: bool = True  # whether tokens are drawn, or a processor may draw
-
-    def began(self, request: Request, model: str, *, encoder_decoder: bool) -> events.Began:
-        """The event with which the lane begins."""
-        read = self.lane.source or self.lane.tokens
-        return events.Began(
-            request.id,
-            self.prompt.text,
-            self.kind,
-            model,
-            request.seed if self.draws else None,
-            self.settings,
-            request.place,
-            encoder_decoder,
-            self.prompt.shown,
-            request.run,
-            prompt_ids=() if read == self.prompt.spelled else read,
-        )
-
-    def results(self) -> LaneResults | None:
-        """Completes the lane's results; None if the core has completed them."""
-        names = {getattr(processor, "name", None) for processor in self.lane.processors}
-        if not self.phrases and not self.ranking and names.isdisjoint((*GRAMMARS, "thinking_budget")):
-            return None
-        from genctl.decode.processors.grammar import Grammar
-        from genctl.decode.processors.thinking import Thinking
-        from genctl.engines.lane_results import LaneResults
-
-        grammar = function_of(self.lane.processors, Grammar)
-        thinking = function_of(self.lane.processors, Thinking)
-        return LaneResults(self.phrases, grammar, len(self.lane.tokens), self.ranking, thinking)
+    began: events.Began
+    results: LaneResults | None
 
 
 class Planner:
@@ -89,7 +54,7 @@ class Planner:
     ) -> None:
         self.loaded, self.forward, self.runtime = loaded, forward, runtime
         self.allow_plugins, self.flags = allow_plugins, flags
-        self.strategies = StrategyChoice(loaded, forward, runtime, self.flags)
+        self.strategies = StrategyChoice(loaded, forward, runtime, flags)
         self.drafts = True  # whether what was written before is drafted, where that changes no byte
         self.context = context_of(loaded.config)  # the maximum number of positions; None: no limit
         # the length of the texts of the training, if scaled positions let the model read longer ones
@@ -188,6 +153,7 @@ class LanePlan:
             limit=self.limit,
             text=text,
         )
+        settings = {"length_penalty": strategy.length_penalty, "runtime": self.forward.kind, **generation.several}
         optional = {
             "src_lang": resolved.runtime.src_lang,
             "tgt_lang": resolved.runtime.tgt_lang,
@@ -196,11 +162,31 @@ class LanePlan:
             "trained": planner.trained if len(self.tokens) + self.most > (planner.trained or 0) else None,
             "structure": generation.structure,
         }
-        settings = {"length_penalty": strategy.length_penalty, "runtime": self.forward.kind, **generation.several}
         settings |= {name: value for name, value in optional.items() if value}
+        read = self.source or self.tokens
+        began = events.Began(
+            request.id,
+            self.prompt.text,
+            (ranking or strategy).kind,
+            self.loaded.name,
+            request.seed if generation.draws or resolved.processors else None,  # a processor may draw
+            settings,
+            request.place,
+            self.forward.is_encoder_decoder,
+            self.prompt.shown,
+            request.run,
+            prompt_ids=() if read == self.prompt.spelled else read,
+        )
         phrases = planner.strategies.forced_phrases(generation, strategy, self.words)
-        kind, draws = (ranking or strategy).kind, generation.draws or bool(resolved.processors)
-        return PlannedLane(lane, self.prompt, kind, settings, ranking, phrases, draws)
+        names = {getattr(processor, "name", None) for processor in processors}
+        if not phrases and not ranking and names.isdisjoint((*GRAMMARS, "thinking_budget")):
+            return PlannedLane(lane, began, None)
+        from genctl.decode.processors.grammar import Grammar
+        from genctl.decode.processors.thinking import Thinking
+        from genctl.engines.lane_results import LaneResults
+
+        grammar, thinking = function_of(processors, Grammar), function_of(processors, Thinking)
+        return PlannedLane(lane, began, LaneResults(phrases, grammar, len(self.tokens), ranking, thinking))
 
     # -- the prompt ----------------------------------------------------------------------------------------------------
 

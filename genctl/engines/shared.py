@@ -24,8 +24,8 @@ from torch import Tensor
 
 from genctl import events
 from genctl.config.layers import Resolved
-from genctl.engines.protocol import ALONE, EngineSetup, Flow, JobPlan, Report, Request, Rows, Skipped
-from genctl.engines.session import Session, load_session
+from genctl.engines.protocol import ALONE, Flow, JobPlan, Report, Request, Rows, Skipped
+from genctl.engines.session import Session
 from genctl.errors import Exit, ModelError, UsageError
 from genctl.params import Runtime
 
@@ -122,7 +122,6 @@ class SharedSession(Session):
     """A rank's part of a checkpoint. Ranks other than 0 `follow`."""
 
     ended = ""  # why rank 0 ended the stream, if not at its end
-    waits = False  # rank 0 may wait long for a row
 
     def __init__(self, loaded: LoadedModel, runtime: Runtime, **how: Any) -> None:
         _share_outputs(loaded.model)
@@ -158,10 +157,3 @@ class SharedSession(Session):
         for _ in self.stream(()):
             pass
         return int(Exit.INTERRUPTED if self.ended else Exit.DONE)
-
-
-def load_shared(setup: EngineSetup) -> SharedSession:
-    """This rank's part of the checkpoint. Raises ModelError, UsageError or PresetError."""
-    session = load_session(SharedSession, setup)
-    session.waits = setup.waits
-    return session
