@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -78,8 +78,8 @@ class Passed:
     first: bool
 
 
-class CutWindow(NamedTuple):
-    """A window with which the numbers of a token depend on how the text is cut into passes.
+def cut_bound(model: Any) -> int | None:
+    """The length up to which a transformers model's texts may be cut into passes anywhere; None: its windows set none.
 
     transformers makes a cache with windows of any `sliding_window` in config.json. A model without any (Llama) masks
     only the future: a token of a prompt sees all earlier tokens, a later one the columns that the cache still has. With
@@ -88,50 +88,19 @@ class CutWindow(NamedTuple):
     the `index_topk` tokens with the best scores: those below zero are cut to zero, so many are equal, and which of them
     `topk` takes depends on the shape of its input.
     """
-
-    name: str  # of its field in config.json
-    size: int
-    stray: str = ""  # the name of the architecture, if that has no windows
-    indexed: bool = False  # it is the number of tokens that an indexer chooses
-
-    @property
-    def bound(self) -> int:
-        """The length up to which texts may be cut anywhere."""
-        return 0 if self.size == 1 else self.size
-
-    @property
-    def note(self) -> str:
-        """The note for users; "" if the window does not change texts."""
-        if self.stray and self.size > 1:
-            return (
-                f"{self.name} = {self.size} is in config.json, but {self.stray} has no windows: as in generate(), "
-                "the cache drops older tokens that the model would see; --cache off keeps them"
-            )
-        if self.indexed or self.stray:  # with a stray window of 1 nothing is dropped, nothing is masked
-            return ""
-        return (
-            f"{self.name} = {self.size}: as in generate(), each token of a prompt sees itself alone, and each new "
-            "token sees the whole text"
-        )
-
-
-def cut_window_of(model: Any) -> CutWindow | None:
-    """The cut window of a transformers model; None if there is none."""
     chosen = [module.index_topk for module in model.modules() if type(getattr(module, "index_topk", None)) is int]
-    if chosen:
-        return CutWindow("index_topk", min(chosen), indexed=True)
     config = model.config.get_text_config(decoder=True)
     kinds = getattr(config, "layer_types", None)
-    if kinds is not None and not any("sliding" in str(kind) or "chunked" in str(kind) for kind in kinds):
-        return None
-    for name in ("sliding_window", "attention_chunk_size"):
-        size = getattr(config, name, None)
-        if type(size) is int and size > 0:
-            with suppress(Exception):  # third-party code
-                if not hasattr(type(config)(), name):
-                    return CutWindow(name, size, stray=str(config.model_type))
-            return CutWindow(name, 1) if size == 1 else None
-    return None
+    size = min(chosen, default=None)
+    if size is None and (kinds is None or any("sliding" in str(kind) or "chunked" in str(kind) for kind in kinds)):
+        for name in ("attention_chunk_size", "sliding_window"):  # the second one counts, where both are set
+            found = getattr(config, name, None)
+            if type(found) is int and found > 0:
+                size = found if found == 1 else None
+                with suppress(Exception):  # third-party code
+                    if not hasattr(type(config)(), name):
+                        size = found
+    return 0 if size == 1 else size
 
 
 @dataclass(frozen=True, eq=False, repr=False)  # comparing or printing would measure (`transformers.abilities`)
@@ -180,11 +149,10 @@ class ModelRuntime(ABC):
     watch: Callable[[Passed], None] | None  # called after every pass
     compiled: Any = None  # steps through torch.compile
 
-    # For rotary positions that depend on the length of a text (see `LengthRope`), and for a `CutWindow`:
+    # For rotary positions that depend on the length of a text (see `LengthRope`), and for a `cut_bound`:
     bound: float = math.inf  # up to this length texts may be cut anywhere
     dynamic = False  # beyond it every token is read on its own
     reads_again = False  # a text that grows beyond it is read again in one pass
-    cut_window: CutWindow | None = None  # the window that sets the bound, if it is one
 
     @abstractmethod
     def __call__(self, given: Pass) -> Output:
@@ -224,11 +192,10 @@ class ModelRuntime(ABC):
     def free(self) -> None:  # noqa: B027 — most runtimes keep nothing
         """Drop what only makes steps faster, after memory ran out."""
 
-    def limit_cuts(self, window: CutWindow | None) -> None:
-        """Lower the bound to that of a window."""
-        self.cut_window = window
-        if window is not None:
-            self.bound, self.dynamic = min(self.bound, window.bound), True
+    def limit_cuts(self, bound: int | None) -> None:
+        """Cut texts anywhere only up to this length, if it is less than the bound (see `cut_bound`)."""
+        if bound is not None:
+            self.bound, self.dynamic = min(self.bound, bound), True
 
     def wants_history(self, before: int) -> bool:
         """Whether a pass that continues texts of `before` tokens needs `history`, the full texts."""

@@ -13,7 +13,7 @@ from genctl.decode.cache.layer import FULL
 from genctl.decode.runtime import ModelRuntime
 from genctl.errors import InputError, ModelError, UsageError, cannot_read
 from genctl.native.runtime import NativeModel, NativeRuntime
-from genctl.params import DRAFTING, Generation, Runtime
+from genctl.params import Generation, Runtime
 
 if TYPE_CHECKING:
     from genctl.config.layers import Resolved
@@ -156,21 +156,14 @@ def runtime_of(model: Any, *, compile: bool = False) -> ModelRuntime:
 
 def cache_notes(forward: ModelRuntime, name: str, resolved: Resolved) -> list[str]:
     """One sentence for each surprising effect of the cache, and of `cache_implementation`. `name`: the checkpoint's."""
-    generation, window, form = resolved.generation, forward.cut_window, resolved.generation.cache_implementation
-    uses, keeps = generation.use_cache, forward.abilities.supports_cache
-    notes = [window.note] if window is not None and window.note and uses and keeps else []
+    uses, form = resolved.generation.use_cache, resolved.generation.cache_implementation
+    notes = []
     if forward.abilities.cache_differs:
         used = "its cache is used, as in generate()" if uses else "everything is read again"
         notes.append(f"{forward.name} computes other numbers with a cache than without: {used}")
-    drafting = [knob for knob in DRAFTING if getattr(generation, knob) is not None]
-    if window is not None and window.indexed and drafting and uses:
-        notes.append(
-            f"{drafting[0]}: beyond {window.size} tokens ({window.name}) nothing is drafted: which tokens "
-            f"{forward.name} sees there depends on how many are read at once"
-        )
     if not uses or form == "off":
         return notes
-    if not keeps:
+    if not forward.abilities.supports_cache:
         return [*notes, f"{name} keeps no cache: everything is read again at every step"]
     if form == "dynamic":
         return notes

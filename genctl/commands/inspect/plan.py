@@ -53,7 +53,7 @@ class Part(NamedTuple):
             return size.rows, 1
         if kind == CROSS:
             return size.batch if size.grouped or size.batch == 1 else size.rows, size.source
-        if window is None or window == 1:  # which keeps all (see `decode.runtime.CutWindow`)
+        if window is None or window == 1:  # which keeps all (see `decode.runtime.cut_bound`)
             return size.rows, size.length
         return size.rows, min(size.length, window - 1 + more)
 
