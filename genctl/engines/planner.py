@@ -177,14 +177,15 @@ class LanePlan:
             request.run,
             prompt_ids=() if read == self.prompt.spelled else read,
         )
-        phrases = planner.strategies.forced_phrases(generation, strategy, self.words)
         names = {getattr(processor, "name", None) for processor in processors}
-        if not phrases and not ranking and names.isdisjoint((*GRAMMARS, "thinking_budget")):
+        forced = generation.force_words or generation.force_words_ids
+        if not forced and not ranking and names.isdisjoint((*GRAMMARS, "thinking_budget")):
             return PlannedLane(lane, began, None)
         from genctl.decode.processors.grammar import Grammar
         from genctl.decode.processors.thinking import Thinking
-        from genctl.engines.lane_results import LaneResults
+        from genctl.engines.lane_results import LaneResults, forced_phrases
 
+        phrases = forced_phrases(generation, strategy, self.loaded.tokenizer, self.words) if forced else None
         grammar, thinking = function_of(processors, Grammar), function_of(processors, Thinking)
         return PlannedLane(lane, began, LaneResults(phrases, grammar, len(self.tokens), ranking, thinking))
 

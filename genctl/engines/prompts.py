@@ -34,7 +34,7 @@ class PromptReader:
 
     def __init__(self, loaded: LoadedModel, runtime: Runtime, trained: int | None) -> None:
         self.loaded, self.runtime, self.trained = loaded, runtime, trained
-        self.translating: tuple[Resolved, Generation] | None = None  # the last settings with a language
+        self.translating: tuple[Resolved, Generation] | None = None  # the last settings
 
     def read(self, request: Request) -> Prompt:
         """The request's prompt in token ids. Raises InputError or ModelError."""
@@ -96,16 +96,13 @@ class PromptReader:
 
     def in_language(self, resolved: Resolved) -> Generation:
         """The settings, whose text begins with the token of `tgt_lang`. Raises UsageError for a language it lacks."""
-        named = {name: getattr(resolved.runtime, name) for name in ("src_lang", "tgt_lang")}
-        if not any(named.values()):
-            return resolved.generation
         if self.translating is not None and self.translating[0] is resolved:
             return self.translating[1]
         from genctl.models.text import language_id
 
         generation = resolved.generation
-        for name, language in named.items():
-            if language is not None:
+        for name in ("src_lang", "tgt_lang"):
+            if (language := getattr(resolved.runtime, name)) is not None:
                 setting = f"{name} = {language} ({resolved.origins.get(name, 'default')})"
                 id = language_id(self.loaded.tokenizer, setting, language, self.loaded.name)
                 if name == "tgt_lang":
