@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,13 +17,41 @@ from genctl.decode.runtime import ModelRuntime
 from genctl.decode.score import ModelScores, ProcessedScores, Stages
 from genctl.decode.transfer import to_device
 from genctl.decode.types import Draft, Drafting, FinishedRow, Independent, Lane, LaneDrafts, Prefix, Rows, Search
-from genctl.errors import GenctlError
+from genctl.errors import GenctlError, is_shortage
 
 if TYPE_CHECKING:
     from genctl.decode.prefix_cache import PrefixCache
     from genctl.decode.processors.build import NamedProcessor
 
 ROOM = 1024  # new tokens that fit without a reallocation
+
+
+class OutOfMemory(Exception):
+    """A step or a prompt did not fit."""
+
+    def without_frames(self) -> OutOfMemory:
+        """A copy without the traceback, whose frames hold tensors of what did not fit."""
+        return OutOfMemory(str(self))
+
+
+@contextmanager
+def shortages() -> Iterator[None]:
+    """Raises OutOfMemory in the place of any exception within for a shortage of memory."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_shortage(error):
+            raise
+        error.__traceback__ = error.__context__ = error.__cause__ = None  # their frames hold tensors of the pass
+        raise OutOfMemory(str(error)) from None
+
+
+def too_large(lane: Lane, rows: int, shortage: Exception) -> events.Failed:
+    """The failure of a lane that does not fit alone."""
+    tokens = len(lane.tokens) + len(lane.source or ())
+    many = f"{rows} rows of it" if rows > 1 else "it alone"
+    why = f" ({str(shortage).splitlines()[0][:120]})" if str(shortage) else ""
+    return events.Failed(lane.name, "memory", f"not enough memory for a prompt of {tokens} tokens, {many}{why}")
 
 
 @dataclass(eq=False)

@@ -16,13 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from genctl import events
 from genctl.decode.cache.cache import Cache, RowOfPass
-from genctl.decode.cache.growing import GrowingLayer
-from genctl.decode.cache.layer import CROSS
-from genctl.decode.types import Prefix, Source, Sources
+from genctl.decode.types import Prefix, Source, Sources, join_sources
 from genctl.errors import ModelError
 from genctl.events import shared_length
 
@@ -387,83 +383,3 @@ def depth_of(model: ModelRuntime) -> int:
 def _prefix(tokens: Tensor, output: Output, hidden: Tensor | None, source: Source | None) -> Prefix:
     layers = None if output.layers is None else tuple(layer[:, -1:] for layer in output.layers)
     return Prefix(tokens, output.cache, output.logits[:, -1], hidden, layers, source)
-
-
-def join_sources(
-    sources: Sequence[Source],
-    cross: Sequence[Sequence[GrowingLayer] | None],
-    counts: Sequence[int],
-    *,
-    group: bool = False,
-) -> Sources:
-    """The encoder side of a batch from one prompt each: lane i has `counts[i]` rows.
-
-    One prompt: a view of its single row, `counts[0]` times. Several: copied once, padded on the right and masked. With
-    `group`, where all counts are equal, cross-attention has one row for each prompt.
-    """
-    longest = max(source.states.shape[1] for source in sources)
-    layers: list[GrowingLayer] | None = None
-    known = [part for part in cross if part is not None]
-    if len(known) == len(cross):
-        layers, own_counts = [], [1] * len(counts) if group else counts
-        for parts in zip(*known, strict=True):
-            layer = GrowingLayer()
-            keys, values = zip(*(part.content() for part in parts), strict=True)
-            layer.hold(_padded(keys, own_counts, longest), _padded(values, own_counts, longest))
-            layers.append(layer)
-    states = _padded([source.states[:, None] for source in sources], counts, longest)[:, 0]
-    if len(sources) == 1 and layers is None:  # every pass reads it again, and not every architecture accepts a view
-        states = states.contiguous()
-    mask = None
-    if any(source.states.shape[1] < longest for source in sources):
-        ones = [torch.ones_like(source.ids)[:, None, :, None] for source in sources]
-        mask = _padded(ones, counts, longest)[:, 0, :, 0]
-    return Sources(states, mask, layers)
-
-
-def _padded(parts: Sequence[Tensor], counts: Sequence[int], longest: int) -> Tensor:
-    """Parts [1, G, length, D], each repeated `counts` times, over zeros; a view if there is only one part."""
-    rows = []
-    for part, count in zip(parts, counts, strict=True):
-        short = longest - part.shape[2]
-        rows.append((functional.pad(part, (0, 0, 0, short)) if short else part).expand(count, -1, -1, -1))
-    return rows[0] if len(rows) == 1 else torch.cat(rows)
-
-
-class CacheObserver:
-    """Reads the cache after every pass of `forward`, until it is closed."""
-
-    def __init__(self, forward: ModelRuntime) -> None:
-        self.forward = forward
-        self.passed: Passed | None = None  # the last pass
-        forward.watch = self
-
-    def close(self) -> None:
-        """Stop observing."""
-        self.forward.watch = None
-
-    def __call__(self, passed: Passed) -> None:
-        """Record a pass."""
-        self.passed = passed
-
-    def read(self, lanes: Sequence[str], step: int, reordered: Sequence[int] = ()) -> events.CacheRead:
-        """The last pass as an event. `lanes` names the lane of each row."""
-        passed = self.passed
-        assert passed is not None
-        cache, inputs = passed.cache, passed.inputs
-        fed = inputs.get("decoder_input_ids", inputs.get("input_ids"))
-        assert fed is not None
-        mask = inputs.get("decoder_attention_mask" if self.forward.is_encoder_decoder else "attention_mask")
-        count = int(fed.shape[1])
-        layers = [] if cache is None else cache.describe()
-        for layer in layers:  # the columns of this pass; cross-attention is computed once, with the prompt
-            layer["new"] = (layer["shape"][2] if passed.first else 0) if layer["kind"] == CROSS else count
-        columns = tuple(range(passed.past, passed.past + count))
-        given = events.Given(_rows(fed) or (), passed.past, columns, _rows(inputs.get("position_ids")), _rows(mask))
-        reserved = 0 if cache is None else cache.reserved()
-        lane = lanes[0] if lanes else ""
-        return events.CacheRead(lane, step, tuple(layers), given, tuple(lanes), tuple(reordered), reserved)
-
-
-def _rows(tensor: Any) -> tuple[tuple[int, ...], ...] | None:
-    return tuple(map(tuple, tensor.tolist())) if isinstance(tensor, Tensor) and tensor.dim() == 2 else None

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from genctl.decode.cache.cache import Cache
-from genctl.decode.runtime import ModelRuntime, Pass, join_sources
+from genctl.decode.runtime import ModelRuntime, Pass
 from genctl.decode.score import damaged
-from genctl.decode.types import Source
+from genctl.decode.types import Source, join_sources
 from genctl.engines.protocol import Detail
 from genctl.errors import ModelError
 from genctl.events import Token

@@ -256,7 +256,7 @@ class Session:
         batch_size = resolved.runtime.batch_size
         if batch_size != "auto":
             return default if batch_size is None else int(batch_size)
-        from genctl.decode.memory import fitting
+        from genctl.decode.batch_cache import fitting
 
         return fitting(self.forward, self._trial(resolved).lane, min(self.planner.context or TYPICAL, TYPICAL))
 

@@ -23,10 +23,9 @@ from genctl import compat
 from genctl.decode import transfer
 from genctl.decode.cache.cache import Cache
 from genctl.decode.cache.foreign import ModuleStates, ReturnedStatesCache, new_cache
-from genctl.decode.memory import is_shortage
 from genctl.decode.runtime import Abilities, ModelRuntime, Output, Pass, Passed, cut_bound
 from genctl.decode.types import Source, Sources
-from genctl.errors import GenctlError, ModelError
+from genctl.errors import GenctlError, ModelError, is_shortage
 from genctl.models.architectures import facts_of
 from genctl.transformers import contract
 from genctl.transformers.abilities import MeasuredAbilities

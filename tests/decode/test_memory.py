@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from genctl.decode import memory
+from genctl.decode import batch_cache as memory
 from genctl.decode.types import Lane
 from genctl.strategies.beam import Beam
 from genctl.strategies.sample import Sample

@@ -10,10 +10,10 @@ import torch
 from genctl import events
 from genctl.decode import choose
 from genctl.decode.loop import decode
-from genctl.decode.memory import is_shortage
 from genctl.decode.runtime import ModelRuntime, Pass
 from genctl.decode.score import ModelScores
 from genctl.decode.types import Lane
+from genctl.errors import is_shortage
 from genctl.strategies.beam import Beam
 from genctl.strategies.contrast import Contrastive
 from genctl.strategies.sample import Sample

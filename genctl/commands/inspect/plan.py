@@ -63,7 +63,7 @@ class Part(NamedTuple):
 
     def reserved(self, size: Size) -> int:
         """The most bytes of its buffers, room for later tokens included."""
-        from genctl.decode.batch import ROOM
+        from genctl.decode.batch_cache import ROOM
         from genctl.decode.cache.growing import STEP, grown
 
         if self.entry["kind"] != "static" and size.length > ROOM + 1:  # beyond ROOM new tokens a buffer grows
