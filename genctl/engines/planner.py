@@ -235,8 +235,8 @@ class LanePlan:
 
         given = generation.stop_strings or ()
         stops = (given,) if isinstance(given, str) else given
-        healed = heal(tokenizer, self.prompt.ids, self.forward.vocab_size, stops=stops)
-        return (self.prompt.ids, "") if healed is None else (healed.ids, healed.text)
+        healed = heal(tokenizer, self.prompt.ids, self.forward.vocab_size, stops)
+        return healed.ids, healed.text
 
     def _most_new_tokens(self) -> tuple[int, str]:
         """The maximum number of new tokens, and its reason if that is the context. A full context has room for one."""

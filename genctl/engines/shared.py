@@ -11,7 +11,7 @@ import datetime
 import os
 import signal
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import cache
@@ -78,26 +78,23 @@ def broadcast(value: Any, *, wait: bool = False) -> Any:
     `wait`: rank 0 may take days. Raises ModelError if a rank has ended or does not answer.
     """
     box = [value]
-    try:
-        dist.broadcast_object_list(box, src=0, group=_patient_group() if wait else None)
-    except RuntimeError as error:
-        raise _lost(error) from error
+    _together(dist.broadcast_object_list, box, group=_patient_group() if wait else None)
     return box[0]
 
 
 def share(tensor: Tensor) -> Tensor:
     """Rank 0's numbers for a tensor that every rank has in the same shape. Raises ModelError as `broadcast` does."""
     same = tensor.contiguous()
-    try:
-        dist.broadcast(same, src=0)
-    except RuntimeError as error:
-        raise _lost(error) from error
+    _together(dist.broadcast, same)
     return same
 
 
-def _lost(error: BaseException) -> ModelError:
-    problem = f"another rank has ended or does not answer within {TIMEOUT_S} s: {_line(error)}"
-    return ModelError(f"rank {dist.get_rank()} of {dist.get_world_size()}: {problem}")
+def _together(send: Callable[..., object], content: Any, **how: Any) -> None:
+    try:
+        send(content, src=0, **how)
+    except RuntimeError as error:
+        problem = f"another rank has ended or does not answer within {TIMEOUT_S} s: {_line(error)}"
+        raise ModelError(f"rank {dist.get_rank()} of {dist.get_world_size()}: {problem}") from error
 
 
 def _line(error: BaseException) -> str:

@@ -182,15 +182,6 @@ def test_a_prompt_that_does_not_fit_waits_for_the_others_before_it_fails() -> No
     assert found == wanted
 
 
-def test_a_drafting_search_fails_alone() -> None:
-    model = tiny("gpt2")
-    found, _ = results(
-        Small(model, 3), 2, [Lane("a", (5, 6, 7), Contrastive(4, 0.6), 5), Lane("b", (8, 9), Sample(), 5)]
-    )
-    assert found["a"][0] == "memory"
-    assert len(found["b"][0]) == 5
-
-
 def test_other_errors_are_not_taken_for_a_shortage() -> None:
     assert is_shortage(MemoryError())
     assert is_shortage(torch.OutOfMemoryError("x"))
