@@ -14,9 +14,9 @@ from torch import Tensor
 from genctl import events
 from genctl.decode.batch_cache import BatchCache, CacheObserver
 from genctl.decode.lane import LaneState, OutOfMemory, shortages
-from genctl.decode.pass_prices import PassPlan, never_pays
 from genctl.decode.runtime import ModelRuntime, Pass
 from genctl.decode.score import ModelScores
+from genctl.decode.step_costs import PassPlan, never_pays
 from genctl.decode.transfer import to_device
 from genctl.decode.types import Prefix
 from genctl.errors import GenctlError

@@ -90,7 +90,8 @@ class BatchCache:
         places, at = {}, 0
         for state, count in self.held:
             places[state], at = at, at + count
-        return [places[state] + parent for state in states if state in places for parent in state.reordered]
+        lanes = [state for state in states if state in places]
+        return [places[state] + parent for state in lanes for parent in state.parents for _ in range(state.branches)]
 
     def padding(self, states: Sequence[LaneState]) -> Tensor:
         """Columns of padding before the tokens of each row, int64 [N]; the same tensor while they stay the same."""

@@ -128,11 +128,6 @@ class LaneState:
         """Tokens of each row in the cache of a joining lane: the prompt's, or all but the newest."""
         return self.length - (self.known_scores is None) if self.own is not None else int(self.prefix.tokens.shape[1])
 
-    @property
-    def reordered(self) -> list[int]:
-        """The scored row that each row of the next pass continues."""
-        return [parent for parent in self.parents for _ in range(self.branches)]
-
     def unfed(self) -> Tensor:
         """The tokens that the model has not read, int64 [N, F]: the newest, unless a draft held it, and the draft."""
         draft = None if self.draft is None else self.draft.flatten(0, 1)

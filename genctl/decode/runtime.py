@@ -23,7 +23,7 @@ from genctl.errors import ModelError
 from genctl.events import shared_length
 
 if TYPE_CHECKING:
-    from genctl.decode.pass_prices import PassPrice
+    from genctl.decode.step_costs import PassPrice
 
 
 class TokenPlaces:
@@ -207,13 +207,13 @@ class ModelRuntime(ABC):
 
     @property
     def weights_form(self) -> str:
-        """How the products' weights are held on the CPU: a key of `pass_prices.PRICES`."""
+        """How the products' weights are held on the CPU: a key of `step_costs.PRICES`."""
         return "torch"
 
     @cached_property
     def pass_price(self) -> PassPrice:
         """What its passes cost, by a table."""
-        from genctl.decode.pass_prices import price_of
+        from genctl.decode.step_costs import price_of
 
         return price_of(self.model.config, self.weights_form if self.device.type == "cpu" else "gpu")
 

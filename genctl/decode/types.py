@@ -342,7 +342,7 @@ class LaneDrafts(Protocol):
     def next(self, written: Sequence[int], plan: Any) -> Draft | None:
         """What the next pass should check, if anything, after `written` tokens since the last call.
 
-        `plan` says what the pass costs that checks the drafts of all lanes (`pass_prices.PassPlan`).
+        `plan` says what the pass costs that checks the drafts of all lanes (`step_costs.PassPlan`).
         """
 
     def end(self, written: Sequence[int]) -> None:

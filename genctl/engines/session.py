@@ -14,7 +14,7 @@ from genctl import events
 from genctl.config import conflicts, modes
 from genctl.config.check import shown
 from genctl.config.layers import Layer, Resolved, model_layer, resolve
-from genctl.decode.threads import TEXT, Threads
+from genctl.decode.step_costs import TEXT, Threads
 from genctl.engines.protocol import (
     ALONE,
     About,

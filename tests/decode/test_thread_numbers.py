@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import genctl
-from genctl.decode import threads
-from genctl.decode.threads import Threads
+from genctl.decode import step_costs as threads
+from genctl.decode.step_costs import Threads
 from tests.cli.tool import genctl as command
 
 SMALL, LARGE = 3_600_000, 500_000_000  # bytes: builtin:stories, and GPT-2 in float32
