@@ -36,15 +36,6 @@ class RerankPlan(NamedTuple):
     returned: int
     length_penalty: float = 1.0  # best_of: the score is logprob / tokens ** length_penalty
 
-    @classmethod
-    def of(cls, generation: Generation) -> RerankPlan:
-        """The plan of `best_of` or `mbr_samples`."""
-        returned = generation.num_return_sequences
-        if generation.best_of is not None:
-            return cls("best_of", generation.best_of, returned, generation.length_penalty)
-        assert generation.mbr_samples is not None
-        return cls("mbr", generation.mbr_samples, returned)
-
 
 def rerank(
     hypotheses: Sequence[events.Hypothesis], texts: Sequence[str], plan: RerankPlan

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from genctl import events
 from genctl.config.listed_knobs import check_finite, criteria_of, processors_of
 from genctl.decode.processors import function_of
-from genctl.engines.prompts import Prompt, PromptReader, conversation
+from genctl.engines.prompts import Prompt, PromptReader, conversation, ids_of
 from genctl.engines.strategy_choice import StrategyChoice, undrafted
 from genctl.errors import InputError, ModelError, UsageError, count
 from genctl.models.config_limits import context_of, trained_length
@@ -60,11 +58,10 @@ class Planner:
         # the length of the texts of the training, if scaled positions let the model read longer ones
         length = trained_length(loaded.config)
         self.trained = None if length == self.context else length
-        self.prompts = PromptReader(loaded, runtime, self.trained)
-        defaults = loaded.model.generation_config
-        self.eos = ids_of(defaults.eos_token_id)
-        self.bos = defaults.bos_token_id
-        self.decoder_start = defaults.decoder_start_token_id  # without one the decoder begins with BOS
+        self.prompts = PromptReader(loaded, runtime, self.context, self.trained)
+        self.bos, self.eos = self.prompts.bos, self.prompts.eos
+        # without one the decoder begins with BOS
+        self.decoder_start = loaded.model.generation_config.decoder_start_token_id
 
     @cached_property
     def known_tags(self) -> Tags | None:
@@ -100,9 +97,10 @@ class LanePlan:
         read = planner.read(request)
         if not read.ids:
             raise InputError("the prompt tokenises to nothing, and there is nothing to continue")
-        self.prompt = self._truncated(read)
+        self.prompt = planner.prompts.truncated(read, request, self.generation)
         self.truncated = len(read.ids) - len(self.prompt.ids)
-        self.tokens, self.healed = self._healed()  # to read; the text that the continuation begins with
+        # to read; the text that the continuation begins with
+        self.tokens, self.healed = planner.prompts.healed(self.prompt.ids, self.generation, self.forward.vocab_size)
         self.source: tuple[int, ...] | None = None  # of an encoder
         self.words = detokenizer(self.loaded.tokenizer)
         if self.forward.is_encoder_decoder:  # its text begins from nothing
@@ -198,45 +196,6 @@ class LanePlan:
             for token in ids_of(getattr(self.generation, name)):
                 if not 0 <= token < size and (name, token) != ("pad_token_id", -1):  # -1: none
                     raise UsageError(f"{name}: {token} is not one of the {size} ids of the model")
-
-    def _truncated(self, prompt: Prompt) -> Prompt:
-        """The prompt after `truncate`; its text is unchanged.
-
-        Keeps room for max_new_tokens, at most half of the context (or max_length); an encoder-decoder's
-        new tokens have a separate context. Special tokens that the tokenizer puts around a prompt stay: its BOS, and an
-        encoder's EOS.
-        """
-        generation, encoder = self.generation, self.forward.is_encoder_decoder
-        limit = None if encoder or generation.max_new_tokens is not None else generation.max_length
-        bound = min((size for size in (self.planner.context, limit) if size is not None), default=sys.maxsize)
-        side, ids = self.request.resolved.runtime.truncate, prompt.ids
-        keep = bound if encoder else bound - min(generation.max_new_tokens or DEFAULT_NEW_TOKENS, bound // 2)
-        if side is None or len(ids) <= keep:
-            return prompt
-        head = int(ids[0] == self.planner.bos)
-        tail = int(encoder and ids[-1] in self.planner.eos)
-        left = keep - head - tail
-        if left < 1:
-            has = count(len(ids), "token")
-            raise InputError(f"the prompt has {has}, and truncate would leave none of it in {bound}")
-        first = head + {"left": 0, "right": left, "middle": (left + 1) // 2}[side]
-        return replace(prompt, ids=ids[:first] + ids[len(ids) - (keep - first) :])
-
-    def _healed(self) -> tuple[tuple[int, ...], str]:
-        """The prompt without its last tokens, and their text, with which the continuation must begin."""
-        generation, tokenizer = self.generation, self.loaded.tokenizer
-        if not generation.token_healing:
-            return self.prompt.ids, ""
-        if self.forward.is_encoder_decoder:
-            raise ModelError("token_healing repairs the end of the prompt, which an encoder-decoder does not continue")
-        if tokenizer is None:
-            raise ModelError(f"token_healing needs a tokenizer, and {self.loaded.name} has none")
-        from genctl.decode.prompts import heal
-
-        given = generation.stop_strings or ()
-        stops = (given,) if isinstance(given, str) else given
-        healed = heal(tokenizer, self.prompt.ids, self.forward.vocab_size, stops)
-        return healed.ids, healed.text
 
     def _most_new_tokens(self) -> tuple[int, str]:
         """The maximum number of new tokens, and its reason if that is the context. A full context has room for one."""
@@ -369,10 +328,3 @@ class LanePlan:
             return ("time", f"row_timeout {seconds:g} s") if time.monotonic() - self.began > seconds else None
 
         return (*criteria, NamedCriterion("row_timeout", late))
-
-
-def ids_of(value: int | list[int] | tuple[int, ...] | None) -> tuple[int, ...]:
-    """The ids of a setting that may be one, several or none."""
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, int) else tuple(value)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from genctl.decode.cache.layer import FULL
 from genctl.decode.runtime import ModelRuntime
@@ -49,10 +49,11 @@ class StrategyChoice:
         if generation.mbr_samples and tokenizer is None:
             raise UsageError("mbr_samples: compares texts, and this checkpoint has no tokenizer to write any")
         ranking = None
-        if generation.best_of or generation.mbr_samples:
+        if samples := generation.best_of or generation.mbr_samples:
             from genctl.engines.lane_results import RerankPlan
 
-            ranking = RerankPlan.of(generation)
+            kind: Literal["best_of", "mbr"] = "best_of" if generation.best_of else "mbr"
+            ranking = RerankPlan(kind, samples, generation.num_return_sequences, generation.length_penalty)
         alone = generation if ranking is None else replace(generation, num_return_sequences=1)
         strategy = factory.auxiliary_strategy(alone, self.forward, tokenizer, self._auxiliary)
         if strategy is None:
