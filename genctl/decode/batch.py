@@ -13,7 +13,7 @@ from torch import Tensor
 
 from genctl import events
 from genctl.decode.batch_cache import BatchCache, CacheObserver
-from genctl.decode.lane import LaneState, OutOfMemory, shortages
+from genctl.decode.lane import LaneState, OutOfMemory, raise_shortage, shortages
 from genctl.decode.runtime import ModelRuntime, Pass
 from genctl.decode.score import ModelScores
 from genctl.decode.step_costs import PassPlan, never_pays
@@ -199,9 +199,12 @@ class Batch:
 
     def _scores(self, tokens: Tensor | None = None) -> ModelScores:
         """The scores of one pass, in which each row is fed its own of `tokens`, int64 [N], or what it has not read."""
-        with shortages():
+        try:
             given = self._next_pass(tokens)
             output = self.model(given)
+        except (MemoryError, RuntimeError) as error:
+            raise_shortage(error)
+            raise
         if given.cache is not None and given.places is None:
             self.kv.columns += given.feed.shape[1]
         return ModelScores(output.logits, output.layers)

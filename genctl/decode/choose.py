@@ -16,11 +16,11 @@ from torch import Tensor
 
 from genctl import events
 from genctl.decode.commit import Facts, commit, finish, first_stop
-from genctl.decode.lane import LaneState, OutOfMemory, padded, shortages, too_large
+from genctl.decode.lane import LaneState, OutOfMemory, padded, raise_shortage, too_large
 from genctl.decode.score import ModelScores, ProcessedScores, Stages, counted, damaged, score, score_at
 from genctl.decode.transfer import fetch
 from genctl.decode.types import Choice, Context, Lane, RowsOfLane, Scores
-from genctl.errors import ContractError, GenctlError, ModelError
+from genctl.errors import ContractError, GenctlError, ModelError, is_shortage
 from genctl.kernels.ops import entropy, log_softmax
 
 if TYPE_CHECKING:
@@ -145,51 +145,49 @@ def _together(states: list[LaneState]) -> list[LanesChosen]:
     if place.stop - place.start < model.logits.shape[0]:
         model = model.map(lambda tensor: tensor[place])
     try:
-        with shortages():
-            text = padded(states, model.logits.shape[-1]) if first.mode.reads_rows else first.live.row_tokens
-            scored = score(lane.processors, text, None, model, strategy.traits.space)
-            tokens = strategy.tokens(scored.logits[:, 0], map(_rows_of, states), scored.left)
-            rows = counted(tokens.shape[0], tokens.device)
-            counts = [len(state.survivors) for state in states]
-            return [_chosen(states, counts, Choice(rows, tokens), model, scored)]
-    except (GenctlError, ValueError, RuntimeError, IndexError):
+        text = padded(states, model.logits.shape[-1]) if first.mode.reads_rows else first.live.row_tokens
+        scored = score(lane.processors, text, None, model, strategy.traits.space)
+        tokens = strategy.tokens(scored.logits[:, 0], map(_rows_of, states), scored.left)
+        rows = counted(tokens.shape[0], tokens.device)
+        counts = [len(state.survivors) for state in states]
+        return [_chosen(states, counts, Choice(rows, tokens), model, scored)]
+    except (GenctlError, MemoryError, ValueError, RuntimeError, IndexError) as error:
+        raise_shortage(error)
         return [_alone(state) for state in states]  # so that only the lane at fault fails
 
 
 def _alone(state: LaneState) -> LanesChosen:
     """One lane's choice."""
-    lane, traits, independent = state.lane, state.lane.strategy.traits, state.mode.independent
-    with shortages():
-        model = state.own_scores()
-        if independent is None and (traits.reads_scores or not traits.drafts):
-            _ = model.logprobs  # here, because after a failure within a search the choice could not be repeated
+    lane, traits, independent, model = state.lane, state.lane.strategy.traits, state.mode.independent, None
     try:
-        with shortages():
-            _refuse(state)
-            if state.mode.drafting is not None and state.drafts is None:
-                state.drafts = state.mode.drafting.begin(_context(state))
-            if traits.reads_scores and not state.mode.tolerant and bool(model.logprobs.amax(-1).isnan().any()):
-                raise damaged(f"at step {state.step}")
-            state.stages = []
-            scored = score(lane.processors, state.live.row_tokens, state.draft, model, traits.space, trace=lane.trace)
-            choice = _choice(state, model, scored)
-            if state.stages:  # made by `Context.process`
-                scored = scored._replace(stages=state.stages)
-            return _chosen([state], [choice.rows.shape[0]], choice, model, scored)
+        scores = state.own_scores()
+        if independent is None and (traits.reads_scores or not traits.drafts):
+            _ = scores.logprobs  # here, because after a failure within a search the choice could not be repeated
+        model = scores
+        _refuse(state)
+        if state.mode.drafting is not None and state.drafts is None:
+            state.drafts = state.mode.drafting.begin(_context(state))
+        if traits.reads_scores and not state.mode.tolerant and bool(model.logprobs.amax(-1).isnan().any()):
+            raise damaged(f"at step {state.step}")
+        state.stages = []
+        scored = score(lane.processors, state.live.row_tokens, state.draft, model, traits.space, trace=lane.trace)
+        choice = _choice(state, model, scored)
+        if state.stages:  # made by `Context.process`
+            scored = scored._replace(stages=state.stages)
+        return _chosen([state], [choice.rows.shape[0]], choice, model, scored)
     except StopIteration:
         return LanesChosen([state])
-    except OutOfMemory as error:
-        if independent is not None:
-            raise
-        # a search that was interrupted cannot be repeated
-        return LanesChosen([state], why=too_large(lane, state.row_count, error))
     except ContractError:  # of a draft model
         raise
-    except (GenctlError, ValueError, RuntimeError, IndexError) as error:
-        why = _damage(state, model.logits) or error
-        if not isinstance(why, GenctlError):
+    except GenctlError as error:
+        return LanesChosen([state], why=(model and _damage(state, model.logits)) or error)
+    except (MemoryError, ValueError, RuntimeError, IndexError) as error:
+        if independent is None and model is not None and is_shortage(error):  # the search could not be repeated
+            return LanesChosen([state], why=too_large(lane, state.row_count, error))
+        raise_shortage(error)
+        if model is None or (damage := _damage(state, model.logits)) is None:
             raise
-        return LanesChosen([state], why=why)
+        return LanesChosen([state], why=damage)
 
 
 def _choice(state: LaneState, model: ModelScores, scored: ProcessedScores) -> Choice:

@@ -34,16 +34,21 @@ class OutOfMemory(Exception):
         return OutOfMemory(str(self))
 
 
+def raise_shortage(error: BaseException) -> None:
+    """Raises OutOfMemory in the place of an exception for a shortage of memory. Another one is left to the caller."""
+    if isinstance(error, (MemoryError, RuntimeError)) and is_shortage(error):
+        error.__traceback__ = error.__context__ = error.__cause__ = None  # their frames hold tensors of the pass
+        raise OutOfMemory(str(error)) from None
+
+
 @contextmanager
 def shortages() -> Iterator[None]:
-    """Raises OutOfMemory in the place of any exception within for a shortage of memory."""
+    """`raise_shortage` for whatever is raised within: around what is not done for each token."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not is_shortage(error):
-            raise
-        error.__traceback__ = error.__context__ = error.__cause__ = None  # their frames hold tensors of the pass
-        raise OutOfMemory(str(error)) from None
+        raise_shortage(error)
+        raise
 
 
 def too_large(lane: Lane, rows: int, shortage: Exception) -> events.Failed:
