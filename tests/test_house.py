@@ -54,7 +54,7 @@ ALLOWED: dict[str, set[str]] = {
     "engines": {"config", "decode", "kernels", "models", "native", "strategies", "transformers", *_EARLIER},
     "engines.server": {"config", "engines", "io", "models.tokenizer_alone", *_EARLIER},
     "engines.pool": {
-        "process", "config", "decode.threads", "engines", "kernels", "models", "native", *_EARLIER,
+        "process", "config", "decode.step_costs", "engines", "kernels", "models", "native", *_EARLIER,
     },
     "config": {"params"},
     "strategies": {"compat", "config.modes", "decode", "events", "kernels", "params"},

@@ -32,9 +32,9 @@ NUMBER = re.compile(r"auto|(?=0*[1-9])[0-9]{1,5}")
 
 
 def _local(setup: EngineSetup) -> Engine:
-    from genctl.engines.session import Session, load_session
+    from genctl.engines.session import Session
 
-    return load_session(Session, setup)
+    return Session.opened(setup)
 
 
 def _servers(setup: EngineSetup) -> Engine:
@@ -51,9 +51,9 @@ def _pool(options: Any, setup: EngineSetup) -> Engine:
 
 def shared(setup: EngineSetup) -> Engine:
     """Ranks that compute the same rows together."""
-    from genctl.engines.shared import load_shared
+    from genctl.engines.shared import SharedSession
 
-    return load_shared(setup)
+    return SharedSession.opened(setup)
 
 
 @dataclass(frozen=True)

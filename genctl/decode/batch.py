@@ -6,27 +6,23 @@ Rows are aligned to the right, with padding before the shorter ones; between pas
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from genctl import events
-from genctl.decode.cache.cache import Cache, run_of
-from genctl.decode.lane import LaneState
-from genctl.decode.memory import OutOfMemory, raise_shortage, shortages
-from genctl.decode.pass_prices import PassPlan, never_pays
-from genctl.decode.runtime import CacheObserver, ModelRuntime, Pass, TokenPlaces, join_sources
+from genctl.decode.batch_cache import BatchCache, CacheObserver
+from genctl.decode.lane import LaneState, OutOfMemory, raise_shortage, shortages
+from genctl.decode.runtime import ModelRuntime, Pass
 from genctl.decode.score import ModelScores
+from genctl.decode.step_costs import PassPlan, never_pays
 from genctl.decode.transfer import to_device
-from genctl.decode.types import Prefix, Sources
+from genctl.decode.types import Prefix
 from genctl.errors import GenctlError
 
 if TYPE_CHECKING:
     from genctl.decode.choose import LanesChosen
-
-ROOM = 512  # maximum number of free columns that are allocated at once
 
 
 class Batch:
@@ -255,224 +251,3 @@ class Batch:
         """All tokens of all rows, int64 [N, T+D], padded on the left: the input of a model without a cache."""
         padded = [torch.nn.functional.pad(state.all_tokens(), (self.kv.pads[state], 0)) for state in self.states]
         return padded[0] if len(padded) == 1 else torch.cat(padded)
-
-
-class BatchCache:
-    """The keys and values of a batch's rows in order, and the padding before them."""
-
-    def __init__(self, model: ModelRuntime) -> None:
-        self.model = model
-        self.cache: Cache | None = None  # None if the model has none: every pass then reads everything again
-        self.columns = 0
-        self.held: list[tuple[LaneState, int]] = []  # the lanes of the last pass in order, and each one's rows
-        self.rows = 0  # of all of them
-        self.pads: dict[LaneState, int] = {}  # columns of padding before a lane's tokens
-        self.gaps: dict[LaneState, int] = {}  # columns after a lane's tokens, where others have more than it
-        self.reordered: list[int] = []  # the previous places of the rows, if any was moved or copied
-        self.sources: Sources | None = None
-        self._source_rows: list[tuple[LaneState, int]] = []  # the lanes and counts that `sources` was built from
-        self._padding: tuple[list[int], Tensor] | None = None  # the last pads, and the same on the device
-
-    def remaining(self, states: Sequence[LaneState]) -> list[LaneState]:
-        """The lanes that have not ended. The last ones take the places of ended ones, so that few rows move."""
-        held = [state for state, _ in self.held]
-        if held == states and all([state.alive for state in states]):
-            return held
-        joining = [state for state in states if state.alive and state not in held]
-        if any(rows != 1 or state.row_count != 1 for state, rows in self.held if state.alive):
-            return [state for state in held if state.alive] + joining
-        while held and not all(state.alive for state in held):
-            last = held.pop()
-            if last.alive:
-                held[next(place for place, state in enumerate(held) if not state.alive)] = last
-        return held + joining
-
-    def stays(self, states: Sequence[LaneState]) -> bool:
-        """Whether every row stays in its place."""
-        if self.cache is None or len(states) != len(self.held):
-            return False
-        for state, (held, rows) in zip(states, self.held, strict=True):
-            if state is not held or not state.alive or state.fed_draft:
-                return False
-            if not state.mode.one_row and (state.draft is not None or state.parents != [*range(rows)]):
-                return False
-        self.reordered = []
-        return True
-
-    def arrange(self, states: list[LaneState]) -> None:
-        """Reorder the cache to the parents of the lanes' last choices."""
-        if states[0].prefix.cache is not None:
-            self._arrange(states)
-        else:
-            longest = max(state.fed_length for state in states)
-            self.pads = {state: longest - state.fed_length for state in states}
-        self.held = [(state, state.row_count) for state in states]
-        self.rows = sum(count for _, count in self.held)
-        if self.model.is_encoder_decoder:
-            if self.held == self._source_rows:
-                return
-            self._source_rows = self.held
-            prefixes = [state.prefix for state in states]
-            cross = [None if prefix.cache is None else prefix.cache.cross for prefix in prefixes]
-            sources = [prefix.source for prefix in prefixes if prefix.source is not None]
-            counts = [state.row_count for state in states]
-            group = self.model.abilities.shares_source and len(counts) > 1 and len(set(counts)) == 1
-            self.sources = join_sources(sources, cross, counts, group=group)
-
-    def places_of(self, states: Sequence[LaneState]) -> list[int]:
-        """The row of the last pass that each row of the next one continues, for lanes that were in it."""
-        places, at = {}, 0
-        for state, count in self.held:
-            places[state], at = at, at + count
-        return [places[state] + parent for state in states if state in places for parent in state.reordered]
-
-    def padding(self, states: Sequence[LaneState]) -> Tensor:
-        """Columns of padding before the tokens of each row, int64 [N]; the same tensor while they stay the same."""
-        pads = [self.pads[state] for state in states for _ in range(state.row_count)]
-        if self._padding is None or self._padding[0] != pads:
-            self._padding = pads, to_device(pads, self.model.device)
-        return self._padding[1]
-
-    def _arrange(self, states: list[LaneState]) -> None:
-        held = {state for state, _ in self.held}
-        before = [state for state in states if state in held]
-        joining = states[len(before) :]
-        room = max(state.lane.max_new_tokens - state.live.written for state in states)
-        prefix = states[0].prefix.cache
-        if prefix is not None and not prefix.is_fixed:
-            room = min(ROOM, room)
-        parts = []
-        if before:
-            assert self.cache is not None
-            rows = self.places_of(before)
-            spare = min(self.pads[state] for state in before)
-            self.reordered = [] if rows == [*range(self.rows)] else rows
-            if spare or self.reordered:
-                index = to_device(rows, self.model.device)
-                if spare or joining or [(state, state.row_count) for state in before] != self.held:
-                    self.cache = self.cache.keep(rows, index, room=0 if joining else room, drop=spare)
-                else:  # rows move within their lanes, whose prompts are the same for all their rows
-                    since = min(self.pads[state] + state.prefix.tokens.shape[1] for state in before)
-                    self.cache = self.model.reorder(self.cache, index, since)
-            self.pads = {state: self.pads[state] - spare for state in before}
-            self.columns -= spare
-            # take back the tokens of drafts that were not accepted
-            gaps = {state: self.gaps.get(state, 0) + state.rejected for state in before}
-            beyond = min(gaps.values())
-            self.cache.crop(beyond)
-            self.columns -= beyond
-            self.gaps = {state: gap - beyond for state, gap in gaps.items() if gap > beyond}
-            parts.append(self.cache)
-        if joining:
-            self.align(before)
-            shares_prompt = self._shares_prompt(states, before)
-            if parts and not shares_prompt:
-                parts = [parts[0].unshared()]
-            lengths = {state: state.read for state in joining}
-            parts += self._joining(joining, room, shares_prompt, alone=len(states) == 1, whole=not before)
-            self.cache = parts[0].merge(parts[1:], room=room)
-            # a merge has the form of its first part
-            if any(state.lane.strategy.traits.drafts or state.mode.drafting is not None for state in states):
-                self.cache.activate_past_recording()
-            lengths |= {state: self.columns - self.pads[state] for state in before}
-            self.columns = max(self.columns if before else 0, *lengths.values())  # after `align` all may have padding
-            self.pads = {state: self.columns - length for state, length in lengths.items()}
-
-    # -- rows of different numbers of tokens ---------------------------------------------------------------------------
-
-    def align(self, states: Sequence[LaneState]) -> None:
-        """Let the tokens of all rows end in the last column."""
-        if not self.gaps:
-            return
-        assert self.cache is not None
-        moves, at = [], 0
-        for state in states:
-            gap = self.gaps.get(state, 0)
-            moves += [(at + row, self.pads[state], gap) for row in range(state.row_count) if gap]
-            at += state.row_count
-            self.pads[state] += gap
-        self.cache.shift(moves)
-        self.gaps = {}
-
-    def ragged_pass(self, states: Sequence[LaneState]) -> Pass:
-        """A pass that feeds each row its newest token and its draft: T tokens in all, each a row of the pass.
-
-        A token sees the columns of its row up to its own, bool [T, C]. The rows have the tokens from then on.
-        """
-        tokens: list[int] = []
-        rows: list[int] = []
-        columns: list[int] = []
-        pads: list[int] = []
-        row, ends = 0, {}
-        for state in states:
-            first = self.columns - self.gaps.get(state, 0)
-            for fed in state.to_feed():
-                tokens += fed
-                rows += [row] * len(fed)
-                columns += range(first, first + len(fed))
-                pads += [self.pads[state]] * len(fed)
-                row += 1
-            ends[state] = first + len(fed)
-        count = max(ends.values())
-        new, self.columns = count - self.columns, count
-        self.gaps = {state: count - end for state, end in ends.items() if end < count}
-        made = to_device([*rows, *columns, *tokens, *pads], self.model.device).view(4, -1)
-        own, before = made[1, :, None], made[3, :, None]
-        every = torch.arange(count, device=made.device)
-        mask = (every <= own) & (every >= before)
-        return Pass(made[2, :, None], self.cache, mask, own - before, keep=1, places=TokenPlaces(made[:2], new))
-
-    # -- lanes that join -----------------------------------------------------------------------------------------------
-
-    def _joining(
-        self, joining: list[LaneState], room: int, shares_prompt: bool, *, alone: bool, whole: bool
-    ) -> list[Cache]:
-        """The caches of lanes that join, in order. Prompts that were read in one pass are one of them.
-
-        `alone`: a single lane joins an empty batch; `whole`: the batch is empty.
-        """
-        parts: list[Cache] = []
-        at = 0
-        while at < len(joining):
-            # of lanes with one row, which continues its prompt without a draft
-            plain = takewhile(
-                lambda one: one.row_count == 1 and one.own is None and not one.lane.strategy.traits.drafts, joining[at:]
-            )
-            run = [] if shares_prompt else run_of(state.prefix.cache for state in plain)
-            if run:
-                index = to_device([row.row for row in run], self.model.device)
-                own_room = room if whole and len(run) == len(joining) else 0  # else a merge makes it
-                parts.append(run[0].whole.select(index, room=own_room, drop=min(row.pad for row in run)))
-            else:
-                parts.append(self._fork(joining[at], room, shares_prompt, alone=alone))
-            at += max(len(run), 1)
-        return parts
-
-    def _shares_prompt(self, states: list[LaneState], before: list[LaneState]) -> bool:
-        """Whether all rows continue one prompt, whose keys and values they may then share."""
-        prefix = states[0].prefix
-        return (
-            sum(state.row_count for state in states) > 1
-            and prefix.cache is not None
-            and prefix.cache.is_shareable
-            and (not before or (self.cache is not None and self.cache.is_shared))
-            and all(one.prefix is prefix and one.own is None and not one.lane.strategy.traits.drafts for one in states)
-            and self.model.abilities.shares_prompt
-        )
-
-    def _fork(self, state: LaneState, room: int, shares_prompt: bool, *, alone: bool) -> Cache:
-        """The cache of a lane that joins: its prompt's, for as many rows as it has."""
-        device = self.model.device
-        if state.own is not None:  # its rows were read again: they differ, and none is missing
-            own, state.own = state.own, None
-            if not alone or not (own.is_fixed or own.cross):  # a merge copies it, and buffers grow
-                return own.with_layers(own.layers)
-            return own.select(torch.arange(state.row_count, device=device), room=room)
-        part = state.prefix.cache
-        assert part is not None
-        if shares_prompt:
-            return part.share(state.row_count, room)
-        rows = torch.zeros(state.row_count, dtype=torch.long, device=device)
-        if alone:
-            return part.continued(rows, room) if state.row_count == 1 else part.select(rows, room=room)
-        return part.select(rows) if state.row_count > 1 else part  # a merge copies it

@@ -9,19 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from genctl import events
 from genctl.decode.commit import Facts, commit, finish, first_stop
-from genctl.decode.lane import LaneState, padded
-from genctl.decode.memory import OutOfMemory, is_shortage, raise_shortage, too_large
+from genctl.decode.lane import LaneState, OutOfMemory, padded, raise_shortage, too_large
 from genctl.decode.score import ModelScores, ProcessedScores, Stages, counted, damaged, score, score_at
 from genctl.decode.transfer import fetch
 from genctl.decode.types import Choice, Context, Lane, RowsOfLane, Scores
-from genctl.errors import ContractError, GenctlError, ModelError
+from genctl.errors import ContractError, GenctlError, ModelError, is_shortage
 from genctl.kernels.ops import entropy, log_softmax
 
 if TYPE_CHECKING:
@@ -29,14 +28,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class Chosen:
-    """The choice of one lane, or of several together, and the tensors to copy to the host."""
+class LanesChosen:
+    """The choice of one lane, or of several together, and the tensors to copy to the host.
+
+    Without a choice: `why` its search failed, or None if it has returned; or that a choice did not fit, so that the
+    lanes after it do not choose.
+    """
 
     states: list[LaneState]
-    counts: list[int]  # candidates of each lane
-    choice: Choice
-    tensors: dict[str, Tensor]  # the fields of `Facts`
-    stages: Stages
+    counts: Sequence[int] = ()  # candidates of each lane
+    choice: Choice | None = None
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # the fields of `Facts`
+    stages: Stages = field(default_factory=list)
+    why: GenctlError | events.Failed | OutOfMemory | None = None
 
     @property
     def questions(self) -> list[Tensor]:
@@ -48,10 +52,16 @@ class Chosen:
         """The token that each row is fed next, int64 [C], while every row lives on; None if that is not all."""
         first = self.states[0]
         together = len(self.states) > 1 or (first.mode.independent is not None and first.drafts is None)
-        return self.choice.tokens if together else None
+        return self.choice.tokens if self.choice is not None and together else None
 
     def commit(self, answers: list[Any], interrupted: str) -> Iterator[events.Event]:
-        """Commit the choice. `answers` are the numbers of the tensors."""
+        """Commit the choice. `answers` are the numbers of the tensors.
+
+        Without one: Finished, or Failed. Raises OutOfMemory, after the lanes before it are committed.
+        """
+        if self.choice is None:
+            yield self._ended(self.states[0])
+            return
         traced: list[list[tuple[events.Trace, ...]]] = []  # the effect of each processor on each candidate, [m][C]
         if self.stages:
             from genctl.decode.processors.trace import traces
@@ -72,6 +82,17 @@ class Chosen:
             except GenctlError as error:
                 yield state.fail(error)
 
+    def _ended(self, state: LaneState) -> events.Event:
+        """The end of a lane without a choice."""
+        if isinstance(self.why, OutOfMemory):
+            raise self.why
+        if isinstance(self.why, GenctlError):
+            return state.fail(self.why)
+        if self.why is None:
+            return finish(state)
+        state.close()
+        return self.why
+
     def _checked(
         self, state: LaneState, facts: Facts, own: range, committed: Iterable[events.Event]
     ) -> Iterable[events.Event]:
@@ -88,29 +109,6 @@ class Chosen:
         return committed
 
 
-@dataclass(eq=False)
-class NotChosen:
-    """A lane whose search returned or failed; or a choice that did not fit: the lanes after it do not choose."""
-
-    state: LaneState
-    why: GenctlError | events.Failed | OutOfMemory | None = None
-    questions: list[Tensor] = field(default_factory=list)
-    next_tokens = None
-
-    def commit(self, answers: list[Any], interrupted: str) -> Iterator[events.Event]:
-        """Finished, or Failed. Raises OutOfMemory, after the lanes before it are committed."""
-        if isinstance(self.why, OutOfMemory):
-            raise self.why
-        if isinstance(self.why, events.Failed):
-            self.state.close()
-            yield self.why
-        else:
-            yield finish(self.state) if self.why is None else self.state.fail(self.why)
-
-
-LanesChosen: TypeAlias = "Chosen | NotChosen"
-
-
 def choose(states: Sequence[LaneState]) -> list[LanesChosen]:
     """The choices of all lanes that have scores."""
     choices: list[LanesChosen] = []
@@ -118,7 +116,7 @@ def choose(states: Sequence[LaneState]) -> list[LanesChosen]:
         try:
             choices += _together(group) if len(group) > 1 else [_alone(group[0])]
         except OutOfMemory as error:
-            choices.append(NotChosen(group[0], error.without_frames()))
+            choices.append(LanesChosen(group[:1], why=error.without_frames()))
             break
     return choices
 
@@ -160,15 +158,12 @@ def _together(states: list[LaneState]) -> list[LanesChosen]:
 
 def _alone(state: LaneState) -> LanesChosen:
     """One lane's choice."""
-    lane, traits, independent = state.lane, state.lane.strategy.traits, state.mode.independent
+    lane, traits, independent, model = state.lane, state.lane.strategy.traits, state.mode.independent, None
     try:
-        model = state.own_scores()
+        scores = state.own_scores()
         if independent is None and (traits.reads_scores or not traits.drafts):
-            _ = model.logprobs  # here, because after a failure within a search the choice could not be repeated
-    except (MemoryError, RuntimeError) as error:
-        raise_shortage(error)
-        raise
-    try:
+            _ = scores.logprobs  # here, because after a failure within a search the choice could not be repeated
+        model = scores
         _refuse(state)
         if state.mode.drafting is not None and state.drafts is None:
             state.drafts = state.mode.drafting.begin(_context(state))
@@ -181,19 +176,18 @@ def _alone(state: LaneState) -> LanesChosen:
             scored = scored._replace(stages=state.stages)
         return _chosen([state], [choice.rows.shape[0]], choice, model, scored)
     except StopIteration:
-        return NotChosen(state)
+        return LanesChosen([state])
     except ContractError:  # of a draft model
         raise
     except GenctlError as error:
-        return NotChosen(state, _damage(state, model.logits) or error)
+        return LanesChosen([state], why=(model and _damage(state, model.logits)) or error)
     except (MemoryError, ValueError, RuntimeError, IndexError) as error:
-        if independent is None and is_shortage(error):  # a search that was interrupted cannot be repeated
-            return NotChosen(state, too_large(lane, state.row_count, error))
+        if independent is None and model is not None and is_shortage(error):  # the search could not be repeated
+            return LanesChosen([state], why=too_large(lane, state.row_count, error))
         raise_shortage(error)
-        damage = _damage(state, model.logits)
-        if damage is None:
+        if model is None or (damage := _damage(state, model.logits)) is None:
             raise
-        return NotChosen(state, damage)
+        return LanesChosen([state], why=damage)
 
 
 def _choice(state: LaneState, model: ModelScores, scored: ProcessedScores) -> Choice:
@@ -272,7 +266,7 @@ def _context(state: LaneState) -> Context:
 
 def _chosen(
     states: list[LaneState], counts: list[int], choice: Choice, model: ModelScores, scored: ProcessedScores
-) -> Chosen:
+) -> LanesChosen:
     """A choice with the tensors that the host needs to commit it."""
     lane, draft = states[0].lane, states[0].draft
     parts = [] if draft is None or not choice.accepted else [draft.flatten(0, 1)[choice.rows, : choice.accepted]]
@@ -290,7 +284,7 @@ def _chosen(
         tensors["may_finish"] = choice.pruning.may_finish
     if lane.explains:
         tensors |= _figures(lane, model.logprobs, scored.logits, choice.rows[:, None], written)
-    return Chosen(states, counts, choice, tensors, scored.stages)
+    return LanesChosen(states, counts, choice, tensors, scored.stages)
 
 
 def _figures(lane: Lane, logprobs: Tensor, scores: Tensor, rows: Tensor, written: Tensor) -> dict[str, Tensor]:

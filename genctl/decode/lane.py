@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,13 +17,46 @@ from genctl.decode.runtime import ModelRuntime
 from genctl.decode.score import ModelScores, ProcessedScores, Stages
 from genctl.decode.transfer import to_device
 from genctl.decode.types import Draft, Drafting, FinishedRow, Independent, Lane, LaneDrafts, Prefix, Rows, Search
-from genctl.errors import GenctlError
+from genctl.errors import GenctlError, is_shortage
 
 if TYPE_CHECKING:
     from genctl.decode.prefix_cache import PrefixCache
     from genctl.decode.processors.build import NamedProcessor
 
 ROOM = 1024  # new tokens that fit without a reallocation
+
+
+class OutOfMemory(Exception):
+    """A step or a prompt did not fit."""
+
+    def without_frames(self) -> OutOfMemory:
+        """A copy without the traceback, whose frames hold tensors of what did not fit."""
+        return OutOfMemory(str(self))
+
+
+def raise_shortage(error: BaseException) -> None:
+    """Raises OutOfMemory in the place of an exception for a shortage of memory. Another one is left to the caller."""
+    if isinstance(error, (MemoryError, RuntimeError)) and is_shortage(error):
+        error.__traceback__ = error.__context__ = error.__cause__ = None  # their frames hold tensors of the pass
+        raise OutOfMemory(str(error)) from None
+
+
+@contextmanager
+def shortages() -> Iterator[None]:
+    """`raise_shortage` for whatever is raised within: around what is not done for each token."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        raise_shortage(error)
+        raise
+
+
+def too_large(lane: Lane, rows: int, shortage: Exception) -> events.Failed:
+    """The failure of a lane that does not fit alone."""
+    tokens = len(lane.tokens) + len(lane.source or ())
+    many = f"{rows} rows of it" if rows > 1 else "it alone"
+    why = f" ({str(shortage).splitlines()[0][:120]})" if str(shortage) else ""
+    return events.Failed(lane.name, "memory", f"not enough memory for a prompt of {tokens} tokens, {many}{why}")
 
 
 @dataclass(eq=False)
@@ -98,11 +132,6 @@ class LaneState:
     def read(self) -> int:
         """Tokens of each row in the cache of a joining lane: the prompt's, or all but the newest."""
         return self.length - (self.known_scores is None) if self.own is not None else int(self.prefix.tokens.shape[1])
-
-    @property
-    def reordered(self) -> list[int]:
-        """The scored row that each row of the next pass continues."""
-        return [parent for parent in self.parents for _ in range(self.branches)]
 
     def unfed(self) -> Tensor:
         """The tokens that the model has not read, int64 [N, F]: the newest, unless a draft held it, and the draft."""

@@ -15,7 +15,7 @@ from contextlib import closing
 from genctl import events
 from genctl.decode.batch import Batch
 from genctl.decode.choose import choose
-from genctl.decode.memory import OutOfMemory
+from genctl.decode.lane import OutOfMemory
 from genctl.decode.prefix_cache import KeptTexts, PrefixCache, Prompt
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.scheduler import LaneQueue, Scheduler, Waiting
@@ -49,7 +49,7 @@ def decode(
     """
     watcher = None
     if watch:
-        from genctl.decode.runtime import CacheObserver
+        from genctl.decode.batch_cache import CacheObserver
 
         watcher = CacheObserver(forward)
     prefills = PrefixCache(forward, prefixes or {}, texts)

@@ -67,10 +67,9 @@ def load(path: Path, identity: PromptIdentity, forward: ModelRuntime) -> Prefix:
         with safe_open(path, framework="pt", device="cpu") as file:
             metadata = reader.loads((file.metadata() or {}).get("genctl", "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — a handle, not a dict
-    except Unreadable as error:
-        raise InputError(f"cannot read the prompt cache {path}: {error}") from None
-    except OSError as error:
-        raise InputError(f"cannot read the prompt cache {path}: {reason_of(error)}") from error
+    except (Unreadable, OSError) as error:
+        why = reason_of(error) if isinstance(error, OSError) else error
+        raise InputError(f"cannot read the prompt cache {path}: {why}") from error
     except (SafetensorError, ValueError) as error:
         raise InputError(f"{path} is damaged, or not a prompt cache: it is not a safetensors file") from error
     if not isinstance(metadata, dict) or metadata.get("schema") != SCHEMA:

@@ -12,22 +12,18 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from genctl import events
 from genctl.decode.cache.cache import Cache, RowOfPass
-from genctl.decode.cache.growing import GrowingLayer
-from genctl.decode.cache.layer import CROSS
-from genctl.decode.types import Prefix, Source, Sources
+from genctl.decode.types import Prefix, Source, Sources, join_sources
 from genctl.errors import ModelError
 from genctl.events import shared_length
 
 if TYPE_CHECKING:
-    from genctl.decode.pass_prices import PassPrice
+    from genctl.decode.step_costs import PassPrice
 
 
 class TokenPlaces:
@@ -78,8 +74,8 @@ class Passed:
     first: bool
 
 
-class CutWindow(NamedTuple):
-    """A window with which the numbers of a token depend on how the text is cut into passes.
+def cut_bound(model: Any) -> int | None:
+    """The length up to which a transformers model's texts may be cut into passes anywhere; None: its windows set none.
 
     transformers makes a cache with windows of any `sliding_window` in config.json. A model without any (Llama) masks
     only the future: a token of a prompt sees all earlier tokens, a later one the columns that the cache still has. With
@@ -88,50 +84,19 @@ class CutWindow(NamedTuple):
     the `index_topk` tokens with the best scores: those below zero are cut to zero, so many are equal, and which of them
     `topk` takes depends on the shape of its input.
     """
-
-    name: str  # of its field in config.json
-    size: int
-    stray: str = ""  # the name of the architecture, if that has no windows
-    indexed: bool = False  # it is the number of tokens that an indexer chooses
-
-    @property
-    def bound(self) -> int:
-        """The length up to which texts may be cut anywhere."""
-        return 0 if self.size == 1 else self.size
-
-    @property
-    def note(self) -> str:
-        """The note for users; "" if the window does not change texts."""
-        if self.stray and self.size > 1:
-            return (
-                f"{self.name} = {self.size} is in config.json, but {self.stray} has no windows: as in generate(), "
-                "the cache drops older tokens that the model would see; --cache off keeps them"
-            )
-        if self.indexed or self.stray:  # with a stray window of 1 nothing is dropped, nothing is masked
-            return ""
-        return (
-            f"{self.name} = {self.size}: as in generate(), each token of a prompt sees itself alone, and each new "
-            "token sees the whole text"
-        )
-
-
-def cut_window_of(model: Any) -> CutWindow | None:
-    """The cut window of a transformers model; None if there is none."""
     chosen = [module.index_topk for module in model.modules() if type(getattr(module, "index_topk", None)) is int]
-    if chosen:
-        return CutWindow("index_topk", min(chosen), indexed=True)
     config = model.config.get_text_config(decoder=True)
     kinds = getattr(config, "layer_types", None)
-    if kinds is not None and not any("sliding" in str(kind) or "chunked" in str(kind) for kind in kinds):
-        return None
-    for name in ("sliding_window", "attention_chunk_size"):
-        size = getattr(config, name, None)
-        if type(size) is int and size > 0:
-            with suppress(Exception):  # third-party code
-                if not hasattr(type(config)(), name):
-                    return CutWindow(name, size, stray=str(config.model_type))
-            return CutWindow(name, 1) if size == 1 else None
-    return None
+    size = min(chosen, default=None)
+    if size is None and (kinds is None or any("sliding" in str(kind) or "chunked" in str(kind) for kind in kinds)):
+        for name in ("attention_chunk_size", "sliding_window"):  # the second one counts, where both are set
+            found = getattr(config, name, None)
+            if type(found) is int and found > 0:
+                size = found if found == 1 else None
+                with suppress(Exception):  # third-party code
+                    if not hasattr(type(config)(), name):
+                        size = found
+    return 0 if size == 1 else size
 
 
 @dataclass(frozen=True, eq=False, repr=False)  # comparing or printing would measure (`transformers.abilities`)
@@ -180,11 +145,10 @@ class ModelRuntime(ABC):
     watch: Callable[[Passed], None] | None  # called after every pass
     compiled: Any = None  # steps through torch.compile
 
-    # For rotary positions that depend on the length of a text (see `LengthRope`), and for a `CutWindow`:
+    # For rotary positions that depend on the length of a text (see `LengthRope`), and for a `cut_bound`:
     bound: float = math.inf  # up to this length texts may be cut anywhere
     dynamic = False  # beyond it every token is read on its own
     reads_again = False  # a text that grows beyond it is read again in one pass
-    cut_window: CutWindow | None = None  # the window that sets the bound, if it is one
 
     @abstractmethod
     def __call__(self, given: Pass) -> Output:
@@ -224,11 +188,10 @@ class ModelRuntime(ABC):
     def free(self) -> None:  # noqa: B027 — most runtimes keep nothing
         """Drop what only makes steps faster, after memory ran out."""
 
-    def limit_cuts(self, window: CutWindow | None) -> None:
-        """Lower the bound to that of a window."""
-        self.cut_window = window
-        if window is not None:
-            self.bound, self.dynamic = min(self.bound, window.bound), True
+    def limit_cuts(self, bound: int | None) -> None:
+        """Cut texts anywhere only up to this length, if it is less than the bound (see `cut_bound`)."""
+        if bound is not None:
+            self.bound, self.dynamic = min(self.bound, bound), True
 
     def wants_history(self, before: int) -> bool:
         """Whether a pass that continues texts of `before` tokens needs `history`, the full texts."""
@@ -244,13 +207,13 @@ class ModelRuntime(ABC):
 
     @property
     def weights_form(self) -> str:
-        """How the products' weights are held on the CPU: a key of `pass_prices.PRICES`."""
+        """How the products' weights are held on the CPU: a key of `step_costs.PRICES`."""
         return "torch"
 
     @cached_property
     def pass_price(self) -> PassPrice:
         """What its passes cost, by a table."""
-        from genctl.decode.pass_prices import price_of
+        from genctl.decode.step_costs import price_of
 
         return price_of(self.model.config, self.weights_form if self.device.type == "cpu" else "gpu")
 
@@ -420,83 +383,3 @@ def depth_of(model: ModelRuntime) -> int:
 def _prefix(tokens: Tensor, output: Output, hidden: Tensor | None, source: Source | None) -> Prefix:
     layers = None if output.layers is None else tuple(layer[:, -1:] for layer in output.layers)
     return Prefix(tokens, output.cache, output.logits[:, -1], hidden, layers, source)
-
-
-def join_sources(
-    sources: Sequence[Source],
-    cross: Sequence[Sequence[GrowingLayer] | None],
-    counts: Sequence[int],
-    *,
-    group: bool = False,
-) -> Sources:
-    """The encoder side of a batch from one prompt each: lane i has `counts[i]` rows.
-
-    One prompt: a view of its single row, `counts[0]` times. Several: copied once, padded on the right and masked. With
-    `group`, where all counts are equal, cross-attention has one row for each prompt.
-    """
-    longest = max(source.states.shape[1] for source in sources)
-    layers: list[GrowingLayer] | None = None
-    known = [part for part in cross if part is not None]
-    if len(known) == len(cross):
-        layers, own_counts = [], [1] * len(counts) if group else counts
-        for parts in zip(*known, strict=True):
-            layer = GrowingLayer()
-            keys, values = zip(*(part.content() for part in parts), strict=True)
-            layer.hold(_padded(keys, own_counts, longest), _padded(values, own_counts, longest))
-            layers.append(layer)
-    states = _padded([source.states[:, None] for source in sources], counts, longest)[:, 0]
-    if len(sources) == 1 and layers is None:  # every pass reads it again, and not every architecture accepts a view
-        states = states.contiguous()
-    mask = None
-    if any(source.states.shape[1] < longest for source in sources):
-        ones = [torch.ones_like(source.ids)[:, None, :, None] for source in sources]
-        mask = _padded(ones, counts, longest)[:, 0, :, 0]
-    return Sources(states, mask, layers)
-
-
-def _padded(parts: Sequence[Tensor], counts: Sequence[int], longest: int) -> Tensor:
-    """Parts [1, G, length, D], each repeated `counts` times, over zeros; a view if there is only one part."""
-    rows = []
-    for part, count in zip(parts, counts, strict=True):
-        short = longest - part.shape[2]
-        rows.append((functional.pad(part, (0, 0, 0, short)) if short else part).expand(count, -1, -1, -1))
-    return rows[0] if len(rows) == 1 else torch.cat(rows)
-
-
-class CacheObserver:
-    """Reads the cache after every pass of `forward`, until it is closed."""
-
-    def __init__(self, forward: ModelRuntime) -> None:
-        self.forward = forward
-        self.passed: Passed | None = None  # the last pass
-        forward.watch = self
-
-    def close(self) -> None:
-        """Stop observing."""
-        self.forward.watch = None
-
-    def __call__(self, passed: Passed) -> None:
-        """Record a pass."""
-        self.passed = passed
-
-    def read(self, lanes: Sequence[str], step: int, reordered: Sequence[int] = ()) -> events.CacheRead:
-        """The last pass as an event. `lanes` names the lane of each row."""
-        passed = self.passed
-        assert passed is not None
-        cache, inputs = passed.cache, passed.inputs
-        fed = inputs.get("decoder_input_ids", inputs.get("input_ids"))
-        assert fed is not None
-        mask = inputs.get("decoder_attention_mask" if self.forward.is_encoder_decoder else "attention_mask")
-        count = int(fed.shape[1])
-        layers = [] if cache is None else cache.describe()
-        for layer in layers:  # the columns of this pass; cross-attention is computed once, with the prompt
-            layer["new"] = (layer["shape"][2] if passed.first else 0) if layer["kind"] == CROSS else count
-        columns = tuple(range(passed.past, passed.past + count))
-        given = events.Given(_rows(fed) or (), passed.past, columns, _rows(inputs.get("position_ids")), _rows(mask))
-        reserved = 0 if cache is None else cache.reserved()
-        lane = lanes[0] if lanes else ""
-        return events.CacheRead(lane, step, tuple(layers), given, tuple(lanes), tuple(reordered), reserved)
-
-
-def _rows(tensor: Any) -> tuple[tuple[int, ...], ...] | None:
-    return tuple(map(tuple, tensor.tolist())) if isinstance(tensor, Tensor) and tensor.dim() == 2 else None

@@ -12,10 +12,10 @@ import torch
 
 from genctl import events
 from genctl.decode.batch import Batch
-from genctl.decode.lane import LaneState
-from genctl.decode.memory import OutOfMemory, shortages, too_large
+from genctl.decode.batch_cache import CacheObserver
+from genctl.decode.lane import LaneState, OutOfMemory, shortages, too_large
 from genctl.decode.prefix_cache import MOST, MOST_ON_GPU, PrefixCache, groups
-from genctl.decode.runtime import CacheObserver, ModelRuntime
+from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Lane, Prefix
 from genctl.errors import ContractError, GenctlError
 

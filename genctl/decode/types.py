@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+import torch
+from torch import Tensor
+from torch.nn import functional
 
+from genctl.decode.cache.growing import GrowingLayer
+
+if TYPE_CHECKING:
     from genctl import events
     from genctl.decode.cache.cache import Cache
-    from genctl.decode.cache.growing import GrowingLayer
     from genctl.decode.processors import Processor
     from genctl.decode.processors.rows import RowCandidates
     from genctl.decode.row_tokens import RowTokens
@@ -48,6 +50,47 @@ class Sources:
     mask: Tensor | None  # int64 [N, S], None when nothing is padded
     # The layers of cross-attention, computed once per prompt: N rows, or one per prompt for equally many rows each
     cross: Sequence[GrowingLayer] | None
+
+
+def join_sources(
+    sources: Sequence[Source],
+    cross: Sequence[Sequence[GrowingLayer] | None],
+    counts: Sequence[int],
+    *,
+    group: bool = False,
+) -> Sources:
+    """The encoder side of a batch from one prompt each: lane i has `counts[i]` rows.
+
+    One prompt: a view of its single row, `counts[0]` times. Several: copied once, padded on the right and masked. With
+    `group`, where all counts are equal, cross-attention has one row for each prompt.
+    """
+    longest = max(source.states.shape[1] for source in sources)
+    layers: list[GrowingLayer] | None = None
+    known = [part for part in cross if part is not None]
+    if len(known) == len(cross):
+        layers, own_counts = [], [1] * len(counts) if group else counts
+        for parts in zip(*known, strict=True):
+            layer = GrowingLayer()
+            keys, values = zip(*(part.content() for part in parts), strict=True)
+            layer.hold(_padded(keys, own_counts, longest), _padded(values, own_counts, longest))
+            layers.append(layer)
+    states = _padded([source.states[:, None] for source in sources], counts, longest)[:, 0]
+    if len(sources) == 1 and layers is None:  # every pass reads it again, and not every architecture accepts a view
+        states = states.contiguous()
+    mask = None
+    if any(source.states.shape[1] < longest for source in sources):
+        ones = [torch.ones_like(source.ids)[:, None, :, None] for source in sources]
+        mask = _padded(ones, counts, longest)[:, 0, :, 0]
+    return Sources(states, mask, layers)
+
+
+def _padded(parts: Sequence[Tensor], counts: Sequence[int], longest: int) -> Tensor:
+    """Parts [1, G, length, D], each repeated `counts` times, over zeros; a view if there is only one part."""
+    rows = []
+    for part, count in zip(parts, counts, strict=True):
+        short = longest - part.shape[2]
+        rows.append((functional.pad(part, (0, 0, 0, short)) if short else part).expand(count, -1, -1, -1))
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
 @dataclass(frozen=True)
@@ -299,7 +342,7 @@ class LaneDrafts(Protocol):
     def next(self, written: Sequence[int], plan: Any) -> Draft | None:
         """What the next pass should check, if anything, after `written` tokens since the last call.
 
-        `plan` says what the pass costs that checks the drafts of all lanes (`pass_prices.PassPlan`).
+        `plan` says what the pass costs that checks the drafts of all lanes (`step_costs.PassPlan`).
         """
 
     def end(self, written: Sequence[int]) -> None:

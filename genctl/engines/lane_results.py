@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from genctl import events
 from genctl.events import CUT, Event, Finished, Hypothesis, Stepped
@@ -21,6 +21,8 @@ from genctl.params import Generation
 if TYPE_CHECKING:
     from genctl.decode.processors.grammar import Grammar
     from genctl.decode.processors.thinking import Thinking
+    from genctl.decode.types import Strategy
+    from genctl.models.text import Words
     from genctl.strategies.constraints import Constraints
 
 ORDER, BETA = 6, 2.0  # of chrF: the longest n-grams, and the weight of recall against precision
@@ -68,9 +70,7 @@ def expected_chrf(texts: Sequence[str]) -> list[float]:
 def _ngrams(text: str) -> list[Counter[str]]:
     """For n = 1 to 6 the n-grams of a text without white space."""
     characters = "".join(text.split())
-    return [
-        Counter(characters[start : start + n] for start in range(len(characters) - n + 1)) for n in range(1, ORDER + 1)
-    ]
+    return [Counter(characters[at : at + n] for at in range(len(characters) - n + 1)) for n in range(1, ORDER + 1)]
 
 
 def _chrf(left: list[Counter[str]], right: list[Counter[str]]) -> tuple[float, float]:
@@ -81,10 +81,7 @@ def _chrf(left: list[Counter[str]], right: list[Counter[str]]) -> tuple[float, f
     """
     lengths = left[0].total(), right[0].total()  # characters: n - 1 fewer n-grams
     orders = min(ORDER, *lengths)
-    matches = [
-        sum(min(count, large[gram]) for gram, count in small.items() if gram in large)
-        for small, large in (sorted(pair, key=len) for pair in zip(left, right, strict=True))
-    ]
+    matches = [(one & other).total() for one, other in zip(left, right, strict=True)]
     if not orders or not matches[0]:
         equal = float(lengths == (0, 0))  # two texts without characters
         return equal, equal
@@ -129,22 +126,29 @@ class ForcedPhrases:
         return dataclasses.replace(hypothesis, unmet=tuple(unmet)) if unmet else hypothesis
 
 
-def forced_phrases(generation: Generation, text: Callable[[Sequence[int]], str]) -> tuple[ForcedPhrase, ...]:
-    """The phrases of `force_words_ids` and then of `force_words`; alternatives are named with "|" between them.
+def forced_phrases(generation: Generation, strategy: Strategy, tokenizer: Any, words: Words) -> ForcedPhrases | None:
+    """What texts of a constrained beam search must contain: `force_words_ids`, then `force_words`.
 
-    `text` decodes ids; ids without text are named themselves.
+    Alternatives are named with "|" between them; ids without text are named themselves.
     """
-    result = []
+    from genctl.models.text import decode
+    from genctl.strategies.constrained import ConstrainedBeam
+    from genctl.strategies.constraints import Constraints
+
+    if not isinstance(strategy, ConstrainedBeam):
+        return None
+    phrases = []
     for constraint in generation.force_words_ids or []:
         lists = [item for item in constraint if isinstance(item, list)]
-        phrases = lists or [[id for id in constraint if isinstance(id, int)]]
-        texts = [text(ids).strip() for ids in phrases]
-        name = " | ".join(word or str(ids) for word, ids in zip(texts, phrases, strict=True))
-        result.append(ForcedPhrase(name, tuple(texts) if all(texts) else (), False))
+        several = lists or [[id for id in constraint if isinstance(id, int)]]
+        texts = ["" if tokenizer is None else decode(tokenizer, ids).strip() for ids in several]
+        name = " | ".join(text or str(ids) for text, ids in zip(texts, several, strict=True))
+        phrases.append(ForcedPhrase(name, tuple(texts) if all(texts) else (), False))
     for word in generation.force_words or []:
-        words = [word] if isinstance(word, str) else word
-        result.append(ForcedPhrase(" | ".join(words), tuple(one.strip() or one for one in words), True))
-    return tuple(result)
+        alternatives = [word] if isinstance(word, str) else word
+        texts = [one.strip() or one for one in alternatives]
+        phrases.append(ForcedPhrase(" | ".join(alternatives), tuple(texts), True))
+    return ForcedPhrases(Constraints(strategy.words), tuple(phrases), words.decode)
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from genctl import events
 from genctl.config.listed_knobs import check_finite, criteria_of, processors_of
 from genctl.decode.processors import function_of
-from genctl.engines.prompts import Prompt, PromptReader, conversation
+from genctl.engines.prompts import Prompt, PromptReader, conversation, ids_of
 from genctl.engines.strategy_choice import StrategyChoice, undrafted
 from genctl.errors import InputError, ModelError, UsageError, count
 from genctl.models.config_limits import context_of, trained_length
@@ -27,52 +25,17 @@ if TYPE_CHECKING:
     from genctl.decode.stopping.build import NamedCriterion
     from genctl.decode.stopping.stops import Tags
     from genctl.decode.types import Lane
-    from genctl.engines.lane_results import ForcedPhrases, LaneResults, RerankPlan
+    from genctl.engines.lane_results import LaneResults
     from genctl.engines.protocol import Report, Request
     from genctl.models.hub import LoadedModel
 
 
-@dataclass(frozen=True)
-class PlannedLane:
-    """A lane, and the settings for its texts."""
+class PlannedLane(NamedTuple):
+    """A lane, the event with which it begins, and what completes its results; None if the core completes them."""
 
     lane: Lane
-    prompt: Prompt
-    kind: str  # the strategy's name
-    settings: dict[str, Any]  # for viewers
-    ranking: RerankPlan | None = None
-    phrases: ForcedPhrases | None = None
-    draws: bool = True  # whether tokens are drawn, or a processor may draw
-
-    def began(self, request: Request, model: str, *, encoder_decoder: bool) -> events.Began:
-        """The event with which the lane begins."""
-        read = self.lane.source or self.lane.tokens
-        return events.Began(
-            request.id,
-            self.prompt.text,
-            self.kind,
-            model,
-            request.seed if self.draws else None,
-            self.settings,
-            request.place,
-            encoder_decoder,
-            self.prompt.shown,
-            request.run,
-            prompt_ids=() if read == self.prompt.spelled else read,
-        )
-
-    def results(self) -> LaneResults | None:
-        """Completes the lane's results; None if the core has completed them."""
-        names = {getattr(processor, "name", None) for processor in self.lane.processors}
-        if not self.phrases and not self.ranking and names.isdisjoint((*GRAMMARS, "thinking_budget")):
-            return None
-        from genctl.decode.processors.grammar import Grammar
-        from genctl.decode.processors.thinking import Thinking
-        from genctl.engines.lane_results import LaneResults
-
-        grammar = function_of(self.lane.processors, Grammar)
-        thinking = function_of(self.lane.processors, Thinking)
-        return LaneResults(self.phrases, grammar, len(self.lane.tokens), self.ranking, thinking)
+    began: events.Began
+    results: LaneResults | None
 
 
 class Planner:
@@ -89,17 +52,16 @@ class Planner:
     ) -> None:
         self.loaded, self.forward, self.runtime = loaded, forward, runtime
         self.allow_plugins, self.flags = allow_plugins, flags
-        self.strategies = StrategyChoice(loaded, forward, runtime, self.flags)
+        self.strategies = StrategyChoice(loaded, forward, runtime, flags)
         self.drafts = True  # whether what was written before is drafted, where that changes no byte
         self.context = context_of(loaded.config)  # the maximum number of positions; None: no limit
         # the length of the texts of the training, if scaled positions let the model read longer ones
         length = trained_length(loaded.config)
         self.trained = None if length == self.context else length
-        self.prompts = PromptReader(loaded, runtime, self.trained)
-        defaults = loaded.model.generation_config
-        self.eos = ids_of(defaults.eos_token_id)
-        self.bos = defaults.bos_token_id
-        self.decoder_start = defaults.decoder_start_token_id  # without one the decoder begins with BOS
+        self.prompts = PromptReader(loaded, runtime, self.context, self.trained)
+        self.bos, self.eos = self.prompts.bos, self.prompts.eos
+        # without one the decoder begins with BOS
+        self.decoder_start = loaded.model.generation_config.decoder_start_token_id
 
     @cached_property
     def known_tags(self) -> Tags | None:
@@ -135,9 +97,10 @@ class LanePlan:
         read = planner.read(request)
         if not read.ids:
             raise InputError("the prompt tokenises to nothing, and there is nothing to continue")
-        self.prompt = self._truncated(read)
+        self.prompt = planner.prompts.truncated(read, request, self.generation)
         self.truncated = len(read.ids) - len(self.prompt.ids)
-        self.tokens, self.healed = self._healed()  # to read; the text that the continuation begins with
+        # to read; the text that the continuation begins with
+        self.tokens, self.healed = planner.prompts.healed(self.prompt.ids, self.generation, self.forward.vocab_size)
         self.source: tuple[int, ...] | None = None  # of an encoder
         self.words = detokenizer(self.loaded.tokenizer)
         if self.forward.is_encoder_decoder:  # its text begins from nothing
@@ -188,6 +151,7 @@ class LanePlan:
             limit=self.limit,
             text=text,
         )
+        settings = {"length_penalty": strategy.length_penalty, "runtime": self.forward.kind, **generation.several}
         optional = {
             "src_lang": resolved.runtime.src_lang,
             "tgt_lang": resolved.runtime.tgt_lang,
@@ -196,11 +160,32 @@ class LanePlan:
             "trained": planner.trained if len(self.tokens) + self.most > (planner.trained or 0) else None,
             "structure": generation.structure,
         }
-        settings = {"length_penalty": strategy.length_penalty, "runtime": self.forward.kind, **generation.several}
         settings |= {name: value for name, value in optional.items() if value}
-        phrases = planner.strategies.forced_phrases(generation, strategy, self.words)
-        kind, draws = (ranking or strategy).kind, generation.draws or bool(resolved.processors)
-        return PlannedLane(lane, self.prompt, kind, settings, ranking, phrases, draws)
+        read = self.source or self.tokens
+        began = events.Began(
+            request.id,
+            self.prompt.text,
+            (ranking or strategy).kind,
+            self.loaded.name,
+            request.seed if generation.draws or resolved.processors else None,  # a processor may draw
+            settings,
+            request.place,
+            self.forward.is_encoder_decoder,
+            self.prompt.shown,
+            request.run,
+            prompt_ids=() if read == self.prompt.spelled else read,
+        )
+        names = {getattr(processor, "name", None) for processor in processors}
+        forced = generation.force_words or generation.force_words_ids
+        if not forced and not ranking and names.isdisjoint((*GRAMMARS, "thinking_budget")):
+            return PlannedLane(lane, began, None)
+        from genctl.decode.processors.grammar import Grammar
+        from genctl.decode.processors.thinking import Thinking
+        from genctl.engines.lane_results import LaneResults, forced_phrases
+
+        phrases = forced_phrases(generation, strategy, self.loaded.tokenizer, self.words) if forced else None
+        grammar, thinking = function_of(processors, Grammar), function_of(processors, Thinking)
+        return PlannedLane(lane, began, LaneResults(phrases, grammar, len(self.tokens), ranking, thinking))
 
     # -- the prompt ----------------------------------------------------------------------------------------------------
 
@@ -211,45 +196,6 @@ class LanePlan:
             for token in ids_of(getattr(self.generation, name)):
                 if not 0 <= token < size and (name, token) != ("pad_token_id", -1):  # -1: none
                     raise UsageError(f"{name}: {token} is not one of the {size} ids of the model")
-
-    def _truncated(self, prompt: Prompt) -> Prompt:
-        """The prompt after `truncate`; its text is unchanged.
-
-        Keeps room for max_new_tokens, at most half of the context (or max_length); an encoder-decoder's
-        new tokens have a separate context. Special tokens that the tokenizer puts around a prompt stay: its BOS, and an
-        encoder's EOS.
-        """
-        generation, encoder = self.generation, self.forward.is_encoder_decoder
-        limit = None if encoder or generation.max_new_tokens is not None else generation.max_length
-        bound = min((size for size in (self.planner.context, limit) if size is not None), default=sys.maxsize)
-        side, ids = self.request.resolved.runtime.truncate, prompt.ids
-        keep = bound if encoder else bound - min(generation.max_new_tokens or DEFAULT_NEW_TOKENS, bound // 2)
-        if side is None or len(ids) <= keep:
-            return prompt
-        head = int(ids[0] == self.planner.bos)
-        tail = int(encoder and ids[-1] in self.planner.eos)
-        left = keep - head - tail
-        if left < 1:
-            has = count(len(ids), "token")
-            raise InputError(f"the prompt has {has}, and truncate would leave none of it in {bound}")
-        first = head + {"left": 0, "right": left, "middle": (left + 1) // 2}[side]
-        return replace(prompt, ids=ids[:first] + ids[len(ids) - (keep - first) :])
-
-    def _healed(self) -> tuple[tuple[int, ...], str]:
-        """The prompt without its last tokens, and their text, with which the continuation must begin."""
-        generation, tokenizer = self.generation, self.loaded.tokenizer
-        if not generation.token_healing:
-            return self.prompt.ids, ""
-        if self.forward.is_encoder_decoder:
-            raise ModelError("token_healing repairs the end of the prompt, which an encoder-decoder does not continue")
-        if tokenizer is None:
-            raise ModelError(f"token_healing needs a tokenizer, and {self.loaded.name} has none")
-        from genctl.decode.prompts import heal
-
-        given = generation.stop_strings or ()
-        stops = (given,) if isinstance(given, str) else given
-        healed = heal(tokenizer, self.prompt.ids, self.forward.vocab_size, stops=stops)
-        return (self.prompt.ids, "") if healed is None else (healed.ids, healed.text)
 
     def _most_new_tokens(self) -> tuple[int, str]:
         """The maximum number of new tokens, and its reason if that is the context. A full context has room for one."""
@@ -382,10 +328,3 @@ class LanePlan:
             return ("time", f"row_timeout {seconds:g} s") if time.monotonic() - self.began > seconds else None
 
         return (*criteria, NamedCriterion("row_timeout", late))
-
-
-def ids_of(value: int | list[int] | tuple[int, ...] | None) -> tuple[int, ...]:
-    """The ids of a setting that may be one, several or none."""
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, int) else tuple(value)

@@ -1,7 +1,8 @@
-"""Read the prompts of requests as token ids."""
+"""The prompts of requests as token ids: read, truncated, and healed at their ends."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -9,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from genctl import events
 from genctl.config import conflicts
 from genctl.engines.protocol import trained_length_note
-from genctl.errors import ModelError, UsageError
-from genctl.params import Generation, Runtime
+from genctl.errors import InputError, ModelError, UsageError, count
+from genctl.params import DEFAULT_NEW_TOKENS, Generation, Runtime
 
 if TYPE_CHECKING:
     from genctl.config.layers import Resolved
@@ -32,9 +33,11 @@ class Prompt:
 class PromptReader:
     """Reads prompts with one checkpoint's tokenizer and chat template."""
 
-    def __init__(self, loaded: LoadedModel, runtime: Runtime, trained: int | None) -> None:
-        self.loaded, self.runtime, self.trained = loaded, runtime, trained
-        self.translating: tuple[Resolved, Generation] | None = None  # the last settings with a language
+    def __init__(self, loaded: LoadedModel, runtime: Runtime, context: int | None, trained: int | None) -> None:
+        self.loaded, self.runtime, self.context, self.trained = loaded, runtime, context, trained
+        defaults = loaded.model.generation_config
+        self.bos, self.eos = defaults.bos_token_id, ids_of(defaults.eos_token_id)
+        self.translating: tuple[Resolved, Generation] | None = None  # the last settings
 
     def read(self, request: Request) -> Prompt:
         """The request's prompt in token ids. Raises InputError or ModelError."""
@@ -87,25 +90,59 @@ class PromptReader:
         from genctl.models.text import doubled_bos
 
         tokenizer: Any = self.loaded.tokenizer
-        if why:
-            bos = self.loaded.model.generation_config.bos_token_id, tokenizer.bos_token_id
-            if doubled := doubled_bos(tokenizer, ids, bos, why):
-                return doubled
+        if why and (doubled := doubled_bos(tokenizer, ids, (self.bos, tokenizer.bos_token_id), why)):
+            return doubled
         is_longer = self.trained is not None and len(ids) > self.trained and not self.loaded.is_encoder_decoder
         return trained_length_note(self.trained) if is_longer else ""
 
+    def truncated(self, prompt: Prompt, request: Request, generation: Generation) -> Prompt:
+        """The prompt after `truncate`; its text is unchanged. Raises InputError if nothing of it is left.
+
+        Keeps room for max_new_tokens, at most half of the context (or max_length); an encoder-decoder's
+        new tokens have a separate context. Special tokens that the tokenizer puts around a prompt stay: its BOS, and an
+        encoder's EOS.
+        """
+        side, ids, encoder = request.resolved.runtime.truncate, prompt.ids, self.loaded.is_encoder_decoder
+        limit = None if encoder or generation.max_new_tokens is not None else generation.max_length
+        bound = min((size for size in (self.context, limit) if size is not None), default=sys.maxsize)
+        keep = bound if encoder else bound - min(generation.max_new_tokens or DEFAULT_NEW_TOKENS, bound // 2)
+        if side is None or len(ids) <= keep:
+            return prompt
+        head = int(ids[0] == self.bos)
+        left = keep - head - int(encoder and ids[-1] in self.eos)
+        if left < 1:
+            has = count(len(ids), "token")
+            raise InputError(f"the prompt has {has}, and truncate would leave none of it in {bound}")
+        first = head + {"left": 0, "right": left, "middle": (left + 1) // 2}[side]
+        return replace(prompt, ids=ids[:first] + ids[len(ids) - (keep - first) :])
+
+    def healed(self, ids: tuple[int, ...], generation: Generation, vocab_size: int) -> tuple[tuple[int, ...], str]:
+        """A prompt without its last tokens, and their text, with which the continuation must begin.
+
+        `vocab_size`: the entries of the output distribution. Raises ModelError and UsageError.
+        """
+        if not generation.token_healing:
+            return ids, ""
+        if self.loaded.is_encoder_decoder:
+            raise ModelError("token_healing repairs the end of the prompt, which an encoder-decoder does not continue")
+        if self.loaded.tokenizer is None:
+            raise ModelError(f"token_healing needs a tokenizer, and {self.loaded.name} has none")
+        from genctl.decode.prompts import heal
+
+        given = generation.stop_strings or ()
+        stops = (given,) if isinstance(given, str) else given
+        healed = heal(self.loaded.tokenizer, ids, vocab_size, stops)
+        return healed.ids, healed.text
+
     def in_language(self, resolved: Resolved) -> Generation:
         """The settings, whose text begins with the token of `tgt_lang`. Raises UsageError for a language it lacks."""
-        named = {name: getattr(resolved.runtime, name) for name in ("src_lang", "tgt_lang")}
-        if not any(named.values()):
-            return resolved.generation
         if self.translating is not None and self.translating[0] is resolved:
             return self.translating[1]
         from genctl.models.text import language_id
 
         generation = resolved.generation
-        for name, language in named.items():
-            if language is not None:
+        for name in ("src_lang", "tgt_lang"):
+            if (language := getattr(resolved.runtime, name)) is not None:
                 setting = f"{name} = {language} ({resolved.origins.get(name, 'default')})"
                 id = language_id(self.loaded.tokenizer, setting, language, self.loaded.name)
                 if name == "tgt_lang":
@@ -120,3 +157,10 @@ def conversation(request: Request) -> tuple[list[dict[str, Any]], dict[str, Any]
     messages = request.messages or ({"role": "user", "content": request.prompt or ""},)
     variables = conflicts.variables_of(runtime)
     return list(messages), {"system": runtime.system, "variables": variables, "template": runtime.chat_template}
+
+
+def ids_of(value: int | list[int] | tuple[int, ...] | None) -> tuple[int, ...]:
+    """The ids of a setting that may be one, several or none."""
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else tuple(value)

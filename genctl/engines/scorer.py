@@ -1,28 +1,121 @@
-"""Score texts in the order in which they come."""
+"""Score texts in the order in which they come: each as token ids, read with others, and what its tokens sum to."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from genctl.engines.protocol import Key, Scored, ScoringOptions, TextToScore, ranked
-from genctl.engines.score_passes import EncodedText, Passes, Piece, TextReader
+from genctl.engines.score_passes import Passes, Piece
 from genctl.errors import ContractError, GenctlError, InputError, ModelError, UsageError, count
 from genctl.events import Token
+from genctl.models import text as texts
 from genctl.models.config_limits import source_context_of
 
 if TYPE_CHECKING:
     from genctl.engines.planner import Planner
     from genctl.engines.protocol import Outcome
+    from genctl.models.hub import LoadedModel
 
-P = ParamSpec("P")
 Result = TypeVar("Result")
 
+# -- texts to score as token ids, with the place of a text among them, its scored tokens and its bytes -----------------
+# A causal model has no score for the first token that it reads. If the tokenizer puts BOS in front, that is BOS, and
+# every token of the text is scored; otherwise the text's own first token is not.
 
-# -- overlapping windows over a text longer than the model's context, in which each token is scored once ---------------
+
+@dataclass(frozen=True)
+class EncodedText(Piece):
+    """One text as token ids, after its context or the decoder's start. `ids[begin:]` are its own tokens."""
+
+    text: str = ""  # the text of `ids[begin:]`
+    begin: int = 0
+    bytes: int = 0  # UTF-8 bytes of the scored tokens' characters
+
+
+class TextReader:
+    """Encodes texts for one checkpoint. Raises ModelError for a checkpoint that cannot score them."""
+
+    def __init__(self, loaded: LoadedModel, *, eos: int | None, start: int | None, add_eos: bool) -> None:
+        if loaded.tokenizer is None:
+            raise ModelError(f"{loaded.name} has no tokenizer, so no text can be scored")
+        self.tokenizer: Any = loaded.tokenizer
+        self.is_encoder_decoder, self.vocab_size = loaded.is_encoder_decoder, loaded.vocab_size
+        own = self.tokenizer.eos_token_id
+        self.end = (own if own is not None else eos) if add_eos else None
+        if add_eos and self.end is None:
+            raise ModelError(f"{loaded.name} names no EOS, so --add-eos has nothing to add")
+        if self.is_encoder_decoder and start is None:
+            raise ModelError(f"{loaded.name} names no decoder_start_token_id, so its decoder cannot begin")
+        self.start = start
+        # the special tokens that the tokenizer puts before and after every text
+        self.before, self.after = list[int](), list[int]()
+        bare, framed = texts.encode(self.tokenizer, "a", add_special_tokens=False), self._encode("a")
+        for at in range(len(framed) - len(bare) + 1):
+            if framed[at : at + len(bare)] == bare:
+                self.before, self.after = framed[:at], framed[at + len(bare) :]
+                break
+
+    def plain(self, text: str) -> EncodedText:
+        """A text by itself, for a causal model. Raises InputError if none of its tokens has a score."""
+        ids = self._encode(text)
+        first, size = len(self.before) or 1, len(text.encode())
+        if not self.before and getattr(self.tokenizer, "is_fast", False):
+            offsets = self.tokenizer(text, return_offsets_mapping=True, verbose=False)["offset_mapping"]
+            # a character that the first token shares with the second one is counted
+            size = len(text[min([offsets[0][1], *(begin for begin, _ in offsets[1:2])]) :].encode())
+        elif not self.before:
+            size = max(size - len(texts.decode(self.tokenizer, ids[:1]).encode()), 0)
+        encoded = self._encoded(text, ids, 0, first, size)
+        if len(encoded.ids) <= first:
+            problem = "the text is a single token, and a causal model has no score for the first one"
+            raise InputError(f"{problem}; give what comes before it with --context")
+        return encoded
+
+    def after_context(self, context: str, text: str) -> EncodedText:
+        """A text that continues `context` directly: all of its tokens are scored.
+
+        The context has the same tokens as alone. The text has the tokens that follow them when both are tokenised
+        together; if a token crosses the boundary, the text is tokenised alone. Raises InputError without a context and
+        a BOS.
+        """
+        if not context and not self.before:
+            raise InputError("there is no context, and this tokenizer puts no BOS in front to begin with")
+        head = self._encode(context) if context else [*self.before, *self.after]
+        head = head[: len(head) - len(self.after)]
+        joint = self._encode(context + text)
+        rest = joint[len(head) :]
+        if joint[: len(head)] != head or len(rest) <= len(self.after):
+            rest = [*texts.continuation(self.tokenizer, text), *self.after]
+        return self._encoded(text, [*head, *rest], len(head), len(head), len(text.encode()))
+
+    def target(self, source: str, target: str) -> EncodedText:
+        """A target for an encoder-decoder, after the decoder start token, which has no score. Raises InputError."""
+        assert self.start is not None
+        read = self._encode(source)
+        texts.check_ids(read, self.vocab_size)
+        self._encode(target)  # raises InputError for an invalid text
+        ids = list(self.tokenizer(text_target=target, verbose=False)["input_ids"])
+        if not ids:
+            raise InputError("the target tokenises to nothing")
+        return self._encoded(target, [self.start, *ids], 1, 1, len(target.encode()), tuple(read))
+
+    def _encoded(
+        self, text: str, ids: list[int], begin: int, first: int, size: int, source: tuple[int, ...] | None = None
+    ) -> EncodedText:
+        if self.end is not None and ids[-1] != self.end:
+            ids = [*ids, self.end]
+        texts.check_ids(ids, self.vocab_size)
+        return EncodedText(tuple(ids), first, source, text, begin, size)
+
+    def _encode(self, text: str) -> list[int]:
+        return texts.encode(self.tokenizer, text, add_special_tokens=True)
+
+
+# -- scores, in the order in which texts come --------------------------------------------------------------------------
 
 
 def windows(total: int, window: int, stride: int, first: int = 1) -> Iterator[tuple[int, int, int]]:
@@ -49,39 +142,30 @@ class Scorer:
     """
 
     def __init__(self, planner: Planner, options: ScoringOptions) -> None:
-        loaded = planner.loaded
-        self.loaded = loaded
-        self.options = options
-        self.is_encoder_decoder = planner.forward.is_encoder_decoder
-        self.context, self.trained = planner.context, planner.trained
-        self.source_context = source_context_of(loaded.config) if self.is_encoder_decoder else None
+        self.options, self.context = options, planner.context
+        name, self.is_encoder_decoder = planner.loaded.name, planner.forward.is_encoder_decoder
+        self.source_context = source_context_of(planner.loaded.config) if self.is_encoder_decoder else None
         start = planner.decoder_start if planner.decoder_start is not None else planner.bos
-        self.reader = TextReader(
-            loaded, eos=planner.eos[0] if planner.eos else None, start=start, add_eos=options.add_eos
-        )
+        eos = planner.eos[0] if planner.eos else None
+        self.reader = TextReader(planner.loaded, eos=eos, start=start, add_eos=options.add_eos)
         self.passes = Passes(planner.forward, batch_size=options.batch_size, detail=options.detail)
-        self.window = self._window()
+        self.window: int | None = None  # tokens of overlapping windows
+        if options.stride is not None:
+            if self.is_encoder_decoder:
+                raise ModelError(f"--stride slides over a text, and {name} is an encoder-decoder, which reads it whole")
+            self.window = options.window or self.context or planner.trained
+            if self.window is None:
+                raise UsageError(f"{name} has no bound on its context: set --window N, the tokens that a window reads")
+            if self.context is not None and self.window > self.context:
+                raise UsageError(f"--window {self.window} is more than the context of {name}, {self.context} tokens")
+            if options.stride >= self.window:
+                raise UsageError(f"--stride {options.stride} must be less than the window of {self.window} tokens")
         if options.target is not None and not self.is_encoder_decoder:
-            problem = f"--target is for encoder-decoders, and {loaded.name} is a causal model"
+            problem = f"--target is for encoder-decoders, and {name} is a causal model"
             raise UsageError(f"{problem}; --context gives the text before")
         if options.context is not None and self.is_encoder_decoder and not options.rank:
-            problem = f"--context is for causal models, and {loaded.name} is an encoder-decoder"
+            problem = f"--context is for causal models, and {name} is an encoder-decoder"
             raise UsageError(f"{problem}; the text is its source, and --target is scored")
-
-    def _window(self) -> int | None:
-        options, context, name = self.options, self.context, self.loaded.name
-        if options.stride is None:
-            return None
-        if self.is_encoder_decoder:
-            raise ModelError(f"--stride slides over a text, and {name} is an encoder-decoder, which reads it whole")
-        window = options.window or context or self.trained
-        if window is None:
-            raise UsageError(f"{name} has no bound on its context: set --window N, the tokens that a window reads")
-        if context is not None and window > context:
-            raise UsageError(f"--window {window} is more than the context of {name}, {context} tokens")
-        if options.stride >= window:
-            raise UsageError(f"--stride {options.stride} must be less than the window of {window} tokens")
-        return window
 
     def score(
         self, items: Iterable[tuple[Key, TextToScore]], interrupted: Callable[[], object] = lambda: False
@@ -92,12 +176,12 @@ class Scorer:
         """
         incoming = iter(items)
         while chunk := list(islice(incoming, self.options.chunk)):
-            texts = [_caught(self._encoded, item) for _, item in chunk]
+            encoded = [_caught(self._encoded, item) for _, item in chunk]
             pieces = [
                 (place, piece)
-                for place, (encoded, (_, item)) in enumerate(zip(texts, chunk, strict=True))
-                if not isinstance(encoded, GenctlError) and not item.candidates
-                for piece in self._pieces(encoded[0])
+                for place, (one, (_, item)) in enumerate(zip(encoded, chunk, strict=True))
+                if not isinstance(one, GenctlError) and not item.candidates
+                for piece in self._pieces(one[0])
             ]
             read: list[list[Token] | GenctlError] = [[] for _ in pieces]
             for batch in self.passes.batches([piece for _, piece in pieces]):
@@ -105,11 +189,9 @@ class Scorer:
                     return
                 for place, tokens in zip(batch, self._read([pieces[place][1] for place in batch]), strict=True):
                     read[place] = tokens
-            for place, ((key, item), encoded) in enumerate(zip(chunk, texts, strict=True)):
+            for place, ((key, item), one) in enumerate(zip(chunk, encoded, strict=True)):
                 parts = [part for (owner, _), part in zip(pieces, read, strict=True) if owner == place]
-                outcome: Outcome = (
-                    encoded if isinstance(encoded, GenctlError) else _caught(self._scores, item, encoded, parts)
-                )
+                outcome: Outcome = one if isinstance(one, GenctlError) else _caught(self._scores, item, one, parts)
                 if interrupted():
                     return
                 yield key, outcome
@@ -161,7 +243,7 @@ class Scorer:
     def _pieces(self, encoded: EncodedText) -> Iterator[Piece]:
         """What is read of a text: all of it, or windows."""
         if self.window is None:
-            yield Piece(encoded.ids, encoded.first, encoded.source)
+            yield encoded
             return
         for begin, end, scored in windows(len(encoded.ids), self.window, self.options.stride or 1, encoded.first):
             yield Piece(encoded.ids[begin:end], scored - begin)
@@ -197,33 +279,27 @@ class Scorer:
 
     def _with_text(self, encoded: EncodedText, tokens: Sequence[Token]) -> tuple[str, tuple[Token, ...]]:
         """The characters before the first scored token, and the tokens with their text."""
-        from genctl.models.text import Detokenizer
-
         # the text of an encoder-decoder begins from nothing
         before = encoded.ids[: encoded.begin] if encoded.source is None else ()
-        words = Detokenizer(self.reader.tokenizer).after(before)
+        words = texts.Detokenizer(self.reader.tokenizer).after(before)
         shows_pieces = words.vocabulary.mode == "whole"  # such a tokenizer decodes only complete texts
-
-        def added(id: int) -> str:
-            # special tokens are shown, although they are not part of the text
-            return words.piece(id) if shows_pieces or not words.writes(id) else words.push(id)
-
         lead = "".join([words.push(id) for id in encoded.ids[encoded.begin : encoded.first]])
-        with_text = [
-            dataclasses.replace(
-                token, text=added(token.id), top=tuple((id, words.piece(id), logprob) for id, _, logprob in token.top)
-            )
-            for token in tokens
-        ]
+        with_text = []
+        for token in tokens:
+            # special tokens are shown, although they are not part of the text
+            is_piece = shows_pieces or not words.writes(token.id)
+            text = words.piece(token.id) if is_piece else words.push(token.id)
+            top = tuple((id, words.piece(id), logprob) for id, _, logprob in token.top)
+            with_text.append(replace(token, text=text, top=top))
         if with_text and not shows_pieces:
-            with_text[-1] = dataclasses.replace(with_text[-1], text=with_text[-1].text + words.flush())
+            with_text[-1] = replace(with_text[-1], text=with_text[-1].text + words.flush())
         return lead, tuple(with_text)
 
 
-def _caught(function: Callable[P, Result], *arguments: P.args, **named: P.kwargs) -> Result | GenctlError:
+def _caught(function: Callable[..., Result], *arguments: Any) -> Result | GenctlError:
     """The result of a function, or its error, unless that is one of the model's code."""
     try:
-        return function(*arguments, **named)
+        return function(*arguments)
     except ContractError:
         raise
     except GenctlError as error:

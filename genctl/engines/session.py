@@ -6,15 +6,15 @@ Display is not part of it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from genctl import events
 from genctl.config import conflicts, modes
 from genctl.config.check import shown
 from genctl.config.layers import Layer, Resolved, model_layer, resolve
-from genctl.decode.threads import TEXT, Threads
+from genctl.decode.step_costs import TEXT, Threads
 from genctl.engines.protocol import (
     ALONE,
     About,
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from genctl.models.hub import LoadedModel
 
 
-SomeSession = TypeVar("SomeSession", bound="Session")
 TYPICAL = 2048  # assumed length of a row for `batch_size = "auto"`
 
 
@@ -65,6 +64,7 @@ class Session:
         self.planner = Planner(loaded, self.forward, runtime, allow_plugins=allow_plugins, flags=flags or {})
         self.on_plan: Callable[[int], object] = lambda tokens: None  # receives the length of each planned prompt
         self.clock: Callable[[], float] = time.perf_counter
+        self.waits = False  # the next row may take long (`EngineSetup`)
         saved: Prefix | None = None
         if (path := runtime.prompt_cache) is not None:
             from genctl.decode import prompts
@@ -88,21 +88,20 @@ class Session:
 
     @classmethod
     def load(
-        cls: type[SomeSession],
+        cls,
         runtime: Runtime,
         *,
-        allow_pickle: bool = False,
-        trust_remote_code: bool = False,
         allow_plugins: bool = False,
-        on_event: Callable[[events.Loading], None] | None = None,
         layers: Sequence[Layer] = (),
         need_tokenizer: bool = False,
         threads: Threads | None = None,
-    ) -> SomeSession:
+        **flags: Any,
+    ) -> Self:
         """Load a checkpoint. `layers` are checked against its generation_config before its weights are read.
 
         `need_tokenizer`: prompts are texts, so a checkpoint without a tokenizer is refused before that, too. `threads`
         chooses how many threads torch has, for one row; without it, only `runtime.threads` changes their number.
+        `flags` are for this and for further checkpoints: what the user allows, and `on_event` (see `hub.load`).
 
         Raises ModelError, UsageError or PresetError.
         """
@@ -116,12 +115,6 @@ class Session:
             path = getattr(runtime, name)
             if path is not None and not Path(path).expanduser().is_file():
                 raise InputError(cannot_read(path, "no such file", f"--{name.replace('_', '-')}"))
-        # also for further checkpoints
-        flags: dict[str, Any] = {
-            "allow_pickle": allow_pickle,
-            "trust_remote_code": trust_remote_code,
-            "on_event": on_event,
-        }
 
         def before_weights(settings: GenerationSettings) -> None:
             check_settings(resolve([model_layer(settings.values, runtime.model, settings.file), *layers]).generation)
@@ -133,6 +126,23 @@ class Session:
         )
         session = cls(loaded, runtime, allow_plugins=allow_plugins, flags=flags)
         session.threads = threads
+        return session
+
+    @classmethod
+    def opened(cls, setup: EngineSetup) -> Self:
+        """The checkpoint of a command. Reports notes on loading, and later on compiling. Raises as `load` does."""
+        session = cls.load(
+            setup.runtime,
+            allow_plugins=setup.allow_plugins,
+            layers=setup.layers,
+            need_tokenizer=setup.need_tokenizer,
+            threads=Threads(setup.runtime.threads),
+            on_event=setup.on_event,
+            **setup.trust,
+        )
+        session.on_plan, session.waits = setup.on_plan, setup.waits
+        if session.forward.compiled is not None:
+            session.forward.compiled.report = setup.note
         return session
 
     @property
@@ -217,7 +227,7 @@ class Session:
         others = self.about.is_encoder_decoder or generation.assistant_model or generation.amateur_model
         is_invariant = generation.cache_implementation == "dynamic" and not others
         return JobPlan(
-            trial.kind,
+            trial.began.strategy,
             rows=max(int(strategy.max_rows), 1),
             remarks=tuple(remarks),
             reads_hidden=strategy.traits.needs_hidden,
@@ -246,7 +256,7 @@ class Session:
         batch_size = resolved.runtime.batch_size
         if batch_size != "auto":
             return default if batch_size is None else int(batch_size)
-        from genctl.decode.memory import fitting
+        from genctl.decode.batch_cache import fitting
 
         return fitting(self.forward, self._trial(resolved).lane, min(self.planner.context or TYPICAL, TYPICAL))
 
@@ -293,6 +303,25 @@ class Session:
             flow.on_shortage(width, fewer)
             width = fewer
 
+        def lanes(requests: Iterable[Request | None]) -> Iterator[Waiting]:
+            for request in requests:
+                if request is None:
+                    yield None
+                    continue
+                try:
+                    planned = self.planner.plan(request, report or Report())
+                except GenctlError as error:
+                    begins[request.id] = events.Began(
+                        request.id, request.prompt or "", "", self.about.name, None, {}, request.place, run=request.run
+                    )
+                    yield events.Failed(request.id, error.code, error.message, error.hint)
+                    continue
+                self.on_plan(len(planned.lane.source or planned.lane.tokens))
+                begins[request.id] = planned.began
+                if planned.results is not None:
+                    results[request.id] = planned.results
+                yield planned.lane
+
         in_groups = flow.span is not None and not flow.continuous
         whole = iter([(request for request in requests if not isinstance(request, Skipped))])
         groups: Iterator[Iterator[Request | None]] = grouped(requests, flow.span or 1) if in_groups else whole
@@ -301,7 +330,7 @@ class Session:
             results: dict[str, LaneResults] = {}
             for event in decode(
                 self.forward,
-                self._lanes(group, report or Report(), begins, results),
+                lanes(group),
                 width=width,
                 interrupted=flow.interrupted,
                 watch=flow.watch,
@@ -319,32 +348,6 @@ class Session:
                 yield event if completing is None else completing.completed(event)
             if flow.interrupted():
                 return
-
-    def _lanes(
-        self,
-        requests: Iterator[Request | None],
-        report: Report,
-        begins: dict[str, events.Began],
-        results: dict[str, LaneResults],
-    ) -> Iterator[Waiting]:
-        """The lanes of requests; `begins` gets the event of each, and `results` what completes those of some."""
-        for request in requests:
-            if request is None:
-                yield None
-                continue
-            try:
-                planned = self.planner.plan(request, report)
-            except GenctlError as error:
-                begins[request.id] = events.Began(
-                    request.id, request.prompt or "", "", self.about.name, None, {}, request.place, run=request.run
-                )
-                yield events.Failed(request.id, error.code, error.message, error.hint)
-                continue
-            self.on_plan(len(planned.lane.source or planned.lane.tokens))
-            begins[request.id] = planned.began(request, self.about.name, encoder_decoder=self.about.is_encoder_decoder)
-            if (own := planned.results()) is not None:
-                results[request.id] = own
-            yield planned.lane
 
     def score(
         self,
@@ -368,27 +371,6 @@ class Session:
 
     def close(self, *, hurried: bool = False, failed: bool = False) -> None:
         """Does nothing: a session has no processes or connections."""
-
-
-def load_session(kind: type[SomeSession], setup: EngineSetup) -> SomeSession:
-    """The checkpoint as a session of this kind. Reports notes on loading, and later on compiling.
-
-    Raises ModelError, UsageError or PresetError.
-    """
-    threads = Threads(setup.runtime.threads)
-    session = kind.load(
-        setup.runtime,
-        **setup.trust,
-        allow_plugins=setup.allow_plugins,
-        on_event=setup.on_event,
-        layers=setup.layers,
-        need_tokenizer=setup.need_tokenizer,
-        threads=threads,
-    )
-    session.on_plan = setup.on_plan
-    if session.forward.compiled is not None:
-        session.forward.compiled.report = setup.note
-    return session
 
 
 def check_settings(generation: Generation) -> None:

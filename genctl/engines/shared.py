@@ -11,7 +11,7 @@ import datetime
 import os
 import signal
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import cache
@@ -24,8 +24,8 @@ from torch import Tensor
 
 from genctl import events
 from genctl.config.layers import Resolved
-from genctl.engines.protocol import ALONE, EngineSetup, Flow, JobPlan, Report, Request, Rows, Skipped
-from genctl.engines.session import Session, load_session
+from genctl.engines.protocol import ALONE, Flow, JobPlan, Report, Request, Rows, Skipped
+from genctl.engines.session import Session
 from genctl.errors import Exit, ModelError, UsageError
 from genctl.params import Runtime
 
@@ -78,26 +78,23 @@ def broadcast(value: Any, *, wait: bool = False) -> Any:
     `wait`: rank 0 may take days. Raises ModelError if a rank has ended or does not answer.
     """
     box = [value]
-    try:
-        dist.broadcast_object_list(box, src=0, group=_patient_group() if wait else None)
-    except RuntimeError as error:
-        raise _lost(error) from error
+    _together(dist.broadcast_object_list, box, group=_patient_group() if wait else None)
     return box[0]
 
 
 def share(tensor: Tensor) -> Tensor:
     """Rank 0's numbers for a tensor that every rank has in the same shape. Raises ModelError as `broadcast` does."""
     same = tensor.contiguous()
-    try:
-        dist.broadcast(same, src=0)
-    except RuntimeError as error:
-        raise _lost(error) from error
+    _together(dist.broadcast, same)
     return same
 
 
-def _lost(error: BaseException) -> ModelError:
-    problem = f"another rank has ended or does not answer within {TIMEOUT_S} s: {_line(error)}"
-    return ModelError(f"rank {dist.get_rank()} of {dist.get_world_size()}: {problem}")
+def _together(send: Callable[..., object], content: Any, **how: Any) -> None:
+    try:
+        send(content, src=0, **how)
+    except RuntimeError as error:
+        problem = f"another rank has ended or does not answer within {TIMEOUT_S} s: {_line(error)}"
+        raise ModelError(f"rank {dist.get_rank()} of {dist.get_world_size()}: {problem}") from error
 
 
 def _line(error: BaseException) -> str:
@@ -122,7 +119,6 @@ class SharedSession(Session):
     """A rank's part of a checkpoint. Ranks other than 0 `follow`."""
 
     ended = ""  # why rank 0 ended the stream, if not at its end
-    waits = False  # rank 0 may wait long for a row
 
     def __init__(self, loaded: LoadedModel, runtime: Runtime, **how: Any) -> None:
         _share_outputs(loaded.model)
@@ -158,10 +154,3 @@ class SharedSession(Session):
         for _ in self.stream(()):
             pass
         return int(Exit.INTERRUPTED if self.ended else Exit.DONE)
-
-
-def load_shared(setup: EngineSetup) -> SharedSession:
-    """This rank's part of the checkpoint. Raises ModelError, UsageError or PresetError."""
-    session = load_session(SharedSession, setup)
-    session.waits = setup.waits
-    return session

@@ -1,4 +1,4 @@
-"""The strategies of one checkpoint: what the knobs choose, drafts, further checkpoints, and forced phrases.
+"""The strategies of one checkpoint: what the knobs choose, drafts, and further checkpoints.
 
 The runtime of a loaded model, and notes on its cache: if it is lossy or has no effect, if it cannot be reused.
 """
@@ -7,20 +7,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from genctl.decode.cache.layer import FULL
 from genctl.decode.runtime import ModelRuntime
 from genctl.errors import InputError, ModelError, UsageError, cannot_read
 from genctl.native.runtime import NativeModel, NativeRuntime
-from genctl.params import DRAFTING, Generation, Runtime
+from genctl.params import Generation, Runtime
 
 if TYPE_CHECKING:
     from genctl.config.layers import Resolved
     from genctl.decode.types import Prefix, Strategy
-    from genctl.engines.lane_results import ForcedPhrases, RerankPlan
+    from genctl.engines.lane_results import RerankPlan
     from genctl.models.hub import LoadedModel
-    from genctl.models.text import Words
     from genctl.strategies.drafters import SuffixDrafter
     from genctl.strategies.factory import AuxiliaryModel
 
@@ -49,13 +48,12 @@ class StrategyChoice:
         tokenizer = self.loaded.tokenizer
         if generation.mbr_samples and tokenizer is None:
             raise UsageError("mbr_samples: compares texts, and this checkpoint has no tokenizer to write any")
-        from genctl.engines.lane_results import RerankPlan
+        ranking = None
+        if samples := generation.best_of or generation.mbr_samples:
+            from genctl.engines.lane_results import RerankPlan
 
-        ranking, returned = None, generation.num_return_sequences
-        if generation.best_of is not None:
-            ranking = RerankPlan("best_of", generation.best_of, returned, generation.length_penalty)
-        elif generation.mbr_samples is not None:
-            ranking = RerankPlan("mbr", generation.mbr_samples, returned)
+            kind: Literal["best_of", "mbr"] = "best_of" if generation.best_of else "mbr"
+            ranking = RerankPlan(kind, samples, generation.num_return_sequences, generation.length_penalty)
         alone = generation if ranking is None else replace(generation, num_return_sequences=1)
         strategy = factory.auxiliary_strategy(alone, self.forward, tokenizer, self._auxiliary)
         if strategy is None:
@@ -86,10 +84,6 @@ class StrategyChoice:
             self._drafted = strategy, Assisted(self._suffixes, strategy.do_sample, unasked=True, **how)
         return self._drafted[1]
 
-    def forget_texts(self) -> None:
-        """Begin a new run: nothing is drafted from the texts of the one before."""
-        self._suffixes = self._drafted = None
-
     def _read_corpus(self, drafter: SuffixDrafter, path: str) -> None:
         """Draft from a text, or from earlier results. Raises InputError and ModelError."""
         from genctl.config import reader
@@ -108,21 +102,6 @@ class StrategyChoice:
             parts = [row.get(key) for key in ("prompt", "text")] if isinstance(row, dict) else []
             text = "".join(part for part in parts if isinstance(part, str))
             drafter.keep(encode(tokenizer, text, add_special_tokens=False) if text else [])
-
-    def forced_phrases(self, generation: Generation, strategy: Strategy, words: Words) -> ForcedPhrases | None:
-        """The phrases that a finished text must contain."""
-        if not (generation.force_words or generation.force_words_ids):
-            return None
-        from genctl.engines.lane_results import ForcedPhrases, forced_phrases
-        from genctl.models.text import decode
-        from genctl.strategies.constrained import ConstrainedBeam
-        from genctl.strategies.constraints import Constraints
-
-        if not isinstance(strategy, ConstrainedBeam):
-            return None
-        tokenizer = self.loaded.tokenizer
-        phrases = forced_phrases(generation, lambda ids: "" if tokenizer is None else decode(tokenizer, ids))
-        return ForcedPhrases(Constraints(strategy.words), phrases, words.decode)
 
     def _auxiliary(self, name: str) -> AuxiliaryModel:
         """A second checkpoint (an assistant, an amateur) on the same device, loaded once."""
@@ -156,21 +135,14 @@ def runtime_of(model: Any, *, compile: bool = False) -> ModelRuntime:
 
 def cache_notes(forward: ModelRuntime, name: str, resolved: Resolved) -> list[str]:
     """One sentence for each surprising effect of the cache, and of `cache_implementation`. `name`: the checkpoint's."""
-    generation, window, form = resolved.generation, forward.cut_window, resolved.generation.cache_implementation
-    uses, keeps = generation.use_cache, forward.abilities.supports_cache
-    notes = [window.note] if window is not None and window.note and uses and keeps else []
+    uses, form = resolved.generation.use_cache, resolved.generation.cache_implementation
+    notes = []
     if forward.abilities.cache_differs:
         used = "its cache is used, as in generate()" if uses else "everything is read again"
         notes.append(f"{forward.name} computes other numbers with a cache than without: {used}")
-    drafting = [knob for knob in DRAFTING if getattr(generation, knob) is not None]
-    if window is not None and window.indexed and drafting and uses:
-        notes.append(
-            f"{drafting[0]}: beyond {window.size} tokens ({window.name}) nothing is drafted: which tokens "
-            f"{forward.name} sees there depends on how many are read at once"
-        )
     if not uses or form == "off":
         return notes
-    if not keeps:
+    if not forward.abilities.supports_cache:
         return [*notes, f"{name} keeps no cache: everything is read again at every step"]
     if form == "dynamic":
         return notes

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genctl import process
-from genctl.decode.threads import Threads
+from genctl.decode.step_costs import Threads
 from genctl.errors import UsageError
 from genctl.models import check, runtime_choice
 from genctl.models.check import GenerationSettings, known_ids

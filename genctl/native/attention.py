@@ -48,7 +48,7 @@ class Mask:
         return {"mask": mask, "causal": True, "window": self._width(window)}
 
     def _width(self, window: int | None) -> int | None:
-        """As in transformers (see `decode.runtime.CutWindow`)."""
+        """As in transformers (see `decode.runtime.cut_bound`)."""
         return None if window == 1 and self.past else window
 
     def _make(self, columns: int, window: int | None) -> Tensor | None:

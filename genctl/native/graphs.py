@@ -24,7 +24,7 @@ from torch import Tensor
 
 from genctl.decode.cache.cache import Cache
 from genctl.decode.cache.growing import GrowingLayer
-from genctl.decode.memory import is_shortage
+from genctl.errors import is_shortage
 from genctl.native.decoder import Decoder
 from genctl.native.spec import Spec
 

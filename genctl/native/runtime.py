@@ -15,7 +15,7 @@ from torch import Tensor
 from genctl.decode.cache.cache import Cache, new_cache
 from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.cache.layer import KeyValues
-from genctl.decode.runtime import Abilities, CutWindow, ModelRuntime, Output, Pass, Passed
+from genctl.decode.runtime import Abilities, ModelRuntime, Output, Pass, Passed
 from genctl.decode.types import Source
 from genctl.errors import ModelError
 from genctl.kernels import build
@@ -162,7 +162,7 @@ class NativeRuntime(ModelRuntime):
         self.dynamic = any(rope.kind == "dynamic" for rope in ropes)
         self.reads_again = any(rope.reads_again for rope in ropes)
         if 1 in model.spec.windows:
-            self.limit_cuts(CutWindow("sliding_window", 1))
+            self.limit_cuts(0)
         self.forwards = 0
         self.watch: Callable[[Passed], None] | None = None
         self.findings: list[str] = []

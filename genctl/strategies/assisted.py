@@ -11,7 +11,7 @@ longer pass that checks them and the passes that draft them (arXiv:2211.17192, s
 rate of its kind: of a model, those that begin a draft and those that follow a right one; without a model, see
 `drafters.Followed`.
 
-Nothing here reads the clock: prices come from a table (`decode.pass_prices`, which also weighs the drafts of a pass).
+Nothing here reads the clock: prices come from a table (`decode.step_costs`, which also weighs the drafts of a pass).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from genctl.decode import transfer
-from genctl.decode.pass_prices import MOST_TOKENS, PassPlan
+from genctl.decode.step_costs import MOST_TOKENS, PassPlan
 from genctl.decode.types import Context, Draft, RowsOfLane, Scores, Search, Traits
 from genctl.events import shared_length
 from genctl.params import MOST_DRAFTED

@@ -15,9 +15,9 @@ from typing import ClassVar, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from genctl.decode.pass_prices import PassPrice
 from genctl.decode.read_along import ReadAlong
 from genctl.decode.runtime import ModelRuntime, Pass, depth_of
+from genctl.decode.step_costs import PassPrice
 from genctl.decode.types import Context, Draft
 from genctl.errors import ModelError
 from genctl.events import shared_length

@@ -21,8 +21,8 @@ from torch import Tensor
 from genctl import compat
 from genctl.decode.cache.cache import Cache
 from genctl.decode.cache.foreign import new_cache
-from genctl.decode.runtime import Abilities, ModelRuntime, Pass, join_sources
-from genctl.decode.types import Source, Sources
+from genctl.decode.runtime import Abilities, ModelRuntime, Pass
+from genctl.decode.types import Source, Sources, join_sources
 from genctl.models.architectures import facts_of
 
 # The largest difference between two computations of the same logits, as a share of their spread.

@@ -20,8 +20,7 @@ from transformers.generation.utils import GenerationMixin
 from genctl import compat, process
 from genctl.decode.cache.cache import Cache
 from genctl.decode.cache.foreign import CompiledLayer, new_cache
-from genctl.decode.memory import is_shortage
-from genctl.errors import ModelError
+from genctl.errors import ModelError, is_shortage
 
 VARIANTS = 64  # compilations that one process may hold; each model needs two
 _ALIKE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}  # difference of logits to the largest of them

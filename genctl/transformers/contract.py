@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from genctl import compat
 from genctl.decode.cache.cache import Cache
 from genctl.decode.cache.foreign import ReturnedStatesCache
-from genctl.decode.memory import is_shortage
 from genctl.decode.runtime import ModelRuntime
-from genctl.errors import ContractError
+from genctl.errors import ContractError, is_shortage
 from genctl.models.packed_layers import weights
 from genctl.transformers.abilities import FAILURES, Probe
 

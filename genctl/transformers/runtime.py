@@ -23,10 +23,9 @@ from genctl import compat
 from genctl.decode import transfer
 from genctl.decode.cache.cache import Cache
 from genctl.decode.cache.foreign import ModuleStates, ReturnedStatesCache, new_cache
-from genctl.decode.memory import is_shortage
-from genctl.decode.runtime import Abilities, ModelRuntime, Output, Pass, Passed, cut_window_of
+from genctl.decode.runtime import Abilities, ModelRuntime, Output, Pass, Passed, cut_bound
 from genctl.decode.types import Source, Sources
-from genctl.errors import GenctlError, ModelError
+from genctl.errors import GenctlError, ModelError, is_shortage
 from genctl.models.architectures import facts_of
 from genctl.transformers import contract
 from genctl.transformers.abilities import MeasuredAbilities
@@ -123,7 +122,7 @@ class TransformersRuntime(ModelRuntime):
         self.returns, self.reads_history = self.facts.returns, self.facts.reads_history
         self.rope = LengthRope(model.modules(), reads_again=self.facts.reads_again)
         self.bound, self.dynamic, self.reads_again = self.rope.bound, bool(self.rope.dynamic), self.rope.reads_again
-        self.limit_cuts(cut_window_of(model))
+        self.limit_cuts(cut_bound(model))
         self.module_states = ModuleStates(model) if self.facts.states_in_modules else None
         self.findings: list[str] = []
         self.forwards = 0

@@ -40,13 +40,15 @@ class Genctl:
 
         from genctl import events
         from genctl.engines.protocol import Flow, Report
+        from genctl.engines.strategy_choice import StrategyChoice
         from genctl.errors import PresetError
         from genctl.events.results import Collector
 
         if self.cuda:
             torch.cuda.synchronize()
         waiting = {str(place) for place in range(len(work.asks))}
-        self.session.planner.strategies.forget_texts()  # each run is one of its own
+        planner = self.session.planner  # each run is one of its own: nothing is drafted from the texts before it
+        planner.strategies = StrategyChoice(planner.loaded, planner.forward, planner.runtime, planner.flags)
         firsts: list[float] = []  # until every prompt had its first token; of each prompt, if they come one by one
         found: dict[str, tuple[int, ...]] = {}
         collector = Collector()

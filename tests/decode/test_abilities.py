@@ -7,7 +7,6 @@ import weakref
 from typing import Any
 
 import pytest
-import torch
 import transformers
 
 from genctl import events
@@ -172,15 +171,3 @@ def test_what_fails_in_a_models_own_code_is_told_in_a_line_and_ends_only_its_row
     assert all(event.code == ModelError.code and "\n" not in event.message for event in failed)
     assert "Broken failed in its own code: RuntimeError: mat1 and mat2" in failed[0].message
     assert sum(isinstance(event, events.Finished) for event in found) == 1
-
-
-def test_a_model_that_takes_no_cache_is_not_given_one() -> None:
-    torch.manual_seed(0)
-    config = transformers.OpenAIGPTConfig(vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=64)
-    model = transformers.OpenAIGPTLMHeadModel(config).eval()
-    forward = TransformersRuntime(model)
-    ids = torch.tensor([list(PROMPTS[0])])
-    wanted = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False)
-    ((_, _, tokens),) = run(forward, [lane(0, eos=())])
-    assert list(tokens) == wanted[0, ids.shape[1] :].tolist()
-    assert not forward.abilities.supports_cache

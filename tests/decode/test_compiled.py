@@ -11,14 +11,12 @@ import torch
 
 from genctl import events
 from genctl.config.layers import flags_layer, resolve
-from genctl.config.presets import parse_sets
 from genctl.decode.cache.forms import SlottedLayer
 from genctl.decode.cache.growing import STEP
 from genctl.decode.loop import decode
 from genctl.decode.prefix_cache import KeptTexts
 from genctl.decode.processors.build import ProcessorContext, build
 from genctl.decode.read_along import ReadAlong, unconditional
-from genctl.engines.session import Session
 from genctl.errors import ModelError, PresetError, UsageError
 from genctl.models import hub, runtime_choice
 from genctl.params import Generation, Runtime
@@ -225,16 +223,6 @@ def test_contradictions_name_both_sides(other: dict[str, Any], words: str) -> No
     assert resolve([flags_layer({"compile": False, **other})]).runtime.compile is False
 
 
-def test_a_cache_turned_off_by_its_other_name_contradicts_too() -> None:
-    with pytest.raises(PresetError, match=r"cannot be combined with use_cache = false \(--set use_cache\)"):
-        resolve([flags_layer({"compile": True}), *parse_sets(["use_cache=false"])])
-
-
-def test_a_static_cache_goes_with_compiling() -> None:
-    made = resolve([flags_layer({"compile": True, "cache_implementation": "static", "pack": False})])
-    assert made.runtime.compile
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -257,14 +245,6 @@ def test_without_a_compiler_there_is_a_hint(monkeypatch: pytest.MonkeyPatch) -> 
 def test_other_devices_are_refused() -> None:
     with pytest.raises(UsageError, match=r"--compile runs on the CPU and on CUDA devices, not on mps \(--device mps\)"):
         runtime_choice.check_device(Runtime(compile=True, device="mps"), torch.device("mps"), native=False)
-
-
-@needs_compiler
-def test_a_session_compiles_plain_layers_and_tells_of_it(tmp_path: Path, standing_in: list[int]) -> None:
-    folder = checkpoint("gpt2", tmp_path)
-    session = Session.load(Runtime(model=str(folder), compile=True, device="cpu"))
-    assert not any("packed" in note for note in session.loaded.notes)
-    assert session.forward.compiled is not None
 
 
 @pytest.mark.gpu

@@ -206,19 +206,6 @@ def test_states_that_stay_as_they_are_are_refused(
     refused(done, name, "does not change its recurrent states")
 
 
-@pytest.mark.parametrize(("arch", "name"), [("mamba", "MambaForCausalLM"), ("jamba", "JambaForCausalLM")])
-def test_a_recurrent_model_that_ignores_its_cache_is_refused(
-    arch: str, name: str, plant: Any, tmp_path: Path, clean_environment: None
-) -> None:
-    def ignores(forward: Forward, **inputs: Any) -> Any:
-        return forward(**{key: value for key, value in inputs.items() if key not in (CACHE, "cache_params")})
-
-    tiny(arch, tmp_path)
-    plant(name, ignores)
-    done = genctl("run", "the cat sat", "-m", str(tmp_path), "-n", "4")
-    refused(done, name, "another cache|keeps nothing|keeps no state")
-
-
 def test_states_that_are_not_returned_are_refused(plant: Any, tmp_path: Path, clean_environment: None) -> None:
     def returns_none(forward: Forward, **inputs: Any) -> Any:
         output = forward(**inputs)
@@ -300,16 +287,6 @@ def test_the_check_is_made_once_costs_few_tokens_and_changes_nothing(monkeypatch
     assert finished == [
         [one.logprob for one in event.hypotheses] for event in again if isinstance(event, events.Finished)
     ]
-
-
-def test_a_model_that_draws_in_its_forward_leaves_the_generator_as_it_was() -> None:
-    model = copy.deepcopy(tiny("gpt2"))
-    model.register_forward_pre_hook(lambda *args: torch.rand(3) and None)  # before the runtime: it belongs to the model
-    torch.manual_seed(5)
-    forward = TransformersRuntime(model)
-    state = torch.get_rng_state()
-    contract.check_scores(TransformersRuntime(model, abilities=forward.abilities))
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_passes_that_somebody_watches_are_only_his_own() -> None:

@@ -1,4 +1,4 @@
-"""Windows whose cache and mask disagree: the texts are those of `generate()`, however they are cut, and a note says so.
+"""Windows whose cache and mask disagree: the texts are those of `generate()`, however they are cut into passes.
 
 A window of 1, of which transformers' cache drops nothing, and a window in the config.json of a model that has none.
 """
@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable
 from copy import deepcopy
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,10 +21,9 @@ from genctl.strategies.beam import Beam
 from genctl.strategies.sample import Sample
 from genctl.transformers.runtime import TransformersRuntime
 from tests import runtimes
-from tests.cli.tool import genctl
 from tests.decode.driver import written
 from tests.native.variations import made
-from tests.tiny import EOS, checkpoint
+from tests.tiny import EOS
 
 NEW = 10
 PROMPTS = tuple(
@@ -112,21 +110,3 @@ def test_rows_that_are_read_again_go_on_as_before(name: str, make: Make) -> None
     torch.testing.assert_close(found.logits, last.logits, atol=1e-4, rtol=1e-4)
     saved = forward.prefill(PROMPTS[2][:9], None, whole=True)
     assert forward.resume(saved, PROMPTS[2], None) == (None, 0)
-
-
-def test_a_window_that_its_family_does_not_have_is_named(tmp_path: Path) -> None:
-    folder = checkpoint("llama", tmp_path, sliding_window=6)
-    done = genctl("run", "the cat", "-m", str(folder), "-n", "2")
-    assert done.status == 0, done.err
-    note = "sliding_window = 6 is in config.json, but llama has no windows"
-    assert note in " ".join(done.err.split())
-    done = genctl("run", "the cat", "-m", str(folder), "-n", "2", "--cache", "off")
-    assert note not in " ".join(done.err.split())
-
-
-def test_a_window_of_one_token_is_named(tmp_path: Path) -> None:
-    folder = checkpoint("mistral", tmp_path, sliding_window=1)
-    for runtime in ("native", "transformers"):
-        done = genctl("run", "the cat", "-m", str(folder), "-n", "2", "--runtime", runtime)
-        assert done.status == 0, done.err
-        assert "sliding_window = 1: as in generate(), each token of a prompt" in " ".join(done.err.split())

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from genctl import events
-from genctl.decode import memory
+from genctl.decode import batch_cache as memory
 from genctl.decode.cache.cache import new_cache
 from genctl.decode.loop import decode
 from genctl.decode.runtime import ModelRuntime

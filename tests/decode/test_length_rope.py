@@ -175,9 +175,9 @@ def test_texts_of_other_lengths_do_not_change_a_score(runtime: Any, name: str) -
 
 @pytest.mark.parametrize("name", ["phi3", "llama"])
 @pytest.mark.parametrize(("before", "after"), [(5, 12), (12, 24), (24, 12), (20, 24)])
-def test_a_prompt_that_is_taken_up_is_read_as_a_whole_one(name: str, before: int, after: int) -> None:
+def test_a_prompt_that_is_taken_up_is_read_as_a_whole_one(runtime: Any, name: str, before: int, after: int) -> None:
     """Keys that were read with the angles of a longer text do not serve a shorter one, nor the other way round."""
-    forward, ids = TransformersRuntime(model(name)), PROMPTS[2]
+    forward, ids = runtime(model(name)), PROMPTS[2]
     wanted = forward.prefill(ids[:after], None)
     found, kept = forward.resume(forward.prefill(ids[:before], None, whole=True), ids[:after], None)
     assert kept == (min(before, after - 1) if max(before, after) <= BOUND else 0)
@@ -206,15 +206,3 @@ def test_rows_that_are_read_again_go_on_as_before(runtime: Any, name: str, place
     anew = forward.reread(torch.tensor([text[:-1]]), prefix)
     found = forward(Pass(torch.tensor([text[-1:]]), anew, history=torch.tensor([text])))
     torch.testing.assert_close(found.logits, last.logits, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_native_prompt_beyond_the_bound_is_not_taken_up_in_pieces(name: str) -> None:
-    forward = runtimes.native(model(name))
-    saved = forward.prefill(PROMPTS[2][:20], None, whole=True)
-    assert forward.resume(saved, PROMPTS[2], None) == (None, 0)
-    short = forward.prefill(PROMPTS[1][:8], None, whole=True)
-    prefix, kept = forward.resume(short, PROMPTS[1], None)
-    assert prefix is not None
-    assert kept == 8
-    torch.testing.assert_close(prefix.logits, forward.prefill(PROMPTS[1], None).logits, atol=1e-5, rtol=1e-5)

@@ -87,13 +87,6 @@ def test_passes_are_saved_and_tokens_are_the_same() -> None:
     assert many.forwards < 8  # at most three for the prompts, three for the tokens after the first
 
 
-def test_equal_prompts_are_still_read_once() -> None:
-    forward = runtimes.forward(tiny("gpt2"))
-    given = [Lane(name, (5, 6, 7, 8), Sample(True), 3, seed=number) for number, name in enumerate("abc")]
-    shared = [event.shared for event in decode(forward, given, width=3) if isinstance(event, events.Prefilled)]
-    assert shared == [False, True, True]
-
-
 def written(forward: ModelRuntime, given: list[Lane], **more: Any) -> dict[str, tuple[int, ...]]:
     """The tokens of each lane, all at work at once."""
     stream = decode(forward, given, width=len(given), **more)

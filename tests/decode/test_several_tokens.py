@@ -104,8 +104,3 @@ def test_every_token_of_a_pass_has_logits_where_input_preparation_would_keep_the
 def test_a_note_says_that_a_cache_changes_the_text(name: str, arguments: tuple[str, ...], folder: Any) -> None:
     ran = tool("run", "-m", str(folder(name)), "-n", "2", "the cat sat on", *arguments)
     assert "computes other numbers with a cache than without" in ran.err
-
-
-def test_a_note_says_where_drafting_ends(folder: Any) -> None:
-    ran = tool("run", "-m", str(folder("causal/hy_v4")), "-n", "2", "the cat sat", "--prompt-lookup-num-tokens", "3")
-    assert "(index_topk) nothing is drafted" in ran.err

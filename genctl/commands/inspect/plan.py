@@ -53,7 +53,7 @@ class Part(NamedTuple):
             return size.rows, 1
         if kind == CROSS:
             return size.batch if size.grouped or size.batch == 1 else size.rows, size.source
-        if window is None or window == 1:  # which keeps all (see `decode.runtime.CutWindow`)
+        if window is None or window == 1:  # which keeps all (see `decode.runtime.cut_bound`)
             return size.rows, size.length
         return size.rows, min(size.length, window - 1 + more)
 
@@ -63,7 +63,7 @@ class Part(NamedTuple):
 
     def reserved(self, size: Size) -> int:
         """The most bytes of its buffers, room for later tokens included."""
-        from genctl.decode.batch import ROOM
+        from genctl.decode.batch_cache import ROOM
         from genctl.decode.cache.growing import STEP, grown
 
         if self.entry["kind"] != "static" and size.length > ROOM + 1:  # beyond ROOM new tokens a buffer grows

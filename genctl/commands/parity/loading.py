@@ -11,7 +11,7 @@ from genctl.commands.parity.options import BY_TEXT, FLAGS
 from genctl.config.layers import Layer, Resolved
 from genctl.config.sides import Side, loaded_with
 from genctl.engines.protocol import Engine, EngineSetup
-from genctl.engines.score_passes import TextReader
+from genctl.engines.scorer import TextReader
 from genctl.engines.session import Session
 from genctl.errors import GenctlError, InputError, ModelError, quote
 from genctl.io.rows import InputRow

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from genctl import process
-from genctl.decode.threads import cores
+from genctl.decode.step_costs import cores
 from genctl.errors import UsageError, count
 from genctl.kernels.build import PRODUCTS
 

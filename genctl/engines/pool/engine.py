@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from genctl import events, process
-from genctl.decode.threads import from_environment
+from genctl.decode.step_costs import from_environment
 from genctl.engines.pool.cluster import RayCluster, start_cluster
 from genctl.engines.pool.worker import (
     DecodeWork,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from genctl import events
 from genctl.config.layers import Layer
-from genctl.decode.threads import set_threads
+from genctl.decode.step_costs import set_threads
 from genctl.engines.protocol import About, Flow, Report, Request
 from genctl.errors import ModelError
 from genctl.params import Runtime
@@ -124,7 +124,7 @@ class Worker:
         if setup.local and not Path(setup.local).is_dir():
             there = f"there is no {setup.local} on {platform.node()}"
             raise ModelError(f"{setup.runtime.model} is a local folder, and {there}")
-        from genctl.decode.threads import Threads
+        from genctl.decode.step_costs import Threads
         from genctl.engines.session import Session
 
         threads = Threads(setup.threads if setup.exact else None, share=setup.threads)

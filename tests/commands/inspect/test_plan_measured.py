@@ -142,7 +142,7 @@ def test_what_is_reserved_for_texts_shorter_and_longer_than_a_window(
 @pytest.mark.parametrize("arch", ["llama", "gemma2"])
 def test_more_is_never_reserved_than_planned(folder: Any, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it is not known how long texts become, buffers grow by half."""
-    monkeypatch.setattr("genctl.decode.batch.ROOM", 2)
+    monkeypatch.setattr("genctl.decode.batch_cache.ROOM", 2)
     for new in (60, 70, 75):
         made = planned(folder(arch), arch, length=3 + new - 1)
         assert made["reserved_bytes"] >= measured(arch, Sample(), prompt=3, new=new).reserved

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
-from genctl.engines.score_passes import TextReader
+from genctl.engines.scorer import TextReader
 from genctl.errors import InputError, ModelError
 from tests.models.tokenizers_made import FAMILIES, byte_level, llama, metaspace
 from tests.tiny import BOS, EOS, tokenizer

@@ -60,15 +60,6 @@ def test_best_of_takes_the_log_probability_of_a_token() -> None:
     assert [one.slot for one in total] == [2, 0, 1]
 
 
-def test_mbr_prefers_what_resembles_the_others() -> None:
-    texts = ["the cat sat", "a dog ran", "the cat sits", "the cat sat down"]
-    found = [hypothesis(-1.0 - n, 3, n, text) for n, text in enumerate(texts)]
-    best = rerank(found, texts, RerankPlan("mbr", 4, 4))
-    assert best[0].slot == 3  # recall counts more than precision, and it has nearly all of the others in it
-    assert best[-1].slot == 1
-    assert [one.score for one in best] == sorted((one.score for one in best), reverse=True)
-
-
 def test_equal_utilities_are_ordered_by_log_probability_then_by_the_draw() -> None:
     found = [hypothesis(-2.0, 1, 0), hypothesis(-1.0, 1, 1), hypothesis(-1.0, 1, 2)]
     assert [one.slot for one in rerank(found, ["x"] * 3, RerankPlan("mbr", 3, 3))] == [1, 2, 0]

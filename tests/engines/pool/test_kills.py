@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from genctl.decode.threads import cores
+from genctl.decode.step_costs import cores
 from tests.cli.tool import genctl
 
 ROOT = Path(__file__).parents[3]

@@ -11,22 +11,15 @@ from typing import Any
 
 import pytest
 
-from genctl.engines.session import Session
 from genctl.errors import ModelError, UsageError
 from genctl.models import runtime_choice, with_transformers
 from genctl.params import Runtime
 from tests.cli.tool import genctl
-from tests.engines.ranks.each_rank import tokens_of
 from tests.engines.ranks.processes import SECONDS, alone, answer, ranks
 from tests.planted import plant, script, what_ran
 from tests.tiny import checkpoint, tiny
 
 PROMPTS = "the cat\nthe dog sat on the log\nonce\n"
-WAYS = {
-    "greedy": {"do_sample": False},
-    "sampling": {"do_sample": True, "temperature": 1.5, "num_return_sequences": 2},
-    "beams": {"num_beams": 3, "num_return_sequences": 2},
-}
 
 
 @pytest.fixture(scope="module")
@@ -56,17 +49,6 @@ def test_torchrun_writes_what_one_process_writes(llama: Path, tmp_path: Path) ->
         for ours_token, theirs_token in zip(ours["tokens"], theirs["tokens"], strict=True):
             assert ours_token["id"] == theirs_token["id"]
             assert ours_token["logprob"] == pytest.approx(theirs_token["logprob"], abs=1e-4)
-
-
-@pytest.mark.night
-def test_every_rank_chooses_the_tokens_of_one_process(llama: Path, tmp_path: Path) -> None:
-    with ranks("-m", "tests.engines.ranks.each_rank", str(llama), str(tmp_path), json.dumps(WAYS)) as started:
-        errors = [process.communicate(timeout=SECONDS)[1] for process in started]
-    assert [process.returncode for process in started] == [0, 0], errors
-    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
-    assert first == second
-    assert first == tokens_of(Session.load(Runtime(model=str(llama), runtime="transformers")), WAYS)
-    assert {way: len(found["0"]) for way, found in first.items()} == {"greedy": 1, "sampling": 2, "beams": 2}
 
 
 def test_a_rank_that_is_killed_ends_the_other_with_a_message(llama: Path) -> None:

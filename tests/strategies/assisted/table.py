@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from genctl.decode.pass_prices import PassPrice
 from genctl.decode.runtime import Abilities, Output, Pass
+from genctl.decode.step_costs import PassPrice
 from genctl.decode.types import Prefix
 from genctl.transformers.runtime import TransformersRuntime
 

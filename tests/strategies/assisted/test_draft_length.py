@@ -14,7 +14,7 @@ from torch import Tensor
 
 from genctl import events
 from genctl.decode.loop import decode
-from genctl.decode.pass_prices import PRICES, PassPlan, PassPrice, never_pays, price_of
+from genctl.decode.step_costs import PRICES, PassPlan, PassPrice, never_pays, price_of
 from genctl.decode.types import Context, Draft, Prefix
 from genctl.params import MOST_DRAFTED, Generation
 from genctl.strategies.assisted import LONGEST_PAUSE, PATIENCE, PAUSE, Assisted

@@ -12,8 +12,8 @@ import pytest
 from genctl import events
 from genctl.config.layers import Layer, resolve
 from genctl.decode.loop import decode
-from genctl.decode.pass_prices import PassPrice
 from genctl.decode.prefix_cache import KeptTexts
+from genctl.decode.step_costs import PassPrice
 from genctl.decode.types import Prefix
 from genctl.engines.protocol import Flow, Report, Request
 from genctl.engines.session import Session

@@ -1,4 +1,7 @@
-"""What a pass costs: over several tokens of one row, and beside the pass of another model.
+"""What a step costs, from its work alone: how many threads have enough to do, and the price of several tokens.
+
+A second thread helps only if both have enough to do. In a small model threads wait for each other longer than they
+compute.
 
 A pass over a few tokens reads the weights once, as a step of one token does, so it costs hardly more. The prices are a
 table that was measured once (docs/performance.md), not the times of this run: with it the number of drafted tokens
@@ -8,11 +11,121 @@ further token is dearer.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
+
+from genctl.errors import count, size
+
+# -- threads -----------------------------------------------------------------------------------------------------------
+
+TEXT = 32  # about as many tokens are computed at once when a whole text is read
+SHARE = 20 << 20  # bytes of weights that a thread reads in about a millisecond, against a loss of some µs per product
+LEAST = 5 * SHARE  # the least work for a second thread: two threads that wait for each other may cost much
+_ROWS = 5  # as many rows take a second as long to multiply as the weights take to read
+_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # torch reads them in this order
+
+
+def cores() -> int:
+    """The cores that this process may use: its affinity, and its cgroup's quota of time."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(min(allowed, int(quota() or allowed)), 1)
+
+
+def from_environment() -> tuple[int, str] | None:
+    """The number of threads that an environment variable sets, and the variable's name."""
+    for name in _VARIABLES:
+        value = os.environ.get(name, "").partition(",")[0].strip()
+        if value.isdecimal() and int(value):
+            return int(value), name
+    return None
+
+
+def for_step(weights: int, rows: int) -> int:
+    """The number of threads that have enough work in a forward pass of `rows` rows through `weights` bytes."""
+    work = int(weights * (1 + rows / _ROWS))
+    return work // SHARE if work >= LEAST else 1
+
+
+def set_threads(number: int) -> None:
+    """Set torch's number of threads. Nothing else sets it."""
+    import torch
+
+    if torch.get_num_threads() != number:
+        torch.set_num_threads(number)
+
+
+class Threads:
+    """The number of threads of a job.
+
+    `given` is the knob `threads`. Without it an environment variable decides, and without both the work and the cores,
+    of which a worker has a `share`. Ranks keep what their launcher has set: all of them must compute alike.
+    """
+
+    def __init__(self, given: int | None = None, *, share: int | None = None) -> None:
+        self.number: int | None = None  # None: torch's own
+        self.reason = ""
+        self.fixed = True
+        self._share = share
+        variable = from_environment() if share is None else None
+        if given is not None:
+            self.number, self.reason = given, "as set"
+        elif variable is not None:
+            self.number, self.reason = variable
+        elif share is None and "WORLD_SIZE" in os.environ:
+            self.reason = "one of several ranks"
+        else:
+            self.fixed = False
+
+    def apply(self, weights: int, rows: int = 1, *, device: str = "cpu", recorded: int | None = None) -> None:
+        """Set torch's threads for steps of this many rows. `recorded`: the number with which an output began.
+
+        On another device than the CPU torch keeps its own number, unless one is given.
+        """
+        if self.fixed:
+            pass
+        elif recorded is not None:
+            self.number, self.reason = recorded, "as the output was begun"
+        elif device != "cpu":
+            self.number, self.reason = None, f"torch's own beside {device}"
+        else:
+            there = self._share or cores()
+            self.number = min(for_step(weights, rows), there)
+            self.reason = f"{count(there, 'core')}, {size(weights)} of weights, {count(rows, 'row')} at a step"
+        if self.number is not None:
+            set_threads(self.number)
+
+    @property
+    def note(self) -> str:
+        """What was chosen and why, for --verbose."""
+        import torch
+
+        return f"threads: {self.number or torch.get_num_threads()} ({self.reason})"
+
+
+def quota(system: Path = Path("/")) -> float | None:
+    """Cores that the cgroup (version 2) of this process, or one above it, allows; None without a limit."""
+    limits = []
+    try:
+        groups = (system / "proc/self/cgroup").read_text("utf-8").splitlines()
+        path = next((line.removeprefix("0::/") for line in groups if line.startswith("0::/")), None)
+        root = system / "sys/fs/cgroup"
+        for folder in () if path is None else (root / path, *(root / path).parents):
+            if (folder / "cpu.max").exists():
+                allowed, period = (folder / "cpu.max").read_text("ascii").split()
+                limits += [int(allowed) / int(period)] if allowed != "max" else []
+            if folder == root:
+                break
+    except (OSError, ValueError):
+        return None
+    return min(limits, default=None)
+
+
+# -- passes over several tokens, and beside the pass of another model --------------------------------------------------
 
 Points = Sequence[tuple[int, float]]
 
@@ -41,7 +154,7 @@ OVERHEAD = 1e6
 # and what is done for a draft beside the pass that checks it.
 DRAFT_OVERHEAD = 3e6
 GAIN = 0.02  # of a token that a draft must promise: less is lost beside the passes
-LEAST = 1.15  # the speed that drafts must give which are always right, or none is tried
+LEAST_GAIN = 1.15  # the speed that drafts must give which are always right, or none is tried
 MOST_TOKENS = 64  # in a pass that checks drafts
 
 
@@ -91,10 +204,10 @@ class PassPlan:
         best, least = 0, self.rate(0, GAIN)
         if not promise or self.rate(1, promise[-1], cost) <= least:
             return 0  # not even if the whole draft cost no more than one token
-        for count in range(1, min(len(promise), max(MOST_TOKENS - self.tokens, 0)) + 1):
-            rate = self.rate(count, promise[count - 1], cost)
+        for drafted in range(1, min(len(promise), max(MOST_TOKENS - self.tokens, 0)) + 1):
+            rate = self.rate(drafted, promise[drafted - 1], cost)
             if rate > least:
-                least, best = rate, count
+                least, best = rate, drafted
         return best
 
     def rate(self, count: int, right: float, cost: float = 0.0) -> float:
@@ -115,7 +228,7 @@ def never_pays(price: PassPrice, rows: int) -> bool:
     """Whether drafts that no setting turns on do not pay beside so many rows even if they are always right."""
     plan = PassPlan(price, rows, cached=True)
     count = plan.best([*map(float, range(1, MOST_TOKENS))])
-    return plan.rate(count, count) < LEAST * plan.rate(0, 0)
+    return plan.rate(count, count) < LEAST_GAIN * plan.rate(0, 0)
 
 
 def price_of(config: Any, form: str) -> PassPrice:
@@ -125,14 +238,14 @@ def price_of(config: Any, form: str) -> PassPrice:
     """
     text = config.get_text_config(decoder=True)
 
-    def size(name: str) -> int:
+    def field(name: str) -> int:
         value = getattr(text, name, None)
         return value if type(value) is int and value > 0 else 0
 
-    hidden, layers = size("hidden_size"), size("num_hidden_layers")
-    weights = 12 * layers * hidden**2 + size("vocab_size") * hidden
-    experts = max(map(size, ("num_local_experts", "num_experts", "n_routed_experts")))
-    chosen = max(size("num_experts_per_tok"), 1)
+    hidden, layers = field("hidden_size"), field("num_hidden_layers")
+    weights = 12 * layers * hidden**2 + field("vocab_size") * hidden
+    experts = max(map(field, ("num_local_experts", "num_experts", "n_routed_experts")))
+    chosen = max(field("num_experts_per_tok"), 1)
     stored = form.removeprefix("narrow ")
     read = weights * BYTES.get(stored, 4.0)
     if stored in BYTES and read < CACHED:
