@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 Phrase: TypeAlias = tuple[int, ...]
 Alternatives: TypeAlias = tuple[Phrase, ...]
 
-EXACT = 8  # open constraints for which the shortest completion is searched; above, overlaps do not count
+EXACT = 6  # open constraints for which the shortest completion is searched; above, overlaps do not count
 
 
 class Progress(NamedTuple):
@@ -44,7 +44,6 @@ class Constraints:
         self._steps: dict[tuple[Progress, int], Progress] = {}
         self._lacking: dict[Progress, int] = {}
         self._needed: dict[Progress, int] = {}
-        self._overlaps: dict[tuple[Phrase, Phrase], int] = {}
 
     def __len__(self) -> int:
         """Constraints, counted with repetitions."""
@@ -101,7 +100,7 @@ class Constraints:
         fewest = self._needed.get(progress)
         if fewest is None:
             fewest = self.lacking(progress)
-            if sum(progress.open) <= EXACT and self.bound(progress) < fewest:
+            if sum(progress.open) <= EXACT:
                 begun = dict(self._begun(progress))
                 for phrase in self._open_phrases(progress):
                     rest = phrase[begun.get(phrase, 0) :]
@@ -112,33 +111,6 @@ class Constraints:
     def fits(self, progress: Progress, room: int) -> bool:
         """Whether `room` more tokens can satisfy all constraints."""
         return self.lacking(progress) <= room or self.needed(progress) <= room
-
-    def least(self) -> int:
-        """A lower bound on the tokens for all constraints: exact with up to `EXACT` constraints."""
-        begin = self.begin()
-        return self.needed(begin) if len(self) <= EXACT else self.bound(begin)
-
-    def bound(self, progress: Progress) -> int:
-        """A lower bound on the tokens for all open constraints.
-
-        Each phrase counts its length, less the longest overlap with another phrase or with the text so far.
-        """
-        phrases = list(self._open_phrases(progress))
-        begun = dict(self._begun(progress))
-        total = 0
-        for constraint, times in enumerate(progress.open):
-            if not times:
-                continue
-            others = [
-                other for other in phrases if other not in self.distinct[constraint] or self._shared(other, progress)
-            ]
-            if any(_inside(phrase, other) for phrase in self.distinct[constraint] for other in others):
-                continue
-            total += times * min(
-                len(phrase) - max(begun.get(phrase, 0), *(self._overlap(other, phrase) for other in phrases))
-                for phrase in self.distinct[constraint]
-            )
-        return total
 
     def open_in(self, tokens: Sequence[int]) -> list[int]:
         """The indices of the given constraints that a text of new tokens does not satisfy."""
@@ -226,20 +198,6 @@ class Constraints:
                 if phrase in open_phrases:
                     open_phrases.discard(phrase)
                     yield phrase, self._depths[node]
-
-    def _overlap(self, first: Phrase, then: Phrase) -> int:
-        """The longest end of `first` that is a proper beginning of `then`."""
-        overlap = self._overlaps.get((first, then))
-        if overlap is None:
-            most = min(len(first), len(then) - 1)
-            overlap = next((n for n in range(most, 0, -1) if first[-n:] == then[:n]), 0)
-            self._overlaps[first, then] = overlap
-        return overlap
-
-    def _shared(self, phrase: Phrase, progress: Progress) -> bool:
-        """Whether several open constraints have this phrase."""
-        constraints = zip(progress.open, self.distinct, strict=True)
-        return sum(bool(times) and phrase in phrases for times, phrases in constraints) > 1
 
 
 def _least(alternatives: Set[Phrase]) -> Alternatives:
