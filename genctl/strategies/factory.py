@@ -65,10 +65,9 @@ def auxiliary_strategy(
     drafter: Drafter
     if way == "assistant_early_exit":
         assert generation.assistant_early_exit is not None
-        from genctl.strategies.drafters import EarlyExitDrafter
+        from genctl.strategies.drafters import early_exit
 
-        exit_layer, use_cache = generation.assistant_early_exit, generation.use_cache
-        drafter = EarlyExitDrafter.after(forward, exit_layer, use_cache=use_cache)
+        drafter = early_exit(forward, generation.assistant_early_exit, use_cache=generation.use_cache)
     else:
         drafter = _assistant(generation, tokenizer, load)
     return Assisted(
