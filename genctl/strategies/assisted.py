@@ -16,7 +16,7 @@ Nothing here reads the clock: prices come from a table (`decode.pass_prices`, wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -178,12 +178,17 @@ class Drafts:
         self.cost = 0.0 if drafter is None else drafter.pass_price.step / model.pass_price.step
         self.free = drafter is None
         self.watchful = self.free and strategy.drafts_what_pays
-        self.rests: Callable[[], bool] = self.pauses.rests if self.watchful else bool
+
+    def rests(self) -> bool:
+        """Whether nothing is drafted in this step."""
+        return self.watchful and self.pauses.rests()
 
     def next(self, written: Sequence[int], plan: PassPlan) -> Draft | None:
         """The draft that the next pass should check, after new tokens; None if there is none, or none that pays."""
         context = self.context
-        self._learn(written)
+        tried, self.trial = self.trial, None
+        if tried is not None and written:  # what came of the last draft
+            learn(tried.rates[: self.tried or 1], shared_length(tried.tokens, written))
         self.text += written
         room = context.max_new_tokens - (len(self.text) - context.prefix.tokens.shape[1]) - 1
         # the check must use the rotary frequencies with which the accepted tokens are read later
@@ -225,13 +230,6 @@ class Drafts:
         self.trial, self.tried = draft, len(draft.tokens)
         return draft
 
-    def _learn(self, written: Sequence[int]) -> None:
-        """What came of the last draft."""
-        draft, self.trial = self.trial, None
-        if draft is None or not draft.tokens or not written:
-            return
-        learn(draft.rates[: self.tried or 1], shared_length(draft.tokens, written))
-
     def _proposed(self, count: int) -> Draft:
         if self.free:
             return self.propose(self.text, count)
@@ -257,20 +255,16 @@ def _verified_by_rejection(logits: Tensor, draft: Draft, rng: torch.Generator) -
     target = logits.softmax(-1)  # p [D+1, V]
     uniform = torch.rand(len(draft.tokens), generator=rng, device=logits.device).tolist()
     for place, token in enumerate(draft.tokens):
-        drawn = None if draft.distributions is None else draft.distributions[place]  # q [V]
-        if uniform[place] * (1.0 if drawn is None else float(drawn[token])) < float(target[place, token]):
+        wanted = target[place]
+        if draft.distributions is None:  # a deterministic drafter: its distribution q is one-hot
+            drawn = torch.zeros_like(wanted)
+            drawn[token] = 1.0
+        else:
+            drawn = draft.distributions[place]
+        if uniform[place] * float(drawn[token]) < float(wanted[token]):
             continue
-        residual = _residual(target[place], drawn, token)
+        residual = (wanted - drawn).clamp(min=0.0)  # max(p - q, 0), not normalised
+        # the difference of p and q may round to zero
+        residual = residual if float(residual.sum()) > 0.0 else wanted
         return place, int(torch.multinomial(residual, 1, generator=rng))
     return len(draft.tokens), int(torch.multinomial(target[-1], 1, generator=rng))
-
-
-def _residual(target: Tensor, drawn: Tensor | None, token: int) -> Tensor:
-    """max(p - q, 0), f32 [V], after `token` was rejected; q is one-hot for a deterministic drafter. Not normalised."""
-    if drawn is None:
-        left = target.clone()
-        left[token] = 0.0
-    else:
-        left = (target - drawn).clamp(min=0.0)
-    # the difference of p and q may round to zero
-    return left if float(left.sum()) > 0.0 else target
