@@ -173,9 +173,8 @@ def share_out(banks: Sequence[int], totals: Sequence[float], width: int) -> list
 def in_turn(banks: Sequence[int], totals: Sequence[float]) -> list[int]:
     """The order that takes the best of each bank, highest bank first, then the second best of each, and so on."""
     best_first = sorted(range(len(banks)), key=lambda index: (-banks[index], -totals[index]))
-    depth: dict[int, int] = {}
-    depths = []
+    size: dict[int, int] = {}  # of each bank so far
+    depths = [0] * len(banks)  # of each candidate in its bank
     for index in best_first:
-        depths.append(depth.get(banks[index], 0))
-        depth[banks[index]] = depths[-1] + 1
-    return [index for _, index in sorted(zip(depths, best_first, strict=True), key=lambda pair: pair[0])]
+        depths[index] = size[banks[index]] = size.get(banks[index], -1) + 1
+    return sorted(best_first, key=depths.__getitem__)

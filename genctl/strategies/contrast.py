@@ -136,28 +136,26 @@ def candidate_layers(model: ModelRuntime, layers: Layers, depth: int) -> list[in
 
     Raises ModelError for models that DoLa does not support, and for layers that the model does not have.
     """
-    name = model.name
-    if model.is_encoder_decoder:
-        raise ModelError(f"DoLa needs a decoder-only model, and {name} is an encoder-decoder")
-    if model.abilities.recurrent:
-        raise ModelError(f"DoLa needs layers that look back at every token, and {name} keeps recurrent states")
-    if model.head is None:
-        raise ModelError(f"DoLa needs an output head, and {name} has none")
-    config = model.config.get_text_config(decoder=True)
+    name, config = model.name, model.config.get_text_config(decoder=True)
+    for lacks, sentence in (
+        (model.is_encoder_decoder, f"a decoder-only model, and {name} is an encoder-decoder"),
+        (model.abilities.recurrent, f"layers that look back at every token, and {name} keeps recurrent states"),
+        (model.head is None, f"an output head, and {name} has none"),
+    ):
+        if lacks:
+            raise ModelError(f"DoLa needs {sentence}")
     if not isinstance(layers, str):
         wrong = [layer for layer in layers if not 0 <= layer < depth]
         if wrong or not layers:
             problem = f"has no layer {wrong[0]}" if wrong else "needs at least one"
             raise ModelError(f"dola_layers: {name} {problem}; its layers before the last are 0 to {depth - 1}")
         return list(dict.fromkeys(layers))
-    half, span = depth // 2, 20
+    half = depth // 2
     if layers == "high":
-        return list(range(half, depth, 2)) if depth <= 40 else list(range(depth - span, depth, 2))
+        return list(range(half if depth <= 40 else depth - 20, depth, 2))
     # with tied embeddings the lowest layers predict the input token
     start = 0 if not getattr(config, "tie_word_embeddings", False) else {1: 0, 2: 1}.get(depth, 2)
-    if start == half:
-        return [start]
-    candidates = list(range(start, half, 2)) if depth <= 40 else list(range(start, span, 2))
+    candidates = [start] if start == half else list(range(start, half if depth <= 40 else 20, 2))
     if not candidates:
         raise ModelError(
             f'dola_layers = "low": {name} has too few layers ({depth}) with tied embeddings; name the layers'
