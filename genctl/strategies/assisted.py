@@ -9,7 +9,7 @@ et al. 2023, arXiv:2211.17192, algorithm 1) and follows the same distribution; i
 A fixed number of tokens is drafted, or the number that pays. Drafts pay if the tokens that are accepted outweigh the
 longer pass that checks them and the passes that draft them (arXiv:2211.17192, section 3.3). Each drafted token has the
 rate of its kind: of a model, those that begin a draft and those that follow a right one; without a model, see
-`drafters.Followed`.
+`drafters.rate_of`.
 
 Nothing here reads the clock: prices come from a table (`decode.pass_prices`, which also weighs the drafts of a pass).
 """
@@ -42,32 +42,6 @@ PAUSE = 8  # steps before a drafter that does not pay is tried again; doubled ea
 LONGEST_PAUSE = 128
 PATIENCE = 12  # steps in a row in which a drafter without a model is called although nothing pays
 FIRST, LATER = 0.5, 0.7  # guesses of how often a model's first token is right, and the next one after a right one
-
-
-@dataclass
-class Pauses:
-    """When a drafter that does not pay is called again."""
-
-    seldom: int = 1
-    pause: int = PAUSE
-    waited: int = 0
-
-    def end(self) -> None:
-        """It pays."""
-        self.pause, self.waited = PAUSE, 0
-
-    def over(self) -> bool:
-        """Whether a drafter that costs something is tried in this step, each time after a longer pause."""
-        self.waited += 1
-        if self.waited <= self.pause:
-            return False
-        self.pause, self.waited = min(2 * self.pause, LONGEST_PAUSE), 0
-        return True
-
-    def rests(self) -> bool:
-        """Whether one that costs nothing but its own work is left alone in this step."""
-        self.waited += 1
-        return self.waited > PATIENCE and self.waited % self.seldom > 0
 
 
 @dataclass(frozen=True)
@@ -171,7 +145,8 @@ class Drafts:
         self.trial: Draft | None = None  # what was drafted last,
         self.tried = 0  # and how many tokens of it are checked
         self.first, self.later = Rate.guess(FIRST), Rate.guess(LATER)  # of a model's tokens
-        self.pauses = Pauses(seldom(context.model.pass_price))
+        # drafting pauses where it does not pay: a model for so many steps, and what is free is called more seldom
+        self.pause, self.waited, self.seldom = PAUSE, 0, seldom(context.model.pass_price)
         self.most = strategy.num_assistant_tokens or MOST_DRAFTED
         model, drafter = context.model, getattr(strategy.drafter, "forward", None)
         # the price of a drafted token, in steps of the model; drafts without a model cost next to nothing
@@ -181,7 +156,10 @@ class Drafts:
 
     def rests(self) -> bool:
         """Whether nothing is drafted in this step."""
-        return self.watchful and self.pauses.rests()
+        if not self.watchful:
+            return False
+        self.waited += 1
+        return self.waited > PATIENCE and self.waited % self.seldom > 0
 
     def next(self, written: Sequence[int], plan: PassPlan) -> Draft | None:
         """The draft that the next pass should check, after new tokens; None if there is none, or none that pays."""
@@ -200,10 +178,13 @@ class Drafts:
         if not self.strategy.drafts_what_pays:
             return self._try(self._proposed(most))
         count = plan.best(promise(self._rates(most)), self.cost)
-        if not count and not self.pauses.over():
-            return None
         if count:
-            self.pauses.end()
+            self.pause, self.waited = PAUSE, 0
+        elif self.waited < self.pause:
+            self.waited += 1
+            return None
+        else:  # it is tried again, each time after a longer pause
+            self.pause, self.waited = min(2 * self.pause, LONGEST_PAUSE), 0
         return self._try(self._proposed(count or 1), plan)
 
     def end(self, written: Sequence[int]) -> None:
@@ -219,7 +200,7 @@ class Drafts:
         if not count:
             self.trial, self.tried = draft, 0
             return None
-        self.pauses.end()
+        self.waited = 0
         return self._try(Draft(draft.tokens[:count], draft.distributions, draft.rates[:count]), plan)
 
     def _try(self, draft: Draft, plan: PassPlan | None = None) -> Draft | None:

@@ -176,12 +176,12 @@ def test_drafts_that_are_right_again_are_taken_up_again() -> None:
     counts = passes.run([True] * 200)
     assert counts[:LONGEST_PAUSE].count(0) > 0
     assert set(counts[-20:]) == {20}
-    assert passes.drafts.pauses.pause == PAUSE
+    assert passes.drafts.pause == PAUSE
 
 
 def test_a_free_drafter_is_never_tried_in_vain() -> None:
     passes = Rounds(Told(), 0.05)
-    passes.drafts.pauses.seldom = 8
+    passes.drafts.seldom = 8
     assert sum(passes.run([False] * 200)[20:]) == 0  # it is watched instead,
     assert passes.drafter.asked < PATIENCE + 30  # and not at every step
     assert passes.run([True] * 400)[-1] == 20
