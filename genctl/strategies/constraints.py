@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 Phrase: TypeAlias = tuple[int, ...]
 Alternatives: TypeAlias = tuple[Phrase, ...]
 
-EXACT = 8  # open constraints for which the shortest completion is searched; above, overlaps do not count
+EXACT = 6  # open constraints for which the shortest completion is searched; above, overlaps do not count
 
 
 class Progress(NamedTuple):
