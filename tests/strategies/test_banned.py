@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,12 @@ from genctl.config.layers import Layer, resolve
 from genctl.config.modes import conflicts
 from genctl.config.reader import text_lines
 from genctl.decode.processors.bans import Bans
+from genctl.engines.protocol import Flow, Report, Request
+from genctl.engines.session import Session
 from genctl.errors import GenctlError
+from genctl.events.results import Collector
 from genctl.models.text import detokenizer
-from genctl.params import Generation
+from genctl.params import Generation, Runtime
 from genctl.strategies.banned import Trial
 from tests.cli.tool import genctl as tool
 from tests.tiny import EOS, VOCABULARY, checkpoint, tiny, tokenizer
@@ -125,6 +129,32 @@ def test_no_banned_text_is_ever_written_and_batches_are_rows_alone(model: Model,
         assert alone.sequences[0].token_ids == result.sequences[0].token_ids
     for result in together:
         assert not [phrase for phrase in phrases if phrase in result.text]
+
+
+def test_rows_come_and_go_in_passes_that_they_share(tmp_path: Path) -> None:
+    """The longest row of a batch takes tokens back, or has some on trial, while another row joins."""
+    made = Session.load(Runtime(model=str(checkpoint("llama", tmp_path / "model"))))
+    letters = "abcdefghilmnoprstuwy "
+    held = [one + other + last for one in letters for other in letters for last in "eq"]
+    rows = [
+        {"ban": held if at % 3 else None, "max_new_tokens": 5 + at % 4, "do_sample": at % 4 > 1} for at in range(30)
+    ]
+    rows[::15] = [{"ban": held, "max_new_tokens": 45, "do_sample": True}] * 2
+    requests = [
+        Request(str(at), made.resolve([Layer("argument", knobs, {}, "command")]), at, prompt=PROMPTS[at % 3] * long)
+        for at, knobs in enumerate(rows)
+        for long in (1 + 5 * (at % 15 == 0),)
+    ]
+
+    def written(width: int) -> tuple[dict[str, Any], int]:
+        collector, before = Collector(), made.forward.forwards
+        found = [collector.feed(event) for event in made.stream(requests, Report(), Flow(width))]
+        results = {each.lane: (each.error, each.sequences[0].hypothesis) for each in found if each is not None}
+        return results, made.forward.forwards - before
+
+    (alone, passes), (together, shared) = written(1), written(4)
+    assert alone == together
+    assert shared < passes / 2
 
 
 def test_a_ban_that_never_holds_changes_no_byte_with_any_sampler(model: Model) -> None:
@@ -355,3 +385,12 @@ def pairs(*phrases: str) -> list[str]:
 def test_what_may_begin_a_phrase_is_the_beginning_of_one(phrases: list[str], text: str) -> None:
     bans = Bans(phrases, ignore_case=False, whole=torch.zeros(1), prompt_len=0)
     assert bans.may_begin(text) == any(phrase.startswith(text) and phrase != text for phrase in phrases)
+
+
+def test_the_memory_of_bans_grows_with_their_length() -> None:
+    phrases = [f"{number:04}" + "x" * 996 for number in range(1000)]
+    tracemalloc.start()
+    bans = Bans(phrases, ignore_case=True, whole=torch.zeros(1), prompt_len=0)
+    assert bans.may_begin("0999x")
+    assert tracemalloc.get_traced_memory()[1] < 8e6  # they have a million characters
+    tracemalloc.stop()

@@ -181,6 +181,19 @@ def test_rows_leave_and_others_take_their_places(window: int | None, traffic: li
             assert keys.shape[2] >= min(window - 1, longest)
 
 
+def test_a_growing_layer_copies_what_it_has_only_when_its_room_is_used_up() -> None:
+    numbers = Numbers()
+    layer = GrowingLayer(room=8)
+    layer.update(*numbers(1, 2))
+    seen = {layer.buffers[0].data_ptr()}
+    for _ in range(8):
+        layer.update(*numbers(1, 1))
+        seen.add(layer.buffers[0].data_ptr())
+    assert len(seen) == 1
+    layer.update(*numbers(1, 1))
+    assert layer.buffers[0].shape[2] > 11  # by more than what was needed
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     seed=st.integers(0, 10_000),

@@ -75,6 +75,14 @@ def test_transformers_models_keep_a_copy_for_each_row(arch: str, seen: list[bool
     assert not any(seen)
 
 
+def test_short_prompts_are_not_worth_it(seen: list[bool]) -> None:
+    list(decode(runtimes.native(tiny("gpt2")), [Lane("a", PROMPT[:63], Beam(3), 5)]))
+    assert seen
+    assert not any(seen)
+    list(decode(runtimes.native(tiny("gpt2")), [Lane("a", PROMPT[:64], Beam(3), 5)]))
+    assert any(seen)
+
+
 def test_the_shared_part_is_one_tensor_and_counted_once() -> None:
     told = list(decode(runtimes.native(tiny("llama")), [Lane("a", PROMPT, Beam(4), 6)], watch=True))
     layer = [e for e in told if isinstance(e, events.CacheRead)][-1].layers[0]

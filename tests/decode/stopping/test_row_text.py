@@ -108,6 +108,19 @@ def test_a_fork_goes_its_own_way(stem: str, left: str, right: str, strings: tupl
         assert one.finish("eos")[1] == stem + more
 
 
+def test_a_text_that_nearly_matches_everywhere_is_looked_at_once() -> None:
+    class Counted(str):
+        tests = 0
+
+        def startswith(self, *args: object) -> bool:
+            Counted.tests += 1
+            return super().startswith(*args)  # type: ignore[arg-type]
+
+    row = RowText(Letters(), Stops((Counted("a" * 200 + "b"),)))
+    assert pushed(row, "a" * 1000) == "a" * 800
+    assert Counted.tests < 3000
+
+
 def test_with_a_pattern_nothing_is_shown_before_the_end_unless_the_match_is_kept() -> None:
     for keep, early, last in ((False, "", "one "), (True, "one 2", "2")):
         row = RowText(Letters(), Stops(patterns=(Pattern(r"\d+"),), keep=keep))

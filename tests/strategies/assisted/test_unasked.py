@@ -180,6 +180,11 @@ def test_a_corpus_that_is_of_no_use_is_said_with_the_reason(
     assert sum(result.drafted for result in written(made, TEXTS[:1], **knobs)) == 0
 
 
+@pytest.mark.parametrize("knobs", [{"num_beams": 2}, {"do_sample": True, "num_return_sequences": 2}])
+def test_searches_and_several_sequences_are_not_drafted(knobs: dict[str, Any]) -> None:
+    assert sum(result.drafted for result in written(session(), TEXTS[:1], **knobs)) == 0
+
+
 class Kept(KeptTexts):
     """Says how long the texts were that it was given, and what their caches hold."""
 
