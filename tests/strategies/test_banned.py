@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tracemalloc
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 import genctl
 from genctl import events
 from genctl.api import Model
+from genctl.commands import job
 from genctl.config.layers import Layer, resolve
 from genctl.config.modes import conflicts
 from genctl.config.reader import text_lines
@@ -24,6 +26,7 @@ from genctl.engines.protocol import Flow, Report, Request
 from genctl.engines.session import Session
 from genctl.errors import GenctlError
 from genctl.events.results import Collector
+from genctl.io import resumable
 from genctl.models.text import detokenizer
 from genctl.params import Generation, Runtime
 from genctl.strategies.banned import Trial
@@ -293,6 +296,38 @@ def test_explain_says_what_was_barred_where_a_text_was_taken_back() -> None:
     assert changed[:2] == ["ban", "−1"]
 
 
+def test_an_output_that_was_cut_off_is_continued_with_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "SPAN", 1)
+    monkeypatch.setattr(resumable, "EVERY_S", 0.0)
+    rows, out = tmp_path / "rows.txt", tmp_path / "out.jsonl"
+    rows.write_text("Once\nOne day\nThe fox\n")
+    run = (
+        "run",
+        "-i",
+        str(rows),
+        "-o",
+        str(out),
+        "-n",
+        "9",
+        "--do-sample",
+        "--seed",
+        "3",
+        "--ban",
+        " named",
+        "--resume",
+    )
+    assert tool(*run).status == 0
+    whole, journal = out.read_bytes(), tmp_path / "out.jsonl.journal"
+    assert b" named" not in whole
+    kept = journal.read_bytes().splitlines(keepends=True)[:2]
+    journal.write_bytes(b"".join(kept))
+    out.write_bytes(whole[: json.loads(kept[-1])["bytes"] + 9])
+    assert tool(*run).status == 0
+    assert out.read_bytes() == whole
+
+
 def test_a_list_of_processors_needs_the_ban_and_the_setting_beside_it() -> None:
     for arguments, said in (
         (
@@ -379,6 +414,16 @@ def test_only_a_newline_ends_a_line(text: str, lines: list[str], tmp_path: Path)
 
 def pairs(*phrases: str) -> list[str]:
     return [part for phrase in phrases for part in ("--ban", phrase)]
+
+
+def test_a_text_that_is_taken_back_is_in_no_journal_or_event(model: Model) -> None:
+    prompt = PROMPTS[0]
+    phrases = bans_of(prompt)[2]
+    found = list(model.stream([prompt], ban=phrases, max_new_tokens=NEW))
+    steps = [event for event in found if isinstance(event, events.Stepped)]
+    written = [token.id for step in steps for row in (*step.rows, *step.ended) for token in row.written]
+    assert written == naive(prompt, phrases)[0]
+    assert all(later.step == step.step + 1 for step, later in pairwise(steps))
 
 
 @given(st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_size=8), st.text("abc", min_size=1, max_size=6))

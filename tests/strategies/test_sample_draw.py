@@ -13,9 +13,12 @@ import torch
 from torch import Tensor
 
 import genctl
+from genctl.config.modes import mode_of
 from genctl.decode.types import RowsOfLane
-from genctl.errors import GenctlError
+from genctl.errors import GenctlError, UsageError
+from genctl.params import Generation
 from genctl.strategies import sampling
+from genctl.strategies.factory import choose
 from genctl.strategies.sample import Sample, best
 from genctl.strategies.sampling import draw_distinct, inverse_cdf, inverse_cdf_on_device, multinomial
 from tests.tiny import checkpoint
@@ -174,3 +177,12 @@ def test_the_knob_reaches_the_text(model: Any) -> None:
 def test_where_nothing_is_drawn_so_the_knob_is_refused_by_name(model: Any, knobs: dict[str, Any]) -> None:
     with pytest.raises(GenctlError, match="sampler"):
         model.generate([[5, 9]], max_new_tokens=2, sampler="inverse-cdf", **knobs)
+
+
+def test_strategies_that_draw_in_their_own_way_name_themselves() -> None:
+    with pytest.raises(UsageError, match="num_beams = 3"):
+        choose(Generation(do_sample=True, sampler="inverse-cdf", num_beams=3))
+    rejecting: dict[str, Any] = {"draft_sampling": "rejection", "prompt_lookup_num_tokens": 3}
+    for way in ({"dola_layers": "low"}, rejecting):
+        with pytest.raises(UsageError, match=next(iter(way))):
+            mode_of(Generation(do_sample=True, sampler="inverse-cdf", **way))

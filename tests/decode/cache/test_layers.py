@@ -181,6 +181,34 @@ def test_rows_leave_and_others_take_their_places(window: int | None, traffic: li
             assert keys.shape[2] >= min(window - 1, longest)
 
 
+def test_a_row_that_joins_takes_the_place_of_one_that_left_without_a_copy_of_the_others() -> None:
+    numbers = Numbers()
+    layer, newcomer = GrowingLayer(), GrowingLayer()
+    layer.update(*numbers(3, 5))
+    layer.update(*numbers(3, 1))
+    where = layer.buffers[0].data_ptr()
+    last = layer.content()[0][2].clone()
+    layer.keep([0, 2], torch.tensor([0, 2]))
+    newcomer.update(*numbers(1, 4))
+    merged = layer.merge([newcomer])
+    assert merged.buffers[0].data_ptr() == where
+    assert torch.equal(merged.content()[0][1], last)
+    assert torch.equal(merged.content()[0][2, :, 2:], newcomer.content()[0][0])
+
+
+def test_a_static_layer_is_allocated_once() -> None:
+    numbers = Numbers()
+    layer = StaticLayer()
+    layer.hold(*numbers(1, 4), room=10)
+    where = [buffer.data_ptr() for buffer in layer.buffers]
+    for _ in range(10):
+        layer.update(*numbers(1, 1))
+        assert [buffer.data_ptr() for buffer in layer.buffers] == where
+        assert [part.shape[2] for part in layer.buffers] == [14, 14]
+    layer.reorder_cache(torch.tensor([0]))
+    assert layer.get_seq_length() == 14
+
+
 def test_a_growing_layer_copies_what_it_has_only_when_its_room_is_used_up() -> None:
     numbers = Numbers()
     layer = GrowingLayer(room=8)
@@ -232,3 +260,10 @@ def test_eight_bit_codes_are_not_rounded_again_by_what_the_loop_does() -> None:
     assert not merged.content()[0][2, :, :4].any()
     layer.crop(-2)
     assert torch.equal(layer.content()[0], before[:, :, :4])
+
+
+def test_zeros_stay_zeros_in_eight_bits() -> None:
+    layer = QuantizedLayer()
+    nothing = torch.zeros(1, HEADS, 2, SIZE)
+    layer.update(nothing, nothing)
+    assert torch.equal(layer.content()[0], nothing)

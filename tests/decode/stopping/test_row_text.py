@@ -129,6 +129,16 @@ def test_with_a_pattern_nothing_is_shown_before_the_end_unless_the_match_is_kept
         assert row.finish("stop") == (last, "one 22" if keep else "one ")
 
 
+def test_a_token_that_goes_beyond_a_kept_match_is_shown_up_to_it() -> None:
+    class Whole(Letters):
+        def push(self, id: int) -> str:
+            return "a cat sat"
+
+    row = RowText(Whole(), Stops(patterns=(Pattern("cat"),), keep=True))
+    row.push(1)
+    assert row.finish("stop") == ("a cat", "a cat")
+
+
 @pytest.mark.parametrize(
     ("tokens", "whole"),
     [
@@ -146,3 +156,12 @@ def test_a_mark_lies_where_the_text_with_and_without_what_follows_is_the_same(to
         row.push(token)
     assert row.whole() == whole
     assert row.finish("eos")[1] == whole.replace("\udfff", "")
+
+
+def test_a_row_is_cut_at_the_earliest_of_strings_and_matches() -> None:
+    strings, patterns = ("three",), (Pattern(r"\d+|th\w+ f"),)
+    stops = Stops(strings, patterns)
+    assert stops.cut("one two three four") == "one two "
+    assert Stops(strings, patterns, keep=True).cut("one two three four") == "one two three f"
+    assert stops.cut("one 22 three") == "one "
+    assert stops.cut("one two") == "one two"

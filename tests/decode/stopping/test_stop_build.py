@@ -49,6 +49,10 @@ class Length(transformers.StoppingCriteria):
         return (input_ids != 7).sum(1) >= self.most
 
 
+def third(written: Written) -> bool:
+    return written.count == 3
+
+
 def broken(written: Written) -> bool:
     raise RuntimeError("no such\nthing")
 
@@ -60,6 +64,11 @@ def material(tables: list[dict[str, Any]] | None = None, allow: bool = False, **
 
 def names(made: StoppingContext) -> list[str]:
     return [criterion.name for criterion in build(made)]
+
+
+def test_no_knob_is_no_criterion() -> None:
+    assert build(material()) == ()
+    assert build(material(stop_strings=[], stop_token_ids=[])) == ()
 
 
 def test_the_order_is_that_of_transformers_then_ours() -> None:
@@ -205,9 +214,25 @@ def test_an_answer_that_means_nothing_is_an_error(answer: Any) -> None:
         criterion(written([1]))
 
 
+def test_a_users_function_is_a_criterion() -> None:
+    (criterion,) = build(material([{"use": f"{__name__}:third"}], allow=True))
+    assert first_stop(criterion, [1] * 9) == (3, ("stop", f"{__name__}:third", "plugin"))
+
+
 def test_a_criterion_of_transformers_sees_the_new_tokens() -> None:
     (criterion,) = build(material([{"use": f"{__name__}:Length", "most": 3}], allow=True))
     assert first_stop(criterion, [1, 7, 7, 2, 3, 4]) == (5, ("stop", f"{__name__}:Length", "plugin"))
+
+
+def test_the_tokenizer_is_given_to_those_who_ask_for_it() -> None:
+    table = {"use": "transformers:StopStringCriteria", "stop_strings": ["stop"]}
+    (criterion,) = build(material([table], allow=True))
+    tokens = tokenizer("bytelevel").backend_tokenizer.encode("please stop here").ids
+    (ours,) = build(material(stop_strings="stop"))
+    theirs, expected = first_stop(criterion, tokens), first_stop(ours, tokens)
+    assert theirs is not None
+    assert expected is not None
+    assert theirs[0] == expected[0]
 
 
 def test_a_users_own_that_cannot_be_made_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -11,10 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import genctl
+from genctl import events
 from genctl.decode.stopping.build import NamedCriterion, StoppingContext, build
+from genctl.events.results import Result
 from genctl.params import Generation
 from tests.decode.stopping.rows import KINDS, first_stop, marked, reader, row_text, tokenizer
-from tests.tiny import BOS, EOS, checkpoint
+from tests.tiny import BOS, EOS, PAD, checkpoint
 from tests.tiny import tokenizer as tiny_tokenizer
 
 RESERVED = "<|reserved|>"
@@ -140,12 +143,94 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return genctl.load(str(checkpoint("llama", tmp_path_factory.mktemp("tiny") / "llama")))
 
 
+@pytest.fixture(scope="module")
+def free_of() -> dict[int, list[Result]]:
+    """What `model` writes without a stop, by seed: made by the first test that needs it."""
+    return {}
+
+
 PLAIN: dict[str, Any] = {
     "eos_token_id": 299,
     "logit_bias": {"#2": 11.0, "#1": 9.0, "#299": -100.0, "e": 8.0, "a": 8.0},
     "max_new_tokens": 40,
     "batch_size": 3,
 }
+
+
+def _streamed(stream: Any) -> tuple[dict[str, list[str]], dict[str, events.Finished]]:
+    """What was shown of the first row of each lane, and how each ended."""
+    shown: dict[str, str] = {}
+    done: dict[str, events.Finished] = {}
+    for event in stream:
+        if isinstance(event, events.Stepped):
+            for row in (*event.rows, *event.ended):
+                shown[event.lane] = shown.get(event.lane, "") + "".join(token.text for token in row.written)
+        elif isinstance(event, events.Finished):
+            done[event.lane] = event
+    return shown, done  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("stops", [["<eos>"], ["<bos>"], ["e<eos>", "aa<bos>"], ["<eos><eos>"], ["e"]])
+def test_rows_of_a_batch_end_at_the_token_and_show_the_text_before_it(
+    model: Any, free_of: dict[int, list[Result]], stops: list[str], keep: bool
+) -> None:
+    prompts = ["the cat", "a dog ran", "once upon", "she threw", "what a"]
+    ended = 0
+    for seed in range(4):
+        knobs = {**PLAIN, "do_sample": True, "seed": seed}
+        knobs["suppress_tokens"] = [token for token in range(3, 300) if max(_bytes(token)) > 127]  # parts of letters
+        if seed not in free_of:
+            free_of[seed] = model.generate(prompts, **knobs)
+        shown, done = _streamed(model.stream(prompts, stop_strings=stops, keep_stop=keep, **knobs))
+        for result in free_of[seed]:
+            tokens, text, what = _expected(result.sequences[0].token_ids, stops, keep)
+            (one,) = done[result.lane].hypotheses
+            assert one.tokens == tuple(tokens)
+            assert one.text == text
+            assert shown[result.lane] == text
+            assert (one.reason, one.kind, one.stop) == (("stop", "string", what) if what else ("length", "", ""))
+            ended += one.reason == "stop"
+    assert ended > 3
+
+
+def _expected(tokens: Sequence[int], stops: Sequence[str], keep: bool) -> tuple[Sequence[int], str, str]:
+    """By definition: special tokens that are named as one letter each, the others left out."""
+    letters = {
+        token: letter
+        for token, letter in ((EOS, "\U0010fffd"), (BOS, "\U0010fffc"))
+        if any(_NAMES[token] in stop for stop in stops)
+    }
+    searched = {}
+    for stop in stops:
+        for token, letter in letters.items():
+            searched[stop] = searched.get(stop, stop).replace(_NAMES[token], letter)
+    pieces = b""
+    for count, token in enumerate(tokens, 1):
+        if token in letters:
+            pieces += letters[token].encode()
+        elif token not in (PAD, BOS, EOS):
+            pieces += _bytes(token)
+        text = pieces.decode(errors="replace").rstrip("\ufffd")
+        found = [
+            (text.find(letter), -len(letter), stop)
+            for stop, letter in {**{s: s for s in stops}, **searched}.items()
+            if letter in text
+        ]
+        if found:
+            at, length, stop = min(found)
+            text = text[: at - length if keep else at]
+            return tokens[:count], re.sub("[\U0010fffc\U0010fffd]", "", text), stop
+    return tokens, tiny_tokenizer().decode(list(tokens), skip_special_tokens=True), ""
+
+
+_NAMES = {EOS: "<eos>", BOS: "<bos>"}
+
+
+def _bytes(token: int) -> bytes:
+    from genctl.decode.processors.token_bytes import spelling
+
+    return spelling(tiny_tokenizer(), 300, "test").pieces[token]
 
 
 def test_beams_end_at_the_token_too(model: Any) -> None:

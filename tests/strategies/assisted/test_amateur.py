@@ -73,6 +73,14 @@ def test_the_amateur_reads_the_prompt_once() -> None:
     assert forward.fed == [len(PROMPTS[1])] + [1] * (NEW - 1)
 
 
+def test_lanes_with_amateurs_do_not_change_each_other() -> None:
+    case = Case("llama")
+    strategy = Amateur(runtimes.forward(tiny("llama", seed=9)), do_sample=True, n=2)
+    lanes = [case.lane(prompt, strategy, name=str(i), seed=i) for i, prompt in enumerate(PROMPTS)]
+    alone = {lane.name: case.ours([lane])[lane.name] for lane in lanes}
+    assert case.ours(lanes, width=3) == alone
+
+
 def test_processors_come_after_the_contrast() -> None:
     case, amateur = Case("llama"), tiny("llama", seed=9)
     seen: list[Tensor] = []

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from genctl import events
 from genctl.decode.loop import decode
+from genctl.decode.stopping import Written
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.drafters import Drafter, ModelDrafter, PromptLookup, early_exit
 from genctl.strategies.sample import Sample
 from tests import runtimes
 from tests.decode.driver import PROMPTS, Case
 from tests.strategies.assisted.assistants import Counting, Scripted, alike, drafts, written
-from tests.tiny import ARCHITECTURES, CAUSAL, tiny
+from tests.tiny import ARCHITECTURES, CAUSAL, SEQ2SEQ, tiny
 from tests.versions import needs_newest
 
 RECURRENT = ("mamba", "jamba")
@@ -62,6 +63,15 @@ def test_without_a_cache_recurrent_models_are_assisted_too(arch: str) -> None:
     assert case.ours([case.lane(PROMPTS[0], assisted(assistant(arch)), use_cache=False)]) == plain
 
 
+@pytest.mark.parametrize("arch", ["mistral", "gemma3"])
+def test_windows_forget_no_more_than_they_should_over_long_texts(arch: str) -> None:
+    case = Case(arch)
+    plain = case.ours([case.lane(PROMPTS[0], eos=(), max_new_tokens=60)])
+    for drafter in (assistant(arch), PromptLookup(1), early_exit(case.forward, 1)):
+        lane = case.lane(PROMPTS[0], assisted(drafter, 9), eos=(), max_new_tokens=60)
+        assert case.ours([lane]) == plain
+
+
 @needs_newest("fail with an assistant that has windows, and write nothing with prompt lookup for an encoder-decoder")
 @pytest.mark.parametrize("arch", ["llama", "gpt2", "mistral", "t5", "bart"])
 def test_token_ids_are_those_of_generate_with_an_assistant(arch: str) -> None:
@@ -81,6 +91,20 @@ def counting(history: Tensor, scores: Tensor) -> Tensor:
     return scores
 
 
+@pytest.mark.parametrize("arch", ["llama", "t5"])
+def test_repeating_text_needs_fewer_passes_than_tokens(arch: str) -> None:
+    case = Case(arch)
+    fields = {"eos": (), "max_new_tokens": 60, "processors": (counting,)}
+    plain = case.ours([case.lane(PROMPTS[0], **fields)])
+    before = case.forward.forwards
+    found = case.stream([case.lane(PROMPTS[0], assisted(PromptLookup(2), 10), **fields)])
+    finished = found[-1]
+    assert isinstance(finished, events.Finished)
+    assert [list(finished.hypotheses[0].tokens)] == plain["0"]
+    assert finished.forwards == case.forward.forwards - before
+    assert finished.forwards <= 20
+
+
 def test_the_assistant_reads_the_prompt_once_and_nothing_twice() -> None:
     case = Case("llama")
     forward = Counting(alike("llama"))
@@ -95,6 +119,32 @@ def test_the_assistant_reads_the_prompt_once_and_nothing_twice() -> None:
 def script(case: Case, count: int) -> tuple[int, ...]:
     """What the model writes after the first prompt."""
     return tuple(case.ours([case.lane(PROMPTS[0], eos=(), max_new_tokens=count)])["0"][0])
+
+
+def test_an_eos_inside_an_accepted_draft_ends_the_row_there() -> None:
+    case = Case("llama")
+    text = script(case, 20)
+    eos = text[7]
+    end = text.index(eos) + 1
+    found = case.stream([case.lane(PROMPTS[0], assisted(Scripted(text, 5, 6)), eos=(eos,))])
+    finished = found[-1].hypotheses[0]  # type: ignore[union-attr]
+    assert (finished.tokens, finished.reason) == (text[:end], "eos")
+    check_sums(found, text[:end])
+
+
+def test_a_criterion_inside_an_accepted_draft_ends_the_row_there() -> None:
+    case = Case("llama")
+    text = script(case, 20)
+
+    def after_nine(look: Written) -> tuple[str, str] | None:
+        return ("stop", "nine") if look.count == 9 and look.tail(2) == list(text[7:9]) else None
+
+    found = case.stream([case.lane(PROMPTS[0], assisted(Scripted(text, 5, 6)), eos=(), criteria=(after_nine,))])
+    finished = found[-1].hypotheses[0]  # type: ignore[union-attr]
+    assert (finished.tokens, finished.reason, finished.stop) == (text[:9], "stop", "nine")
+    plain = result(case.stream([case.lane(PROMPTS[0], eos=(), criteria=(after_nine,))]))
+    assert finished.logprob == pytest.approx(plain.logprob, abs=1e-3)  # without what was drafted beyond the end
+    check_sums(found, text[:9])
 
 
 @pytest.mark.parametrize("limit", [1, 2, 6, 7, 8])
@@ -114,6 +164,16 @@ def check_sums(found: list[events.Event], tokens: tuple[int, ...]) -> None:
     for step in steps:
         assert step.accepted <= step.drafted
         assert len(written(step)) == step.accepted + (not step.ended or len(written(step)) > step.accepted)
+
+
+def test_drafts_are_no_longer_than_what_may_still_be_written() -> None:
+    case = Case("llama")
+    for limit in (1, 2, 3, 9):
+        found = case.stream(
+            [case.lane(PROMPTS[0], assisted(ModelDrafter(case.forward), 20), eos=(), max_new_tokens=limit)]
+        )
+        drafted, accepted = drafts(found)
+        assert drafted == accepted == max(0, limit - 2)
 
 
 def test_an_unsure_assistant_stops_early() -> None:
@@ -166,3 +226,8 @@ def test_what_cannot_be_is_refused_before_the_first_step(arch: str, drafter: Cal
     assert [event.code for event in failed] == ["model"]
     assert why in failed[0].message
     assert not [event for event in found if isinstance(event, events.Stepped)]
+
+
+def test_every_promised_architecture_is_either_assisted_or_refused() -> None:
+    assert set(CROPPABLE) | set(RECURRENT) == set(ARCHITECTURES)
+    assert set(SEQ2SEQ) <= set(CROPPABLE)

@@ -57,6 +57,11 @@ def test_token_ids_are_those_of_transformers_4(name: str) -> None:
     assert tokens(list(decode(forward(name), lanes, width=12))) == expected
 
 
+def test_it_runs_without_a_cache_and_alone() -> None:
+    case = CASES[0]
+    assert tokens(list(decode(forward(case["model"]), [lane(case, use_cache=False)]))) == {"0": case["tokens"]}
+
+
 def test_drawn_rows_go_their_own_ways_and_repeat_with_the_seed() -> None:
     fields: dict[str, Any] = {"max_new_tokens": 20, "eos": (), "returned": 3, "seed": 5}
     drawn = Lane("0", (5, 6, 7, 8), Dola("high", True, 3), processors=(lambda history, scores: scores / 6,), **fields)

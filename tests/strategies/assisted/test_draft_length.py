@@ -10,10 +10,11 @@ from typing import Any, ClassVar, cast
 
 import pytest
 import torch
+from torch import Tensor
 
 from genctl import events
 from genctl.decode.loop import decode
-from genctl.decode.pass_prices import PassPlan, PassPrice, never_pays, price_of
+from genctl.decode.pass_prices import PRICES, PassPlan, PassPrice, never_pays, price_of
 from genctl.decode.types import Context, Draft, Prefix
 from genctl.params import MOST_DRAFTED, Generation
 from genctl.strategies.assisted import LONGEST_PAUSE, PATIENCE, PAUSE, Assisted
@@ -89,11 +90,27 @@ def test_longer_and_steadier_contexts_are_trusted_more_and_each_is_judged_apart(
     assert rate_of(known, 2, 0, own=False).value == rate_of({}, 2, 0, own=False).value
 
 
+def test_newer_trials_weigh_more() -> None:
+    ended, began = Rate.guess(0.5), Rate.guess(0.5)
+    began.observe(5, 5)
+    ended.observe(0, 5)
+    ended.observe(5, 0)
+    assert began.value < 0.5 < ended.value
+    ended.observe(200, 0)
+    assert ended.value > 0.999
+
+
 def test_cheap_passes_and_good_drafts_make_drafts_longer() -> None:
     assert best(0.05, 0.0, 0.9) > best(0.2, 0.0, 0.9) > best(0.2, 0.3, 0.9) > 0
     assert best(0.05, 0.1, 0.9) > best(0.05, 0.1, 0.6) > best(0.05, 0.1, 0.1) == 0
     assert best(0.0, 0.0, 0.9) == 20
     assert best(0.0, 1.0, 0.99) == 0  # a drafter as slow as the model never pays
+
+
+def test_a_number_that_fits_the_products_is_preferred() -> None:
+    """Six rows of float32 cost little more than one, seven much more."""
+    plan = PassPlan(PassPrice("float32", 500e6), 1, cached=True)
+    assert plan.best(promised(0.75, 0.75)) == 5
 
 
 def test_beside_many_rows_a_token_more_costs_as_much_as_a_row() -> None:
@@ -200,6 +217,23 @@ def test_it_is_asked_more_seldom_the_shorter_a_step_is() -> None:
 # -- prices ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("form", PRICES)
+def test_prices_rise_from_one_step_and_stay_below_a_step_for_each_token(form: str) -> None:
+    price = PassPrice(form, 100e6)
+    prices = [price.of(tokens) for tokens in range(1, 65)]
+    assert prices[0] == 1.0
+    assert prices == sorted(prices)
+    assert all(cost < tokens for tokens, cost in enumerate(prices[1:], 2))
+
+
+def test_between_the_points_of_the_table_prices_are_linear() -> None:
+    (one, low), (six, high), *_ = PRICES["float32"]
+    assert (one, six) == (1, 6)
+    assert PassPrice("float32", 1e6).of(3) == pytest.approx(low + (high - low) * 2 / 5)
+    most, price = PRICES["float32"][-1]
+    assert PassPrice("float32", 1e6).of(2 * most) == pytest.approx(2 * price)
+
+
 def config(**sizes: int) -> Any:
     text = SimpleNamespace(**sizes)
     return SimpleNamespace(get_text_config=lambda decoder: text)
@@ -220,6 +254,27 @@ def test_tokens_of_a_pass_read_experts_of_their_own() -> None:
     assert mixture.of(2) == pytest.approx(1.75)  # the second token chooses a quarter that is read already
     assert mixture.of(200) >= 4.0
     assert price_of(config(**sizes, num_local_experts=8, num_experts_per_tok=8), "float32").of(2) < 1.2
+
+
+def test_without_a_cache_a_longer_pass_costs_nothing_more() -> None:
+    sure = promised(0.9, 0.9)
+    plans = {cached: PassPlan(PassPrice("float32", 1e9), 1, cached=cached) for cached in (False, True)}
+    assert plans[False].best(sure) == 20 > plans[True].best(sure) > 0
+
+
+def test_the_price_is_that_of_how_the_weights_are_held() -> None:
+    from genctl.config.layers import Layer, resolve
+    from genctl.engines.session import Session
+    from genctl.kernels.ops import library
+
+    def form(**settings: Any) -> str:
+        settings = {"model": "builtin:stories", "device": "cpu", **settings}
+        return Session.load(resolve([Layer("load", settings, {}, "user")]).runtime).forward.pass_price.form
+
+    assert form() == ("cached" if library() is not None else "torch")
+    assert form(pack=False) == "torch"
+    large = config(hidden_size=768, num_hidden_layers=12, vocab_size=50257)
+    assert [price_of(large, held).form for held in ("float32", "int8", "gpu")] == ["float32", "int8", "gpu"]
 
 
 def test_weights_that_stay_in_the_caches_save_nothing_when_several_tokens_read_them() -> None:
@@ -285,6 +340,34 @@ def test_no_clock_decides(lookup: bool, sample: bool) -> None:
     assert any(drafted for drafted, _, _ in found[0])
 
 
+def counting_after(length: int) -> Any:
+    """From `length` tokens on it writes 10, 11, … 16, 10, … whatever the model says, and before it nothing twice."""
+
+    def process(history: Tensor, scores: Tensor) -> Tensor:
+        scores = scores.clone()
+        if history.shape[1] < length:
+            following = 95 + history.shape[1] + torch.zeros_like(history[:, -1])
+        else:
+            following = 10 + (history[:, -1] - 9) % 7
+        scores[torch.arange(len(scores)), following] += 1000.0
+        return scores
+
+    return process
+
+
+def test_lookup_drafts_nothing_where_nothing_repeats_and_recovers_where_it_does() -> None:
+    case = case_of("llama")
+    fields = {"max_new_tokens": 160, "processors": (counting_after(80),)}
+    found = passes(case, priced(PromptLookup(2), 10), lambda: 0.0, **fields)
+    written = list(itertools.accumulate(len(tokens) for _, _, tokens in found))
+    early = [drafted for (drafted, _, _), at in zip(found, written, strict=True) if at < 70]
+    late = [accepted for (_, accepted, _), at in zip(found, written, strict=True) if at > 120]
+    assert sum(early) == 0
+    assert max(late) == 10
+    plain = case.ours([case.lane(PROMPTS[0], eos=(), **fields)])["0"]
+    assert [[token for _, _, tokens in found for token in tokens]] == plain
+
+
 def test_a_poor_assistant_is_soon_left_alone() -> None:
     case = case_of("llama")
     strange = Cheap(ModelDrafter(runtimes.forward(tiny("llama", seed=5))))
@@ -294,6 +377,15 @@ def test_a_poor_assistant_is_soon_left_alone() -> None:
     assert drafted < 40
     constant = Assisted(strange, False, 20, False, assistant_confidence_threshold=0.0)
     assert drafts(case.stream([case.lane(PROMPTS[0], constant, eos=(), max_new_tokens=120)]))[0] > 1000
+
+
+def test_a_good_assistant_goes_on_and_each_prompt_begins_anew() -> None:
+    case = case_of("llama")
+    lane = case.lane(PROMPTS[0], priced(Cheap(ModelDrafter(case.forward))), eos=(), max_new_tokens=60)
+    sizes = [event.drafted for event in case.stream([lane, lane]) if isinstance(event, events.Stepped)]
+    half = len(sizes) // 2
+    assert sizes[:half] == sizes[half:]
+    assert sizes[3:6] == [8] * 3
 
 
 # -- how it is asked for -----------------------------------------------------------------------------------------------

@@ -240,6 +240,11 @@ def test_an_index_knows_what_came_last_and_how_steadily() -> None:
     assert last_after(texts, 4) == 3
 
 
+def test_a_large_number_of_tokens_to_compare_costs_no_more_than_a_moderate_one() -> None:
+    assert Index(100_000).lengths == [1, 2, 4, 8, 16, 32, 64]
+    assert [Index(longest).lengths for longest in (1, 3, 8)] == [[1], [1, 2, 3], [1, 2, 4, 8]]
+
+
 def test_with_short_steps_only_what_repeats_four_tokens_is_drafted() -> None:
     text = [1, 2, 3, 4, 5, 6, 1, 2]
     short, long = (LookupDraftWriter(8, [], (), SuffixDrafter(), agree) for agree in (4, 0))
