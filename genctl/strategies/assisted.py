@@ -9,14 +9,14 @@ et al. 2023, arXiv:2211.17192, algorithm 1) and follows the same distribution; i
 A fixed number of tokens is drafted, or the number that pays. Drafts pay if the tokens that are accepted outweigh the
 longer pass that checks them and the passes that draft them (arXiv:2211.17192, section 3.3). Each drafted token has the
 rate of its kind: of a model, those that begin a draft and those that follow a right one; without a model, see
-`drafters.Followed`.
+`drafters.rate_of`.
 
 Nothing here reads the clock: prices come from a table (`decode.step_costs`, which also weighs the drafts of a pass).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -42,32 +42,6 @@ PAUSE = 8  # steps before a drafter that does not pay is tried again; doubled ea
 LONGEST_PAUSE = 128
 PATIENCE = 12  # steps in a row in which a drafter without a model is called although nothing pays
 FIRST, LATER = 0.5, 0.7  # guesses of how often a model's first token is right, and the next one after a right one
-
-
-@dataclass
-class Pauses:
-    """When a drafter that does not pay is called again."""
-
-    seldom: int = 1
-    pause: int = PAUSE
-    waited: int = 0
-
-    def end(self) -> None:
-        """It pays."""
-        self.pause, self.waited = PAUSE, 0
-
-    def over(self) -> bool:
-        """Whether a drafter that costs something is tried in this step, each time after a longer pause."""
-        self.waited += 1
-        if self.waited <= self.pause:
-            return False
-        self.pause, self.waited = min(2 * self.pause, LONGEST_PAUSE), 0
-        return True
-
-    def rests(self) -> bool:
-        """Whether one that costs nothing but its own work is left alone in this step."""
-        self.waited += 1
-        return self.waited > PATIENCE and self.waited % self.seldom > 0
 
 
 @dataclass(frozen=True)
@@ -171,19 +145,28 @@ class Drafts:
         self.trial: Draft | None = None  # what was drafted last,
         self.tried = 0  # and how many tokens of it are checked
         self.first, self.later = Rate.guess(FIRST), Rate.guess(LATER)  # of a model's tokens
-        self.pauses = Pauses(seldom(context.model.pass_price))
+        # drafting pauses where it does not pay: a model for so many steps, and what is free is called more seldom
+        self.pause, self.waited, self.seldom = PAUSE, 0, seldom(context.model.pass_price)
         self.most = strategy.num_assistant_tokens or MOST_DRAFTED
         model, drafter = context.model, getattr(strategy.drafter, "forward", None)
         # the price of a drafted token, in steps of the model; drafts without a model cost next to nothing
         self.cost = 0.0 if drafter is None else drafter.pass_price.step / model.pass_price.step
         self.free = drafter is None
         self.watchful = self.free and strategy.drafts_what_pays
-        self.rests: Callable[[], bool] = self.pauses.rests if self.watchful else bool
+
+    def rests(self) -> bool:
+        """Whether nothing is drafted in this step."""
+        if not self.watchful:
+            return False
+        self.waited += 1
+        return self.waited > PATIENCE and self.waited % self.seldom > 0
 
     def next(self, written: Sequence[int], plan: PassPlan) -> Draft | None:
         """The draft that the next pass should check, after new tokens; None if there is none, or none that pays."""
         context = self.context
-        self._learn(written)
+        tried, self.trial = self.trial, None
+        if tried is not None and written:  # what came of the last draft
+            learn(tried.rates[: self.tried or 1], shared_length(tried.tokens, written))
         self.text += written
         room = context.max_new_tokens - (len(self.text) - context.prefix.tokens.shape[1]) - 1
         # the check must use the rotary frequencies with which the accepted tokens are read later
@@ -195,10 +178,13 @@ class Drafts:
         if not self.strategy.drafts_what_pays:
             return self._try(self._proposed(most))
         count = plan.best(promise(self._rates(most)), self.cost)
-        if not count and not self.pauses.over():
-            return None
         if count:
-            self.pauses.end()
+            self.pause, self.waited = PAUSE, 0
+        elif self.waited < self.pause:
+            self.waited += 1
+            return None
+        else:  # it is tried again, each time after a longer pause
+            self.pause, self.waited = min(2 * self.pause, LONGEST_PAUSE), 0
         return self._try(self._proposed(count or 1), plan)
 
     def end(self, written: Sequence[int]) -> None:
@@ -214,7 +200,7 @@ class Drafts:
         if not count:
             self.trial, self.tried = draft, 0
             return None
-        self.pauses.end()
+        self.waited = 0
         return self._try(Draft(draft.tokens[:count], draft.distributions, draft.rates[:count]), plan)
 
     def _try(self, draft: Draft, plan: PassPlan | None = None) -> Draft | None:
@@ -224,13 +210,6 @@ class Drafts:
             plan.take(promise(draft.rates), self.cost)
         self.trial, self.tried = draft, len(draft.tokens)
         return draft
-
-    def _learn(self, written: Sequence[int]) -> None:
-        """What came of the last draft."""
-        draft, self.trial = self.trial, None
-        if draft is None or not draft.tokens or not written:
-            return
-        learn(draft.rates[: self.tried or 1], shared_length(draft.tokens, written))
 
     def _proposed(self, count: int) -> Draft:
         if self.free:
@@ -257,20 +236,16 @@ def _verified_by_rejection(logits: Tensor, draft: Draft, rng: torch.Generator) -
     target = logits.softmax(-1)  # p [D+1, V]
     uniform = torch.rand(len(draft.tokens), generator=rng, device=logits.device).tolist()
     for place, token in enumerate(draft.tokens):
-        drawn = None if draft.distributions is None else draft.distributions[place]  # q [V]
-        if uniform[place] * (1.0 if drawn is None else float(drawn[token])) < float(target[place, token]):
+        wanted = target[place]
+        if draft.distributions is None:  # a deterministic drafter: its distribution q is one-hot
+            drawn = torch.zeros_like(wanted)
+            drawn[token] = 1.0
+        else:
+            drawn = draft.distributions[place]
+        if uniform[place] * float(drawn[token]) < float(wanted[token]):
             continue
-        residual = _residual(target[place], drawn, token)
+        residual = (wanted - drawn).clamp(min=0.0)  # max(p - q, 0), not normalised
+        # the difference of p and q may round to zero
+        residual = residual if float(residual.sum()) > 0.0 else wanted
         return place, int(torch.multinomial(residual, 1, generator=rng))
     return len(draft.tokens), int(torch.multinomial(target[-1], 1, generator=rng))
-
-
-def _residual(target: Tensor, drawn: Tensor | None, token: int) -> Tensor:
-    """max(p - q, 0), f32 [V], after `token` was rejected; q is one-hot for a deterministic drafter. Not normalised."""
-    if drawn is None:
-        left = target.clone()
-        left[token] = 0.0
-    else:
-        left = (target - drawn).clamp(min=0.0)
-    # the difference of p and q may round to zero
-    return left if float(left.sum()) > 0.0 else target

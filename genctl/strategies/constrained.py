@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -56,35 +57,41 @@ class ConstrainedBeam:
         while True:
             flat = scores.logits[:, 0] + totals[:, None]
             room = max(0, context.max_new_tokens - self.reserved - scores.rows.written - 1)  # after this token
-            candidates = self._candidates(flat, progress, constraints, context.eos, room)
-            if not candidates.rows:
+            candidates, finishing, best = self._candidates(flat, progress, constraints, context.eos, room)
+            if not candidates:
                 if not scores.ended:
                     raise ModelError(f"every continuation is forbidden at step {scores.rows.written}")
                 return
-            rows = torch.tensor(candidates.rows, device=flat.device)
-            tokens = torch.tensor(candidates.tokens, device=flat.device)
+            rows = torch.tensor([candidate.row for candidate in candidates], device=flat.device)
+            tokens = torch.tensor([candidate.token for candidate in candidates], device=flat.device)
             totals = flat[rows, tokens]
-            satisfied = [constraints.satisfied(after) for after in candidates.progress]
+            satisfied = [constraints.satisfied(candidate.progress) for candidate in candidates]
+            may_finish = torch.arange(len(candidates), device=flat.device) < finishing
             scores = yield Choice(
                 rows,
                 tokens,
                 totals=totals,
-                pruning=Pruning(
-                    self.beams, may_finish=torch.tensor(candidates.may_finish, device=flat.device), tiers=satisfied
-                ),
+                pruning=Pruning(self.beams, may_finish=may_finish, tiers=satisfied),
                 notes=[f"{count}/{len(constraints)}" for count in satisfied],
-                is_done=_ConstraintsMet(rule, self.beams, candidates.best, len(constraints)),
+                is_done=partial(self._is_done, rule, best, len(constraints)),
             )
             totals = totals[scores.survivors]
-            progress = [candidates.progress[survivor] for survivor in scores.survivors]
+            progress = [candidates[survivor].progress for survivor in scores.survivors]
+
+    def _is_done(
+        self, rule: EarlyStoppingRule, best: float, all_of: int, ended: Sequence[FinishedRow], rows: Rows, _: object
+    ) -> bool:
+        """Whether `beams` results satisfy all constraints, and a row with `best` is not expected to beat them."""
+        return rule.reached([row for row in ended if row.tier == all_of], self.beams, best, rows.written)
 
     def _check(self, constraints: Constraints, context: Context, vocabulary: int) -> None:
         room = context.max_new_tokens - self.reserved
-        if not constraints.fits(constraints.begin(), room) and (least := constraints.least()) > room:
+        begin = constraints.begin()
+        if not constraints.fits(begin, room):
             but = f"max_new_tokens = {context.max_new_tokens}"
             if self.reserved:
                 but += " and forced_eos_token_id takes the last one"
-            raise UsageError(f"the forced words need {least} tokens or more, but {but}")
+            raise UsageError(f"the forced words need {constraints.needed(begin)} tokens or more, but {but}")
         for token in sorted(constraints.tokens):
             if token >= vocabulary:
                 raise UsageError(f"force_words_ids: {token} is not a token of this checkpoint (0 to {vocabulary - 1})")
@@ -93,67 +100,42 @@ class ConstrainedBeam:
 
     def _candidates(
         self, flat: Tensor, progress: Sequence[Progress], constraints: Constraints, eos: tuple[int, ...], room: int
-    ) -> _Candidates:
+    ) -> tuple[list[_Candidate], int, float]:
         """The candidates: ends of rows that satisfy all constraints, then the others, bank by bank in turn.
 
-        flat f32 [R, V]; `room` is how many tokens may follow the next one.
+        Then how many of them may end as a result (the others replace rows that end), and the largest total among all
+        continuations. flat f32 [R, V]; `room` is how many tokens may follow the next one.
         """
-        values, tokens = flat.topk(min(self.beams + len(eos), flat.shape[1]))
-        usual: list[_Candidate] = []
-        ends: list[_Candidate] = []
-        for row, line in enumerate(zip(values.tolist(), tokens.tolist(), strict=True)):
-            for total, token in zip(*line, strict=True):
-                if total > -torch.inf:
-                    (ends if token in eos else usual).append(_Candidate(total, row, token, progress[row]))
-        taken = {(candidate.row, candidate.token) for candidate in usual}
-        forcing = [
-            (row, token)
-            for row, here in enumerate(progress)
-            for token in constraints.next_tokens(here)
-            if (row, token) not in taken
+        probable = flat.topk(min(self.beams + len(eos), flat.shape[1])).indices.tolist()
+        places = [(row, token) for row, tokens in enumerate(probable) for token in tokens]
+        places += [(row, token) for row, here in enumerate(progress) for token in constraints.next_tokens(here)]
+        places = list(dict.fromkeys(places))
+        totals = flat[[row for row, _ in places], [token for _, token in places]].tolist()
+        every = [
+            _Candidate(total, row, token, constraints.step(progress[row], token))
+            for total, (row, token) in zip(totals, places, strict=True)
+            if total > -torch.inf
         ]
-        if forcing:
-            rows, forced = zip(*forcing, strict=True)
-            sums = flat[list(rows), list(forced)].tolist()
-            usual += [
-                _Candidate(total, row, token, progress[row])
-                for (row, token), total in zip(forcing, sums, strict=True)
-                if total > -torch.inf
-            ]
-        best = max((candidate.total for candidate in (*usual, *ends)), default=-torch.inf)
-        usual = [
-            candidate._replace(progress=constraints.step(candidate.progress, candidate.token)) for candidate in usual
-        ]
+        best = max((candidate.total for candidate in every), default=-torch.inf)
+        ends = [candidate for candidate in every if candidate.token in eos]
+        usual = [candidate for candidate in every if candidate.token not in eos]
         usual = [candidate for candidate in usual if constraints.fits(candidate.progress, room)] or usual
         banks = [-constraints.lacking(candidate.progress) for candidate in usual]
         order = share_out(banks, [candidate.total for candidate in usual], self.beams)
         chosen = [usual[index] for index in order[: 2 * self.beams]]
-        counted = self._ends(ends, usual, chosen[: self.beams])
-        return _Candidates(
-            [candidate.row for candidate in (*counted, *chosen)],
-            [candidate.token for candidate in (*counted, *chosen)],
-            [candidate.progress for candidate in (*counted, *chosen)],
-            [True] * (len(counted) + min(self.beams, len(chosen))) + [False] * (len(chosen) - self.beams),
-            best,
-        )
-
-    def _ends(
-        self, ends: Sequence[_Candidate], usual: Sequence[_Candidate], chosen: Sequence[_Candidate]
-    ) -> list[_Candidate]:
-        """The ends that are results: among the best of all, or as good as the bank of complete rows."""
-        complete = [candidate.total for candidate in (*usual, *ends) if candidate.progress.complete]
+        # ends are results among the best of all, or as good as the bank of complete rows
         everything = [candidate.total for candidate in (*usual, *ends)]
-        places = max(1, sum(candidate.progress.complete for candidate in chosen))
+        complete = [candidate.total for candidate in (*usual, *ends) if candidate.progress.complete]
+        open_places = max(1, sum(candidate.progress.complete for candidate in chosen[: self.beams]))
         going = {candidate.row for candidate in usual}
-        return [
-            candidate
-            for candidate in ends
-            if (
-                candidate.progress.complete
-                and (_place(candidate.total, complete) < places or _place(candidate.total, everything) < self.beams)
-            )
-            or candidate.row not in going  # an end is the only continuation of this row
+        counted = [
+            end
+            for end in ends
+            if end.row not in going  # an end is the only continuation of this row
+            or (end.progress.complete and _place(end.total, complete) < open_places)
+            or (end.progress.complete and _place(end.total, everything) < self.beams)
         ]
+        return [*counted, *chosen], len(counted) + self.beams, best
 
 
 class _Candidate(NamedTuple):
@@ -163,31 +145,6 @@ class _Candidate(NamedTuple):
     row: int
     token: int
     progress: Progress  # with the token
-
-
-@dataclass(frozen=True)
-class _Candidates:
-    """Continuations with the progress after each."""
-
-    rows: list[int]
-    tokens: list[int]
-    progress: list[Progress]
-    may_finish: list[bool]  # whether an end is a result; the others replace rows that end
-    best: float  # the largest total among all continuations, ends included
-
-
-@dataclass(frozen=True)
-class _ConstraintsMet:
-    """Whether there are `capacity` results that satisfy all constraints, and nothing better is expected."""
-
-    rule: EarlyStoppingRule
-    capacity: int
-    best: float
-    constraints: int
-
-    def __call__(self, ended: Sequence[FinishedRow], rows: Rows, totals: Sequence[float]) -> bool:
-        complete = [row for row in ended if row.tier == self.constraints]
-        return self.rule.reached(complete, self.capacity, self.best, rows.written)
 
 
 def _place(total: float, totals: Sequence[float]) -> int:
@@ -216,9 +173,8 @@ def share_out(banks: Sequence[int], totals: Sequence[float], width: int) -> list
 def in_turn(banks: Sequence[int], totals: Sequence[float]) -> list[int]:
     """The order that takes the best of each bank, highest bank first, then the second best of each, and so on."""
     best_first = sorted(range(len(banks)), key=lambda index: (-banks[index], -totals[index]))
-    depth: dict[int, int] = {}
-    depths = []
+    size: dict[int, int] = {}  # of each bank so far
+    depths = [0] * len(banks)  # of each candidate in its bank
     for index in best_first:
-        depths.append(depth.get(banks[index], 0))
-        depth[banks[index]] = depths[-1] + 1
-    return [index for _, index in sorted(zip(depths, best_first, strict=True), key=lambda pair: pair[0])]
+        depths[index] = size[banks[index]] = size.get(banks[index], -1) + 1
+    return sorted(best_first, key=depths.__getitem__)

@@ -2,27 +2,26 @@
 
 A constraint is one phrase, or several alternatives. It is satisfied as soon as one of them is in the new tokens,
 at any place: phrases may overlap, contain one another, or begin inside an incomplete match of another. One automaton
-matches all (Aho and Corasick 1975, doi:10.1145/360825.360855). A constraint that is given twice
-must appear twice.
+matches all (Aho and Corasick 1975, doi:10.1145/360825.360855): its state is the longest end of the text with which a
+phrase begins. A constraint that is given twice must appear twice.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence, Set
 from typing import NamedTuple, TypeAlias
 
 Phrase: TypeAlias = tuple[int, ...]
 Alternatives: TypeAlias = tuple[Phrase, ...]
 
-EXACT = 8  # open constraints for which the shortest completion is searched; above, overlaps do not count
+EXACT = 6  # open constraints for which the shortest completion is searched; above, overlaps do not count
 
 
 class Progress(NamedTuple):
     """The state of one text. Immutable: forked rows share it."""
 
     open: tuple[int, ...]  # for each constraint how often it must still be satisfied
-    node: int = 0  # of the automaton: the longest end of the text that is a beginning of a phrase
+    tail: Phrase = ()  # the longest end of the text that is a beginning of a phrase
 
     @property
     def complete(self) -> bool:
@@ -40,11 +39,11 @@ class Constraints:
         self.numbers = [distinct.index(alternatives) for alternatives in sets]
         self.shortest = [min(map(len, phrases)) for phrases in self.distinct]
         self.tokens = frozenset(token for phrases in self.distinct for phrase in phrases for token in phrase)
-        self._grow()
+        phrases = [phrase for alternatives in self.distinct for phrase in alternatives]
+        self._beginnings = {phrase[:length] for phrase in phrases for length in range(len(phrase) + 1)}
         self._steps: dict[tuple[Progress, int], Progress] = {}
         self._lacking: dict[Progress, int] = {}
         self._needed: dict[Progress, int] = {}
-        self._overlaps: dict[tuple[Phrase, Phrase], int] = {}
 
     def __len__(self) -> int:
         """Constraints, counted with repetitions."""
@@ -63,21 +62,19 @@ class Constraints:
             return Progress(progress.open)
         after = self._steps.get((progress, token))
         if after is None:
-            node = self._next(progress.node, token)
-            open_counts = list(progress.open)
-            for constraint in self._ends[node]:
-                open_counts[constraint] = max(0, open_counts[constraint] - 1)
-            after = self._steps[progress, token] = Progress(tuple(open_counts), node)
+            tail = (*progress.tail, token)
+            while tail not in self._beginnings:
+                tail = tail[1:]
+            ended = [any(tail[-len(phrase) :] == phrase for phrase in phrases) for phrases in self.distinct]
+            still = tuple(max(0, times - ends) for times, ends in zip(progress.open, ended, strict=True))
+            after = self._steps[progress, token] = Progress(still, tail)
         return after
 
     def next_tokens(self, progress: Progress) -> list[int]:
         """The tokens that begin or continue a phrase of an open constraint, each once."""
-        tokens = [
-            token
-            for node in self._suffixes(progress.node)
-            for token, child in self._children[node].items()
-            if any(progress.open[constraint] for constraint in self._leads[child])
-        ]
+        phrases, tail = list(self._open_phrases(progress)), progress.tail
+        ends = [tail[begin:] for begin in range(len(tail) + 1)]
+        tokens = [phrase[len(end)] for end in ends for phrase in phrases if _continues(phrase, end)]
         return list(dict.fromkeys(tokens))
 
     def lacking(self, progress: Progress) -> int:
@@ -101,7 +98,7 @@ class Constraints:
         fewest = self._needed.get(progress)
         if fewest is None:
             fewest = self.lacking(progress)
-            if sum(progress.open) <= EXACT and self.bound(progress) < fewest:
+            if sum(progress.open) <= EXACT:
                 begun = dict(self._begun(progress))
                 for phrase in self._open_phrases(progress):
                     rest = phrase[begun.get(phrase, 0) :]
@@ -112,33 +109,6 @@ class Constraints:
     def fits(self, progress: Progress, room: int) -> bool:
         """Whether `room` more tokens can satisfy all constraints."""
         return self.lacking(progress) <= room or self.needed(progress) <= room
-
-    def least(self) -> int:
-        """A lower bound on the tokens for all constraints: exact with up to `EXACT` constraints."""
-        begin = self.begin()
-        return self.needed(begin) if len(self) <= EXACT else self.bound(begin)
-
-    def bound(self, progress: Progress) -> int:
-        """A lower bound on the tokens for all open constraints.
-
-        Each phrase counts its length, less the longest overlap with another phrase or with the text so far.
-        """
-        phrases = list(self._open_phrases(progress))
-        begun = dict(self._begun(progress))
-        total = 0
-        for constraint, times in enumerate(progress.open):
-            if not times:
-                continue
-            others = [
-                other for other in phrases if other not in self.distinct[constraint] or self._shared(other, progress)
-            ]
-            if any(_inside(phrase, other) for phrase in self.distinct[constraint] for other in others):
-                continue
-            total += times * min(
-                len(phrase) - max(begun.get(phrase, 0), *(self._overlap(other, phrase) for other in phrases))
-                for phrase in self.distinct[constraint]
-            )
-        return total
 
     def open_in(self, tokens: Sequence[int]) -> list[int]:
         """The indices of the given constraints that a text of new tokens does not satisfy."""
@@ -152,54 +122,6 @@ class Constraints:
                 still[self.numbers[place]] -= 1
                 open_constraints.append(place)
         return open_constraints[::-1]
-
-    # -- the automaton -------------------------------------------------------------------------------------------------
-
-    def _grow(self) -> None:
-        """Build a trie of all phrases, with a link from each node to its longest proper suffix that is a node."""
-        self._children: list[dict[int, int]] = [{}]
-        self._links = [0]
-        self._depths = [0]
-        ends: list[set[int]] = [set()]  # constraints of which a phrase ends with the text of the node
-        self._leads: list[set[int]] = [set()]  # constraints of which a phrase begins with it
-        self._prefixes: list[list[Phrase]] = [[]]  # the phrases that are longer than it and begin with it
-        for constraint, phrases in enumerate(self.distinct):
-            for phrase in phrases:
-                node = 0
-                for token in phrase:
-                    if phrase not in self._prefixes[node]:
-                        self._prefixes[node].append(phrase)
-                    if token not in self._children[node]:
-                        self._children[node][token] = len(self._links)
-                        self._children.append({})
-                        self._links.append(0)
-                        self._depths.append(self._depths[node] + 1)
-                        ends.append(set())
-                        self._leads.append(set())
-                        self._prefixes.append([])
-                    node = self._children[node][token]
-                    self._leads[node].add(constraint)
-                ends[node].add(constraint)
-        queue = deque(self._children[0].values())
-        while queue:
-            node = queue.popleft()
-            for token, child in self._children[node].items():
-                self._links[child] = self._next(self._links[node], token)
-                ends[child] |= ends[self._links[child]]
-                queue.append(child)
-        self._ends = [tuple(sorted(ended)) for ended in ends]
-
-    def _next(self, node: int, token: int) -> int:
-        while node and token not in self._children[node]:
-            node = self._links[node]
-        return self._children[node].get(token, 0)
-
-    def _suffixes(self, node: int) -> Iterator[int]:
-        """A node and the nodes that its links lead to, the root last."""
-        while node:
-            yield node
-            node = self._links[node]
-        yield 0
 
     # -- what is left to write -----------------------------------------------------------------------------------------
 
@@ -220,26 +142,16 @@ class Constraints:
 
     def _begun(self, progress: Progress) -> Iterator[tuple[Phrase, int]]:
         """The open phrases whose beginning ends the text, and the length of that beginning."""
-        open_phrases = set(self._open_phrases(progress))
-        for node in self._suffixes(progress.node):
-            for phrase in self._prefixes[node] if node else ():
-                if phrase in open_phrases:
-                    open_phrases.discard(phrase)
-                    yield phrase, self._depths[node]
+        tail = progress.tail
+        for phrase in self._open_phrases(progress):
+            begun = next((tail[begin:] for begin in range(len(tail)) if _continues(phrase, tail[begin:])), ())
+            if begun:
+                yield phrase, len(begun)
 
-    def _overlap(self, first: Phrase, then: Phrase) -> int:
-        """The longest end of `first` that is a proper beginning of `then`."""
-        overlap = self._overlaps.get((first, then))
-        if overlap is None:
-            most = min(len(first), len(then) - 1)
-            overlap = next((n for n in range(most, 0, -1) if first[-n:] == then[:n]), 0)
-            self._overlaps[first, then] = overlap
-        return overlap
 
-    def _shared(self, phrase: Phrase, progress: Progress) -> bool:
-        """Whether several open constraints have this phrase."""
-        constraints = zip(progress.open, self.distinct, strict=True)
-        return sum(bool(times) and phrase in phrases for times, phrases in constraints) > 1
+def _continues(phrase: Phrase, begun: Phrase) -> bool:
+    """Whether a phrase begins so, and has more tokens."""
+    return len(phrase) > len(begun) and phrase[: len(begun)] == begun
 
 
 def _least(alternatives: Set[Phrase]) -> Alternatives:

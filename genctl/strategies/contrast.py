@@ -10,21 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn.functional import kl_div, normalize, pad
 
 from genctl.decode.read_along import ReadAlong
 from genctl.decode.runtime import ModelRuntime, depth_of
-from genctl.decode.types import Choice, Context, Scores, Search, Strategy, Traits
+from genctl.decode.types import Choice, Context, Scores, Search, Traits
 from genctl.errors import ModelError
 from genctl.strategies.sample import Sample
-
-# -- contrastive decoding: an expert model's log-probabilities minus an amateur's (Li et al. 2023, arXiv:2210.15097) ---
 
 
 @dataclass(frozen=True)
@@ -66,9 +63,9 @@ class Amateur:
         logits = reader(scores.rows.tokens.tolist())[:, :size]
         amateur = (logits / self.temperature).log_softmax(-1).to(expert.device)
         if amateur.shape[1] < size:  # usually padding of the expert's vocabulary
-            lacking = torch.arange(amateur.shape[1], size, device=expert.device)
-            amateur = torch.nn.functional.pad(amateur, (0, len(lacking)))
-            expert = expert.index_fill(1, lacking, -torch.inf)
+            lacking = size - amateur.shape[1]
+            expert = pad(expert[:, :-lacking], (0, lacking), value=-torch.inf)
+            amateur = pad(amateur, (0, lacking))
         beta = self.beta
         contrast = expert - amateur if beta is None else (1 + beta) * expert - beta * amateur
         floor = expert.amax(-1, keepdim=True) + (math.log(self.alpha) if self.alpha else -torch.inf)
@@ -80,20 +77,17 @@ class Amateur:
 OUT = -10000.0
 
 
-def rescored(inner: Strategy, contrast: Callable[[Scores], Tensor], scores: Scores, context: Context) -> Search:
+def rescored(inner: Sample, contrast: Callable[[Scores], Tensor], scores: Scores, context: Context) -> Search:
     """Let `inner` choose by `contrast(scores)`, f32 [N, V], after the lane's processors. For the space "raw"."""
 
     def contrasted(scores: Scores) -> Scores:
         return replace(scores, logits=context.process(contrast(scores))[:, None])
 
-    with closing(inner.search(contrasted(scores), context)) as search:
-        try:
-            choice = next(search)
-            while True:
-                scores = yield choice
-                choice = search.send(contrasted(scores))
-        except StopIteration:
-            return
+    search = inner.search(contrasted(scores), context)
+    choice = next(search)
+    while True:
+        scores = yield choice
+        choice = search.send(contrasted(scores))
 
 
 Layers: TypeAlias = Literal["low", "high"] | tuple[int, ...]
@@ -142,28 +136,26 @@ def candidate_layers(model: ModelRuntime, layers: Layers, depth: int) -> list[in
 
     Raises ModelError for models that DoLa does not support, and for layers that the model does not have.
     """
-    name = model.name
-    if model.is_encoder_decoder:
-        raise ModelError(f"DoLa needs a decoder-only model, and {name} is an encoder-decoder")
-    if model.abilities.recurrent:
-        raise ModelError(f"DoLa needs layers that look back at every token, and {name} keeps recurrent states")
-    if model.head is None:
-        raise ModelError(f"DoLa needs an output head, and {name} has none")
-    config = model.config.get_text_config(decoder=True)
+    name, config = model.name, model.config.get_text_config(decoder=True)
+    for lacks, sentence in (
+        (model.is_encoder_decoder, f"a decoder-only model, and {name} is an encoder-decoder"),
+        (model.abilities.recurrent, f"layers that look back at every token, and {name} keeps recurrent states"),
+        (model.head is None, f"an output head, and {name} has none"),
+    ):
+        if lacks:
+            raise ModelError(f"DoLa needs {sentence}")
     if not isinstance(layers, str):
         wrong = [layer for layer in layers if not 0 <= layer < depth]
         if wrong or not layers:
             problem = f"has no layer {wrong[0]}" if wrong else "needs at least one"
             raise ModelError(f"dola_layers: {name} {problem}; its layers before the last are 0 to {depth - 1}")
         return list(dict.fromkeys(layers))
-    half, span = depth // 2, 20
+    half = depth // 2
     if layers == "high":
-        return list(range(half, depth, 2)) if depth <= 40 else list(range(depth - span, depth, 2))
+        return list(range(half if depth <= 40 else depth - 20, depth, 2))
     # with tied embeddings the lowest layers predict the input token
     start = 0 if not getattr(config, "tie_word_embeddings", False) else {1: 0, 2: 1}.get(depth, 2)
-    if start == half:
-        return [start]
-    candidates = list(range(start, half, 2)) if depth <= 40 else list(range(start, span, 2))
+    candidates = [start] if start == half else list(range(start, half if depth <= 40 else 20, 2))
     if not candidates:
         raise ModelError(
             f'dola_layers = "low": {name} has too few layers ({depth}) with tied embeddings; name the layers'
@@ -178,11 +170,8 @@ def _contrast(scores: Scores, candidates: Sequence[int], head: Callable[[Tensor]
     with torch.no_grad():
         earlier = [head(scores.layers[layer][:, -1]).float().to(last.device) for layer in candidates]
     logprobs = torch.stack(earlier, 1).log_softmax(-1)  # [N, L, V]
-    if len(candidates) == 1:
-        chosen = logprobs[:, 0]
-    else:
-        furthest = _divergence(last, logprobs).argmax(1)
-        chosen = logprobs[torch.arange(len(last), device=last.device), furthest]
+    furthest = _divergence(last, logprobs).argmax(1) if len(candidates) > 1 else 0
+    chosen = logprobs[torch.arange(len(last), device=last.device), furthest]
     out = last < last.amax(-1, keepdim=True) + math.log(RELATIVE_TOP)
     return torch.where(out, last + OUT, last - chosen)
 
@@ -190,8 +179,8 @@ def _contrast(scores: Scores, candidates: Sequence[int], head: Callable[[Tensor]
 def _divergence(last: Tensor, earlier: Tensor) -> Tensor:
     """Jensen-Shannon divergence of last [N, V] and each of earlier [N, L, V], as transformers took it; f32 [N, L]."""
     middle = 0.5 * (last.exp()[:, None] + earlier.exp())
-    from_last = functional.kl_div(last[:, None].expand_as(middle), middle, reduction="none").mean(-1)
-    from_earlier = functional.kl_div(earlier, middle, reduction="none").mean(-1)
+    from_last = kl_div(last[:, None].expand_as(middle), middle, reduction="none").mean(-1)
+    from_earlier = kl_div(earlier, middle, reduction="none").mean(-1)
     return 0.5 * (from_last + from_earlier)
 
 
@@ -220,38 +209,16 @@ class Contrastive:
 
     def search(self, scores: Scores, context: Context) -> Search:
         assert context.prefix.hidden is not None
-        directions = _Directions(context.prefix.hidden[0], context.max_new_tokens)
+        directions = normalize(context.prefix.hidden[0].float(), dim=-1)  # of the tokens so far, [T, H]
         row = torch.zeros(1, dtype=torch.long, device=scores.logits.device)
         logits, accepted = scores.logits[0, -1], 0
         while True:
             top = logits.softmax(-1).topk(min(self.top_k, len(logits)))
             scores = yield Choice(row, None, accepted=accepted, draft=top.indices[None, :, None])
             assert scores.hidden is not None
-            hidden = scores.hidden[:, 1]  # [k, H], each candidate read after the row
-            values = (1 - self.penalty_alpha) * top.values - self.penalty_alpha * directions.nearest(hidden)
+            hidden = normalize(scores.hidden[:, 1].float(), dim=-1)  # [k, H], each candidate read after the row
+            nearest = (hidden @ directions.T).amax(1)
+            values = (1 - self.penalty_alpha) * top.values - self.penalty_alpha * nearest
             row = values.masked_fill(logits[top.indices] == -torch.inf, -torch.inf).argmax(0, keepdim=True)
-            directions.add(hidden[row])
+            directions = torch.cat([directions, hidden[row]])
             logits, accepted = scores.logits[row[0], 1], 1
-
-
-class _Directions:
-    """The hidden states of one text, scaled to length 1, with room for new tokens."""
-
-    def __init__(self, hidden: Tensor, room: int) -> None:
-        self.count = hidden.shape[0]
-        self.buffer = torch.cat([_unit(hidden), hidden.new_empty(min(room, 1024), hidden.shape[1]).float()])
-
-    def nearest(self, hidden: Tensor) -> Tensor:
-        """The largest cosine similarity of each of hidden [k, H] to the states of the text; f32 [k]."""
-        return (_unit(hidden) @ self.buffer[: self.count].T).amax(1)
-
-    def add(self, hidden: Tensor) -> None:
-        """Append the hidden state [1, H] of a new token."""
-        if self.count == len(self.buffer):
-            self.buffer = torch.cat([self.buffer, torch.empty_like(self.buffer)])
-        self.buffer[self.count] = _unit(hidden)[0]
-        self.count += 1
-
-
-def _unit(hidden: Tensor) -> Tensor:
-    return torch.nn.functional.normalize(hidden.float(), dim=-1)

@@ -7,7 +7,6 @@ or in other texts.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, TypeAlias
@@ -76,12 +75,8 @@ def seldom(price: PassPrice) -> int:
 Draw: TypeAlias = Callable[[Tensor, int], int]
 
 
-class DraftWriter(Protocol):
-    """Drafts for one lane."""
-
-    def __call__(self, text: Sequence[int], count: int) -> Draft:
-        """At most `count` (at least 1) tokens that may follow `text`, which only grows between two calls."""
-        ...
+# (text, count) -> at most `count` (at least 1) tokens that may follow `text`, which only grows between two calls
+DraftWriter: TypeAlias = Callable[[Sequence[int], int], Draft]
 
 
 class Drafter(Protocol):
@@ -110,8 +105,8 @@ class ModelDrafter:
     """
 
     forward: ModelRuntime
-
-    kind: ClassVar[str] = "assisted"
+    kind: str = "assisted"
+    depth: int = 0  # the number of layers, if it is the beginning of the model itself
 
     def begin(self, context: Context, draw: Draw | None, confidence: float) -> DraftWriter:
         if self.forward.is_encoder_decoder != context.model.is_encoder_decoder:
@@ -121,10 +116,14 @@ class ModelDrafter:
         source = context.prefix.source
         if source is not None:
             source = self.forward.encode(source.ids[0].tolist())
-        cached = context.prefix.cache is not None
-        follower = ReadAlong(self.forward, use_cache=cached, cuts=True, source=source)
+        tokens, cache = context.prefix.tokens[0].tolist(), context.prefix.cache
+        if self.depth and cache is not None:  # it starts with the first layers of the prompt's cache
+            part = cache.with_layers(cache.layers[: self.depth])
+            follower = ReadAlong(self.forward, cuts=True, cache=part, read=tokens)
+            return ModelDraftWriter(follower, context, draw, confidence)
+        follower = ReadAlong(self.forward, use_cache=cache is not None, cuts=True, source=source)
         if follower.cached:  # a cache that forgets nothing is refused before the first step
-            follower([context.prefix.tokens[0].tolist()])
+            follower([tokens])
         return ModelDraftWriter(follower, context, draw, confidence)
 
 
@@ -178,55 +177,31 @@ class ModelDraftWriter:
         return scores
 
 
-@dataclass(frozen=True)
-class EarlyExitDrafter:
-    """The model's first layers, followed by its head, draft (LayerSkip, arXiv:2404.16710). Create it with `after`.
+def early_exit(forward: ModelRuntime, layer: int, *, use_cache: bool = True) -> ModelDrafter:
+    """The model's first layers, followed by its head, draft (LayerSkip, arXiv:2404.16710), and share its weights.
 
-    It shares the model's weights, and starts with the first layers of the prompt's cache.
+    Raises ModelError if the architecture does not allow it. Tries one token, because some models need all layers: their
+    inputs have a part for each layer (Gemma 3n), or their cache needs a layer with attention (LFM2).
     """
-
-    forward: ModelRuntime
-
-    kind: ClassVar[str] = "early-exit"
-
-    @classmethod
-    def after(cls, forward: ModelRuntime, layer: int, *, use_cache: bool = True) -> EarlyExitDrafter:
-        """Exit after `layer` of the model's layers. Raises ModelError if the architecture does not allow it.
-
-        Tries one token, because some models need all layers: their inputs have a part for each layer (Gemma 3n), or
-        their cache needs a layer with attention (LFM2).
-        """
-        if forward.is_encoder_decoder:
-            raise ModelError(
-                f"assistant_early_exit needs a decoder-only model, and {forward.name} is an encoder-decoder"
-            )
-        depth = depth_of(forward)
-        if not 1 <= layer < depth:
-            raise ModelError(
-                f"assistant_early_exit = {layer}: {forward.name} has {depth} layers, "
-                f"so it can leave after 1 to {depth - 1}"
-            )
-        part = forward.first_layers(layer)
-        cache = forward.new_cache() if use_cache and forward.abilities.supports_cache else None
-        if cache is None or cache.is_croppable:  # drafting needs a croppable cache
-            cut = None if cache is None else cache.with_layers(cache.layers[:layer])
-            try:
-                part(Pass(torch.zeros(1, 1, dtype=torch.long, device=part.device), cut, first=True))
-            except ValueError:
-                pass  # no layer with attention: `choose` refuses caches with states for drafts
-            except ModelError as error:
-                problem = f"{forward.name} cannot run with its first layers alone"
-                raise ModelError(f"assistant_early_exit = {layer}: {problem}") from error
-        return cls(part)
-
-    def begin(self, context: Context, draw: Draw | None, confidence: float) -> DraftWriter:
-        prefix = context.prefix
-        if prefix.cache is None:
-            uncached = ReadAlong(self.forward, use_cache=False, cuts=True)
-            return ModelDraftWriter(uncached, context, draw, confidence)
-        part = prefix.cache.with_layers(prefix.cache.layers[: depth_of(self.forward)])
-        follower = ReadAlong(self.forward, cuts=True, cache=part, read=prefix.tokens[0].tolist())
-        return ModelDraftWriter(follower, context, draw, confidence)
+    if forward.is_encoder_decoder:
+        raise ModelError(f"assistant_early_exit needs a decoder-only model, and {forward.name} is an encoder-decoder")
+    depth = depth_of(forward)
+    if not 1 <= layer < depth:
+        raise ModelError(
+            f"assistant_early_exit = {layer}: {forward.name} has {depth} layers, so it can leave after 1 to {depth - 1}"
+        )
+    part = forward.first_layers(layer)
+    cache = forward.new_cache() if use_cache and forward.abilities.supports_cache else None
+    if cache is None or cache.is_croppable:  # drafting needs a croppable cache
+        cut = None if cache is None else cache.with_layers(cache.layers[:layer])
+        try:
+            part(Pass(torch.zeros(1, 1, dtype=torch.long, device=part.device), cut, first=True))
+        except ValueError:
+            pass  # no layer with attention: `choose` refuses caches with states for drafts
+        except ModelError as error:
+            problem = f"{forward.name} cannot run with its first layers alone"
+            raise ModelError(f"assistant_early_exit = {layer}: {problem}") from error
+    return ModelDrafter(part, "early-exit", layer)
 
 
 MOST_COMPARED = 64  # tokens; more hardly ever tell more, and each costs time and memory
@@ -244,7 +219,7 @@ class Index:
     """What came last after each 1, 2, 4, … `longest` tokens of a text, as branch predictors know their branches.
 
     A longer context is trusted before a shorter one (Seznec and Michaud 2006, "A case for (partially) tagged geometric
-    history length branch prediction"). How often to trust it is learned for each kind of context (`Followed`).
+    history length branch prediction"). How often to trust it is learned for each kind of context (`rate_of`).
     """
 
     def __init__(self, longest: int, tokens: Iterable[int] = ()) -> None:
@@ -274,21 +249,16 @@ class Index:
         self.taken[place] = len(tokens)
 
 
-class Followed:
-    """How often what came last after some tokens comes again: by their number, by streak and changes, and by text."""
+def rate_of(rates: dict[int, Rate], length: int, state: int, *, own: bool) -> Rate:
+    """How often what came last after `length` tokens comes again, by streak and changes (`state`, see `AGAIN`).
 
-    def __init__(self) -> None:
-        self.rates: dict[int, Rate] = {}
-
-    def rate(self, length: int, streak_and_changes: int, *, own: bool) -> Rate:
-        """The rate, which is learned as drafts are checked."""
-        key = length << 5 | streak_and_changes << 1 | own
-        found = self.rates.get(key)
-        if found is None:
-            streak, changed = streak_and_changes >> 2, bool(streak_and_changes & OFTEN)
-            guess = 0.35 + 0.06 * min(length, 8) + 0.1 * streak - 0.15 * changed
-            found = self.rates[key] = Rate.guess(min(guess, 0.95))
-        return found
+    The row's `own` text has other rates than the other texts. They are learned as drafts are checked.
+    """
+    key = length << 5 | state << 1 | own
+    if key not in rates:
+        guess = 0.35 + 0.06 * min(length, 8) + 0.1 * (state >> 2) - 0.15 * bool(state & OFTEN)
+        rates[key] = Rate.guess(min(guess, 0.95))
+    return rates[key]
 
 
 @dataclass(frozen=True)
@@ -312,29 +282,16 @@ class SuffixDrafter:
     """Drafts from the row itself and from the texts of a run: those given before it, and rows that have ended."""
 
     texts: Index = field(default_factory=lambda: Index(MOST_MATCHED))
-    followed: Followed = field(default_factory=Followed)
-    waiting: deque[Sequence[int]] = field(default_factory=deque)  # texts that nobody has looked into yet,
-    wait: int = 0  # and their tokens
+    rates: dict[int, Rate] = field(default_factory=dict)
 
     kind: ClassVar[str] = "suffix"
 
     def keep(self, tokens: Sequence[int]) -> None:
-        """Draft from this text, too."""
-        if not tokens:
-            return
-        self.waiting.append(tokens)
-        self.wait += len(tokens)
-        while self.wait > MOST_KEPT and len(self.waiting) > 1:
-            self.wait -= len(self.waiting.popleft())
-
-    def known(self) -> Index:
-        """The texts that were kept."""
-        while self.waiting:
-            self.texts.tokens += [*self.waiting.popleft(), END]
-        self.wait = 0
+        """Draft from this text, too. It is indexed when somebody looks into it."""
+        if tokens:
+            self.texts.tokens += [*tokens, END]
         if len(self.texts.tokens) > MOST_KEPT:
             self.texts = Index(MOST_MATCHED, self.texts.tokens[-MOST_KEPT // 2 :])
-        return self.texts
 
     def begin(self, context: Context, draw: Draw | None, confidence: float) -> DraftWriter:
         agree = SURE if seldom(context.model.pass_price) == SELDOM else 0
@@ -360,8 +317,8 @@ class LookupDraftWriter:
         others: SuffixDrafter | None = None,
         agree: int = 0,
     ) -> None:
-        self.eos, self.others, self.agree = frozenset(eos), others, agree
-        self.followed = Followed() if others is None else others.followed
+        self.never, self.others, self.agree = {*eos, END}, others, agree
+        self.rates: dict[int, Rate] = {} if others is None else others.rates
         self.own = Index(longest, before)
         self.taken = 0  # tokens of the row in `own`
 
@@ -369,19 +326,17 @@ class LookupDraftWriter:
         own = self.own
         own.tokens += text[self.taken :]
         self.taken = len(text)
-        known = [own] if self.others is None else [own, self.others.known()]
-        known = [index for index in known if index.tokens]
-        places = [*enumerate(own.lengths)]
+        lengths = [*enumerate(own.lengths)]
         end = own.tokens[-own.lengths[-1] :]
         tokens: list[int] = []
         rates: list[Rate] = []
-        if self.agree and self._next(end, known, [place for place in places if place[1] == self.agree]) is None:
+        if self.agree and self._next(end, [place for place in lengths if place[1] == self.agree]) is None:
             return Draft(tokens)
-        places.reverse()
-        likely = 1.0
-        while len(tokens) < count and likely >= (LEAST_LIKELY if self.others is not None else 0.0):
-            found = self._next(end, known, places)
-            if found is None or found[0] in self.eos or found[0] == END:
+        lengths.reverse()
+        likely, least = 1.0, 0.0 if self.others is None else LEAST_LIKELY
+        while len(tokens) < count and likely >= least:
+            found = self._next(end, lengths)
+            if found is None or found[0] in self.never:
                 break
             token, rate = found
             tokens.append(token)
@@ -390,15 +345,14 @@ class LookupDraftWriter:
             end.append(token)
         return Draft(tokens, rates=rates)
 
-    def _next(
-        self, end: Sequence[int], known: Sequence[Index], places: Iterable[tuple[int, int]]
-    ) -> tuple[int, Rate] | None:
-        for place, length in places:
+    def _next(self, end: Sequence[int], lengths: Iterable[tuple[int, int]]) -> tuple[int, Rate] | None:
+        known = [self.own] if self.others is None else [self.own, self.others.texts]
+        for place, length in lengths:
             if length > len(end):
                 continue
             key = hash(tuple(end[-length:]))
             for index in known:
                 value = index.after(key, place)
                 if value is not None:
-                    return value >> 4, self.followed.rate(length, value & 15, own=index is self.own)
+                    return value >> 4, rate_of(self.rates, length, value & 15, own=index is self.own)
         return None

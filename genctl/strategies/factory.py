@@ -19,7 +19,6 @@ from genctl.strategies.sample import Sample
 
 if TYPE_CHECKING:
     from genctl.strategies.constraints import Alternatives, Phrase
-    from genctl.strategies.contrast import Amateur
     from genctl.strategies.drafters import Drafter
 
 
@@ -50,70 +49,45 @@ def auxiliary_strategy(
         assert layers is not None
         return Dola(tuple(layers) if isinstance(layers, list) else layers, sample, count)
     if way == "amateur_model":
-        return _amateur(generation, tokenizer, load)
+        from genctl.strategies.contrast import Amateur
+
+        name = str(generation.amateur_model)
+        amateur = load(name)
+        if not same_tokens(tokenizer, amateur.tokenizer):
+            raise ModelError(f"amateur_model: {name} has other tokens than the model, so nothing compares")
+        alpha, beta = generation.contrastive_alpha, generation.contrastive_beta
+        return Amateur(amateur.forward, alpha, beta, generation.amateur_temperature, sample, count)
     from genctl.strategies.assisted import Assisted
+    from genctl.strategies.drafters import PromptLookup, early_exit
 
     drawn: dict[str, Any] = {"sampler": generation.sampler, "draft_sampling": generation.draft_sampling}
     if way == "prompt_lookup_num_tokens":
-        assert generation.prompt_lookup_num_tokens is not None
-        from genctl.strategies.drafters import PromptLookup
-
         lookup = PromptLookup(generation.max_matching_ngram_size)
         # "up to" the number: as many as pay, unless the text depends on the number
         price = not (sample and generation.draft_sampling == "rejection")
         return Assisted(lookup, sample, generation.prompt_lookup_num_tokens, price, **drawn)
-    drafter: Drafter
     if way == "assistant_early_exit":
         assert generation.assistant_early_exit is not None
-        from genctl.strategies.drafters import EarlyExitDrafter
-
-        exit_layer, use_cache = generation.assistant_early_exit, generation.use_cache
-        drafter = EarlyExitDrafter.after(forward, exit_layer, use_cache=use_cache)
+        drafter: Drafter = early_exit(forward, generation.assistant_early_exit, use_cache=generation.use_cache)
     else:
         drafter = _assistant(generation, tokenizer, load)
-    return Assisted(
-        drafter,
-        sample,
-        generation.num_assistant_tokens,
-        assistant_confidence_threshold=generation.assistant_confidence_threshold,
-        **drawn,
-    )
+    drawn["assistant_confidence_threshold"] = generation.assistant_confidence_threshold
+    return Assisted(drafter, sample, generation.num_assistant_tokens, **drawn)
 
 
 def _assistant(generation: Generation, tokenizer: Any, load: Callable[[str], AuxiliaryModel]) -> Drafter:
-    assert generation.assistant_model is not None
-    assistant = load(generation.assistant_model)
+    name = str(generation.assistant_model)
+    assistant = load(name)
     if same_tokens(tokenizer, assistant.tokenizer):
         from genctl.strategies.drafters import ModelDrafter
 
         return ModelDrafter(assistant.forward)
     if tokenizer is None or assistant.tokenizer is None:
-        raise ModelError(
-            f"{generation.assistant_model} has other tokens than the model, and one of them has no tokenizer"
-        )
+        raise ModelError(f"{name} has other tokens than the model, and one of them has no tokenizer")
     from genctl.strategies.universal import UniversalDrafter
 
     lookbehinds = generation.assistant_lookbehind, generation.target_lookbehind
     return UniversalDrafter(assistant.forward, assistant.tokenizer, tokenizer, *lookbehinds)
-
-
-def _amateur(generation: Generation, tokenizer: Any, load: Callable[[str], AuxiliaryModel]) -> Amateur:
-    assert generation.amateur_model is not None
-    amateur = load(generation.amateur_model)
-    if not same_tokens(tokenizer, amateur.tokenizer):
-        raise ModelError(
-            f"amateur_model: {generation.amateur_model} has other tokens than the model, so nothing compares"
-        )
-    from genctl.strategies.contrast import Amateur
-
-    return Amateur(
-        amateur.forward,
-        generation.contrastive_alpha,
-        generation.contrastive_beta,
-        generation.amateur_temperature,
-        generation.do_sample,
-        generation.num_return_sequences,
-    )
 
 
 def same_tokens(a: Any, b: Any) -> bool:
@@ -141,16 +115,10 @@ def choose(generation: Generation, tokenizer: Any = None, pad_token_id: int | No
     if beams > 1:
         from genctl.strategies.beam import Beam
 
-        return Beam(
-            beams,
-            generation.do_sample,
-            generation.num_beam_groups,
-            generation.diversity_penalty,
-            generation.length_penalty,
-            generation.early_stopping,
-            returned,
-            pad_token_id if generation.pad_token_id is None else generation.pad_token_id,
-        )
+        pad = pad_token_id if generation.pad_token_id is None else generation.pad_token_id
+        groups, diversity = generation.num_beam_groups, generation.diversity_penalty
+        ends = generation.length_penalty, generation.early_stopping
+        return Beam(beams, generation.do_sample, groups, diversity, *ends, returned, pad)
     if generation.penalty_alpha:
         from genctl.strategies.contrast import Contrastive
 
@@ -166,19 +134,16 @@ def _words(generation: Generation, tokenizer: Any) -> tuple[Alternatives, ...]:
     """The constraints: for each the alternative phrases."""
     constraints: list[Alternatives] = []
     for entry in generation.force_words_ids or []:
-        if any(isinstance(item, list) for item in entry):
-            if not all(isinstance(item, list) for item in entry):
-                raise UsageError(f"force_words_ids: {entry} mixes ids with lists of ids")
-            constraints.append(tuple(_phrase(item) for item in entry if isinstance(item, list)))
-        else:
-            constraints.append((_phrase([item for item in entry if isinstance(item, int)]),))
-    if not generation.force_words:
-        return tuple(constraints)
-    from genctl.decode.processors.token_sequences import variants
+        lists = [item for item in entry if isinstance(item, list)]
+        if lists and len(lists) < len(entry):
+            raise UsageError(f"force_words_ids: {entry} mixes ids with lists of ids")
+        phrases = lists or [[item for item in entry if isinstance(item, int)]]
+        constraints.append(tuple(map(_phrase, phrases)))
+    if generation.force_words and tokenizer is None:
+        raise UsageError("force_words needs a tokenizer; use force_words_ids")
+    for word in generation.force_words or []:
+        from genctl.decode.processors.token_sequences import variants
 
-    for word in generation.force_words:
-        if tokenizer is None:
-            raise UsageError("force_words needs a tokenizer; use force_words_ids")
         texts = [word] if isinstance(word, str) else word
         if not texts:
             raise UsageError("force_words: an empty list of alternatives can never be met")

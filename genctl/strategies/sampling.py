@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from genctl.decode.processors.rows import RowCandidates
 
 Sampler: TypeAlias = Literal["multinomial", "inverse-cdf", "counter"]
+Candidates: TypeAlias = "Sequence[RowCandidates] | None"
 
 _FEW = 4096  # up to this many tokens, noise is computed for all
 _MANTISSA = (1 << 53) - 1
@@ -30,11 +31,7 @@ _UNIT = 2.0**-53
 
 
 def multinomial(
-    logits: Tensor,
-    indices: Sequence[int],
-    count: int,
-    rng: torch.Generator,
-    left: Sequence[RowCandidates] | None = None,
+    logits: Tensor, indices: Sequence[int], count: int, rng: torch.Generator, left: Candidates = None
 ) -> Tensor:
     """logits f32 [R, V] -> int64 [R]: what `torch.multinomial(p, 1)` samples for rows `indices` of `count` rows p.
 
@@ -51,11 +48,7 @@ def multinomial(
 
 
 def inverse_cdf(
-    logits: Tensor,
-    indices: Sequence[int],
-    count: int,
-    rng: torch.Generator,
-    left: Sequence[RowCandidates] | None = None,
+    logits: Tensor, indices: Sequence[int], count: int, rng: torch.Generator, left: Candidates = None
 ) -> Tensor:
     """logits f32 [R, V] -> int64 [R]: the token at which the cumulative probability exceeds one uniform number.
 

@@ -322,7 +322,7 @@ class TransformersRuntime(ModelRuntime):
         return {key: value for key, value in prepared.items() if key != "is_first_iteration"}
 
 
-# -- a model with its first layers only, sharing all weights (see `strategies.early_exit`) -----------------------------
+# -- a model with its first layers only, sharing all weights (see `drafters.early_exit`) -------------------------------
 
 
 def _first_layers(model: Any, count: int) -> Any:

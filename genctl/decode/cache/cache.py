@@ -20,17 +20,9 @@ if TYPE_CHECKING:
     from genctl.decode.cache.forms import SlotPlace
 
 
-class Trait:
+def _of_layers(of: Callable[[Iterator[object]], bool], name: str) -> Any:
     """Whether all layers of a cache, or any of them, have the attribute of this name."""
-
-    def __init__(self, of: Callable[[Iterator[object]], bool], name: str = "") -> None:
-        self.of, self.name = of, name
-
-    def __set_name__(self, owner: type[Cache], name: str) -> None:
-        self.name = self.name or name
-
-    def __get__(self, cache: Cache, owner: type[Cache]) -> bool:
-        return self.of(getattr(layer, self.name, False) for layer in cache.sample)
+    return property(lambda cache: of(getattr(layer, name, False) for layer in cache.sample))
 
 
 class Cache:
@@ -49,17 +41,19 @@ class Cache:
         """The object to pass to a model."""
         return self
 
-    is_plain = Trait(all)  # a query sees exactly the columns that are stored
+    is_plain: bool = _of_layers(all, "is_plain")  # a query sees exactly the columns that are stored
     # keys and values and nothing else, so that padding on the left can be removed; False without layers
-    only_columns = Trait(lambda found: set(found) == {True})
-    is_mergeable = Trait(all)  # rows of several lanes may share a cache of this kind
-    is_croppable = Trait(all)  # tokens can be removed
-    is_slotted = Trait(all)  # ready for steps of one shape
-    is_recurrent = Trait(any)  # a state of constant size
-    is_fixed = Trait(any)  # allocated once, for an exact `room`
-    is_shareable = Trait(any)  # a prompt that is long enough to share
-    is_shared = Trait(any, "prompt")  # its first columns are stored once for all rows
-    records_past = Trait(any, "record_past")  # keeps columns that it would otherwise drop, until the next `crop`
+    only_columns: bool = _of_layers(lambda found: set(found) == {True}, "only_columns")
+    is_mergeable: bool = _of_layers(all, "is_mergeable")  # rows of several lanes may share a cache of this kind
+    is_croppable: bool = _of_layers(all, "is_croppable")  # tokens can be removed
+    is_slotted: bool = _of_layers(all, "is_slotted")  # ready for steps of one shape
+    is_recurrent: bool = _of_layers(any, "is_recurrent")  # a state of constant size
+    is_fixed: bool = _of_layers(any, "is_fixed")  # allocated once, for an exact `room`
+    is_shareable: bool = _of_layers(any, "is_shareable")  # a prompt that is long enough to share
+    is_shared: bool = _of_layers(any, "prompt")  # its first columns are stored once for all rows
+    records_past: bool = _of_layers(
+        any, "record_past"
+    )  # keeps columns that it would otherwise drop, until the next `crop`
 
     @property
     def sample(self) -> list[CacheLayer]:

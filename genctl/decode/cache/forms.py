@@ -274,8 +274,7 @@ class SlottedWindow(SlidingLayer):
         """Count columns that a captured step wrote."""
         self.extend(count)
 
-    def _allocate(self, like: Tensor, rows: int, columns: int) -> Tensor:
-        return like.new_zeros(rows, like.shape[1], columns, like.shape[3])
+    _allocate = SlottedLayer._allocate
 
     def _roomy(self, columns: int) -> int:
         return max(columns, self.most + STEP) if columns > self.most else super()._roomy(columns)

@@ -12,7 +12,7 @@ from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.stopping import Written
 from genctl.strategies.assisted import Assisted
-from genctl.strategies.drafters import Drafter, EarlyExitDrafter, ModelDrafter, PromptLookup
+from genctl.strategies.drafters import Drafter, ModelDrafter, PromptLookup, early_exit
 from genctl.strategies.sample import Sample
 from tests import runtimes
 from tests.decode.driver import PROMPTS, Case
@@ -45,7 +45,7 @@ def test_greedy_text_is_that_of_plain_greedy_decoding(arch: str) -> None:
     case = Case(arch)
     drafters: list[Drafter] = [assistant(arch), PromptLookup(2)]
     if arch in CAUSAL:
-        drafters.append(EarlyExitDrafter.after(case.forward, 1))
+        drafters.append(early_exit(case.forward, 1))
     plain = result(case.stream([case.lane(PROMPTS[1], eos=(), max_new_tokens=NEW)]))
     for drafter in drafters:
         found = case.stream([case.lane(PROMPTS[1], assisted(drafter), eos=(), max_new_tokens=NEW)])
@@ -67,7 +67,7 @@ def test_without_a_cache_recurrent_models_are_assisted_too(arch: str) -> None:
 def test_windows_forget_no_more_than_they_should_over_long_texts(arch: str) -> None:
     case = Case(arch)
     plain = case.ours([case.lane(PROMPTS[0], eos=(), max_new_tokens=60)])
-    for drafter in (assistant(arch), PromptLookup(1), EarlyExitDrafter.after(case.forward, 1)):
+    for drafter in (assistant(arch), PromptLookup(1), early_exit(case.forward, 1)):
         lane = case.lane(PROMPTS[0], assisted(drafter, 9), eos=(), max_new_tokens=60)
         assert case.ours([lane]) == plain
 

@@ -11,7 +11,7 @@ from genctl.errors import ModelError, UsageError
 from genctl.params import Generation
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.contrast import Amateur, Dola
-from genctl.strategies.drafters import EarlyExitDrafter, ModelDrafter, PromptLookup
+from genctl.strategies.drafters import ModelDrafter, PromptLookup
 from genctl.strategies.factory import AuxiliaryModel, auxiliary_strategy
 from genctl.strategies.universal import UniversalDrafter
 from tests import runtimes
@@ -43,7 +43,8 @@ def test_the_knobs_arrive_in_the_strategy() -> None:
     assert rejects == Assisted(PromptLookup(), True, 9, False, draft_sampling="rejection")
     exits = chosen(assistant_early_exit=1, num_assistant_tokens=3)
     assert isinstance(exits, Assisted)
-    assert isinstance(exits.drafter, EarlyExitDrafter)
+    assert isinstance(exits.drafter, ModelDrafter)
+    assert exits.drafter.depth == 1
     assert chosen(dola_layers=[0, 1], do_sample=True, num_return_sequences=2) == Dola((0, 1), True, 2)
     assert chosen(dola_layers="high") == Dola("high")
     amateur = {"contrastive_alpha": 0.2, "contrastive_beta": 0.5, "amateur_temperature": 0.7}

@@ -22,12 +22,12 @@ from genctl.strategies.drafters import (
     MEMORY,
     SELDOM,
     Drafter,
-    Followed,
     ModelDrafter,
     PromptLookup,
     Rate,
     learn,
     promise,
+    rate_of,
     seldom,
 )
 from genctl.strategies.factory import auxiliary_strategy
@@ -78,16 +78,16 @@ def test_first_and_later_tokens_have_rates_of_their_own() -> None:
 
 
 def test_longer_and_steadier_contexts_are_trusted_more_and_each_is_judged_apart() -> None:
-    known = Followed()
+    known: dict[int, Rate] = {}
+    rate = lambda length, state: rate_of(known, length, state, own=True)  # noqa: E731
     steady, changed = 3 << 2, 1
-    assert known.rate(1, 0, own=True).value < known.rate(2, 0, own=True).value < known.rate(8, 0, own=True).value
-    assert known.rate(2, changed, own=True).value < known.rate(2, 0, own=True).value
-    assert known.rate(2, 0, own=True).value < known.rate(2, steady, own=True).value
+    assert rate(1, 0).value < rate(2, 0).value < rate(8, 0).value
+    assert rate(2, changed).value < rate(2, 0).value < rate(2, steady).value
     for _ in range(200):
-        learn([known.rate(2, 0, own=True)], 0)
-        learn([known.rate(8, 0, own=True)], 1)
-    assert known.rate(2, 0, own=True).value < 0.1 < 0.9 < known.rate(8, 0, own=True).value
-    assert known.rate(2, 0, own=False).value == Followed().rate(2, 0, own=False).value
+        learn([rate(2, 0)], 0)
+        learn([rate(8, 0)], 1)
+    assert rate(2, 0).value < 0.1 < 0.9 < rate(8, 0).value
+    assert rate_of(known, 2, 0, own=False).value == rate_of({}, 2, 0, own=False).value
 
 
 def test_newer_trials_weigh_more() -> None:
@@ -193,12 +193,12 @@ def test_drafts_that_are_right_again_are_taken_up_again() -> None:
     counts = passes.run([True] * 200)
     assert counts[:LONGEST_PAUSE].count(0) > 0
     assert set(counts[-20:]) == {20}
-    assert passes.drafts.pauses.pause == PAUSE
+    assert passes.drafts.pause == PAUSE
 
 
 def test_a_free_drafter_is_never_tried_in_vain() -> None:
     passes = Rounds(Told(), 0.05)
-    passes.drafts.pauses.seldom = 8
+    passes.drafts.seldom = 8
     assert sum(passes.run([False] * 200)[20:]) == 0  # it is watched instead,
     assert passes.drafter.asked < PATIENCE + 30  # and not at every step
     assert passes.run([True] * 400)[-1] == 20

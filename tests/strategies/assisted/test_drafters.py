@@ -18,7 +18,7 @@ from genctl.decode.stopping import Stop
 from genctl.decode.types import Context, Prefix
 from genctl.errors import ModelError
 from genctl.strategies.assisted import Assisted
-from genctl.strategies.drafters import EarlyExitDrafter, LookupDraftWriter, PromptLookup
+from genctl.strategies.drafters import LookupDraftWriter, PromptLookup, early_exit
 from genctl.strategies.sample import Sample
 from genctl.strategies.universal import UniversalDrafter
 from genctl.transformers.runtime import TransformersRuntime
@@ -88,7 +88,7 @@ def test_early_exit_reads_the_head_after_the_first_layers(arch: str) -> None:
             if getattr(decoder, name, None) is not None
         )
         expected = model.get_output_embeddings()(norm(before.hidden_states[2]))
-        made = EarlyExitDrafter.after(runtimes.forward(model), 2).forward(Pass(ids, None)).logits
+        made = early_exit(runtimes.forward(model), 2).forward(Pass(ids, None)).logits
         torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(model(ids).logits, before.logits)  # the model itself is as it was
 
@@ -97,9 +97,9 @@ def test_an_exit_before_or_behind_the_layers_is_refused() -> None:
     forward = runtimes.forward(tiny("llama"))
     for layer in (0, 2, 5):
         with pytest.raises(ModelError, match="it can leave after 1 to 1"):
-            EarlyExitDrafter.after(forward, layer)
+            early_exit(forward, layer)
     with pytest.raises(ModelError, match="is an encoder-decoder"):
-        EarlyExitDrafter.after(runtimes.forward(tiny("bart")), 1)
+        early_exit(runtimes.forward(tiny("bart")), 1)
 
 
 # -- another tokenizer -------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from genctl.decode.stopping import Stop, Written
 from genctl.decode.types import Lane
 from genctl.params import Generation
 from genctl.strategies.assisted import Assisted
-from genctl.strategies.drafters import Drafter, EarlyExitDrafter, ModelDrafter, PromptLookup, SuffixDrafter
+from genctl.strategies.drafters import Drafter, ModelDrafter, PromptLookup, SuffixDrafter, early_exit
 from genctl.strategies.factory import choose
 from tests import runtimes
 from tests.decode.driver import Case
@@ -63,7 +63,7 @@ def drafter_of(arch: str, dice: random.Random) -> Drafter:
         return drafter
     if kind == "lookup":
         return PromptLookup(dice.choice((1, 2, 3)))
-    return assistant(arch) if kind == "assistant" else EarlyExitDrafter.after(case(arch).forward, 1)
+    return assistant(arch) if kind == "assistant" else early_exit(case(arch).forward, 1)
 
 
 def sum_of_two(written: Written) -> Stop | None:

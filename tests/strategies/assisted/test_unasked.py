@@ -224,18 +224,10 @@ def test_old_texts_are_forgotten() -> None:
     drafter = SuffixDrafter()
     for number in range(5):
         drafter.keep([number] * (MOST_KEPT // 4))
-        known = drafter.known()
+    known = drafter.texts
     assert len(known.tokens) <= MOST_KEPT
     assert last_after(known, 4, 4) in (4, -1)
     assert last_after(known, 0, 0) is None
-
-
-def test_texts_that_nobody_looks_into_do_not_pile_up() -> None:
-    drafter = SuffixDrafter()
-    for number in range(20):
-        drafter.keep([number] * (MOST_KEPT // 4))
-    assert sum(map(len, drafter.waiting)) <= MOST_KEPT
-    assert {tokens[0] for tokens in drafter.waiting} == {16, 17, 18, 19}
 
 
 def test_an_index_knows_what_came_last_and_how_steadily() -> None:
