@@ -52,7 +52,7 @@ Update: TypeAlias = "events.Event | GenctlError | None"  # an error ends the run
 
 @dataclass
 class RemoteSequence:
-    """One sequence of a row. A new attempt starts from nothing, except for what events have reported."""
+    """One sequence of a row. A new attempt starts from nothing."""
 
     tokens: list[Token] = field(default_factory=list)  # of this attempt
     thought: str = ""
@@ -60,21 +60,19 @@ class RemoteSequence:
     end: Ending | None = None
     usage: Usage = field(default_factory=Usage)
     seed: int | None = None  # of its own request, where a row has several
-    shown: list[Token] = field(default_factory=list)  # that events have reported
-    shown_thought: str = ""
+    reported: int = 0  # tokens that events have
 
     @property
     def total(self) -> float:
-        """The log-probability of what is shown, as far as the server lists its tokens."""
-        is_unlisted = not self.shown and bool(self.thought or self.usage.new)
-        return math.nan if is_unlisted else math.fsum(token.logprob for token in self.shown)
+        """The log-probability of what is reported, as far as the server lists its tokens."""
+        is_unlisted = not self.reported and bool(self.thought or self.usage.new)
+        return math.nan if is_unlisted else math.fsum(token.logprob for token in self.tokens[: self.reported])
 
 
 class RemoteLane:
     """A row, its sequences and its events. `live`: each piece is reported at once, not when the row is done.
 
-    What has been shown cannot be taken back: where a live answer is cut off, the next one must begin with the same
-    text.
+    What has been shown cannot be taken back: a live answer that is cut off is not requested again.
     """
 
     def __init__(self, request: Request, *, live: bool) -> None:
@@ -98,8 +96,7 @@ class RemoteLane:
         self._slots, self.ended, self._parts = slots, [], 0
         own = seed if len(slots) < len(self.sequences) and self.generation.draws else None
         for slot in slots:
-            before = self.sequences[slot]
-            self.sequences[slot] = RemoteSequence(seed=own, shown=before.shown, shown_thought=before.shown_thought)
+            self.sequences[slot] = RemoteSequence(seed=own)
 
     @property
     def has_text(self) -> bool:
@@ -139,21 +136,23 @@ class RemoteLane:
         sequence.thought += piece.thought
         sequence.end = piece.end
         self.ended += [slot] if piece.end is not None else []
-        if not self._live:
-            return
-        pairs = zip(sequence.shown, sequence.tokens, strict=False)
-        same = all(mine.text == theirs.text for mine, theirs in pairs)
-        thoughts = sorted((sequence.shown_thought, sequence.thought), key=len)
-        if not (same and thoughts[1].startswith(thoughts[0])):
-            raise ServerError("the answer was cut off, and the next one does not begin with the text that was shown")
-        new = sequence.tokens[len(sequence.shown) :], sequence.thought[len(sequence.shown_thought) :]
-        yield from self._grow(slot, *new)
+        if self._live:
+            yield from self._grow(slot, piece.tokens, piece.thought)
+
+    def _open_texts(self) -> bool:
+        """Whether sequences of this attempt have begun and not ended."""
+        open_slots = [self.sequences[slot] for slot in self._slots if slot not in self.ended]
+        return any(one.tokens or one.thought for one in open_slots)
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether somebody has seen a part of this attempt."""
+        return self._live and (bool(self.ended) or self._open_texts())
 
     def check(self) -> None:
         """End an attempt. Raises ServerError where its answer is cut off."""
-        open_slots = [self.sequences[slot] for slot in self._slots if slot not in self.ended]
-        if not self.ended or any(one.tokens or one.thought for one in open_slots):
-            raise ServerError("the answer was cut off before its end", again=True)
+        if not self.ended or self._open_texts():
+            raise ServerError("the answer was cut off before its end", again=not self.is_shown)
 
     # -- events --------------------------------------------------------------------------------------------------------
 
@@ -179,9 +178,8 @@ class RemoteLane:
         places = {row: place if self._rows is not None else 0 for place, row in enumerate(rows)}
         if self._rows is None:
             yield events.Prefilled(self.name, self._prompt_tokens, self._first - self._began)
-        sequence.shown += tokens
-        sequence.shown_thought += thought
-        is_whole = len(sequence.shown) == len(sequence.tokens)
+        sequence.reported += len(tokens)
+        is_whole = sequence.reported == len(sequence.tokens)
         ends = is_whole and (sequence.end is not None or bool(reason))
         self._rows = rows
         if not (tokens or thought or ends):
@@ -348,6 +346,7 @@ class RemoteRow:
                 raise Disconnected from None
             if ended():
                 return  # whatever is wrong behind the last text
+            error.again = error.again and not lane.is_shown
             if (len(slots) > 1 and error.status in MALFORMED) or not server.lacks(body, error):
                 raise
             self._send(fixed, slots, seed)
