@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 from time import monotonic
@@ -56,7 +56,6 @@ class RemoteSequence:
 
     tokens: list[Token] = field(default_factory=list)  # of this attempt
     thought: str = ""
-    listed: int = 0  # tokens that the server lists, instead of pieces of text alone
     end: Ending | None = None
     usage: Usage = field(default_factory=Usage)
     seed: int | None = None  # of its own request, where a row has several
@@ -125,13 +124,6 @@ class RemoteLane:
             return
         if not self.has_text:
             self._first = monotonic()
-        if piece.counted:
-            room = self.most - sequence.listed
-            kept, more = piece.tokens[:room], piece.tokens[room:]
-            sequence.listed += len(kept)
-            piece = replace(piece, tokens=kept)
-            if any(token.text for token in more):  # else it is the end, which some servers list as a token
-                piece = replace(piece, end=Ending("length"))
         sequence.tokens += piece.tokens
         sequence.thought += piece.thought
         sequence.end = piece.end
@@ -203,7 +195,6 @@ class RemoteLane:
         reason, stop, kind = sequence.end or Ending(reason)
         text = "".join(token.text for token in tokens)
         counted = len(tokens) if usage.new is None else usage.new
-        counted = min(counted, self.most) if sequence.listed else counted  # the rest of a text is cut
         # a server may leave out EOS; without the other tokens that it counts, the ids are not those of the text
         lacking = counted - len(tokens)
         is_known = bool(tokens) and all(token.id >= 0 for token in tokens) and lacking in (0, int(reason == "eos"))

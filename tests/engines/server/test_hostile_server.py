@@ -368,23 +368,6 @@ def test_a_row_that_nothing_foresaw_is_an_error_and_the_others_go_on(monkeypatch
 # -- more than was asked for -------------------------------------------------------------------------------------------
 
 
-def test_more_tokens_than_were_asked_for_are_cut_where_the_server_counts_them() -> None:
-    def fault(server: StandIn, body: Request) -> Failure | None:
-        if not body.get("stream"):
-            return None
-        events = [{"choices": [{"index": 0, **scored(-0.5)}]} for _ in range(50)]
-        events.append({"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]})
-        events.append({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 50}})
-        data = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
-        return Failure(200, data + b"data: [DONE]\n\n", "text/event-stream")
-
-    with running(fault=fault) as server:
-        done = run(server, "-n", "8", "Hi")
-        (record,) = done.records
-        assert (record["text"], record["finish_reason"], record["logprob"]) == (" a" * 8, "length", -4.0)
-        assert (record["usage"]["new_tokens"], done.err) == (8, "")
-
-
 def test_the_number_of_tokens_is_that_of_the_server_where_only_it_is_known() -> None:
     body = {**json.loads(answer()), "usage": {"completion_tokens": 50}}
     with running(logprobs=False, fault=for_rows(Failure(200, json.dumps(body).encode()))) as server:
@@ -396,7 +379,6 @@ def test_the_number_of_tokens_is_that_of_the_server_where_only_it_is_known() -> 
     ("part", "words"),
     [
         ({"choices": [{"index": 0, "text": " a"}]}, "it has 1025 parts for at most 8 tokens"),
-        ({"choices": [{"index": 0, **scored(-0.5)}]}, ""),  # cut at 8 tokens
         ({"choices": [{"index": 0, "delta": {"reasoning": "hm"}}]}, "it has 1025 parts for at most 8 tokens"),
         ({"choices": [], "usage": {"prompt_tokens": 1}}, "it has 1025 parts for at most 8 tokens"),
         ({"id": "x", "choices": [{"index": 1023, "text": " a"}]}, "the answer has more than 1 sequences"),
