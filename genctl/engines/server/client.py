@@ -141,7 +141,6 @@ def retry_after(header: str | None) -> float | None:
 
 CONNECT_S = 10.0
 SILENCE_S = 600.0  # until an answer or the next part of it is there: a long prompt may take minutes to read
-AFTER_S = 10.0  # for what follows the end of the last text, such as the number of its tokens
 TICK_S = 0.1  # between two calls of `tick`
 MOST_BYTES = 64 << 20  # of a body, decoded; of a stream for each of its sequences
 MOST_REFUSAL = 1 << 20  # bytes that are read of the body of a failure
@@ -311,16 +310,15 @@ class Client:
         self,
         path: str,
         body: Mapping[str, Any] | None,
-        ended: Callable[[], bool] | None = None,
         *,
         sequences: int = 1,
         deadline: float = math.inf,
     ) -> Generator[dict[str, Any], None, None]:
-        """The parts of an answer as they come; one part where the server does not stream, or there is no `ended`.
+        """The parts of an answer as they come; one part where the server does not stream, or `body` does not ask for it.
 
         `deadline` is on the monotonic clock. A byte is no answer: only a whole part restarts the time limit. A stream
-        that ends without `[DONE]` ends quietly: whether all is there is for the caller to see. Once all texts have
-        `ended`, the rest has `AFTER_S` and may fail. Raises ServerError and TimedOut.
+        that ends without `[DONE]` ends quietly: whether all is there is for the caller to see. Raises ServerError and
+        TimedOut.
         """
         try:
             connection = self._idle.pop()
@@ -329,18 +327,15 @@ class Client:
         connection.is_shut, connection.until = False, min(time.monotonic() + SILENCE_S, deadline)
         self._busy.add(connection)
         failed: Exception | None = None
-        has_ended = False
         try:
             if time.monotonic() < deadline:
                 url, method = self.address.base + path, "GET" if body is None else "POST"
                 extensions = {"trace": connection.trace}
                 with connection.http.stream(method, url, json=body, extensions=extensions) as response:
-                    for part in self._parts(response, MOST_BYTES * sequences, streams=ended is not None):
+                    streams = body is not None and "stream" in body
+                    for part in self._parts(response, MOST_BYTES * sequences, streams=streams):
                         yield part
-                        if not has_ended:
-                            has_ended = ended is not None and ended()
-                            seconds = AFTER_S if has_ended else SILENCE_S
-                            connection.until = min(time.monotonic() + seconds, deadline)
+                        connection.until = min(time.monotonic() + SILENCE_S, deadline)
                         if time.monotonic() >= connection.until:  # parts come faster than `tick`
                             connection.shut()
         except Exception as error:  # of any kind: an address or a proxy that cannot be
@@ -351,8 +346,6 @@ class Client:
                 connection.http.close()
             else:
                 self._idle.append(connection)
-        if has_ended:
-            return  # whatever went wrong behind the last text
         if self._closed.is_set():
             raise Disconnected
         if time.monotonic() >= deadline:

@@ -324,7 +324,7 @@ class RemoteRow:
             return len(lane.ended) == len(slots)
 
         path = path_of(chat=self.chat)
-        stream = server.client.stream(path, body, ended, sequences=len(slots), deadline=self.deadline)
+        stream = server.client.stream(path, body, sequences=len(slots), deadline=self.deadline)
         try:
             with closing(stream):
                 for part in stream:

@@ -97,15 +97,6 @@ def test_silence_is_the_time_without_an_answer_not_without_a_byte(monkeypatch: p
         assert done.records[0]["error"]["message"].startswith(f"{server.url}: no answer within 0.2 s")
 
 
-def test_after_the_last_text_a_stream_that_stays_open_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "AFTER_S", 0.2)
-    open_end = dripping(HEAD + b"data: " + answer() + b"\n\n", b": more\n\n")
-    with running(fault=for_rows(open_end)) as server:
-        began = time.monotonic()
-        assert run(server, "bad").records[0]["text"] == " a b"
-        assert time.monotonic() - began < 8
-
-
 @pytest.mark.parametrize("path", ["models", "probe"])
 def test_the_probe_has_a_time_limit(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("genctl.engines.server.server.PROBE_S", 0.6)
