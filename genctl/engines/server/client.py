@@ -57,34 +57,26 @@ class Address(NamedTuple):
 
 
 def read(value: str | Sequence[str]) -> tuple[Address, ...]:
-    """The addresses of the knob `backend`. Raises UsageError with a line for each mistake."""
-    parsed = [_parse(text) for text in ([value] if isinstance(value, str) else value)]
-    mistakes = [one for one in parsed if isinstance(one, str)]
-    addresses = tuple(one for one in parsed if isinstance(one, Address))
-    mistakes += [f"{one.name} is named twice" for place, one in enumerate(addresses) if one in addresses[:place]]
-    if mistakes:
-        lines = "\n".join(f"backend {mistake}" for mistake in mistakes)
-        raise UsageError(lines, hint="write a backend as openai:http://localhost:8080/v1")
-    return addresses
+    """The addresses of the knob `backend`. Raises UsageError."""
+    return tuple(_parse(text) for text in ([value] if isinstance(value, str) else value))
 
 
-def _parse(text: str) -> Address | str:
-    """An address, or what is wrong with it."""
-    url, shown = text.removeprefix(SCHEME), hide_secrets(text)
-    if url == text:
-        return f"{shown}: expected openai:URL"
+def _parse(text: str) -> Address:
+    url = text.removeprefix(SCHEME).rstrip("/")
     try:
         parts = urlsplit(url)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        is_url = False
-    if not is_url or not url.isprintable() or " " in url:
-        return f"{shown}: not a URL of http or https"
-    if "@" in parts.netloc:
-        return f"{shown}: a URL may not hold a password; the key is read from {KEYS[0]} or {KEYS[1]}"
-    if parts.query or parts.fragment:
-        return f"{shown}: a URL ends with its path, such as /v1"
-    url = url.rstrip("/")
+        parts, is_url = urlsplit(""), False
+    rules = (
+        (text.startswith(SCHEME), "expected openai:URL"),
+        (is_url and url.isprintable() and " " not in url, "not a URL of http or https"),
+        ("@" not in parts.netloc, f"a URL may not hold a password; the key is read from {KEYS[0]} or {KEYS[1]}"),
+        (not (parts.query or parts.fragment), "a URL ends with its path, such as /v1"),
+    )
+    if mistake := next((words for is_kept, words in rules if not is_kept), ""):
+        hint = "write a backend as openai:http://localhost:8080/v1"
+        raise UsageError(f"backend {hide_secrets(text)}: {mistake}", hint=hint)
     return Address(f"{SCHEME}{url}", url if re.search(r"/v\d+$", url) else f"{url}/v1")
 
 
