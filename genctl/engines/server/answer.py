@@ -81,17 +81,13 @@ def message_of(content: bytes, kind: str) -> str:
 
 
 def error_in(data: Any) -> str:
-    """The message of a JSON error, in any of the usual forms; "" where there is none."""
+    """The message of a JSON error; "" where there is none."""
     if not isinstance(data, Mapping):
         return ""
-    error = next((data[name] for name in ("error", "detail", "message", "msg") if data.get(name)), None)
-    if isinstance(error, list) and error and isinstance(error[0], Mapping):  # of FastAPI: [{"loc": […], "msg": "…"}]
-        place = error[0].get("loc")
-        path = ".".join(str(part)[:40] for part in place[:8]) + ": " if isinstance(place, list) else ""
-        return one_line(f"{path}{error[0].get('msg', '')}")
+    error = next((data[name] for name in ("error", "detail", "message") if data.get(name)), "")
     if isinstance(error, Mapping):
         error = error.get("message", "")
-    return one_line(error) if isinstance(error, str) else ""
+    return one_line(str(error))
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------------

@@ -397,11 +397,8 @@ def test_a_stream_without_end_costs_no_time(part: Request, words: str) -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({"detail": [{"loc": ["body", 3, None], "msg": "too long"}]}, "body.3.None: too long"),
-        ({"detail": [{"loc": {"a": 1}, "msg": ["x"]}]}, "['x']"),
-        ({"detail": [{"msg": 5}]}, "5"),
-        ({"detail": [[1]]}, ""),
-        ({"error": {"message": 7}}, ""),
+        ({"detail": [{"loc": ["body"], "msg": "too long"}]}, "[{'loc': ['body'], 'msg': 'too long'}]"),
+        ({"error": {"message": 7}}, "7"),
         ({"error": None, "message": "no"}, "no"),
         ([1, 2], ""),
         ("text", ""),
