@@ -237,14 +237,12 @@ def _piece(choice: Mapping[str, Any], top: int, could_stop: bool) -> AnswerPiece
     text = message.get("text" if message is choice else "content") or ""
     thought = next((one for name in THOUGHTS if (one := message.get(name)) and isinstance(one, str)), "")
     tokens = tokens_of(choice.get("logprobs"), top)
-    ids = next((ids for name in ("token_ids", "tokens") if isinstance(ids := choice.get(name), list)), [])
+    ids = choice.get("token_ids") if isinstance(choice.get("token_ids"), list) else []
     known = [number for id in ids if (number := _number(id, MOST_ID)) is not None]
     if len(known) == len(ids) == len(tokens):
         for place, (token, id) in enumerate(zip(tokens, known, strict=True)):
             best = tuple((id if other == UNKNOWN_ID else other, name, value) for other, name, value in token.top)
             tokens[place] = replace(token, id=id, top=best)
-    elif len(known) == len(ids) and not tokens:
-        tokens = [Token(id, math.nan) for id in known]
     ending = _ending(choice, could_stop)
     return AnswerPiece(choice.get("index", 0), _fitted(tokens, text), thought, ending, counted=bool(tokens))
 
