@@ -110,7 +110,7 @@ def _origin(url: str) -> tuple[str, str, int]:
 ATTEMPTS = 6
 FIRST_S = 0.5  # before the second attempt
 LONGEST_S = 30.0
-WAITS_S = 300.0  # the most that a request waits between its attempts, all pauses together
+WAITS_S = 300.0  # the longest wait that a server may request
 NOTED_S = 1.0  # longer pauses are reported
 
 
@@ -264,15 +264,13 @@ class Client:
         No pause goes beyond `deadline`, on the monotonic clock, and `stop` ends it. An error with a status in `final`
         is final. Raises the last error, with the server's name and the number of attempts, and what else `send` raises.
         """
-        waited = 0.0
         for attempt in itertools.count(1):
             try:
                 return send()
             except ServerError as error:
                 seconds, words = pause_s(attempt, error.wait_s), ""
-                waited += max(seconds, error.wait_s or 0.0)
                 if error.again and error.status not in final:
-                    is_late = time.monotonic() + seconds >= deadline or waited > WAITS_S
+                    is_late = time.monotonic() + seconds >= deadline or (error.wait_s or 0.0) > WAITS_S
                     if attempt < ATTEMPTS and not is_late:
                         self._pause(error.message, seconds, stop or self._closed)
                         continue

@@ -138,15 +138,6 @@ def test_no_pause_goes_beyond_the_time_of_a_row() -> None:
         assert done.records[0]["error"]["message"] == f"{server.url}: 503 (it asks to wait 100 s)"
 
 
-def test_all_pauses_of_a_request_are_limited_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    tired = Failure(503, headers={"Retry-After": "0.2"})
-    with running(fault=for_rows(tired)) as server:
-        monkeypatch.setattr(client, "WAITS_S", 0.5)
-        done = run(server, "bad")
-        assert done.records[0]["error"]["message"] == f"{server.url}: 503 (it asks to wait 0 s)"
-        assert len(server.rows) == 3
-
-
 def test_a_wait_of_more_than_a_second_is_reported_once_for_all_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "NOTED_S", 0.3)
     left = [2]
