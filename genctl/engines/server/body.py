@@ -6,9 +6,7 @@ The fields that a server has are those of OpenAI's reference and those of its di
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -225,7 +223,4 @@ def incomplete(generation: Generation, text: str) -> str:
             json.loads(text)
         except (ValueError, RecursionError):
             return "json_schema"
-    if generation.regex is not None:
-        with suppress(re.error):
-            return "" if re.fullmatch(generation.regex, text, re.DOTALL) else "regex"
     return ""
