@@ -18,8 +18,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotYet
+from concurrent.futures import Future, wait
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -219,20 +218,15 @@ class Client:
     def wait(self, work: Callable[[], T]) -> T:
         """The result of `work`, which a thread does; meanwhile notes are reported."""
         future = self.start(work)
-        while True:
-            try:
-                return future.result(TICK_S)
-            except NotYet:
-                if future.done():
-                    raise
-            finally:
-                self.tick()
+        while not future.done():
+            wait([future], TICK_S)
+            self.tick()
+        return future.result()
 
     def tick(self) -> None:
         """Report the notes that have come, and end requests whose time is over."""
-        with suppress(queue.Empty):
-            while True:
-                self._note(self._lines.get_nowait())
+        while not self._lines.empty():
+            self._note(self._lines.get())
         for connection in list(self._busy):
             if time.monotonic() >= connection.until:
                 connection.shut()
@@ -261,35 +255,33 @@ class Client:
     ) -> T:
         """The result of `send`, called again while it raises a ServerError that may pass.
 
-        No pause goes beyond `deadline`, on the monotonic clock, and `stop` ends it. An error with a status in `final`
-        is final. Raises the last error, with the server's name and the number of attempts, and what else `send` raises.
+        No pause goes beyond `deadline`, on the monotonic clock. An error with a status in `final` is final. Raises the
+        last error, with the server's name and the number of attempts; Disconnected after `stop`; what else `send`
+        raises.
         """
         for attempt in itertools.count(1):
             try:
                 return send()
             except ServerError as error:
-                seconds, words = pause_s(attempt, error.wait_s), ""
-                if error.again and error.status not in final:
-                    is_late = time.monotonic() + seconds >= deadline or (error.wait_s or 0.0) > WAITS_S
-                    if attempt < ATTEMPTS and not is_late:
-                        self._pause(error.message, seconds, stop or self._closed)
-                        continue
-                    words = f" ({attempt} attempts)" if attempt > 1 else ""
-                    if attempt < ATTEMPTS and error.wait_s is not None:
-                        words = f" (it asks to wait {error.wait_s:,.0f} s)"
+                failure = error
+            if (stop or self._closed).is_set():
+                break
+            may_pass = failure.again and failure.status not in final
+            seconds, wait_s = pause_s(attempt, failure.wait_s), failure.wait_s or 0.0
+            is_late = wait_s > WAITS_S or time.monotonic() + seconds >= deadline
+            if not may_pass or is_late or attempt == ATTEMPTS:
+                words = f" ({attempt} attempts)" if may_pass and attempt > 1 else ""
+                if may_pass and attempt < ATTEMPTS and failure.wait_s is not None:
+                    words = f" (it asks to wait {wait_s:,.0f} s)"
                 name = f"{self.address.name}: "  # which the error of a probe has already
-                message = f"{name}{error.message.removeprefix(name)}{words}"
-                raise ServerError(message, fatal=error.fatal, status=error.status, hint=error.hint) from None
-        raise AssertionError  # never reached: the loop has no end
-
-    def _pause(self, reason: str, seconds: float, stop: threading.Event) -> None:
-        """Wait; a long pause is noted, once for all that wait at the same time. Raises Disconnected."""
-        now = time.monotonic()
-        if seconds > NOTED_S and now >= self._quiet_until:
-            self._quiet_until = now + seconds
-            self._lines.put(f"{self.address.name}: {reason}: trying again in {seconds:.0f} s")
-        if stop.wait(seconds):
-            raise Disconnected
+                message = f"{name}{failure.message.removeprefix(name)}{words}"
+                raise ServerError(message, fatal=failure.fatal, status=failure.status, hint=failure.hint)
+            if seconds > NOTED_S and time.monotonic() >= self._quiet_until:  # once for all that wait at the same time
+                self._quiet_until = time.monotonic() + seconds
+                self._lines.put(f"{self.address.name}: {failure.message}: trying again in {seconds:.0f} s")
+            if (stop or self._closed).wait(seconds):
+                break
+        raise Disconnected
 
     def fetch(self, path: str, body: Mapping[str, Any] | None = None, deadline: float = math.inf) -> dict[str, Any]:
         """The JSON at a path of the interface; it answers `body`, if there is one. Raises ServerError or TimedOut."""
@@ -297,14 +289,9 @@ class Client:
             return next(parts)
 
     def stream(
-        self,
-        path: str,
-        body: Mapping[str, Any] | None,
-        *,
-        sequences: int = 1,
-        deadline: float = math.inf,
+        self, path: str, body: Mapping[str, Any] | None, *, sequences: int = 1, deadline: float = math.inf
     ) -> Generator[dict[str, Any], None, None]:
-        """The parts of an answer as they come; one part where the server does not stream, or `body` does not ask for it.
+        """The parts of an answer as they come; one part unless the server streams and `body` has `stream`.
 
         `deadline` is on the monotonic clock. A byte is no answer: only a whole part restarts the time limit. A stream
         that ends without `[DONE]` ends quietly: whether all is there is for the caller to see. Raises ServerError and
@@ -314,36 +301,29 @@ class Client:
             connection = self._idle.pop()
         except IndexError:
             connection = self._open()
-        connection.is_shut, connection.until = False, min(time.monotonic() + SILENCE_S, deadline)
+        connection.until = min(time.monotonic() + SILENCE_S, deadline)
         self._busy.add(connection)
-        failed: Exception | None = None
+        url, method = self.address.base + path, "GET" if body is None else "POST"
+        streams = body is not None and "stream" in body
         try:
-            if time.monotonic() < deadline:
-                url, method = self.address.base + path, "GET" if body is None else "POST"
-                extensions = {"trace": connection.trace}
-                with connection.http.stream(method, url, json=body, extensions=extensions) as response:
-                    streams = body is not None and "stream" in body
-                    for part in self._parts(response, MOST_BYTES * sequences, streams=streams):
-                        yield part
-                        connection.until = min(time.monotonic() + SILENCE_S, deadline)
-                        if time.monotonic() >= connection.until:  # parts come faster than `tick`
-                            connection.shut()
+            if time.monotonic() >= deadline:
+                raise TimedOut
+            with connection.http.stream(method, url, json=body, extensions={"trace": connection.trace}) as response:
+                for part in self._parts(response, MOST_BYTES * sequences, streams=streams):
+                    yield part
+                    connection.until = min(time.monotonic() + SILENCE_S, deadline)
+            if connection.is_shut:
+                raise EOFError
         except Exception as error:  # of any kind: an address or a proxy that cannot be
-            failed = error
+            if time.monotonic() >= deadline:
+                raise TimedOut from None
+            raise self._explain(error, is_shut=connection.is_shut) from None
         finally:
             self._busy.discard(connection)
             if connection.is_shut:
                 connection.http.close()
             else:
                 self._idle.append(connection)
-        if self._closed.is_set():
-            raise Disconnected
-        if time.monotonic() >= deadline:
-            raise TimedOut
-        if connection.is_shut:
-            raise ServerError(f"no answer within {SILENCE_S:g} s", again=True)
-        if failed is not None:
-            raise self._explain(failed) from None
 
     def _parts(self, response: Any, most: int, *, streams: bool) -> Iterator[dict[str, Any]]:
         """The parts of an answer. Raises ServerError for one that is not 200."""
@@ -385,9 +365,11 @@ class Client:
         is_fatal = status in (401, 403, 404) or 300 <= status < 400
         return ServerError(words, again=again, wait_s=wait_s, fatal=is_fatal, status=status, hint=hint)
 
-    def _explain(self, error: Exception) -> Exception:
+    def _explain(self, error: Exception, *, is_shut: bool) -> Exception:
         """Why a request failed: what was raised on purpose, or trouble with the connection."""
         library = self._library
+        if is_shut:
+            return ServerError(f"no answer within {SILENCE_S:g} s", again=True)
         if isinstance(error, ServerError):
             return error
         if isinstance(error, library.SSEError):
@@ -419,11 +401,6 @@ def _too_large(most: int) -> ServerError:
 
 def _cause(error: BaseException) -> str:
     """The innermost reason: the outer ones only report that all attempts failed."""
-    for _ in range(8):
-        if isinstance(error, ConnectionRefusedError):
-            return "refused"
-        inner = error.__cause__ or error.__context__ or next(iter(getattr(error, "exceptions", ())), None)
-        if inner is None:
-            break
+    while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
-    return one_line(str(error)) or "unknown host"
+    return "refused" if isinstance(error, ConnectionRefusedError) else one_line(str(error)) or "unknown host"
