@@ -7,13 +7,11 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, NamedTuple, TypedDict
-
-from annotated_types import Ge, Le
+from types import NoneType
+from typing import Any, NamedTuple
 
 from genctl.config import reader
 from genctl.config.reader import BadJson
-from genctl.config.shapes import BadShape, value_of
 from genctl.errors import BackendError, GenctlError, printable, without_secrets
 from genctl.events import UNKNOWN_ID, Alternative, Token
 
@@ -21,6 +19,8 @@ LONGEST = 200  # characters of a server's own words in a message
 LEAST = -3.5e38  # below the smallest 32-bit float, which servers write for the logarithm of 0
 MOST_TOKENS = 2**53  # that every JSON reader keeps
 MOST_ID = 2**31
+MOST_CHOICES = 2**16
+BAD_SHAPE = (AttributeError, LookupError, TypeError, ValueError)  # of reading an answer that has another shape
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # the names that servers have for it
 _LONE = re.compile("[\ud800-\udfff]")
 _ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")
@@ -53,7 +53,7 @@ class Disconnected(Exception):
     """Nobody waits for the answer any more."""
 
 
-def row_error(server: str, error: Exception) -> GenctlError:
+def row_error(server: str, error: BaseException) -> GenctlError:
     """The error of a row: one that is expected, else one that says what was raised."""
     if isinstance(error, GenctlError):
         return error
@@ -120,38 +120,7 @@ def part_of(data: str) -> dict[str, Any]:
     return part
 
 
-# -- shapes: what cannot be read otherwise. Numbers beside a text cost no row: they are checked one by one -------------
-
-
-class _Message(TypedDict, total=False):
-    content: str | None
-
-
-class _Listed(TypedDict):
-    token: str
-
-
-class _ListedToken(_Listed, total=False):
-    top_logprobs: list[_Listed] | None
-
-
-class _Logprobs(TypedDict, total=False):
-    content: list[_ListedToken] | None  # of a chat, and of llama-server
-    tokens: list[str] | None
-    token_logprobs: list[Any] | None
-    top_logprobs: list[dict[str, Any] | None] | None
-
-
-class _Choice(TypedDict, total=False):
-    index: Annotated[int, Ge(0), Le(1 << 16)]
-    text: str | None
-    message: _Message | None
-    delta: _Message | None
-    finish_reason: str | None
-
-
-class _WholeAnswer(TypedDict, total=False):
-    choices: list[_Choice] | None
+# -- sequences ---------------------------------------------------------------------------------------------------------
 
 
 class Ending(NamedTuple):
@@ -170,7 +139,6 @@ class AnswerPiece:
     tokens: tuple[Token, ...]
     thought: str = ""  # that the server keeps apart from the answer
     end: Ending | None = None  # None while it continues
-    counted: bool = False  # `tokens` are the tokens of the server, not pieces of text
 
 
 @dataclass(frozen=True)
@@ -188,10 +156,9 @@ def pieces_of(part: Mapping[str, Any], top: int, *, could_stop: bool = False) ->
     `could_stop`: stop strings or tokens were set. Raises ServerError for another shape than that of OpenAI's answers.
     """
     try:
-        value_of(_WholeAnswer, part)
         return [_piece(choice, top, could_stop) for choice in part.get("choices") or ()]
-    except BadShape as error:
-        raise ServerError(f"the answer has another shape than OpenAI's: {one_line(str(error))}", again=True) from None
+    except BAD_SHAPE:
+        raise ServerError("the answer has another shape than OpenAI's", again=True) from None
 
 
 def usage_of(part: Mapping[str, Any]) -> Usage | None:
@@ -203,6 +170,13 @@ def usage_of(part: Mapping[str, Any]) -> Usage | None:
     thought = details.get("reasoning_tokens") if isinstance(details, Mapping) else None
     counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"), thought)
     return Usage(*(_number(count, MOST_TOKENS) for count in counts))
+
+
+def _text(value: Any) -> str:
+    """A text; null is none. Raises TypeError for anything else."""
+    if not isinstance(value, (str, NoneType)):
+        raise TypeError
+    return value or ""
 
 
 def _number(value: Any, most: int) -> int | None:
@@ -217,7 +191,7 @@ def _logprob(value: Any) -> float:
 
 
 def _ending(choice: Mapping[str, Any], could_stop: bool) -> Ending | None:
-    if not (finish := choice.get("finish_reason")):
+    if not (finish := _text(choice.get("finish_reason"))):
         return None
     if finish == "length":
         return Ending("length")
@@ -232,9 +206,11 @@ def _ending(choice: Mapping[str, Any], could_stop: bool) -> Ending | None:
 
 
 def _piece(choice: Mapping[str, Any], top: int, could_stop: bool) -> AnswerPiece:
-    """The piece of one choice. Raises BadShape."""
+    """The piece of one choice. Raises BAD_SHAPE."""
+    if (index := _number(choice.get("index", 0), MOST_CHOICES)) is None:
+        raise ValueError
     message = choice if "text" in choice else choice.get("delta") or choice.get("message") or {}
-    text = message.get("text" if message is choice else "content") or ""
+    text = _text(message.get("text" if message is choice else "content"))
     thought = next((one for name in THOUGHTS if (one := message.get(name)) and isinstance(one, str)), "")
     tokens = tokens_of(choice.get("logprobs"), top)
     ids = choice.get("token_ids") if isinstance(choice.get("token_ids"), list) else []
@@ -244,7 +220,7 @@ def _piece(choice: Mapping[str, Any], top: int, could_stop: bool) -> AnswerPiece
             best = tuple((id if other == UNKNOWN_ID else other, name, value) for other, name, value in token.top)
             tokens[place] = replace(token, id=id, top=best)
     ending = _ending(choice, could_stop)
-    return AnswerPiece(choice.get("index", 0), _fitted(tokens, text), thought, ending, counted=bool(tokens))
+    return AnswerPiece(index, _fitted(tokens, text), thought, ending)
 
 
 def _fitted(tokens: Sequence[Token], text: str) -> tuple[Token, ...]:
@@ -266,21 +242,18 @@ def _fitted(tokens: Sequence[Token], text: str) -> tuple[Token, ...]:
 def tokens_of(logprobs: Any, top: int) -> list[Token]:
     """The tokens of either form of log-probabilities; an empty list if there are none.
 
-    Ids are unknown unless they are listed. Numbers that cannot be true are NaN. Raises BadShape.
+    Ids are unknown unless they are listed. Numbers that cannot be true are NaN. Raises BAD_SHAPE.
     """
     if not isinstance(logprobs, Mapping):
         return []
-    value_of(_Logprobs, logprobs)
-    if logprobs.get("content") is not None:
+    if (content := logprobs.get("content")) is not None:  # of a chat, and of llama-server
         found = []
-        for entry in logprobs["content"]:
-            best = [(one.get("id"), one["token"], one.get("logprob")) for one in entry.get("top_logprobs") or ()]
-            found.append(_token(entry.get("id"), entry["token"], entry.get("logprob"), best, top))
+        for entry in content:
+            best = [(one.get("id"), _text(one["token"]), one.get("logprob")) for one in entry.get("top_logprobs") or ()]
+            found.append(_token(entry.get("id"), _text(entry["token"]), entry.get("logprob"), best, top))
         return found
-    texts, numbers = logprobs.get("tokens") or [], logprobs.get("token_logprobs") or []
-    tops = logprobs.get("top_logprobs") or [None] * len(texts)
-    if not len(texts) == len(numbers) == len(tops):
-        raise BadShape(f"{len(texts)} tokens with {len(numbers)} log-probabilities and {len(tops)} lists")
+    texts, numbers = map(_text, logprobs.get("tokens") or ()), logprobs.get("token_logprobs") or ()
+    tops = logprobs.get("top_logprobs") or [None] * len(numbers)
     lists = ([(None, other, value) for other, value in (one or {}).items()] for one in tops)
     return [_token(None, text, number, best, top) for text, number, best in zip(texts, numbers, lists, strict=True)]
 
