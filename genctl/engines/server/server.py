@@ -231,16 +231,11 @@ def _score_row(item: TextToScore, options: ScoringOptions, server: Server) -> li
         raise InputError("a target is for encoder-decoders, and a server continues texts")
     if item.candidates and not item.context:
         raise InputError("candidates need a context: the server has no score for the first token of a text")
-    context, top, scored = item.context or "", options.detail.top, list[Scored]()
+    context, top = item.context or "", options.detail.top
     try:
-        for text in item.candidates or (item.text,):
-            scored.append(_score_text(context, text, top, server, deadline))
+        scored = [_score_text(context, text, top, server, deadline) for text in item.candidates or (item.text,)]
     except TimedOut:
         raise ServerError(f"{server.name}: no score within row_timeout = {seconds:g} s") from None
-    except InputError as error:
-        if not item.candidates:
-            raise
-        raise InputError(f"candidate {len(scored) + 1}: {error.message}") from error
     return ranked(scored, options.by) if item.candidates else scored
 
 
