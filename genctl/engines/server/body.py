@@ -18,7 +18,7 @@ from genctl.config.conflicts import variables_of
 from genctl.config.layers import Resolved
 from genctl.config.reader import BadJson, Unreadable
 from genctl.errors import UsageError, cannot_read
-from genctl.params import DEFAULT_NEW_TOKENS, GRAMMARS, Generation, Runtime
+from genctl.params import DEFAULT_NEW_TOKENS, GRAMMARS, Runtime
 
 MOST_BYTES = 1 << 20  # of a file
 SEEDS = 2**31 - 1  # of the servers, llama.cpp takes the fewest
@@ -214,13 +214,3 @@ def messages_of(
             message["tool_calls"] = calls
     sent = sent or [{"role": "user", "content": prompt or ""}]
     return [{"role": "system", "content": system}, *sent] if system is not None else sent
-
-
-def incomplete(generation: Generation, text: str) -> str:
-    """The knob whose structure a text that was cut off does not have; "" where that is not known."""
-    if generation.json_schema is not None:
-        try:
-            json.loads(text)
-        except (ValueError, RecursionError):
-            return "json_schema"
-    return ""

@@ -285,7 +285,7 @@ class RemoteRow:
             stop,
             text,
             kind,
-            incomplete=bodies.incomplete(self.generation, text) if reason in events.CUT else "",
+            incomplete="json_schema" if self.generation.json_schema is not None and reason in events.CUT else "",
             thought=(bare or None if usage.thought is None else usage.thought) if thought else None,
             thought_cut=bool(thought) and not text and reason in events.CUT,
             thought_text=thought,
