@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -112,14 +112,6 @@ def object_of(text: str, what: str = "the answer", instead: str = "") -> dict[st
     return whole
 
 
-def part_of(data: str) -> dict[str, Any]:
-    """The object of one event of a stream. Raises ServerError."""
-    part = object_of(data, "a part of the stream")
-    if part.get("error"):
-        raise ServerError(error_in(part) or "the stream holds an error", again=True)
-    return part
-
-
 # -- sequences ---------------------------------------------------------------------------------------------------------
 
 
@@ -131,8 +123,7 @@ class Ending(NamedTuple):
     kind: str = ""  # and what that is
 
 
-@dataclass(frozen=True)
-class AnswerPiece:
+class AnswerPiece(NamedTuple):
     """The next part of one sequence."""
 
     choice: int
@@ -141,8 +132,7 @@ class AnswerPiece:
     end: Ending | None = None  # None while it continues
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(NamedTuple):
     """Tokens of a whole request, all its sequences together. None: the server does not report it."""
 
     prompt: int | None = None
@@ -212,15 +202,8 @@ def _piece(choice: Mapping[str, Any], top: int, could_stop: bool) -> AnswerPiece
     message = choice if "text" in choice else choice.get("delta") or choice.get("message") or {}
     text = _text(message.get("text" if message is choice else "content"))
     thought = next((one for name in THOUGHTS if (one := message.get(name)) and isinstance(one, str)), "")
-    tokens = tokens_of(choice.get("logprobs"), top)
-    ids = choice.get("token_ids") if isinstance(choice.get("token_ids"), list) else []
-    known = [number for id in ids if (number := _number(id, MOST_ID)) is not None]
-    if len(known) == len(ids) == len(tokens):
-        for place, (token, id) in enumerate(zip(tokens, known, strict=True)):
-            best = tuple((id if other == UNKNOWN_ID else other, name, value) for other, name, value in token.top)
-            tokens[place] = replace(token, id=id, top=best)
-    ending = _ending(choice, could_stop)
-    return AnswerPiece(index, _fitted(tokens, text), thought, ending)
+    tokens = tokens_of(choice.get("logprobs"), top, choice.get("token_ids"))
+    return AnswerPiece(index, _fitted(tokens, text), thought, _ending(choice, could_stop))
 
 
 def _fitted(tokens: Sequence[Token], text: str) -> tuple[Token, ...]:
@@ -239,36 +222,36 @@ def _fitted(tokens: Sequence[Token], text: str) -> tuple[Token, ...]:
     return (*(replace(token, text="") for token in tokens[:first]), *tokens[first:])
 
 
-def tokens_of(logprobs: Any, top: int) -> list[Token]:
+def tokens_of(logprobs: Any, top: int, ids: Any = None) -> list[Token]:
     """The tokens of either form of log-probabilities; an empty list if there are none.
 
-    Ids are unknown unless they are listed. Numbers that cannot be true are NaN. Raises BAD_SHAPE.
+    Ids are unknown unless `ids` has them, or the tokens themselves. Numbers that cannot be true are NaN. Raises
+    BAD_SHAPE.
     """
     if not isinstance(logprobs, Mapping):
         return []
-    if (content := logprobs.get("content")) is not None:  # of a chat, and of llama-server
-        found = []
-        for entry in content:
-            best = [(one.get("id"), _text(one["token"]), one.get("logprob")) for one in entry.get("top_logprobs") or ()]
-            found.append(_token(entry.get("id"), _text(entry["token"]), entry.get("logprob"), best, top))
-        return found
-    texts, numbers = map(_text, logprobs.get("tokens") or ()), logprobs.get("token_logprobs") or ()
-    tops = logprobs.get("top_logprobs") or [None] * len(numbers)
-    lists = ([(None, other, value) for other, value in (one or {}).items()] for one in tops)
-    return [_token(None, text, number, best, top) for text, number, best in zip(texts, numbers, lists, strict=True)]
+    entries = logprobs.get("content")  # of a chat, and of llama-server
+    if entries is None:
+        numbers = logprobs.get("token_logprobs") or ()
+        tops = logprobs.get("top_logprobs") or [None] * len(numbers)
+        lists = ([{"token": text, "logprob": value} for text, value in (one or {}).items()] for one in tops)
+        columns = zip(logprobs.get("tokens") or (), numbers, lists, strict=True)
+        entries = [{"token": text, "logprob": number, "top_logprobs": best} for text, number, best in columns]
+    if not isinstance(ids, list) or len(ids) != len(entries):
+        ids = [entry.get("id") for entry in entries]
+    return [_token(_number(id, MOST_ID), entry, top) for id, entry in zip(ids, entries, strict=True)]
 
 
-def _token(id: Any, text: str, logprob: Any, best: Sequence[tuple[Any, str, Any]], top: int) -> Token:
+def _token(id: int | None, entry: Mapping[str, Any], top: int) -> Token:
     """A token of a server. Its rank is known where it is among the best ones that were requested, at least one."""
-    own = _number(id, MOST_ID)
-    checked = ((_number(other, MOST_ID), name, _logprob(value)) for other, name, value in best)
-    listed = sorted((one for one in checked if not math.isnan(one[2])), key=lambda one: -one[2])
-    entries: list[Alternative] = []
-    rank: int | None = None
-    for place, (other, name, value) in enumerate(listed[: max(top, 1)]):
-        is_own = other == own if None not in (other, own) else name == text
-        if is_own and rank is None:
-            rank = place + 1
-        unknown = UNKNOWN_ID if is_own else UNKNOWN_ID - 1 - place
-        entries.append((unknown if other is None else other, name, value))
-    return Token(UNKNOWN_ID if own is None else own, _logprob(logprob), text, rank, None, tuple(entries[:top]))
+    text, own = _text(entry["token"]), UNKNOWN_ID if id is None else id
+    fields = ((one.get("id"), _text(one["token"]), one.get("logprob")) for one in entry.get("top_logprobs") or ())
+    listed = [(_number(other, MOST_ID), name, _logprob(value)) for other, name, value in fields]
+    listed = sorted((one for one in listed if not math.isnan(one[2])), key=lambda one: -one[2])
+    best, rank = list[Alternative](), None
+    for place, (other, name, value) in enumerate(listed[: max(top, 1)], 1):
+        is_own = other == id if None not in (other, id) else name == text
+        rank = place if is_own and rank is None else rank
+        unknown = own if is_own else UNKNOWN_ID - place
+        best.append((unknown if other is None else other, name, value))
+    return Token(own, _logprob(entry.get("logprob")), text, rank, None, tuple(best[:top]))

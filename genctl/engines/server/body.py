@@ -53,17 +53,13 @@ DIALECTS: dict[str, set[str]] = {
     LLAMA_CPP_PYTHON: {"top_k", "min_p", "repeat_penalty", "mirostat_mode", "mirostat_tau", "mirostat_eta", "grammar"},
 }  # fmt: skip
 OPENAI = ("openai", "openai-internal", "system")
+PATHS = {False: "/completions", True: "/chat/completions"}  # of requests below the server's base, by whether they chat
 
 
 def fields_of(owner: str, *, chat: bool) -> frozenset[str]:
     """The fields of requests to a server whose models have this owner."""
     fields = (CHAT if chat else COMPLETIONS) | DIALECTS.get(owner, set())
     return fields - {"max_tokens"} | {"max_completion_tokens"} if chat and owner in OPENAI else fields
-
-
-def path_of(*, chat: bool) -> str:
-    """The path of requests below the server's base."""
-    return "/chat/completions" if chat else "/completions"
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from genctl.engines.server.answer import Disconnected, ServerError, TimedOut, message_of, object_of, one_line, part_of
+from genctl.engines.server.answer import Disconnected, ServerError, TimedOut, error_in, message_of, object_of, one_line
 from genctl.errors import BackendError, UsageError, extra, hide_secrets, size
 
 T = TypeVar("T")
@@ -347,8 +347,10 @@ class Client:
                 return
             if (length := length + len(event.data)) > most:
                 raise _too_large(most)
-            if event.data:
-                yield part_of(event.data)
+            part = object_of(event.data or "{}", "a part of the stream")
+            if part.get("error"):
+                raise ServerError(error_in(part) or "the stream holds an error", again=True)
+            yield part
 
     def _refusal(self, response: Any, message: str) -> ServerError:
         """The error of an answer that is not 200."""

@@ -155,7 +155,7 @@ class RemoteRow:
         body = {**fixed, **self._prompt()}
         if server.may("logprobs", chat=self.chat):
             body |= bodies.logprob_fields(self.report.top, chat=self.chat)
-        path, most = bodies.path_of(chat=self.chat), max(PARTS * self.most, FEWEST) * len(slots)
+        path, most = bodies.PATHS[self.chat], max(PARTS * self.most, FEWEST) * len(slots)
         try:
             with closing(server.client.stream(path, body, sequences=len(slots), deadline=self.deadline)) as stream:
                 for number, part in enumerate(stream, 1):

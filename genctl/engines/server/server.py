@@ -97,7 +97,7 @@ class Server:
         body |= {"messages": [{"role": "user", "content": PROMPT}]} if chat else {"prompt": PROMPT}
         body |= {"prompt": [1, 2]} if feature == "ids" else bodies.logprob_fields(1, chat=chat)
         try:
-            answer = self.probe(bodies.path_of(chat=chat), body)
+            answer = self.probe(bodies.PATHS[chat], body)
         except ServerError as error:
             if error.fatal or error.status not in REFUSED:
                 raise
@@ -208,7 +208,7 @@ def _check_echo(server: Server) -> None:
     servers shift the numbers by one token where a model has no BOS.
     """
     body: dict[str, Any] = {"model": server.model, "max_tokens": 1, "temperature": 0.0, "logprobs": 1}
-    prompt, why, path = f"{PROMPT}, {PROMPT}", "gives no log-probabilities of a prompt", bodies.path_of(chat=False)
+    prompt, why, path = f"{PROMPT}, {PROMPT}", "gives no log-probabilities of a prompt", bodies.PATHS[False]
     try:
         answer = server.probe(path, {**body, "prompt": prompt})
         generated = tokens_of(answer["choices"][0].get("logprobs"), 0)[0]
@@ -247,7 +247,7 @@ def _score_text(context: str, text: str, top: int, server: Server, deadline: flo
     """
     whole, begin = context + text, len(context)
     body = {"model": server.model, "prompt": whole, "max_tokens": 1, "temperature": 0.0, "echo": True}
-    fetch = partial(server.client.fetch, bodies.path_of(chat=False), {**body, "logprobs": max(top, 1)}, deadline)
+    fetch = partial(server.client.fetch, bodies.PATHS[False], {**body, "logprobs": max(top, 1)}, deadline)
     prompt = server.client.retry(lambda: _echoed(fetch(), whole, top), deadline=deadline)
     own = [(start, token) for start, token in prompt if start >= begin]
     if begin and (not own or own[0][0] != begin):
