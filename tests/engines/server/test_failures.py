@@ -159,17 +159,13 @@ def test_what_is_no_such_server_is_said_before_anything_is_sent(failure: Failure
 
 def test_one_of_several_models_must_be_named() -> None:
     with running(models=("small", "large")) as server:
-        done = genctl("run", "--backend", server.url, "Hi")
-        assert (done.status, done.err) == (
-            3,
-            f"error: {server.url}: the server has 2 models; name one with --model: small, large\n",
-        )
+        for named, words in (
+            ((), "the server has 2 models; name one with --model: small, large"),
+            (("-m", "huge"), "there is no model huge; there are: small, large"),
+        ):
+            done = genctl("run", "--backend", server.url, *named, "Hi")
+            assert (done.status, done.err) == (3, f"error: {server.url}: {words}\n")
         assert run(server, "-m", "large", "Hi")[1][0]["model"] == "large"
-        wrong = genctl("run", "--backend", server.url, "-m", "huge", "Hi")
-        assert (wrong.status, wrong.err) == (
-            3,
-            f"error: {server.url}: there is no model huge; there are: small, large\n",
-        )
 
 
 def test_a_server_that_is_busy_while_it_is_probed_is_not_misjudged() -> None:
@@ -183,27 +179,6 @@ def test_a_server_that_is_busy_while_it_is_probed_is_not_misjudged() -> None:
 
     with running(fault=fault) as server:
         assert run(server, "--scores", "Hi")[1][0]["logprob"] == -3.0
-
-
-def test_a_run_that_was_killed_goes_on_with_the_rows_that_are_missing(tmp_path: Path) -> None:
-    prompts, output = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
-    prompts.write_text("".join(f"prompt {place}\n" for place in range(30)))
-
-    with running(fault=lambda server, body: Failure(slow_s=0.02)) as server:
-        shared = ["--backend", server.url, "-i", str(prompts), "--seed", "1", "--do-sample", "--batch-size", "2"]
-        words = ["run", *shared, "-o", str(output), "--resume"]
-        process = subprocess.Popen([sys.executable, "-m", "genctl", *words], stderr=subprocess.PIPE)
-        deadline = time.monotonic() + 30
-        while len(server.rows) < 20 and time.monotonic() < deadline:
-            time.sleep(0.02)
-        process.kill()
-        process.communicate(timeout=20)
-        server.fault = lambda server, body: None
-        before = len(server.rows)
-        assert genctl(*words).status == 0
-        assert 30 - 20 <= len(server.rows) - before < 30
-        whole = genctl("run", *shared, "--format", "jsonl")
-        assert output.read_bytes() == whole.raw
 
 
 def test_an_answer_that_is_cut_after_a_part_of_it_was_shown_is_an_error() -> None:
