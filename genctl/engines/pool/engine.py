@@ -94,9 +94,10 @@ class WorkerPool:
         spread = {} if cluster.alone else {"scheduling_strategy": "SPREAD"}
         numbers = range(1, cluster.workers + 1)
         self.workers = [WorkerHandle(number, actor.options(**spread).remote(setup)) for number in numbers]
-        self._calls: dict[Any, tuple[WorkerHandle, WorkGroup | None]] = {}  # by the result's reference; None: `open`
-        for worker in self.workers:
-            self._open(worker)
+        # by the result's reference; None: `open`
+        self._calls: dict[Any, tuple[WorkerHandle, WorkGroup | None]] = {
+            worker.actor.open.remote(): (worker, None) for worker in self.workers
+        }
         self._first: tuple[WorkerHandle, OpenedWorker] | None = None  # the first that had loaded the checkpoint
         self._finished: dict[int, WorkGroup] = {}
         self._returned: list[WorkGroup] = []  # their workers died
@@ -127,9 +128,6 @@ class WorkerPool:
             raise error.cause or error from error
         except self._ray.exceptions.RayError as error:
             raise _Died("a worker died") from error
-
-    def _open(self, worker: WorkerHandle) -> None:
-        self._calls[worker.actor.open.remote()] = worker, None
 
     def _take_opened(self, worker: WorkerHandle, ref: Any) -> None:
         """Record that a worker has loaded the checkpoint. Raises ModelError if it cannot."""
@@ -229,7 +227,7 @@ class WorkerPool:
         except _Died:
             if worker.ready:
                 worker.ready = False
-                self._open(worker)
+                self._calls[worker.actor.open.remote()] = worker, None
             if group.died is None:
                 group.died = worker
                 self._returned.append(group)
@@ -324,7 +322,6 @@ class PoolEngine:
         """Give rows to workers, and take their events (`Engine.stream`). Without a span a group has `width` rows."""
         pool, width = self.pool, flow.width
         pool.on_progress = lambda: flow.on_progress(pool.progress())
-
         span = flow.span or width
         if flow.continuous and width > 1:  # a row is the same in any group: small ones keep all workers busy
             span = 2 * width
@@ -353,22 +350,21 @@ class PoolEngine:
         interrupted: Callable[[], str] = never,
     ) -> Iterator[tuple[Key, Outcome]]:
         """The outcome of each text, in order. Raises UsageError or ModelError at once for what it cannot do."""
-        self.pool.ask("check_scoring", options)
-        return self._scored(texts, options, interrupted)
 
-    def _scored(
-        self, texts: Iterator[tuple[Key, TextToScore]], options: ScoringOptions, interrupted: Callable[[], str]
-    ) -> Iterator[tuple[Key, Outcome]]:
         def groups() -> Iterator[WorkGroup]:
             while chunk := list(islice(texts, options.chunk)):
                 keys, items = zip(*chunk, strict=True)
                 yield WorkGroup("score", (items, options), keys)
 
-        for group in self.pool.results(groups(), interrupted):
-            lost = ModelError(group.lost)
-            lost.code = "worker"
-            outcomes = [lost] * len(group.rows) if group.lost else group.result.results
-            yield from zip(group.rows, outcomes, strict=True)
+        def scored() -> Iterator[tuple[Key, Outcome]]:
+            for group in self.pool.results(groups(), interrupted):
+                lost = ModelError(group.lost)
+                lost.code = "worker"
+                outcomes = [lost] * len(group.rows) if group.lost else group.result.results
+                yield from zip(group.rows, outcomes, strict=True)
+
+        self.pool.ask("check_scoring", options)
+        return scored()
 
     def close(self, *, hurried: bool = False, failed: bool = False) -> None:
         """End the workers, and what Ray has started for them. After a signal nothing may wait."""
