@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from genctl.engines.protocol import Outcome
 
 T = TypeVar("T")
-IN_FLIGHT = 8  # requests of `answers`
+IN_FLIGHT = 8  # requests, where batch_size does not say
 TOLERANCE = 0.1  # nats, between a token that is read and the same one that is written: passes differ a little
 PROMPT = "Hello"
 UNABLE = (500, 501)  # what servers answer, besides 400, to what they cannot do
@@ -170,16 +170,10 @@ def in_order(
 def answers(
     servers: Sequence[Server], requests: Sequence[tuple[str, str, dict[str, Any]]], interrupted: Callable[[], object]
 ) -> Iterator[tuple[str, dict[str, Any] | GenctlError]]:
-    """The answers, with one choice each, to requests with log-probabilities: id, path and fields."""
+    """The answers to requests: id, path and fields."""
 
     def work(path: str, fields: Mapping[str, Any], server: Server) -> dict[str, Any]:
-        def send() -> dict[str, Any]:
-            answer = server.client.fetch(path, {"model": server.model, **fields})
-            if (count := len(pieces_of(answer, 0))) != 1:
-                raise ServerError(f"the answer has {count} sequences, not one")
-            return answer
-
-        return server.client.retry(send)
+        return server.client.retry(partial(server.client.fetch, path, {"model": server.model, **fields}))
 
     rows = ((id, partial(work, path, fields)) for id, path, fields in requests)
     return in_order(servers, rows, IN_FLIGHT, interrupted)
