@@ -49,10 +49,9 @@ class Address(NamedTuple):
     def is_local(self) -> bool:
         """Whether it is on this machine, where no proxy is needed."""
         host = urlsplit(self.base).hostname or ""
-        try:
+        with suppress(ValueError):
             return ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return host == "localhost"
+        return host == "localhost"
 
 
 def read(value: str | Sequence[str]) -> tuple[Address, ...]:
@@ -97,11 +96,10 @@ def key_of(address: Address) -> tuple[str, str]:
 
 
 def _origin(url: str) -> tuple[str, str, int]:
-    try:
+    with suppress(ValueError):
         parts = urlsplit(url)
         return parts.scheme, parts.hostname or "", parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
-    except ValueError:
-        return "", "", 0
+    return "", "", 0
 
 
 # -- pauses between attempts -------------------------------------------------------------------------------------------
@@ -327,15 +325,15 @@ class Client:
 
     def _parts(self, response: Any, most: int, *, streams: bool) -> Iterator[dict[str, Any]]:
         """The parts of an answer. Raises ServerError for one that is not 200."""
-        kind, encoding = (response.headers.get(name, "") for name in ("content-type", "content-encoding"))
+        kind, encoding = (response.headers.get(name, "").lower() for name in ("content-type", "content-encoding"))
+        kind, encoding = kind.partition(";")[0].strip(), encoding.strip()
         if response.status_code != 200:
             content = b""
             with suppress(ServerError, self._library.DecodingError):  # the status says enough
                 content = _content(response, MOST_REFUSAL)
             raise self._refusal(response, message_of(content, kind))
-        if encoding.strip().lower() not in ("", "identity", "gzip", "deflate"):
+        if encoding not in ("", "identity", "gzip", "deflate"):
             raise ServerError(f"the answer is encoded as {one_line(encoding, 40)}, which was not requested", again=True)
-        kind = kind.partition(";")[0].strip().lower()
         if not (streams and kind == "text/event-stream"):
             instead = f" but {one_line(kind) or 'something else'}"
             yield object_of(_content(response, most).decode("utf-8", "replace"), instead=instead)
