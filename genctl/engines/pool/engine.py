@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import platform
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -20,15 +20,7 @@ from typing import Any
 from genctl import events, process
 from genctl.decode.step_costs import from_environment
 from genctl.engines.pool.cluster import RayCluster, start_cluster
-from genctl.engines.pool.worker import (
-    DecodeWork,
-    GroupResult,
-    OpenedWorker,
-    ScoreWork,
-    Worker,
-    WorkerSetup,
-    own_genctl,
-)
+from genctl.engines.pool.worker import GroupResult, OpenedWorker, Worker, WorkerSetup, own_genctl
 from genctl.engines.protocol import (
     ALONE,
     About,
@@ -62,10 +54,10 @@ class _Died(ModelError):
 class WorkGroup:
     """Rows that are worked on together: what a worker is given, and what became of it."""
 
-    work: Any  # DecodeWork or ScoreWork
-    rows: int
+    method: str  # of `Worker`
+    arguments: tuple[Any, ...]
+    rows: Sequence[Any]  # the requests, or the keys of texts that are scored
     last: int = -1  # the index of its last row in the input
-    keys: tuple[Any, ...] = ()  # of texts that are scored
     number: int = 0  # in the order of the groups
     died: WorkerHandle | None = None  # the worker that died with it: it is tried alone, by another if there is one
     result: GroupResult = field(default_factory=GroupResult)
@@ -102,9 +94,10 @@ class WorkerPool:
         spread = {} if cluster.alone else {"scheduling_strategy": "SPREAD"}
         numbers = range(1, cluster.workers + 1)
         self.workers = [WorkerHandle(number, actor.options(**spread).remote(setup)) for number in numbers]
-        self._calls: dict[Any, tuple[WorkerHandle, WorkGroup | None]] = {}  # by the result's reference; None: `open`
-        for worker in self.workers:
-            self._open(worker)
+        # by the result's reference; None: `open`
+        self._calls: dict[Any, tuple[WorkerHandle, WorkGroup | None]] = {
+            worker.actor.open.remote(): (worker, None) for worker in self.workers
+        }
         self._first: tuple[WorkerHandle, OpenedWorker] | None = None  # the first that had loaded the checkpoint
         self._finished: dict[int, WorkGroup] = {}
         self._returned: list[WorkGroup] = []  # their workers died
@@ -136,31 +129,25 @@ class WorkerPool:
         except self._ray.exceptions.RayError as error:
             raise _Died("a worker died") from error
 
-    def _open(self, worker: WorkerHandle) -> None:
-        self._calls[worker.actor.open.remote()] = worker, None
-
     def _take_opened(self, worker: WorkerHandle, ref: Any) -> None:
         """Record that a worker has loaded the checkpoint. Raises ModelError if it cannot."""
         try:
             opened: OpenedWorker = self._get(ref)
         except _Died as death:
-            raise ModelError(
-                f"{worker.name} died {LOADS} times while it loaded the checkpoint",
-                hint="genctl has to be installed on every machine, and fewer --workers need less memory",
-            ) from death
+            hint = "genctl has to be installed on every machine, and fewer --workers need less memory"
+            raise ModelError(f"{worker.name} died {LOADS} times while it loaded the checkpoint", hint=hint) from death
         if self._first is not None:
             node, expected = self._first[1].node, self._first[1].identity
         else:
             computes = "products: " in opened.identity["genctl"]
             node, expected = platform.node(), {**opened.identity, "genctl": own_genctl(computes=computes)}
-        if opened.identity != expected:
-            name = next(name for name in expected if opened.identity[name] != expected[name])
-            ours, theirs = expected[name], opened.identity[name]
+        for name, ours in expected.items():
+            if (theirs := opened.identity[name]) == ours:
+                continue
             values = f": {ours} and {theirs}" if isinstance(ours, str) else ""
-            raise ModelError(
-                f"{name}: not the same on {node} and {opened.node}{values}, so their results would differ",
-                hint="GENCTL_PRODUCTS names products that all machines have" if "products" in values else "",
-            )
+            message = f"{name}: not the same on {node} and {opened.node}{values}, so their results would differ"
+            hint = "GENCTL_PRODUCTS names products that all machines have" if "products" in values else ""
+            raise ModelError(message, hint=hint)
         self._first = self._first or (worker, opened)
         worker.ready, worker.node = True, opened.node
 
@@ -193,31 +180,29 @@ class WorkerPool:
         way. Returns whether there may be more of them.
         """
         while True:
-            free = [one for one in self.workers if one.ready and not any(group.died for group in one.groups)]
-            if self._returned:
-                group = self._returned[0]
-                free = [one for one in free if not one.groups and (one is not group.died or len(self.workers) == 1)]
-                if not free:
-                    return True
-                del self._returned[0]
-            else:
-                free = [one for one in free if len(one.groups) < IN_FLIGHT]
-                if not free or self._taken - self._next >= HELD * len(self.workers):
-                    return True
-                try:
-                    taken = next(groups)
-                except StopIteration:
-                    return False
-                if taken is None:
-                    return True
-                group = taken
+            again = self._returned[0] if self._returned else None
+            most = IN_FLIGHT if again is None else 1
+            free = [one for one in self.workers if one.ready and len(one.groups) < most]
+            free = [one for one in free if not any(group.died for group in one.groups)]
+            if again is not None and len(self.workers) > 1:
+                free = [one for one in free if one is not again.died]
+            if not free or (again is None and self._taken - self._next >= HELD * len(self.workers)):
+                return True
+            try:
+                group = self._returned.pop(0) if again is not None else next(groups)
+            except StopIteration:
+                return False
+            if group is None:
+                return True
+            if again is None:
                 group.number, self._taken = self._taken, self._taken + 1
-                if not group.rows:
-                    self._finished[group.number] = group
-                    continue
+            if not group.rows:
+                self._finished[group.number] = group
+                continue
             worker = min(free, key=lambda worker: len(worker.groups))
             worker.groups.append(group)
-            self._calls[worker.actor.work.options(max_task_retries=0).remote(group.work)] = worker, group
+            method = getattr(worker.actor, group.method).options(max_task_retries=0)
+            self._calls[method.remote(*group.arguments)] = worker, group
 
     def _wait(self) -> None:
         """Take in what has arrived, or wait a moment for something."""
@@ -242,20 +227,21 @@ class WorkerPool:
         except _Died:
             if worker.ready:
                 worker.ready = False
-                self._open(worker)
+                self._calls[worker.actor.open.remote()] = worker, None
             if group.died is None:
                 group.died = worker
                 self._returned.append(group)
                 return
             group.lost = f"workers died 2 times, {worker.name} last, each time with this row or others of its group"
         else:
-            worker.rows += group.rows
+            worker.rows += len(group.rows)
             worker.tokens += group.result.tokens
         self._finished[group.number] = group
 
     def progress(self) -> StreamProgress:
         """The groups that are done so far; of rows, those whose results were not given out."""
-        rows, tokens = sum(group.rows for group in self._finished.values()), [worker.tokens for worker in self.workers]
+        rows = sum(len(group.rows) for group in self._finished.values())
+        tokens = [worker.tokens for worker in self.workers]
         seconds = max(time.monotonic() - self.began, 1e-9)
         return StreamProgress(rows, sum(tokens), tuple(number / seconds for number in tokens))
 
@@ -336,15 +322,12 @@ class PoolEngine:
         """Give rows to workers, and take their events (`Engine.stream`). Without a span a group has `width` rows."""
         pool, width = self.pool, flow.width
         pool.on_progress = lambda: flow.on_progress(pool.progress())
-
-        def work(rows: tuple[Request, ...]) -> DecodeWork:
-            return DecodeWork(rows, report or Report(), width, flow.ahead, flow.threads)
-
         span = flow.span or width
         if flow.continuous and width > 1:  # a row is the same in any group: small ones keep all workers busy
             span = 2 * width
-        works = _groups(requests, span, work, whole=not flow.continuous)
-        for group in pool.results(works, flow.interrupted, ordered=flow.ordered):
+        settings = report or Report(), width, flow.ahead, flow.threads
+        groups = _groups(requests, span, settings, whole=not flow.continuous)
+        for group in pool.results(groups, flow.interrupted, ordered=flow.ordered):
             for event in self._lost_rows(group) if group.lost else group.result.results:
                 if flow.interrupted():
                     return
@@ -354,7 +337,7 @@ class PoolEngine:
 
     def _lost_rows(self, group: WorkGroup) -> Iterator[events.Event]:
         """The events of rows whose workers died."""
-        for request in group.work.requests:
+        for request in group.rows:
             prompt = request.prompt or ""
             yield events.Began(request.id, prompt, "", self.about.name, request.seed, {}, request.place)
             yield events.Failed(request.id, "worker", group.lost)
@@ -367,21 +350,21 @@ class PoolEngine:
         interrupted: Callable[[], str] = never,
     ) -> Iterator[tuple[Key, Outcome]]:
         """The outcome of each text, in order. Raises UsageError or ModelError at once for what it cannot do."""
-        self.pool.ask("check_scoring", options)
-        return self._scored(texts, options, interrupted)
 
-    def _scored(
-        self, texts: Iterator[tuple[Key, TextToScore]], options: ScoringOptions, interrupted: Callable[[], str]
-    ) -> Iterator[tuple[Key, Outcome]]:
         def groups() -> Iterator[WorkGroup]:
             while chunk := list(islice(texts, options.chunk)):
                 keys, items = zip(*chunk, strict=True)
-                yield WorkGroup(ScoreWork(items, options), len(chunk), keys=keys)
+                yield WorkGroup("score", (items, options), keys)
 
-        for group in self.pool.results(groups(), interrupted):
-            lost = ModelError(group.lost)
-            lost.code = "worker"
-            yield from zip(group.keys, [lost] * group.rows if group.lost else group.result.results, strict=True)
+        def scored() -> Iterator[tuple[Key, Outcome]]:
+            for group in self.pool.results(groups(), interrupted):
+                lost = ModelError(group.lost)
+                lost.code = "worker"
+                outcomes = [lost] * len(group.rows) if group.lost else group.result.results
+                yield from zip(group.rows, outcomes, strict=True)
+
+        self.pool.ask("check_scoring", options)
+        return scored()
 
     def close(self, *, hurried: bool = False, failed: bool = False) -> None:
         """End the workers, and what Ray has started for them. After a signal nothing may wait."""
@@ -391,9 +374,7 @@ class PoolEngine:
             self.cluster.end(hurried=hurried)
 
 
-def _groups(
-    requests: Rows, span: int, work: Callable[[tuple[Request, ...]], DecodeWork], *, whole: bool
-) -> Iterator[WorkGroup | None]:
+def _groups(requests: Rows, span: int, settings: tuple[Any, ...], *, whole: bool) -> Iterator[WorkGroup | None]:
     """The groups of `requests.grouped`; None while the next row is not there.
 
     Unless groups have to be `whole`, rows that are there do not wait for the others of theirs.
@@ -402,7 +383,7 @@ def _groups(
 
     def group() -> WorkGroup:
         usable = tuple(row for row in waiting if isinstance(row, Request))
-        return WorkGroup(work(usable), len(usable), waiting[-1].index)
+        return WorkGroup("decode", (usable, *settings), usable, waiting[-1].index)
 
     for row in requests:
         if row is not None:

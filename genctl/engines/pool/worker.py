@@ -46,24 +46,6 @@ class OpenedWorker(NamedTuple):
     about: About
 
 
-@dataclass(frozen=True)
-class DecodeWork:
-    """Requests that are decoded together."""
-
-    requests: tuple[Request, ...]
-    report: Report
-    width: int
-    ahead: int = 0  # requests read ahead, so that the longest begins first
-    threads: int | None = None  # that compute a step; None: as they are
-
-
-class ScoreWork(NamedTuple):
-    """Texts that are scored together."""
-
-    texts: tuple[TextToScore, ...]
-    options: ScoringOptions
-
-
 @dataclass
 class GroupResult:
     """The result of a group: events of its requests, or the outcome of each text."""
@@ -89,23 +71,24 @@ class Worker:
         """What the session's method `name` returns."""
         return getattr(self.session, name)(*arguments)
 
-    def work(self, work: DecodeWork | ScoreWork) -> GroupResult:
-        """Work on a group."""
-        if isinstance(work, DecodeWork):
-            return self._decode(work)
-        options = replace(work.options, chunk=len(work.texts))
-        outcomes = [outcome for _, outcome in self.session.score(enumerate(work.texts), options)]
-        return GroupResult(
-            outcomes, sum(one.count for scored in outcomes if isinstance(scored, list) for one in scored)
-        )
+    def score(self, texts: tuple[TextToScore, ...], options: ScoringOptions) -> GroupResult:
+        """Score a group of texts."""
+        outcomes = [outcome for _, outcome in self.session.score(enumerate(texts), replace(options, chunk=len(texts)))]
+        tokens = sum(one.count for scored in outcomes if isinstance(scored, list) for one in scored)
+        return GroupResult(outcomes, tokens)
 
-    def _decode(self, work: DecodeWork) -> GroupResult:
-        """Decode a group. Of steps that nobody reads only the counts of drafts are sent, which saves most traffic."""
-        if work.threads is not None:
-            set_threads(work.threads)
-        report, result, whole = work.report, GroupResult(), set[str]()  # `whole`: lanes whose steps are read
-        steps = report.steps or any(row.resolved.runtime.processed_logprobs for row in work.requests)
-        for event in self.session.stream(iter(work.requests), report, Flow(work.width, ahead=work.ahead)):
+    def decode(
+        self, requests: tuple[Request, ...], report: Report, width: int, ahead: int, threads: int | None
+    ) -> GroupResult:
+        """Decode a group. Of steps that nobody reads only the counts of drafts are sent, which saves most traffic.
+
+        `ahead`: requests read ahead, so that the longest begins first. `threads` compute a step; None: as they are.
+        """
+        if threads is not None:
+            set_threads(threads)
+        result, whole = GroupResult(), set[str]()  # `whole`: lanes whose steps are read
+        steps = report.steps or any(row.resolved.runtime.processed_logprobs for row in requests)
+        for event in self.session.stream(iter(requests), report, Flow(width, ahead=ahead)):
             if isinstance(event, events.Began) and (steps or (report.parents and "beam" in event.strategy)):
                 whole.add(event.lane)
             elif isinstance(event, events.Stepped):

@@ -6,14 +6,12 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, NamedTuple, TypedDict
-
-from annotated_types import Ge, Le
+from dataclasses import replace
+from types import NoneType
+from typing import Any, NamedTuple
 
 from genctl.config import reader
 from genctl.config.reader import BadJson
-from genctl.config.shapes import BadShape, value_of
 from genctl.errors import BackendError, GenctlError, printable, without_secrets
 from genctl.events import UNKNOWN_ID, Alternative, Token
 
@@ -21,6 +19,8 @@ LONGEST = 200  # characters of a server's own words in a message
 LEAST = -3.5e38  # below the smallest 32-bit float, which servers write for the logarithm of 0
 MOST_TOKENS = 2**53  # that every JSON reader keeps
 MOST_ID = 2**31
+MOST_CHOICES = 2**16
+BAD_SHAPE = (AttributeError, LookupError, TypeError, ValueError)  # of reading an answer that has another shape
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # the names that servers have for it
 _LONE = re.compile("[\ud800-\udfff]")
 _ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")
@@ -53,7 +53,7 @@ class Disconnected(Exception):
     """Nobody waits for the answer any more."""
 
 
-def row_error(server: str, error: Exception) -> GenctlError:
+def row_error(server: str, error: BaseException) -> GenctlError:
     """The error of a row: one that is expected, else one that says what was raised."""
     if isinstance(error, GenctlError):
         return error
@@ -81,17 +81,13 @@ def message_of(content: bytes, kind: str) -> str:
 
 
 def error_in(data: Any) -> str:
-    """The message of a JSON error, in any of the usual forms; "" where there is none."""
+    """The message of a JSON error; "" where there is none."""
     if not isinstance(data, Mapping):
         return ""
-    error = next((data[name] for name in ("error", "detail", "message", "msg") if data.get(name)), None)
-    if isinstance(error, list) and error and isinstance(error[0], Mapping):  # of FastAPI: [{"loc": […], "msg": "…"}]
-        place = error[0].get("loc")
-        path = ".".join(str(part)[:40] for part in place[:8]) + ": " if isinstance(place, list) else ""
-        return one_line(f"{path}{error[0].get('msg', '')}")
+    error = next((data[name] for name in ("error", "detail", "message") if data.get(name)), "")
     if isinstance(error, Mapping):
         error = error.get("message", "")
-    return one_line(error) if isinstance(error, str) else ""
+    return one_line(str(error))
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------------
@@ -116,46 +112,7 @@ def object_of(text: str, what: str = "the answer", instead: str = "") -> dict[st
     return whole
 
 
-def part_of(data: str) -> dict[str, Any]:
-    """The object of one event of a stream. Raises ServerError."""
-    part = object_of(data, "a part of the stream")
-    if part.get("error"):
-        raise ServerError(error_in(part) or "the stream holds an error", again=True)
-    return part
-
-
-# -- shapes: what cannot be read otherwise. Numbers beside a text cost no row: they are checked one by one -------------
-
-
-class _Message(TypedDict, total=False):
-    content: str | None
-
-
-class _Listed(TypedDict):
-    token: str
-
-
-class _ListedToken(_Listed, total=False):
-    top_logprobs: list[_Listed] | None
-
-
-class _Logprobs(TypedDict, total=False):
-    content: list[_ListedToken] | None  # of a chat, and of llama-server
-    tokens: list[str] | None
-    token_logprobs: list[Any] | None
-    top_logprobs: list[dict[str, Any] | None] | None
-
-
-class _Choice(TypedDict, total=False):
-    index: Annotated[int, Ge(0), Le(1 << 16)]
-    text: str | None
-    message: _Message | None
-    delta: _Message | None
-    finish_reason: str | None
-
-
-class _WholeAnswer(TypedDict, total=False):
-    choices: list[_Choice] | None
+# -- sequences ---------------------------------------------------------------------------------------------------------
 
 
 class Ending(NamedTuple):
@@ -166,19 +123,16 @@ class Ending(NamedTuple):
     kind: str = ""  # and what that is
 
 
-@dataclass(frozen=True)
-class AnswerPiece:
+class AnswerPiece(NamedTuple):
     """The next part of one sequence."""
 
     choice: int
     tokens: tuple[Token, ...]
     thought: str = ""  # that the server keeps apart from the answer
     end: Ending | None = None  # None while it continues
-    counted: bool = False  # `tokens` are the tokens of the server, not pieces of text
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(NamedTuple):
     """Tokens of a whole request, all its sequences together. None: the server does not report it."""
 
     prompt: int | None = None
@@ -192,10 +146,9 @@ def pieces_of(part: Mapping[str, Any], top: int, *, could_stop: bool = False) ->
     `could_stop`: stop strings or tokens were set. Raises ServerError for another shape than that of OpenAI's answers.
     """
     try:
-        value_of(_WholeAnswer, part)
         return [_piece(choice, top, could_stop) for choice in part.get("choices") or ()]
-    except BadShape as error:
-        raise ServerError(f"the answer has another shape than OpenAI's: {one_line(str(error))}", again=True) from None
+    except BAD_SHAPE:
+        raise ServerError("the answer has another shape than OpenAI's", again=True) from None
 
 
 def usage_of(part: Mapping[str, Any]) -> Usage | None:
@@ -207,6 +160,13 @@ def usage_of(part: Mapping[str, Any]) -> Usage | None:
     thought = details.get("reasoning_tokens") if isinstance(details, Mapping) else None
     counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"), thought)
     return Usage(*(_number(count, MOST_TOKENS) for count in counts))
+
+
+def _text(value: Any) -> str:
+    """A text; null is none. Raises TypeError for anything else."""
+    if not isinstance(value, (str, NoneType)):
+        raise TypeError
+    return value or ""
 
 
 def _number(value: Any, most: int) -> int | None:
@@ -221,7 +181,7 @@ def _logprob(value: Any) -> float:
 
 
 def _ending(choice: Mapping[str, Any], could_stop: bool) -> Ending | None:
-    if not (finish := choice.get("finish_reason")):
+    if not (finish := _text(choice.get("finish_reason"))):
         return None
     if finish == "length":
         return Ending("length")
@@ -236,21 +196,14 @@ def _ending(choice: Mapping[str, Any], could_stop: bool) -> Ending | None:
 
 
 def _piece(choice: Mapping[str, Any], top: int, could_stop: bool) -> AnswerPiece:
-    """The piece of one choice. Raises BadShape."""
+    """The piece of one choice. Raises BAD_SHAPE."""
+    if (index := _number(choice.get("index", 0), MOST_CHOICES)) is None:
+        raise ValueError
     message = choice if "text" in choice else choice.get("delta") or choice.get("message") or {}
-    text = message.get("text" if message is choice else "content") or ""
+    text = _text(message.get("text" if message is choice else "content"))
     thought = next((one for name in THOUGHTS if (one := message.get(name)) and isinstance(one, str)), "")
-    tokens = tokens_of(choice.get("logprobs"), top)
-    ids = next((ids for name in ("token_ids", "tokens") if isinstance(ids := choice.get(name), list)), [])
-    known = [number for id in ids if (number := _number(id, MOST_ID)) is not None]
-    if len(known) == len(ids) == len(tokens):
-        for place, (token, id) in enumerate(zip(tokens, known, strict=True)):
-            best = tuple((id if other == UNKNOWN_ID else other, name, value) for other, name, value in token.top)
-            tokens[place] = replace(token, id=id, top=best)
-    elif len(known) == len(ids) and not tokens:
-        tokens = [Token(id, math.nan) for id in known]
-    ending = _ending(choice, could_stop)
-    return AnswerPiece(choice.get("index", 0), _fitted(tokens, text), thought, ending, counted=bool(tokens))
+    tokens = tokens_of(choice.get("logprobs"), top, choice.get("token_ids"))
+    return AnswerPiece(index, _fitted(tokens, text), thought, _ending(choice, could_stop))
 
 
 def _fitted(tokens: Sequence[Token], text: str) -> tuple[Token, ...]:
@@ -269,39 +222,36 @@ def _fitted(tokens: Sequence[Token], text: str) -> tuple[Token, ...]:
     return (*(replace(token, text="") for token in tokens[:first]), *tokens[first:])
 
 
-def tokens_of(logprobs: Any, top: int) -> list[Token]:
+def tokens_of(logprobs: Any, top: int, ids: Any = None) -> list[Token]:
     """The tokens of either form of log-probabilities; an empty list if there are none.
 
-    Ids are unknown unless they are listed. Numbers that cannot be true are NaN. Raises BadShape.
+    Ids are unknown unless `ids` has them, or the tokens themselves. Numbers that cannot be true are NaN. Raises
+    BAD_SHAPE.
     """
     if not isinstance(logprobs, Mapping):
         return []
-    value_of(_Logprobs, logprobs)
-    if logprobs.get("content") is not None:
-        found = []
-        for entry in logprobs["content"]:
-            best = [(one.get("id"), one["token"], one.get("logprob")) for one in entry.get("top_logprobs") or ()]
-            found.append(_token(entry.get("id"), entry["token"], entry.get("logprob"), best, top))
-        return found
-    texts, numbers = logprobs.get("tokens") or [], logprobs.get("token_logprobs") or []
-    tops = logprobs.get("top_logprobs") or [None] * len(texts)
-    if not len(texts) == len(numbers) == len(tops):
-        raise BadShape(f"{len(texts)} tokens with {len(numbers)} log-probabilities and {len(tops)} lists")
-    lists = ([(None, other, value) for other, value in (one or {}).items()] for one in tops)
-    return [_token(None, text, number, best, top) for text, number, best in zip(texts, numbers, lists, strict=True)]
+    entries = logprobs.get("content")  # of a chat, and of llama-server
+    if entries is None:
+        numbers = logprobs.get("token_logprobs") or ()
+        tops = logprobs.get("top_logprobs") or [None] * len(numbers)
+        lists = ([{"token": text, "logprob": value} for text, value in (one or {}).items()] for one in tops)
+        columns = zip(logprobs.get("tokens") or (), numbers, lists, strict=True)
+        entries = [{"token": text, "logprob": number, "top_logprobs": best} for text, number, best in columns]
+    if not isinstance(ids, list) or len(ids) != len(entries):
+        ids = [entry.get("id") for entry in entries]
+    return [_token(_number(id, MOST_ID), entry, top) for id, entry in zip(ids, entries, strict=True)]
 
 
-def _token(id: Any, text: str, logprob: Any, best: Sequence[tuple[Any, str, Any]], top: int) -> Token:
+def _token(id: int | None, entry: Mapping[str, Any], top: int) -> Token:
     """A token of a server. Its rank is known where it is among the best ones that were requested, at least one."""
-    own = _number(id, MOST_ID)
-    checked = ((_number(other, MOST_ID), name, _logprob(value)) for other, name, value in best)
-    listed = sorted((one for one in checked if not math.isnan(one[2])), key=lambda one: -one[2])
-    entries: list[Alternative] = []
-    rank: int | None = None
-    for place, (other, name, value) in enumerate(listed[: max(top, 1)]):
-        is_own = other == own if None not in (other, own) else name == text
-        if is_own and rank is None:
-            rank = place + 1
-        unknown = UNKNOWN_ID if is_own else UNKNOWN_ID - 1 - place
-        entries.append((unknown if other is None else other, name, value))
-    return Token(UNKNOWN_ID if own is None else own, _logprob(logprob), text, rank, None, tuple(entries[:top]))
+    text, own = _text(entry["token"]), UNKNOWN_ID if id is None else id
+    fields = ((one.get("id"), _text(one["token"]), one.get("logprob")) for one in entry.get("top_logprobs") or ())
+    listed = [(_number(other, MOST_ID), name, _logprob(value)) for other, name, value in fields]
+    listed = sorted((one for one in listed if not math.isnan(one[2])), key=lambda one: -one[2])
+    best, rank = list[Alternative](), None
+    for place, (other, name, value) in enumerate(listed[: max(top, 1)], 1):
+        is_own = other == id if None not in (other, id) else name == text
+        rank = place if is_own and rank is None else rank
+        unknown = own if is_own else UNKNOWN_ID - place
+        best.append((unknown if other is None else other, name, value))
+    return Token(own, _logprob(entry.get("logprob")), text, rank, None, tuple(best[:top]))

@@ -6,9 +6,7 @@ The fields that a server has are those of OpenAI's reference and those of its di
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from genctl.config.conflicts import variables_of
 from genctl.config.layers import Resolved
 from genctl.config.reader import BadJson, Unreadable
 from genctl.errors import UsageError, cannot_read
-from genctl.params import DEFAULT_NEW_TOKENS, GRAMMARS, Generation, Runtime
+from genctl.params import DEFAULT_NEW_TOKENS, GRAMMARS, Runtime
 
 MOST_BYTES = 1 << 20  # of a file
 SEEDS = 2**31 - 1  # of the servers, llama.cpp takes the fewest
@@ -55,17 +53,13 @@ DIALECTS: dict[str, set[str]] = {
     LLAMA_CPP_PYTHON: {"top_k", "min_p", "repeat_penalty", "mirostat_mode", "mirostat_tau", "mirostat_eta", "grammar"},
 }  # fmt: skip
 OPENAI = ("openai", "openai-internal", "system")
+PATHS = {False: "/completions", True: "/chat/completions"}  # of requests below the server's base, by whether they chat
 
 
 def fields_of(owner: str, *, chat: bool) -> frozenset[str]:
     """The fields of requests to a server whose models have this owner."""
     fields = (CHAT if chat else COMPLETIONS) | DIALECTS.get(owner, set())
     return fields - {"max_tokens"} | {"max_completion_tokens"} if chat and owner in OPENAI else fields
-
-
-def path_of(*, chat: bool) -> str:
-    """The path of requests below the server's base."""
-    return "/chat/completions" if chat else "/completions"
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------
@@ -216,16 +210,3 @@ def messages_of(
             message["tool_calls"] = calls
     sent = sent or [{"role": "user", "content": prompt or ""}]
     return [{"role": "system", "content": system}, *sent] if system is not None else sent
-
-
-def incomplete(generation: Generation, text: str) -> str:
-    """The knob whose structure a text that was cut off does not have; "" where that is not known."""
-    if generation.json_schema is not None:
-        try:
-            json.loads(text)
-        except (ValueError, RecursionError):
-            return "json_schema"
-    if generation.regex is not None:
-        with suppress(re.error):
-            return "" if re.fullmatch(generation.regex, text, re.DOTALL) else "regex"
-    return ""

@@ -18,8 +18,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotYet
+from concurrent.futures import Future, wait
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -27,7 +26,7 @@ from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from genctl.engines.server.answer import Disconnected, ServerError, TimedOut, message_of, object_of, one_line, part_of
+from genctl.engines.server.answer import Disconnected, ServerError, TimedOut, error_in, message_of, object_of, one_line
 from genctl.errors import BackendError, UsageError, extra, hide_secrets, size
 
 T = TypeVar("T")
@@ -50,41 +49,32 @@ class Address(NamedTuple):
     def is_local(self) -> bool:
         """Whether it is on this machine, where no proxy is needed."""
         host = urlsplit(self.base).hostname or ""
-        try:
+        with suppress(ValueError):
             return ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return host == "localhost"
+        return host == "localhost"
 
 
 def read(value: str | Sequence[str]) -> tuple[Address, ...]:
-    """The addresses of the knob `backend`. Raises UsageError with a line for each mistake."""
-    parsed = [_parse(text) for text in ([value] if isinstance(value, str) else value)]
-    mistakes = [one for one in parsed if isinstance(one, str)]
-    addresses = tuple(one for one in parsed if isinstance(one, Address))
-    mistakes += [f"{one.name} is named twice" for place, one in enumerate(addresses) if one in addresses[:place]]
-    if mistakes:
-        lines = "\n".join(f"backend {mistake}" for mistake in mistakes)
-        raise UsageError(lines, hint="write a backend as openai:http://localhost:8080/v1")
-    return addresses
+    """The addresses of the knob `backend`. Raises UsageError."""
+    return tuple(_parse(text) for text in ([value] if isinstance(value, str) else value))
 
 
-def _parse(text: str) -> Address | str:
-    """An address, or what is wrong with it."""
-    url, shown = text.removeprefix(SCHEME), hide_secrets(text)
-    if url == text:
-        return f"{shown}: expected openai:URL"
+def _parse(text: str) -> Address:
+    url = text.removeprefix(SCHEME).rstrip("/")
     try:
         parts = urlsplit(url)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        is_url = False
-    if not is_url or not url.isprintable() or " " in url:
-        return f"{shown}: not a URL of http or https"
-    if "@" in parts.netloc:
-        return f"{shown}: a URL may not hold a password; the key is read from {KEYS[0]} or {KEYS[1]}"
-    if parts.query or parts.fragment:
-        return f"{shown}: a URL ends with its path, such as /v1"
-    url = url.rstrip("/")
+        parts, is_url = urlsplit(""), False
+    rules = (
+        (text.startswith(SCHEME), "expected openai:URL"),
+        (is_url and url.isprintable() and " " not in url, "not a URL of http or https"),
+        ("@" not in parts.netloc, f"a URL may not hold a password; the key is read from {KEYS[0]} or {KEYS[1]}"),
+        (not (parts.query or parts.fragment), "a URL ends with its path, such as /v1"),
+    )
+    if mistake := next((words for is_kept, words in rules if not is_kept), ""):
+        hint = "write a backend as openai:http://localhost:8080/v1"
+        raise UsageError(f"backend {hide_secrets(text)}: {mistake}", hint=hint)
     return Address(f"{SCHEME}{url}", url if re.search(r"/v\d+$", url) else f"{url}/v1")
 
 
@@ -106,11 +96,10 @@ def key_of(address: Address) -> tuple[str, str]:
 
 
 def _origin(url: str) -> tuple[str, str, int]:
-    try:
+    with suppress(ValueError):
         parts = urlsplit(url)
         return parts.scheme, parts.hostname or "", parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
-    except ValueError:
-        return "", "", 0
+    return "", "", 0
 
 
 # -- pauses between attempts -------------------------------------------------------------------------------------------
@@ -118,7 +107,7 @@ def _origin(url: str) -> tuple[str, str, int]:
 ATTEMPTS = 6
 FIRST_S = 0.5  # before the second attempt
 LONGEST_S = 30.0
-WAITS_S = 300.0  # the most that a request waits between its attempts, all pauses together
+WAITS_S = 300.0  # the longest wait that a server may request
 NOTED_S = 1.0  # longer pauses are reported
 
 
@@ -141,7 +130,6 @@ def retry_after(header: str | None) -> float | None:
 
 CONNECT_S = 10.0
 SILENCE_S = 600.0  # until an answer or the next part of it is there: a long prompt may take minutes to read
-AFTER_S = 10.0  # for what follows the end of the last text, such as the number of its tokens
 TICK_S = 0.1  # between two calls of `tick`
 MOST_BYTES = 64 << 20  # of a body, decoded; of a stream for each of its sequences
 MOST_REFUSAL = 1 << 20  # bytes that are read of the body of a failure
@@ -228,20 +216,15 @@ class Client:
     def wait(self, work: Callable[[], T]) -> T:
         """The result of `work`, which a thread does; meanwhile notes are reported."""
         future = self.start(work)
-        while True:
-            try:
-                return future.result(TICK_S)
-            except NotYet:
-                if future.done():
-                    raise
-            finally:
-                self.tick()
+        while not future.done():
+            wait([future], TICK_S)
+            self.tick()
+        return future.result()
 
     def tick(self) -> None:
         """Report the notes that have come, and end requests whose time is over."""
-        with suppress(queue.Empty):
-            while True:
-                self._note(self._lines.get_nowait())
+        while not self._lines.empty():
+            self._note(self._lines.get())
         for connection in list(self._busy):
             if time.monotonic() >= connection.until:
                 connection.shut()
@@ -270,37 +253,33 @@ class Client:
     ) -> T:
         """The result of `send`, called again while it raises a ServerError that may pass.
 
-        No pause goes beyond `deadline`, on the monotonic clock, and `stop` ends it. An error with a status in `final`
-        is final. Raises the last error, with the server's name and the number of attempts, and what else `send` raises.
+        No pause goes beyond `deadline`, on the monotonic clock. An error with a status in `final` is final. Raises the
+        last error, with the server's name and the number of attempts; Disconnected after `stop`; what else `send`
+        raises.
         """
-        waited = 0.0
         for attempt in itertools.count(1):
             try:
                 return send()
             except ServerError as error:
-                seconds, words = pause_s(attempt, error.wait_s), ""
-                waited += max(seconds, error.wait_s or 0.0)
-                if error.again and error.status not in final:
-                    is_late = time.monotonic() + seconds >= deadline or waited > WAITS_S
-                    if attempt < ATTEMPTS and not is_late:
-                        self._pause(error.message, seconds, stop or self._closed)
-                        continue
-                    words = f" ({attempt} attempts)" if attempt > 1 else ""
-                    if attempt < ATTEMPTS and error.wait_s is not None:
-                        words = f" (it asks to wait {error.wait_s:,.0f} s)"
+                failure = error
+            if (stop or self._closed).is_set():
+                break
+            may_pass = failure.again and failure.status not in final
+            seconds, wait_s = pause_s(attempt, failure.wait_s), failure.wait_s or 0.0
+            is_late = wait_s > WAITS_S or time.monotonic() + seconds >= deadline
+            if not may_pass or is_late or attempt == ATTEMPTS:
+                words = f" ({attempt} attempts)" if may_pass and attempt > 1 else ""
+                if may_pass and attempt < ATTEMPTS and failure.wait_s is not None:
+                    words = f" (it asks to wait {wait_s:,.0f} s)"
                 name = f"{self.address.name}: "  # which the error of a probe has already
-                message = f"{name}{error.message.removeprefix(name)}{words}"
-                raise ServerError(message, fatal=error.fatal, status=error.status, hint=error.hint) from None
-        raise AssertionError  # never reached: the loop has no end
-
-    def _pause(self, reason: str, seconds: float, stop: threading.Event) -> None:
-        """Wait; a long pause is noted, once for all that wait at the same time. Raises Disconnected."""
-        now = time.monotonic()
-        if seconds > NOTED_S and now >= self._quiet_until:
-            self._quiet_until = now + seconds
-            self._lines.put(f"{self.address.name}: {reason}: trying again in {seconds:.0f} s")
-        if stop.wait(seconds):
-            raise Disconnected
+                message = f"{name}{failure.message.removeprefix(name)}{words}"
+                raise ServerError(message, fatal=failure.fatal, status=failure.status, hint=failure.hint)
+            if seconds > NOTED_S and time.monotonic() >= self._quiet_until:  # once for all that wait at the same time
+                self._quiet_until = time.monotonic() + seconds
+                self._lines.put(f"{self.address.name}: {failure.message}: trying again in {seconds:.0f} s")
+            if (stop or self._closed).wait(seconds):
+                break
+        raise Disconnected
 
     def fetch(self, path: str, body: Mapping[str, Any] | None = None, deadline: float = math.inf) -> dict[str, Any]:
         """The JSON at a path of the interface; it answers `body`, if there is one. Raises ServerError or TimedOut."""
@@ -308,71 +287,53 @@ class Client:
             return next(parts)
 
     def stream(
-        self,
-        path: str,
-        body: Mapping[str, Any] | None,
-        ended: Callable[[], bool] | None = None,
-        *,
-        sequences: int = 1,
-        deadline: float = math.inf,
+        self, path: str, body: Mapping[str, Any] | None, *, sequences: int = 1, deadline: float = math.inf
     ) -> Generator[dict[str, Any], None, None]:
-        """The parts of an answer as they come; one part where the server does not stream, or there is no `ended`.
+        """The parts of an answer as they come; one part unless the server streams and `body` has `stream`.
 
         `deadline` is on the monotonic clock. A byte is no answer: only a whole part restarts the time limit. A stream
-        that ends without `[DONE]` ends quietly: whether all is there is for the caller to see. Once all texts have
-        `ended`, the rest has `AFTER_S` and may fail. Raises ServerError and TimedOut.
+        that ends without `[DONE]` ends quietly: whether all is there is for the caller to see. Raises ServerError and
+        TimedOut.
         """
         try:
             connection = self._idle.pop()
         except IndexError:
             connection = self._open()
-        connection.is_shut, connection.until = False, min(time.monotonic() + SILENCE_S, deadline)
+        connection.until = min(time.monotonic() + SILENCE_S, deadline)
         self._busy.add(connection)
-        failed: Exception | None = None
-        has_ended = False
+        url, method = self.address.base + path, "GET" if body is None else "POST"
+        streams = body is not None and "stream" in body
         try:
-            if time.monotonic() < deadline:
-                url, method = self.address.base + path, "GET" if body is None else "POST"
-                extensions = {"trace": connection.trace}
-                with connection.http.stream(method, url, json=body, extensions=extensions) as response:
-                    for part in self._parts(response, MOST_BYTES * sequences, streams=ended is not None):
-                        yield part
-                        if not has_ended:
-                            has_ended = ended is not None and ended()
-                            seconds = AFTER_S if has_ended else SILENCE_S
-                            connection.until = min(time.monotonic() + seconds, deadline)
-                        if time.monotonic() >= connection.until:  # parts come faster than `tick`
-                            connection.shut()
+            if time.monotonic() >= deadline:
+                raise TimedOut
+            with connection.http.stream(method, url, json=body, extensions={"trace": connection.trace}) as response:
+                for part in self._parts(response, MOST_BYTES * sequences, streams=streams):
+                    yield part
+                    connection.until = min(time.monotonic() + SILENCE_S, deadline)
+            if connection.is_shut:
+                raise EOFError
         except Exception as error:  # of any kind: an address or a proxy that cannot be
-            failed = error
+            if time.monotonic() >= deadline:
+                raise TimedOut from None
+            raise self._explain(error, is_shut=connection.is_shut) from None
         finally:
             self._busy.discard(connection)
             if connection.is_shut:
                 connection.http.close()
             else:
                 self._idle.append(connection)
-        if has_ended:
-            return  # whatever went wrong behind the last text
-        if self._closed.is_set():
-            raise Disconnected
-        if time.monotonic() >= deadline:
-            raise TimedOut
-        if connection.is_shut:
-            raise ServerError(f"no answer within {SILENCE_S:g} s", again=True)
-        if failed is not None:
-            raise self._explain(failed) from None
 
     def _parts(self, response: Any, most: int, *, streams: bool) -> Iterator[dict[str, Any]]:
         """The parts of an answer. Raises ServerError for one that is not 200."""
-        kind, encoding = (response.headers.get(name, "") for name in ("content-type", "content-encoding"))
+        kind, encoding = (response.headers.get(name, "").lower() for name in ("content-type", "content-encoding"))
+        kind, encoding = kind.partition(";")[0].strip(), encoding.strip()
         if response.status_code != 200:
             content = b""
             with suppress(ServerError, self._library.DecodingError):  # the status says enough
                 content = _content(response, MOST_REFUSAL)
             raise self._refusal(response, message_of(content, kind))
-        if encoding.strip().lower() not in ("", "identity", "gzip", "deflate"):
+        if encoding not in ("", "identity", "gzip", "deflate"):
             raise ServerError(f"the answer is encoded as {one_line(encoding, 40)}, which was not requested", again=True)
-        kind = kind.partition(";")[0].strip().lower()
         if not (streams and kind == "text/event-stream"):
             instead = f" but {one_line(kind) or 'something else'}"
             yield object_of(_content(response, most).decode("utf-8", "replace"), instead=instead)
@@ -384,8 +345,10 @@ class Client:
                 return
             if (length := length + len(event.data)) > most:
                 raise _too_large(most)
-            if event.data:
-                yield part_of(event.data)
+            part = object_of(event.data or "{}", "a part of the stream")
+            if part.get("error"):
+                raise ServerError(error_in(part) or "the stream holds an error", again=True)
+            yield part
 
     def _refusal(self, response: Any, message: str) -> ServerError:
         """The error of an answer that is not 200."""
@@ -402,9 +365,11 @@ class Client:
         is_fatal = status in (401, 403, 404) or 300 <= status < 400
         return ServerError(words, again=again, wait_s=wait_s, fatal=is_fatal, status=status, hint=hint)
 
-    def _explain(self, error: Exception) -> Exception:
+    def _explain(self, error: Exception, *, is_shut: bool) -> Exception:
         """Why a request failed: what was raised on purpose, or trouble with the connection."""
         library = self._library
+        if is_shut:
+            return ServerError(f"no answer within {SILENCE_S:g} s", again=True)
         if isinstance(error, ServerError):
             return error
         if isinstance(error, library.SSEError):
@@ -436,11 +401,6 @@ def _too_large(most: int) -> ServerError:
 
 def _cause(error: BaseException) -> str:
     """The innermost reason: the outer ones only report that all attempts failed."""
-    for _ in range(8):
-        if isinstance(error, ConnectionRefusedError):
-            return "refused"
-        inner = error.__cause__ or error.__context__ or next(iter(getattr(error, "exceptions", ())), None)
-        if inner is None:
-            break
+    while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
-    return one_line(str(error)) or "unknown host"
+    return "refused" if isinstance(error, ConnectionRefusedError) else one_line(str(error)) or "unknown host"

@@ -1,4 +1,4 @@
-"""One server: its model, what it can do, and requests whose answers are read whole, as those of `genctl score`."""
+"""One server: its model, what it can do; and requests whose answers are read whole, as those of `genctl score`."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotYet
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from genctl.config.shapes import BadShape
 from genctl.engines.protocol import Key, Scored, ScoringOptions, TextToScore, ranked
 from genctl.engines.server import body as bodies
 from genctl.engines.server.answer import (
+    BAD_SHAPE,
     ServerError,
     TimedOut,
     ends_run,
@@ -34,10 +33,8 @@ if TYPE_CHECKING:
     from genctl.engines.protocol import Outcome
 
 T = TypeVar("T")
-IN_FLIGHT = 8  # requests of `answers`
+IN_FLIGHT = 8  # requests, where batch_size does not say
 TOLERANCE = 0.1  # nats, between a token that is read and the same one that is written: passes differ a little
-Offsets: TypeAlias = list[tuple[int, Token]]  # tokens of a text, each with the character at which it begins
-NOT_THE_TEXT = "the tokens that the server reports do not add up to the text"
 PROMPT = "Hello"
 UNABLE = (500, 501)  # what servers answer, besides 400, to what they cannot do
 REFUSED = (400, 422, *UNABLE)
@@ -100,32 +97,33 @@ class Server:
         body |= {"messages": [{"role": "user", "content": PROMPT}]} if chat else {"prompt": PROMPT}
         body |= {"prompt": [1, 2]} if feature == "ids" else bodies.logprob_fields(1, chat=chat)
         try:
-            answer = self.probe(bodies.path_of(chat=chat), body)
+            answer = self.probe(bodies.PATHS[chat], body)
         except ServerError as error:
             if error.fatal or error.status not in REFUSED:
                 raise
             return False
+        if feature == "ids":
+            return True
         with suppress(ServerError):  # of a thought, some servers list no token
-            return feature == "ids" or any(piece.counted or piece.thought for piece in pieces_of(answer, 0))
+            (piece,) = pieces_of(answer, 0)[:1]
+            return bool(piece.thought) or not all(math.isnan(token.logprob) for token in piece.tokens)
         return False
 
     def _find_model(self, wanted: str | None) -> tuple[str, str]:
         """The model's name and its owner, by whom the server's dialect is known."""
+        models: dict[str, str] = {}
         try:
             listed = self.client.wait(partial(self.probe, "/models", final=(None,))).get("data")
+            models = {str(entry["id"]): str(entry.get("owned_by", "")) for entry in listed or ()}
         except ServerError as error:
-            if wanted is None or error.status != 404:
+            if wanted is None or error.status != 404:  # else it lists no models
                 raise
-            return wanted, ""  # it lists no models
-        models = {
-            entry["id"]: str(entry.get("owned_by", ""))
-            for entry in (listed if isinstance(listed, list) else [])
-            if isinstance(entry, dict) and isinstance(entry.get("id"), str)
-        }
+        except BAD_SHAPE:
+            pass
+        if wanted is None and len(models) == 1:
+            wanted = next(iter(models))
         if wanted is not None and (wanted in models or not models):
             return wanted, models.get(wanted, "")
-        if len(models) == 1 and wanted is None:
-            return next(iter(models.items()))
         names = ", ".join([*map(one_line, list(models)[:LISTED]), *(["…"] if len(models) > LISTED else [])])
         words = f"the server has {len(models)} models; name one with --model: {names}"
         if wanted is not None:
@@ -146,52 +144,36 @@ def in_order(
 ) -> Iterator[tuple[Key, T | GenctlError]]:
     """One outcome for each row, in order; at most `width` are in flight. Raises BackendError where none can succeed."""
     incoming, turn = iter(wanted), itertools.cycle(servers)
-    due: deque[tuple[Key, Future[T]]] = deque()
+    due: deque[tuple[Key, Server, Future[T]]] = deque()
     while not interrupted():
         for key, work in itertools.islice(incoming, width - len(due)):
             server = next(turn)
-            due.append((key, server.client.start(partial(work, server))))
+            due.append((key, server, server.client.start(partial(work, server))))
         if not due:
             return
-        key, future = due[0]
-        try:
-            outcome: T | GenctlError = future.result(TICK_S)
-        except NotYet:
+        key, server, future = due[0]
+        wait([future], TICK_S)
+        for one in servers:
+            one.client.tick()
+        if not future.done():
             continue
-        except GenctlError as error:
-            if ends_run(error):
-                raise
-            outcome = error
-        finally:
-            for server in servers:
-                server.client.tick()
         due.popleft()
-        yield key, outcome
-
-
-def _send(server: Server, send: Callable[[], T], deadline: float = math.inf) -> T:
-    """What `send` returns, once it succeeds. Raises TimedOut, and GenctlError for whatever else goes wrong."""
-    try:
-        return server.client.retry(send, deadline=deadline)
-    except TimedOut:
-        raise
-    except Exception as error:  # whatever a server sends may cost its row, never the others
-        raise row_error(server.name, error) from error
+        if (error := future.exception()) is None:
+            yield key, future.result()
+            continue
+        failure = row_error(server.name, error)  # whatever a server sends may cost its row, never the others
+        if ends_run(failure):
+            raise failure
+        yield key, failure
 
 
 def answers(
     servers: Sequence[Server], requests: Sequence[tuple[str, str, dict[str, Any]]], interrupted: Callable[[], object]
 ) -> Iterator[tuple[str, dict[str, Any] | GenctlError]]:
-    """The answers, with one choice each, to requests with log-probabilities: id, path and fields."""
+    """The answers to requests: id, path and fields."""
 
     def work(path: str, fields: Mapping[str, Any], server: Server) -> dict[str, Any]:
-        def send() -> dict[str, Any]:
-            answer = server.client.fetch(path, {"model": server.model, **fields})
-            if (count := len(pieces_of(answer, 0))) != 1:
-                raise ServerError(f"the answer has {count} sequences, not one")
-            return answer
-
-        return _send(server, send)
+        return server.client.retry(partial(server.client.fetch, path, {"model": server.model, **fields}))
 
     rows = ((id, partial(work, path, fields)) for id, path, fields in requests)
     return in_order(servers, rows, IN_FLIGHT, interrupted)
@@ -220,17 +202,17 @@ def _check_echo(server: Server) -> None:
     servers shift the numbers by one token where a model has no BOS.
     """
     body: dict[str, Any] = {"model": server.model, "max_tokens": 1, "temperature": 0.0, "logprobs": 1}
-    prompt, why, path = f"{PROMPT}, {PROMPT}", "gives no log-probabilities of a prompt", bodies.path_of(chat=False)
+    prompt, why, path = f"{PROMPT}, {PROMPT}", "gives no log-probabilities of a prompt", bodies.PATHS[False]
     try:
         answer = server.probe(path, {**body, "prompt": prompt})
-        generated = tokens_of(answer["choices"][0].get("logprobs"), 0)
-        whole = prompt + generated[0].text
+        generated = tokens_of(answer["choices"][0].get("logprobs"), 0)[0]
+        whole = prompt + generated.text
         start, token = _echoed(server.probe(path, {**body, "prompt": whole, "echo": True}), whole, 0)[-1]
         # a token that begins elsewhere is another one, so there is nothing to compare
-        if start != len(prompt) or abs(token.logprob - generated[0].logprob) < TOLERANCE:
+        if start != len(prompt) or abs(token.logprob - generated.logprob) < TOLERANCE:
             return
         why = "gives log-probabilities for a prompt that contradict those for generated text"
-    except (ServerError, BadShape, InputError, LookupError, TypeError, AttributeError) as error:
+    except (ServerError, InputError, *BAD_SHAPE) as error:
         if isinstance(error, ServerError) and error.fatal:
             raise
     raise BackendError(f"{server.name}: genctl score needs prompt log-probabilities, but the server {why}")
@@ -243,16 +225,11 @@ def _score_row(item: TextToScore, options: ScoringOptions, server: Server) -> li
         raise InputError("a target is for encoder-decoders, and a server continues texts")
     if item.candidates and not item.context:
         raise InputError("candidates need a context: the server has no score for the first token of a text")
-    scored: list[Scored] = []
+    context, top = item.context or "", options.detail.top
     try:
-        for text in item.candidates or (item.text,):
-            scored.append(_score_text(item.context or "", text, options.detail.top, server, deadline))
+        scored = [_score_text(context, text, top, server, deadline) for text in item.candidates or (item.text,)]
     except TimedOut:
         raise ServerError(f"{server.name}: no score within row_timeout = {seconds:g} s") from None
-    except InputError as error:
-        if not item.candidates:
-            raise
-        raise InputError(f"candidate {len(scored) + 1}: {error.message}") from error
     return ranked(scored, options.by) if item.candidates else scored
 
 
@@ -264,47 +241,46 @@ def _score_text(context: str, text: str, top: int, server: Server, deadline: flo
     """
     whole, begin = context + text, len(context)
     body = {"model": server.model, "prompt": whole, "max_tokens": 1, "temperature": 0.0, "echo": True}
-    fetch = partial(server.client.fetch, bodies.path_of(chat=False), {**body, "logprobs": max(top, 1)}, deadline)
-    prompt = _send(server, lambda: _echoed(fetch(), whole, top), deadline)
+    fetch = partial(server.client.fetch, bodies.PATHS[False], {**body, "logprobs": max(top, 1)}, deadline)
+    prompt = server.client.retry(lambda: _echoed(fetch(), whole, top), deadline=deadline)
     own = [(start, token) for start, token in prompt if start >= begin]
     if begin and (not own or own[0][0] != begin):
         raise InputError("the server reads the end of the context and the beginning of the text as one token")
-    if begin and any(math.isnan(token.logprob) for _, token in own):
-        raise InputError("the server has no score for a token after the context")
-    scored = own[1:] if own and math.isnan(own[0][1].logprob) else own
-    if any(math.isnan(token.logprob) for _, token in scored):
+    if not begin and math.isnan(own[0][1].logprob):
+        del own[0]
+    if any(math.isnan(token.logprob) for _, token in own):
         raise InputError("the server has no score for a token in the middle of the text")
-    if not scored:
+    if not own:
         raise InputError(
             "the text is a single token, and the server has no score for the first one; "
             "give what comes before it with --context"
         )
-    first, tokens = scored[0][0], tuple(token for _, token in scored)
+    first, tokens = own[0][0], tuple(token for _, token in own)
     nll = math.fsum(-token.logprob for token in tokens) + 0.0
     size = len(whole[first:].encode("utf-8"))
     return Scored(text, (), nll, len(tokens), size, tokens, whole[begin:first], backend=server.name)
 
 
-def _echoed(answer: Mapping[str, Any], text: str, top: int) -> Offsets:
-    """The tokens of the prompt `text` in an answer to `echo`, without BOS and what was generated.
+def _echoed(answer: Mapping[str, Any], text: str, top: int) -> list[tuple[int, Token]]:
+    """The tokens of the prompt `text` in an answer to `echo`, each with the character at which it begins.
 
-    Raises InputError where its tokens are not those of the text, ServerError without any.
+    BOS and what was generated are left out. Raises InputError where the tokens are not those of the text, ServerError
+    without any.
     """
     try:
         logprobs = answer["choices"][0]["logprobs"]
         tokens = tokens_of(logprobs, top)
         offsets = logprobs.get("text_offset")
-    except (BadShape, LookupError, TypeError, AttributeError):
+    except BAD_SHAPE:
         raise ServerError("the answer does not echo the prompt with its log-probabilities", again=True) from None
     lengths = [len(token.text) for token in tokens]
     before = "".join(token.text for token in tokens).find(text)
     if before in (0, *lengths[:1]):  # only BOS may come before
         offsets = [at - before for at in itertools.accumulate(lengths, initial=0)][:-1]
     # else a character is spread over several tokens, and the server's own offsets hold
-    is_list = isinstance(offsets, list) and len(offsets) == len(tokens)
-    if not is_list or not all(isinstance(at, int) for at in offsets):
-        raise InputError(NOT_THE_TEXT)
-    inside = [(start, token) for start, token in zip(offsets, tokens, strict=True) if 0 <= start < len(text)]
+    is_list = isinstance(offsets, list) and len(offsets) == len(tokens) and all(isinstance(at, int) for at in offsets)
+    starts = offsets if is_list else []
+    inside = [(start, token) for start, token in zip(starts, tokens, strict=False) if 0 <= start < len(text)]
     if not inside or inside[0][0] != 0:
-        raise InputError(NOT_THE_TEXT)
+        raise InputError("the tokens that the server reports do not add up to the text")
     return inside

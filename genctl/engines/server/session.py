@@ -21,14 +21,13 @@ from genctl.engines.protocol import ALONE, About, EngineSetup, Flow, JobPlan, Ke
 from genctl.engines.server.body import sampling_fields
 from genctl.engines.server.client import TICK_S, read
 from genctl.engines.server.row import RemoteRow, Update
-from genctl.engines.server.server import Server, score
+from genctl.engines.server.server import IN_FLIGHT, Server, score
 from genctl.errors import BackendError, GenctlError, UsageError
 
 if TYPE_CHECKING:
     from genctl.engines.protocol import Outcome, ScoringOptions, TextToScore
     from genctl.models.tokenizer_alone import LoneTokenizer
 
-IN_FLIGHT = 8  # requests, where batch_size does not say
 GRACE_S = 2.0  # for rows to report what they have, once they have to end
 NOT_SCORED = ("add_eos", "stride", "window", "target")  # options of scoring that need the tokenizer, or an encoder
 
@@ -136,9 +135,9 @@ class RemoteSession:
         busy, reading, until = 0, True, math.inf
         try:
             while (busy or reading) and time.monotonic() < until:
-                if flow.interrupted() and not stop.is_set():
-                    reading, until = False, time.monotonic() + GRACE_S
-                    self._stop(stop)
+                if flow.interrupted():
+                    reading, until = False, min(until, time.monotonic() + GRACE_S)
+                    stop.set()
                 while reading and busy < flow.width and not flow.interrupted():
                     if (request := next(incoming, None)) is None:
                         reading = False
@@ -147,8 +146,7 @@ class RemoteSession:
                     own = (request, server, report or Report(), self._tokenizer, self._live, updates.put)
                     server.client.start(RemoteRow(*own, stop, flow.interrupted).run)
                     busy += 1
-                for server in self.servers:
-                    server.client.tick()
+                self._tick(stop)
                 try:
                     update = updates.get(timeout=TICK_S)
                 except queue.Empty:
@@ -160,12 +158,12 @@ class RemoteSession:
                 else:
                     yield update
         finally:
-            self._stop(stop)
-            for server in self.servers:
-                server.client.tick()
+            stop.set()
+            self._tick(stop)
 
-    def _stop(self, stop: threading.Event) -> None:
-        """End all rows."""
-        stop.set()
+    def _tick(self, stop: threading.Event) -> None:
+        """Report notes, and end requests whose time is over; all of them after `stop`."""
         for server in self.servers:
-            server.client.shut()
+            server.client.tick()
+            if stop.is_set():
+                server.client.shut()

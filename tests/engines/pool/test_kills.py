@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from genctl.decode.step_costs import cores
 from tests.cli.tool import genctl
 
 ROOT = Path(__file__).parents[3]
@@ -116,25 +114,3 @@ def test_a_killed_worker_and_ctrl_c_cost_nothing(tmp_path: Path) -> None:
     assert len(everything) >= 6  # two daemons, two agents, two workers
     assert not alive
     assert not list(Path(tempfile.gettempdir()).glob(f"ray*/**/session_*_{process.pid}"))
-
-
-@pytest.mark.night
-def test_twenty_kills_of_workers_and_drivers_lose_nothing(tmp_path: Path) -> None:
-    job, chance = Harness(tmp_path, 400), random.Random(5)
-    kills = {"worker": 0, "driver": 0}
-    while sum(kills.values()) < 20:
-        before = job.rows
-        with job.driver(chance.randint(1, min(3, cores()))) as process:
-            job.wait_for(before + 1, process)
-            time.sleep(chance.uniform(0, 1.5))
-            if victims := workers_of(process):  # one: rows of two that died are errors
-                chance.choice(victims).kill()
-                kills["worker"] += 1
-            time.sleep(chance.uniform(0, 1.5))
-            assert process.poll() is None, process.communicate()
-            process.kill()
-            kills["driver"] += 1
-        assert job.expected.startswith(job.out.read_bytes()[: job.out.read_bytes().rfind(b"\n") + 1])
-    assert min(kills.values()) >= 5
-    assert job.finish(2) == (0, b"", b"")
-    assert job.out.read_bytes() == job.expected

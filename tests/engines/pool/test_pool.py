@@ -14,7 +14,7 @@ from genctl.config.layers import resolve
 from genctl.engines.pool import engine
 from genctl.engines.pool.cluster import start_cluster
 from genctl.engines.pool.engine import WorkerPool, WorkGroup, _groups
-from genctl.engines.pool.worker import DecodeWork, GroupResult, OpenedWorker, WorkerSetup, own_genctl
+from genctl.engines.pool.worker import GroupResult, OpenedWorker, WorkerSetup, own_genctl
 from genctl.engines.protocol import About, Report, Request, Skipped
 from genctl.errors import ModelError
 from genctl.params import Runtime
@@ -48,7 +48,7 @@ def groups(count: int, taken: list[int] | None = None) -> Iterator[WorkGroup]:
     for number in range(count):
         if taken is not None:
             taken.append(number)
-        yield WorkGroup(f"group {number}", 0 if number % 7 == 3 else 2, 2 * number + 1)
+        yield WorkGroup("decode", (f"group {number}",), "" if number % 7 == 3 else "ab", 2 * number + 1)
 
 
 def summary(results: Iterator[WorkGroup]) -> list[tuple[int, Any]]:
@@ -78,7 +78,7 @@ def test_only_the_group_that_kills_alone_is_lost(seed: int, started: Callable[..
     tries = Counter[int]()
 
     def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        if method == "work":
+        if method == "decode":
             group = int(arguments[0].removeprefix("group "))
             tries[group] += 1
             beside = group in (4, 6, 8) and tries[group] == 1  # it was there when another killed
@@ -103,7 +103,7 @@ def test_rows_of_a_worker_that_dies_go_to_the_others(seed: int, started: Callabl
     by: dict[str, set[int]] = {}
 
     def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        if method == "work":
+        if method == "decode":
             by.setdefault(arguments[0], set()).add(number)
             if number == 2:
                 raise Died
@@ -118,7 +118,7 @@ def test_a_worker_that_cannot_load_again_ends_the_run(started: Callable[..., Wor
 
     def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
         calls[f"{method} {number}"] += 1
-        if method == "work" or calls[f"open {number}"] > 1:
+        if method == "decode" or calls[f"open {number}"] > 1:
             raise Died
         return well(number, method, arguments)
 
@@ -150,7 +150,7 @@ def test_results_do_not_wait_for_groups_that_come_late(started: Callable[..., Wo
         yield from groups(2)
         while len(given) < 2:
             yield None
-        yield WorkGroup("group 2", 2, 5)
+        yield WorkGroup("decode", ("group 2",), "ab", 5)
 
     for result in started(well).results(late(), lambda: False):
         given.append(result)
@@ -203,7 +203,7 @@ def test_progress_counts_finished_groups_whose_results_wait_for_an_earlier_one(
 
     pool, seen = started(behave, seed=1), list[tuple[int, int]]()
     pool.on_progress = lambda: seen.append((pool.progress().rows, pool.progress().tokens))
-    given = sum(group.rows for group in pool.results(groups(30), lambda: False))
+    given = sum(len(group.rows) for group in pool.results(groups(30), lambda: False))
     assert max(rows for rows, _ in seen) > 2
     assert seen[-1][1] == sum(worker.tokens for worker in pool.workers) == 5 * given // 2
     assert [tokens for _, tokens in seen] == sorted(tokens for _, tokens in seen)
@@ -214,8 +214,8 @@ def test_rows_of_a_slow_pipe_do_not_wait_for_others_of_their_group() -> None:
     coming = [rows[0], None, None, rows[1], Skipped(2), rows[3], None, rows[4]]
 
     def spans(*, whole: bool) -> Iterator[tuple[int, int] | None]:
-        for group in _groups(iter(coming), 4, lambda usable: DecodeWork(usable, Report(), 4), whole=whole):
-            yield None if group is None else (len(group.work.requests), group.last)
+        for group in _groups(iter(coming), 4, (Report(), 4), whole=whole):
+            yield None if group is None else (len(group.rows), group.last)
 
     assert list(spans(whole=False)) == [(1, 0), None, (2, 3), None, (1, 4)]
     assert list(spans(whole=True)) == [None, None, (3, 3), None, (1, 4)]

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.cli.tool import Done, genctl
-from tests.pages.pages import Parts
 
 pytestmark = pytest.mark.usefixtures("workers_here")
 SETTINGS = ("--seed", "7", "--batch-size", "2")
@@ -94,19 +93,6 @@ def test_scores_of_texts_are_the_same(llama: Path, rows: Path, tmp_path: Path) -
     alone, done = genctl(*arguments, stdin=""), genctl(*arguments, "--workers", "2", stdin="")
     assert (done.status, done.raw, done.err) == (alone.status, alone.raw, alone.err)
     assert [("error" in record) for record in done.records] == [False] * 9 + [True, True]
-
-
-def test_a_page_has_the_tokens_that_workers_wrote(llama: Path, rows: Path, tmp_path: Path) -> None:
-    for name, more in (("alone", ()), ("workers", ("--workers", "2"))):
-        page = tmp_path / f"{name}.html"
-        assert run(llama, rows, tmp_path / f"{name}.jsonl", "--report", str(page), *more).status == 1
-    alone, workers = (Parts((tmp_path / f"{name}.html").read_text()) for name in ("alone", "workers"))
-    trees = [
-        {lane["lane"]: lane.get("tree", {}).get("logprob") for lane in one.data["lanes"]} for one in (alone, workers)
-    ]
-    assert any(trees[0].values())
-    assert trees[0] == trees[1]
-    assert "sha256:" in "".join(workers.texts)
 
 
 def test_notes_count_the_rows_of_each_worker(llama: Path) -> None:

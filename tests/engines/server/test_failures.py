@@ -67,8 +67,7 @@ MESSAGES = {
     "HTML": "the answer is not JSON but text/html (6 attempts)",
     "a broken event": "a part of the stream is not JSON (6 attempts)",
     "an error in the stream": "engine died (6 attempts)",
-    "choices of another make": "the answer has another shape than OpenAI's: choices.0: expected an object, got an "
-    "integer (6 attempts)",
+    "choices of another make": "the answer has another shape than OpenAI's (6 attempts)",
 }
 
 
@@ -160,17 +159,13 @@ def test_what_is_no_such_server_is_said_before_anything_is_sent(failure: Failure
 
 def test_one_of_several_models_must_be_named() -> None:
     with running(models=("small", "large")) as server:
-        done = genctl("run", "--backend", server.url, "Hi")
-        assert (done.status, done.err) == (
-            3,
-            f"error: {server.url}: the server has 2 models; name one with --model: small, large\n",
-        )
+        for named, words in (
+            ((), "the server has 2 models; name one with --model: small, large"),
+            (("-m", "huge"), "there is no model huge; there are: small, large"),
+        ):
+            done = genctl("run", "--backend", server.url, *named, "Hi")
+            assert (done.status, done.err) == (3, f"error: {server.url}: {words}\n")
         assert run(server, "-m", "large", "Hi")[1][0]["model"] == "large"
-        wrong = genctl("run", "--backend", server.url, "-m", "huge", "Hi")
-        assert (wrong.status, wrong.err) == (
-            3,
-            f"error: {server.url}: there is no model huge; there are: small, large\n",
-        )
 
 
 def test_a_server_that_is_busy_while_it_is_probed_is_not_misjudged() -> None:
@@ -186,49 +181,12 @@ def test_a_server_that_is_busy_while_it_is_probed_is_not_misjudged() -> None:
         assert run(server, "--scores", "Hi")[1][0]["logprob"] == -3.0
 
 
-def test_a_run_that_was_killed_goes_on_with_the_rows_that_are_missing(tmp_path: Path) -> None:
-    prompts, output = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
-    prompts.write_text("".join(f"prompt {place}\n" for place in range(30)))
-
-    with running(fault=lambda server, body: Failure(slow_s=0.02)) as server:
-        shared = ["--backend", server.url, "-i", str(prompts), "--seed", "1", "--do-sample", "--batch-size", "2"]
-        words = ["run", *shared, "-o", str(output), "--resume"]
-        process = subprocess.Popen([sys.executable, "-m", "genctl", *words], stderr=subprocess.PIPE)
-        deadline = time.monotonic() + 30
-        while len(server.rows) < 20 and time.monotonic() < deadline:
-            time.sleep(0.02)
-        process.kill()
-        process.communicate(timeout=20)
-        server.fault = lambda server, body: None
-        before = len(server.rows)
-        assert genctl(*words).status == 0
-        assert 30 - 20 <= len(server.rows) - before < 30
-        whole = genctl("run", *shared, "--format", "jsonl")
-        assert output.read_bytes() == whole.raw
-
-
-def test_text_that_was_shown_is_not_shown_twice() -> None:
+def test_an_answer_that_is_cut_after_a_part_of_it_was_shown_is_an_error() -> None:
     with running(fault=first_times(1, Failure(cut_after=2))) as server:
         done = genctl("run", "--backend", server.url, "--stream", "Hi")
-        assert (done.status, done.out, done.err) == (0, f"{TEXT}\n", "")
-        assert len(server.rows) == 2
-
-
-def test_text_that_was_shown_and_changes_is_an_error() -> None:
-    def fault(server: StandIn, body: Body) -> Failure | None:
-        if not body.get("stream"):
-            return None
-        if len(server.rows) > 1:
-            server.words = (" another", " text")
-            return None
-        return Failure(cut_after=2)
-
-    with running(fault=fault) as server:
-        done = genctl("run", "--backend", server.url, "--stream", "Hi")
         assert done.status == 1
-        assert "the next one does not begin with the text that was shown" in done.err
-    with running(fault=fault) as server:  # where nothing is shown yet, nothing is lost
-        assert run(server, "Hi")[1][0]["text"] == " another text"
+        assert done.err == f"error: {server.url}: the answer was cut off before its end\n"
+        assert len(server.rows) == 1
 
 
 def test_an_interrupted_run_keeps_what_there_is(tmp_path: Path) -> None:

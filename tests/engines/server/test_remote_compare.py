@@ -34,16 +34,6 @@ def test_a_server_is_compared_with_a_checkpoint_here() -> None:
         assert there["text"] == " one two three"
 
 
-def test_runs_on_one_server_are_tables_on_a_terminal() -> None:
-    with running() as server:
-        runs = ("--strategy", "greedy:do_sample=false", "--strategy", "hot:temperature=1.5")
-        done = genctl("compare", *runs, "--backend", server.url, "--seed", "1", "Hi", terminal=True, color="never")
-        assert done.status == 0, done.err
-        assert " one two three four five six" in done.out
-        assert "forward pass" not in done.err
-        assert len(server.rows) == 2
-
-
 def test_same_texts_do_not_diverge_and_other_texts_do() -> None:
     """Ids are unknown, and unknown ids must not count as equal."""
     with running() as server:

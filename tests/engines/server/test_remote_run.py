@@ -13,7 +13,6 @@ import pytest
 
 from tests.cli.tool import genctl
 from tests.engines.server.stand_in import Failure, StandIn, running
-from tests.pages.pages import Parts
 
 
 @pytest.fixture
@@ -47,42 +46,39 @@ def test_a_record_says_where_it_comes_from_and_that_it_is_not_exact(server: Stan
     ]
 
 
-def test_greedy_search_is_temperature_0_and_nothing_of_sampling(server: StandIn) -> None:
-    genctl("run", "--backend", server.url, "-n", "4", "Hi")
-    (body,) = server.rows
-    assert {key: body[key] for key in ("model", "prompt", "max_tokens", "temperature", "stream")} == {
-        "model": "tiny",
-        "prompt": "Hi",
-        "max_tokens": 4,
-        "temperature": 0.0,
-        "stream": True,
-    }
-    assert not {"top_p", "top_k", "min_p", "seed", "n"} & body.keys()
+SAMPLING = (
+    *("--temperature", "0.7", "--top-p", "0.9", "--top-k", "40", "--min-p", "0.05", "--seed", "11"),
+    *("--repetition-penalty", "1.2", "--presence-penalty", "0.5", "--frequency-penalty", "0.25"),
+    *("--min-new-tokens", "2", "--stop-strings", " five", "--set", "stop_token_ids=[7]"),
+    *("--set", 'logit_bias={"#5" = -1.0}'),
+)
+SENT = {
+    **{"temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "seed": 11, "repetition_penalty": 1.2},
+    **{"presence_penalty": 0.5, "frequency_penalty": 0.25, "min_tokens": 2, "stop_token_ids": [7]},
+    **{"stop": [" five"], "logit_bias": {"5": -1.0}, "n": None},
+}
+GREEDY = {
+    **{"model": "tiny", "prompt": "Hi", "max_tokens": 4, "temperature": 0.0, "stream": True},
+    **dict.fromkeys(("top_p", "top_k", "min_p", "seed", "n")),
+}
 
 
-def test_every_knob_of_sampling_has_its_field(server: StandIn) -> None:
-    knobs = (
-        *("--temperature", "0.7", "--top-p", "0.9", "--top-k", "40", "--min-p", "0.05", "--seed", "11"),
-        *("--repetition-penalty", "1.2", "--presence-penalty", "0.5", "--frequency-penalty", "0.25"),
-        *("--min-new-tokens", "2", "--stop-strings", " five", "--set", "stop_token_ids=[7]"),
-        *("--set", 'logit_bias={"#5" = -1.0}'),
-    )
-    done = genctl("run", "--backend", server.url, *knobs, "Hi")
-    assert done.status == 0, done.err
-    (body,) = server.rows
-    expected = {
-        **{"temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "seed": 11, "repetition_penalty": 1.2},
-        **{"presence_penalty": 0.5, "frequency_penalty": 0.25, "min_tokens": 2, "stop_token_ids": [7]},
-        **{"stop": [" five"], "logit_bias": {"5": -1.0}},
-    }
-    assert {key: body.get(key) for key in expected} == expected
-
-
-def test_the_penalty_has_the_name_that_the_server_gives_it() -> None:
-    with running(owner="llamacpp") as server:
-        assert genctl("run", "--backend", server.url, "--repetition-penalty", "1.2", "Hi").status == 0
-        assert server.rows[0]["repeat_penalty"] == 1.2
-        assert "repetition_penalty" not in server.rows[0]
+@pytest.mark.parametrize(
+    ("owner", "arguments", "fields"),
+    [
+        ("vllm", ("-n", "4"), GREEDY),
+        ("vllm", SAMPLING, SENT),
+        ("llamacpp", ("--repetition-penalty", "1.2"), {"repeat_penalty": 1.2, "repetition_penalty": None}),
+    ],
+)
+def test_settings_are_sent_in_the_fields_that_the_server_has(
+    owner: str, arguments: tuple[str, ...], fields: dict[str, object]
+) -> None:
+    with running(owner=owner) as server:
+        done = genctl("run", "--backend", server.url, *arguments, "Hi")
+        assert done.status == 0, done.err
+        (body,) = server.rows
+        assert {key: body.get(key) for key in fields} == fields
 
 
 @pytest.mark.parametrize(
@@ -108,17 +104,12 @@ def test_what_the_server_cannot_do_is_refused_before_the_first_request(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("run", "--explain"), "--explain shows each logits processor at work; servers do not report this"),
-        (("run", "--watch", "a"), "--watch shows tokens that were not chosen; servers do not report this"),
-    ],
+    ("flags", "words"), [(("--explain",), "each logits processor"), (("--watch", "a"), "not chosen")]
 )
-def test_views_that_need_a_checkpoint_here_are_refused(server: StandIn, arguments: tuple[str, ...], words: str) -> None:
-    done = genctl(*arguments, "--backend", server.url, "Hi")
-    assert done.status == 2
-    assert words in done.err
-    assert server.asked == []
+def test_views_that_need_a_checkpoint_here_are_refused(server: StandIn, flags: tuple[str, ...], words: str) -> None:
+    done = genctl("run", *flags, "--backend", server.url, "Hi")
+    assert (done.status, words in done.err, server.asked) == (2, True, [])
+    assert "servers do not report this" in done.err
 
 
 def test_other_commands_have_no_backend(server: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,15 +140,6 @@ def test_a_default_that_the_server_lacks_is_no_problem() -> None:
         assert (done.status, done.err) == (0, "")
         refused = genctl("run", "--backend", server.url, "--do-sample", "--top-k", "50", "Hi")
         assert (refused.status, "top_k = 50 (flag --top-k): the server has no field for it" in refused.err) == (3, True)
-
-
-def test_several_sequences_are_one_request_where_the_server_gives_them(server: StandIn) -> None:
-    done = genctl(
-        *f"run --backend {server.url} --do-sample --seed 1 --num-return-sequences 3 --format jsonl Hi".split()
-    )
-    assert [record["sequence"] for record in done.records] == [0, 1, 2]
-    assert [record["text"].split()[0] for record in done.records] == ["two", "three", "four"]
-    assert [body["n"] for body in server.rows] == [3]
 
 
 def test_several_sequences_are_several_requests_where_the_server_ignores_the_number() -> None:
@@ -242,12 +224,8 @@ def test_a_tokenizer_here_makes_the_ids_of_prompts(server: StandIn) -> None:
 
 def test_a_tokenizer_is_for_servers(server: StandIn) -> None:
     done = genctl("run", "--tokenizer", "builtin:stories", "Hi")
-    assert (done.status, done.err.splitlines()[0]) == (
-        2,
-        'error: tokenizer = "builtin:stories": a checkpoint here has its own',
-    )
-    missing = genctl("run", "--backend", server.url, "--tokenizer", "nowhere", "Hi")
-    assert missing.status == 3
+    assert (done.status, "a checkpoint here has its own" in done.err) == (2, True)
+    assert genctl("run", "--backend", server.url, "--tokenizer", "nowhere", "Hi").status == 3
     assert server.rows == []
 
 
@@ -350,20 +328,15 @@ def test_text_is_shown_as_it_comes(server: StandIn) -> None:
     assert genctl("run", "--backend", server.url, "--stream", "Hi", "You").out.split()[:2] == ["one", "two"]
 
 
-def test_events_are_a_run_that_can_be_shown_again(server: StandIn, tmp_path: Path) -> None:
+@pytest.mark.parametrize("logprobs", [True, False])
+def test_events_are_those_of_a_run(logprobs: bool, tmp_path: Path) -> None:
     events = tmp_path / "events.jsonl"
-    assert genctl("run", "--backend", server.url, "--events", str(events), "-n", "3", "Hi").status == 0
-    kinds = [json.loads(line)["event"] for line in events.read_text().splitlines()]
-    assert kinds == ["began", "prefilled", "stepped", "stepped", "stepped", "finished"]
-
-
-def test_events_without_log_probabilities_are_json(tmp_path: Path) -> None:
-    events = tmp_path / "events.jsonl"
-    with running(logprobs=False) as server:
+    with running(logprobs=logprobs) as server:
         assert genctl("run", "--backend", server.url, "--events", str(events), "-n", "3", "Hi").status == 0
     lines = [json.loads(line, parse_constant=pytest.fail) for line in events.read_text().splitlines()]
-    assert lines[2]["step"] == 0
-    assert lines[2]["rows"][0]["written"] == [{"id": -1, "logprob": None, "text": " one"}]
+    assert [line["event"] for line in lines] == ["began", "prefilled", "stepped", "stepped", "stepped", "finished"]
+    (token,) = lines[2]["rows"][0]["written"]
+    assert (token["id"], token["logprob"], token["text"]) == (-1, -0.5 if logprobs else None, " one")
 
 
 def test_time_that_is_over_ends_a_text() -> None:
@@ -426,14 +399,3 @@ def test_a_backend_is_a_url(url: str, words: str) -> None:
     assert done.status == 2
     assert words in done.err
     assert "secret@" not in done.err
-
-
-def test_a_page_shows_the_tokens_of_a_server(server: StandIn, tmp_path: Path) -> None:
-    page = tmp_path / "p.html"
-    assert genctl("run", "--backend", server.url, "--seed", "3", "Hi", "--report", str(page)).status == 0
-    parts = Parts(page.read_text())
-    (lane,) = parts.data["lanes"]
-    assert lane["sequences"][0]["tokens"] == 6
-    assert lane["sequences"][0]["text"] == " one two three four five six"
-    assert lane["tree"]["logprob"] == [-500_000] * 6
-    assert "127.0.0.1" in "".join(parts.texts)

@@ -98,13 +98,6 @@ def test_a_text_that_always_fails_is_an_error_record(tmp_path: Path) -> None:
         assert done.records[1]["error"] == {"code": "backend", "message": message}
 
 
-def test_a_heat_map_is_drawn() -> None:
-    with running() as server:
-        done = genctl("score", "--backend", server.url, "I drink tea", terminal=True, color="never")
-        assert done.status == 0, done.err
-        assert "I drink tea" in done.out
-
-
 NO_SCORE = "the server has no score for a token in the middle of the text"
 
 

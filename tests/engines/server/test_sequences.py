@@ -88,17 +88,19 @@ def test_ids_are_unknown_where_the_server_lists_fewer_tokens_than_it_counts() ->
         assert (stopped["token_ids"], stopped["usage"]["new_tokens"]) == ([], 3)
 
 
-@pytest.mark.parametrize("arguments", [("Hi",), ("--chat", "Hi"), ("--do-sample", "--seed", "1", "Hi", "You")])
-def test_a_run_asks_nothing_that_it_does_not_need(arguments: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "rows", "probes"),
+    [
+        (("Hi",), 1, 0),
+        (("--chat", "Hi"), 1, 0),
+        (("--do-sample", "Hi", "You"), 2, 0),
+        (("--scores", "Hi", "You"), 2, 1),
+    ],
+)
+def test_a_run_asks_nothing_that_it_does_not_need(arguments: tuple[str, ...], rows: int, probes: int) -> None:
     with running() as server:
         assert run(server, *arguments).status == 0
-        assert len(server.asked) == len(server.rows) == sum(not one.startswith("-") and one != "1" for one in arguments)
-
-
-def test_a_run_that_needs_log_probabilities_asks_for_one_token() -> None:
-    with running() as server:
-        assert run(server, "--scores", "Hi", "You").status == 0
-        assert len(server.asked) == len(server.rows) + 1
+        assert (len(server.rows), len(server.asked)) == (rows, rows + probes)
 
 
 def test_a_server_that_refuses_log_probabilities_is_asked_again_without(tmp_path: Path) -> None:
