@@ -55,7 +55,6 @@ END_TEXTS = frozenset(_ENDING.split())
 # Keys that change nothing for a text, beside those that do not begin with the architecture (general.*, split.*).
 HARMLESS = ("tensor_data_layout", "pooling_type", "classifier.output_labels", "rope.scaling.finetuned")
 _LARGEST = 3e38  # of float32, nearly
-_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")  # the name of a part: llama.cpp's
 _NUMBERS = ("F", "BF", "Q", "IQ", "TQ", "MXFP", "NVFP")  # beginnings of the names of types that hold weights
 # Tensors without an effect: tables computed from the config, layers that predict further tokens, other modalities.
 _UNREAD = re.compile(r".*(rot_embd|\.nextn\.|mtp).*|(v|a|mm)\..*|rope_factors_(short|long)\.weight")
@@ -121,26 +120,19 @@ def inner_ends(tokens: Collection[str]) -> list[str]:
 def read(path: Path) -> Header:
     """The header of a file. Raises ModelError, naming the file, if it is damaged.
 
-    A model in several files (`-00001-of-00003.gguf`) is read from the first of them.
+    A model in several files is read from the first of them, `…-00001-of-00003.gguf`, as llama.cpp names it.
     """
     header = _read(path, 0)
-    name, count, place = shown(path.name), header.metadata.get("split.count", 0), header.metadata.get("split.no", 0)
-    if type(count) is not int or type(place) is not int or count <= 1:
+    count = header.metadata.get("split.count")
+    if type(count) is not int or count <= 1:
         return replace(header, files=(path,))
-    match = _PART.fullmatch(path.name)
-    if match is None or (int(match[2]), int(match[3])) != (place + 1, count):
-        raise ModelError(f"{name} is part {place + 1} of {count}, and its name does not say so (-00001-of-{count:05})")
-    files = [path.with_name(f"{match[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
-    if place:
-        raise ModelError(f"{name} is part {place + 1} of {count}", hint=f"give the first part: {shown(files[0].name)}")
-    tensors = dict(header.tensors)
-    for number, file in enumerate(files[1:], 1):
-        if not file.is_file():
-            raise ModelError(f"{name} is the first of {count} parts, and {shown(file.name)} is not beside it")
-        part = _read(file, number)
-        if (part.metadata.get("split.no"), part.metadata.get("split.count")) != (number, count):
-            raise ModelError(f"{shown(file.name)} does not say that it is part {number + 1} of {count}")
-        tensors |= part.tensors
+    first = f"-00001-of-{count:05}.gguf"
+    if not path.name.endswith(first):
+        raise ModelError(f"{shown(path.name)} is one of {count} parts: give the first part (…{first})")
+    files, tensors = [path], dict(header.tensors)
+    for number in range(1, count):
+        files.append(path.with_name(f"{path.name.removesuffix(first)}-{number + 1:05}-of-{count:05}.gguf"))
+        tensors |= _read(files[-1], number).tensors
     return replace(header, tensors=tensors, files=tuple(files))
 
 
