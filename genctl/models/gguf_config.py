@@ -8,7 +8,6 @@ error: whatever it means would be left out.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,14 +25,16 @@ from genctl.models.weights import WeightFiles, shown
 
 Config = dict[str, Any]
 _FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")  # of longrope
-_LAYER = re.compile(r"(enc\.|dec\.|)blk\.(\d{1,9})\.")
 _PATTERN = "attention.sliding_window_pattern"
 
 
 def inspect(path: Path, *, need_tokenizer: bool) -> check.Checkpoint:
     """Check a GGUF file and read its config. Raises ModelError."""
     name, header = shown(path.name), tokenizer_header(path, needed=need_tokenizer)
-    _check_layers(name, header)
+    for key in (f"{header.architecture}.{kind}block_count" for kind in ("", "decoder_")):
+        # before a library makes lists of such lengths; a layer has several tensors
+        if (count := header.metadata.get(key, 1)) not in range(1, len(header.tensors)):
+            raise ModelError(f"{name} holds {len(header.tensors)} tensors, but {key} is {count!r:.40}")
     if header.architecture in ROWS:
         config = config_of(name, header)
     else:
@@ -116,20 +117,6 @@ class _GgufRow:
     period: int = 0  # of the layers one in so many has no window, where no key says which
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # keys with the only values that are known
     finish: Callable[[_File, Config], None] | None = None  # what needs code
-
-
-def _check_layers(name: str, header: Header) -> None:
-    """Compare the number of layers with the tensors, before a library makes lists of such lengths."""
-    last: dict[str, int] = {}
-    for part, number in (match.groups() for match in map(_LAYER.match, header.tensors) if match):
-        last[part] = max(int(number), last.get(part, 0))
-    if not last:
-        raise ModelError(f"{name} holds no layers (tensors named blk.0 and so on)")
-    for part, most in last.items():
-        keys = [f"{header.architecture}.{kind}block_count" for kind in ("decoder_", "")]
-        key = keys[0] if part == "dec." and keys[0] in header.metadata else keys[1]
-        if (count := header.metadata.get(key)) != most + 1:
-            raise ModelError(f"{name} holds {part}blk.0 to {part}blk.{most}, but {key} is {count!r:.40}")
 
 
 def config_of(name: str, header: Header) -> Config:
