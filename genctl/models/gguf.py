@@ -149,8 +149,9 @@ def decimal(value: Any) -> Any:
 
 def tokenizer_header(path: Path, *, needed: bool = True) -> Header:
     """The header of a GGUF file that holds a tokenizer, if one is `needed`. Raises ModelError."""
-    name, header = shown(path.name), read(path)
+    name = shown(path.name)
     libraries.require(name, ("gguf",), "gguf")
+    header = read(path)
     if needed and not header.tokens:
         raise ModelError(
             f"{name} holds no tokenizer, so it cannot read text",
@@ -239,7 +240,8 @@ class _Reader:
 
         if type(alignment) is not int or not 0 < alignment <= _LARGEST_ALIGNMENT or alignment & (alignment - 1):
             raise self.refused(f"its general.alignment is {alignment!r:.40}, which is no power of two up to 2^20")
-        kinds = {int(kind): (kind.name, *GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}
+        weights = (kind for kind in GGMLQuantizationType if kind.name.startswith(_NUMBERS))
+        kinds = {int(kind): (kind.name, *GGML_QUANT_SIZES[kind]) for kind in weights}
         found: dict[str, GgufTensor] = {}
         for _ in range(self.fits(count, 24, "tensors")):
             name = self.string("the name of a tensor")
@@ -249,12 +251,8 @@ class _Reader:
             shape = tuple(self.number("<Q") for _ in range(dimensions))[::-1]
             kind, offset = self.number("<I"), self.number("<Q")
             if kind not in kinds:
-                raise self.refused(f"tensor {shown(name)} has the unknown type {kind:,}")
+                raise self.refused(f"tensor {shown(name)} has the type {kind:,}, which is none of weights")
             dtype, block, size = kinds[kind]
-            if not dtype.startswith(_NUMBERS):
-                raise self.refused(
-                    f"tensor {shown(name)} holds {dtype} numbers; weights must be floating-point numbers"
-                )
             if max((*shape, math.prod(shape)), default=0) >= LARGEST_NUMBER or (shape and shape[-1] % block):
                 raise self.refused(f"tensor {shown(name)} has an impossible shape")
             if offset % alignment:
@@ -342,17 +340,14 @@ def their_config(path: Path, header: Header) -> dict[str, Any]:
         fields["tie_word_embeddings"] = "output.weight" not in header.tensors  # scales what the head reads
     if not header.tokens:  # transformers counts them, and takes its class's default where there are none
         fields["vocab_size"] = keys.get(f"{begin}vocab_size", fields.get("vocab_size"))
-    factor = keys.get(f"{begin}rope.scaling.factor", keys.get(f"{begin}rope.scale_linear", 1.0))
-    if factor != 1.0 and (kind := keys.get(f"{begin}rope.scaling.type", "linear")) != "none":
-        raise ModelError(
-            f"{name} scales positions ({kind!r:.40} by {factor!r:.20}), and transformers does not read that"
-        )
     read = GGUF_CONFIG_MAPPING.get(header.architecture.replace("-", "_"))
-    for key, value in keys.items() if read is not None else ():
+    for key, value in keys.items():
         own = key.removeprefix(begin)
-        if own == key or own in (*read, *HARMLESS) or own.startswith("rope.scal") or not value:
-            continue
-        if decimal(value) not in [decimal(fields.get(field)) for field in _LEFT_OUT.get(own, ())]:
+        if own in ("rope.scaling.factor", "rope.scale_linear"):
+            known = value in (0.0, 1.0)
+        else:
+            known = read is None or not value or own in (key, *read, *HARMLESS) or own.startswith("rope.scal")
+        if not known and decimal(value) not in [decimal(fields.get(field)) for field in _LEFT_OUT.get(own, ())]:
             raise ModelError(f"{name}: transformers does not read {shown(key, 60)} = {value!r:.40}")
     return fields
 
@@ -395,19 +390,14 @@ def check_read(model: PreTrainedModel, unexpected: list[str], path: Path) -> lis
 
 
 def reader_of(model: Any, architecture: str) -> Callable[[str], bool] | None:
-    """Whether a tensor of a GGUF file goes into `model`, by its name; None if transformers reports those left out.
-
-    Raises ModelError.
-    """
+    """Whether a tensor of a GGUF file goes into `model`, by its name; None if transformers reports those left out."""
     with suppress(ImportError):  # an older transformers has only the other reader
         from transformers.integrations.gguf.utils import is_gguf_arch_supported
 
         if is_gguf_arch_supported(architecture):
             return None
-    try:
-        from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
-    except ImportError as error:
-        raise ModelError(f"this transformers does not say which tensors of a GGUF file it reads: {error}") from error
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+
     names = {*get_gguf_hf_weights_map(model, TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config={}))}
     if architecture == "gpt2":
         names.add("output.weight")  # read under its own name
@@ -419,10 +409,8 @@ def _scale_frequencies(model: PreTrainedModel, header: Header) -> bool:
     import torch
 
     factors, scaled = torch.tensor(header.factors(ROPE_FACTORS)), False
-    for module in model.modules():
-        for name in ("inv_freq", "original_inv_freq"):
-            frequencies = getattr(module, name, None)
-            if isinstance(frequencies, torch.Tensor) and frequencies.shape == factors.shape:
-                frequencies.div_(factors.to(frequencies))
-                scaled = True
+    for name, frequencies in model.named_buffers():
+        if name.endswith("inv_freq") and frequencies.shape == factors.shape:
+            frequencies.div_(factors.to(frequencies))
+            scaled = True
     return scaled
