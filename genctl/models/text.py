@@ -16,7 +16,7 @@ from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from genctl.decode.processors.token_bytes import bytes_of, is_byte, is_byte_level, special_of, steps_of
-from genctl.errors import InputError, ModelError, UsageError, nearest, quote
+from genctl.errors import InputError, ModelError, UsageError, quote
 from genctl.events import shared_length
 from genctl.models.libraries import is_library_error, without_panic_reports
 
@@ -442,11 +442,8 @@ def language_id(tokenizer: Any, setting: str, name: str, checkpoint: str) -> int
     if not languages:
         raise UsageError(f"{setting}: the tokenizer of {checkpoint} has no languages")
     if name not in languages:
-        near = nearest(name, languages)
-        raise UsageError(
-            f"{setting}: {checkpoint} has no language {quote(name)}" + (f"; did you mean {near}?" if near else ""),
-            hint=f"its languages are {', '.join(sorted(languages))}",
-        )
+        hint = f"its languages are {', '.join(sorted(languages))}"
+        raise UsageError(f"{setting}: {checkpoint} has no language {quote(name)}", hint=hint)
     return languages[name]
 
 
