@@ -81,7 +81,6 @@ class TokenPiece:
     bytes: bytes = b""  # if it holds a part of a character
     completes: str = ""  # the characters that those bytes complete
     special: str = ""  # "added" by the tokenizer, "written" in the text, or "unknown": <unk> in place of a text
-    end: int = 0  # where it ends in the text, in characters
 
     def record(self) -> dict[str, Any]:
         """The token in a record."""
@@ -97,7 +96,6 @@ class TokenReading:
     text: str
     pieces: tuple[TokenPiece, ...]
     notes: tuple[str, ...] = ()
-    aligned: bool = False  # whether `end` of the pieces is known
 
     @property
     def ids(self) -> list[int]:
@@ -115,8 +113,8 @@ class TokenReader:
         known = self.tokenizer.unk_token in (None, self.tokenizer.bos_token, self.tokenizer.eos_token)  # as in GPT-2
         self.unknown: int | None = None if known else self.tokenizer.unk_token_id
 
-    def read(self, prompt: str, *, align: bool = False) -> TokenReading:
-        """The tokens of a text, to `align` with where they end in it. Raises InputError."""
+    def read(self, prompt: str) -> TokenReading:
+        """The tokens of a text. Raises InputError."""
         ids, bare = text.encode(self.tokenizer, prompt, add_special_tokens=True), self._bare(prompt)
         start = next((at for at in range(len(ids)) if ids[at : at + len(bare)] == bare), 0)
         notes = (
@@ -125,15 +123,8 @@ class TokenReader:
             self._specials("the text", prompt, bare),
             self._open_end(prompt, bare),
         )
-        ends: list[int] = []
-        if align:
-            try:
-                found = self.tokenizer(prompt, return_offsets_mapping=True, verbose=False)
-                ends = [end for _, end in found["offset_mapping"]] if list(found["input_ids"]) == ids else []
-            except (NotImplementedError, TypeError, ValueError):  # a tokenizer written in Python
-                pass
-        pieces = self._pieces(ids, range(start, start + len(bare)), ends)
-        return TokenReading(self.name, prompt, pieces, tuple(filter(None, notes)), bool(ends))
+        pieces = self._pieces(ids, range(start, start + len(bare)))
+        return TokenReading(self.name, prompt, pieces, tuple(filter(None, notes)))
 
     def decode(self, ids: Sequence[int]) -> TokenReading:
         """The text of ids, special tokens included. Raises InputError for an id without a token."""
@@ -155,9 +146,8 @@ class TokenReader:
         """
         from genctl.models import chat
 
-        rendered = chat.render_chat_text(
-            self.tokenizer, [dict(one) for one in messages], system=system, name=self.name, **how
-        )
+        turns = [dict(one) for one in messages]
+        rendered = chat.render_chat_text(self.tokenizer, turns, system=system, name=self.name, **how)
         ids = text.encode(self.tokenizer, rendered, add_special_tokens=False)
         why = "the chat template writes it before a message that begins with it"
         notes = (
@@ -175,7 +165,7 @@ class TokenReader:
         except InputError:
             return []
 
-    def _pieces(self, ids: Sequence[int], own: range, ends: Sequence[int] = ()) -> tuple[TokenPiece, ...]:
+    def _pieces(self, ids: Sequence[int], own: range) -> tuple[TokenPiece, ...]:
         """The tokens; those outside of `own` are added by the tokenizer."""
         vocabulary, before, pieces = self.vocabulary, b"", []
         for place, id in enumerate(ids):
@@ -189,7 +179,7 @@ class TokenReader:
             done, read = codecs.utf_8_decode(before + part, "replace", False)
             before = (before + part)[read:] if part else b""
             done = "" if "\ufffd" in done or not part else done
-            pieces.append(TokenPiece(id, vocabulary.piece(id), part, done, special, ends[place] if ends else 0))
+            pieces.append(TokenPiece(id, vocabulary.piece(id), part, done, special))
         return tuple(pieces)
 
     def _missing_bos(self, ids: Sequence[int], why: str) -> str:
