@@ -14,7 +14,7 @@ from genctl.errors import InputError, printable
 from genctl.models import check, gguf, text
 from genctl.models.check import GenerationSettings
 from genctl.models.resolve import resolve
-from genctl.models.weights import WeightFiles, read_json
+from genctl.models.weights import WeightFiles
 
 
 class LoneTokenizer:
@@ -36,12 +36,11 @@ class LoneTokenizer:
 
 
 class FoundTokenizer(NamedTuple):
-    """The tokenizer of a checkpoint, and what its other files say of BOS."""
+    """The tokenizer of a checkpoint, and its BOS by all its files."""
 
     tokenizer: Any
     left_to: str  # "transformers (there is no tokenizer.json)"; "" for genctl's own
     bos: tuple[int, ...]  # the ids that count as BOS
-    adds_bos: bool  # tokenizer_config.json has add_bos_token
 
 
 def find(name: str, revision: str | None = None) -> FoundTokenizer:
@@ -52,7 +51,7 @@ def find(name: str, revision: str | None = None) -> FoundTokenizer:
     from genctl.models.hub import tokenizer_of
 
     place = resolve(name, revision=revision, offline="a tokenizer is read from the cache alone")
-    folder, config, settings, file = place.folder, {}, {}, ""
+    folder, config, file = place.folder, {}, ""
     if place.gguf is not None:
         gguf.tokenizer_header(place.gguf)
         file = place.gguf.name
@@ -61,15 +60,12 @@ def find(name: str, revision: str | None = None) -> FoundTokenizer:
         if (folder / "config.json").is_file() or not (folder / "tokenizer.json").is_file():
             config = check.read_config(folder)
         check.check_tokenizer(folder, needed=True)
-        if (folder / "tokenizer_config.json").is_file():
-            settings = read_json(folder / "tokenizer_config.json", "tokenizer_config.json")
     checkpoint = check.Checkpoint(folder, config, GenerationSettings({}, ""), WeightFiles((), {}), True, {}, file)
     tokenizer, left_to = tokenizer_of(checkpoint)
     if isinstance(size := config.get("vocab_size"), int):
         check.check_vocabulary(tokenizer, size)
     bos = tuple(id for id in (tokenizer.bos_token_id, config.get("bos_token_id")) if isinstance(id, int))
-    reader = f"transformers ({left_to})" if left_to else ""
-    return FoundTokenizer(tokenizer, reader, bos, settings.get("add_bos_token") is True)
+    return FoundTokenizer(tokenizer, f"transformers ({left_to})" if left_to else "", bos)
 
 
 @dataclass(frozen=True)
@@ -119,7 +115,6 @@ class TokenReader:
         start = next((at for at in range(len(ids)) if ids[at : at + len(bare)] == bare), 0)
         notes = (
             text.doubled_bos(self.tokenizer, ids, self.found.bos, "the tokenizer writes it before each prompt"),
-            self._missing_bos(ids, "tokenizer_config.json says that it is added, and the tokenizer does not"),
             self._specials("the text", prompt, bare),
             self._open_end(prompt, bare),
         )
@@ -152,7 +147,7 @@ class TokenReader:
         why = "the chat template writes it before a message that begins with it"
         notes = (
             text.doubled_bos(self.tokenizer, ids, self.found.bos, why),
-            self._missing_bos(ids, "the tokenizer puts it before a text, and the chat template leaves it out"),
+            self._missing_bos(ids),
             *(self._specials(f"message {at}", one.get("content") or "") for at, one in enumerate(messages, 1)),
             self._specials("the system message", system or ""),
         )
@@ -182,12 +177,12 @@ class TokenReader:
             pieces.append(TokenPiece(id, vocabulary.piece(id), part, done, special))
         return tuple(pieces)
 
-    def _missing_bos(self, ids: Sequence[int], why: str) -> str:
-        """A note if a prompt does not begin with BOS though the tokenizer is to add it."""
+    def _missing_bos(self, ids: Sequence[int]) -> str:
+        """A note if a chat does not begin with BOS, which the tokenizer adds to texts."""
         bos = self.found.bos
-        added = self.found.adds_bos or self._bare("a", special=True)[:1] in ([id] for id in bos)
-        if not bos or ids[0] in bos or not added:
+        if ids[0] in bos or self._bare("a", special=True)[:1] not in ([id] for id in bos):
             return ""
+        why = "the tokenizer puts it before a text, and the chat template leaves it out"
         return f"the prompt does not begin with {self.tokenizer.convert_ids_to_tokens(bos[0])}: {why}"
 
     def _specials(self, whose: str, words: str, ids: Sequence[int] | None = None) -> str:
