@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 import torch
 
@@ -17,32 +16,11 @@ from genctl.models.gguf import reader_of
 from genctl.models.hub import load
 from genctl.params import Runtime
 from tests.cli.tool import genctl
-from tests.tiny import tiny, tokenizer
+from tests.models import converted
+from tests.tiny import VOCABULARY, tiny, tokenizer
 from tests.versions import needs_newest
 
-gguf = pytest.importorskip("gguf")
-NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-
-
-def name_in_gguf(name: str) -> str:
-    stem, _, end = name.rpartition(".")
-    if stem in NAMES:
-        return f"{NAMES[stem]}.{end}"
-    _, _, number, part = stem.split(".", 3)
-    return f"blk.{number}.{NAMES[part]}.{end}"
+pytest.importorskip("gguf")
 
 
 def written(
@@ -53,53 +31,19 @@ def written(
     with_tokenizer: bool = True,
     more: Callable[[Any], object] = lambda writer: None,
     words: Mapping[int, str] | None = None,
-    **changes: Any,
 ) -> Path:
     """A tiny model with matrices in Q8_0 where their rows are whole blocks, as llama.cpp would write it.
 
-    `changes` are of its config, `more` adds to what is written, `words` are special tokens in place of others.
+    `more` adds to what is written, `words` are special tokens in place of others.
     """
-    model = tiny(arch, **changes)
-    config = model.config
-    writer = gguf.GGUFWriter(path, arch)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_vocab_size(config.vocab_size)
-    if with_tokenizer:
-        inner = tokenizer().backend_tokenizer
-        held = json.loads(inner.to_str())["model"]
-        tokens = sorted(held["vocab"], key=held["vocab"].get)
-        for place, word in (words or {}).items():
-            tokens[place] = word
-        writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre("qwen2")
-        writer.add_token_list(tokens)
-        writer.add_token_types([3 if word.startswith("<") and len(word) > 1 else 1 for word in tokens])
-        writer.add_token_merges([" ".join(pair) for pair in held["merges"]])
-        writer.add_bos_token_id(1)
-        writer.add_eos_token_id(2)
-        writer.add_pad_token_id(0)
-    plain, eight = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q8_0
-    for name, tensor in model.state_dict().items():
-        kind = eight if packed and tensor.ndim == 2 else plain
-        numbers = numpy.ascontiguousarray(tensor.numpy())
-        if arch == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):  # llama.cpp's order of rotary pairs
-            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
-            rows, width = numbers.shape
-            numbers = numbers.reshape(heads, 2, rows // heads // 2, width).swapaxes(1, 2).reshape(rows, width)
-        writer.add_tensor(name_in_gguf(name), gguf.quants.quantize(numbers, kind), raw_dtype=kind)
-    more(writer)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+
+    def change(metadata: dict[str, tuple[str, str, Any]]) -> None:
+        metadata["tokenizer.ggml.pre"] = ("STRING", "", "qwen2")
+        metadata[f"{arch}.vocab_size"] = ("UINT32", "", VOCABULARY)
+
+    kind = "Q8_0" if packed else "F32"
+    how: Any = {"vocabulary": with_tokenizer, "change": change, "more": more, "words": words}
+    return converted.written(path, arch, kind=kind, **how)
 
 
 def theirs(path: Path, ids: list[int]) -> list[int]:
