@@ -25,20 +25,17 @@ def _added(count: int) -> list[dict[str, Any]]:
 
 TOKENS = {
     "vocabulary": _json("tokenizer.json", lambda n: {"model": {"vocab": {f"{i}": i for i in range(n)}}}),
-    "unigram": _json("tokenizer.json", lambda n: {"model": {"vocab": [["a", 0.0]] * n}}),
     "added": _json("tokenizer.json", lambda n: {"added_tokens": _added(n)}),
     "decoder": _json("tokenizer_config.json", lambda n: {"added_tokens_decoder": {f"{i}": {} for i in range(n)}}),
     "vocab.json": _json("vocab.json", lambda n: {f"{i}": i for i in range(n)}),
     "added_tokens.json": _json("added_tokens.json", lambda n: {f"{i}": i for i in range(n)}),
     "tekken": _json("tekken.json", lambda n: {"vocab": [{}] * n}),
-    "tekken, special": _json("tekken.json", lambda n: {"special_tokens": [{}] * n}),
 }
 MERGES = {
     "tokenizer.json": _json("tokenizer.json", lambda n: {"model": {"merges": ["a b"] * n}}),
 }
 ADDED = {
     "added": _json("tokenizer.json", lambda n: {"added_tokens": _added(n)}),
-    "one long": _json("tokenizer.json", lambda n: {"added_tokens": [{"id": 0, "content": "a" * n}]}),
     "not ASCII": _json(
         "tokenizer.json", lambda n: {"added_tokens": [{"id": 0, "content": "é" * (n // 2) + "a" * (n % 2)}]}
     ),
@@ -48,14 +45,11 @@ ADDED = {
     ),
     "a token": _json("tokenizer_config.json", lambda n: {"bos_token": {"content": "a" * n}}),
     "a list": _json("tokenizer_config.json", lambda n: {"extra_special_tokens": ["a"] * n}),
-    "an object": _json("tokenizer_config.json", lambda n: {"extra_special_tokens": {f"{i}": "a" for i in range(n)}}),
     "added_tokens.json": _json("added_tokens.json", lambda n: {"a" * n: 0}),
     "special_tokens_map.json": _json("special_tokens_map.json", lambda n: {"additional_special_tokens": ["a"] * n}),
-    "tekken": _json("tekken.json", lambda n: {"special_tokens": [{"token_str": "a" * n}]}),
 }
 PIECES = {
     "tokenizer.json": _json("tokenizer.json", lambda n: {"model": {"vocab": [[chr(65 + i), 0.0] for i in range(n)]}}),
-    "one long": _json("tokenizer.json", lambda n: {"model": {"vocab": [["a" * n, 0.0]]}}),
 }
 EVERY = [
     *[("MOST_TOKENS", "tokens", name, make) for name, make in TOKENS.items()],
