@@ -153,10 +153,8 @@ def tokenizer_header(path: Path, *, needed: bool = True) -> Header:
     libraries.require(name, ("gguf",), "gguf")
     header = read(path)
     if needed and not header.tokens:
-        raise ModelError(
-            f"{name} holds no tokenizer, so it cannot read text",
-            hint='prompts in token ids need none: rows such as {"prompt_ids": [5, 60, 7]} in a JSONL input',
-        )
+        hint = 'prompts in token ids need none: rows such as {"prompt_ids": [5, 60, 7]} in a JSONL input'
+        raise ModelError(f"{name} holds no tokenizer, so it cannot read text", hint=hint)
     return header
 
 
@@ -170,11 +168,10 @@ def rope_factors(checkpoint: Checkpoint) -> tuple[float, ...]:
 def _read(path: Path, part: int) -> Header:
     name = shown(path.name)
     try:
-        with path.open("rb") as file:
-            if file.read(len(MAGIC)) != MAGIC:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            if data[: len(MAGIC)] != MAGIC:
                 raise ModelError(f"{name} is no GGUF file: it does not begin with GGUF")
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _Reader(name, data, part).header()
+            return _Reader(name, data, part).header()
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read {name}: {reason_of(error)}") from error
 
@@ -192,7 +189,7 @@ class _Reader:
         count, keys = self.number("<Q"), self.number("<Q")
         metadata: dict[str, Any] = {}
         for _ in range(self.fits(keys, 13, "keys")):
-            key = self.string("a key")
+            key = self.strings(1, "a key")[0]
             metadata[key] = self.value(shown(key, 60), self.number("<I"))
         if not isinstance(metadata.get("general.architecture"), str) and not (self.part or metadata.get("split.no")):
             raise self.refused("its general.architecture does not say which architecture it is")
@@ -200,15 +197,12 @@ class _Reader:
         return Header(metadata, self.tensors(count, metadata.get("general.alignment", _ALIGNMENT)))
 
     def value(self, name: str, kind: int) -> Any:
-        if kind in _SCALARS:
-            return self.number(_SCALARS[kind])
-        if kind == _STRING:
-            return self.string(name)
-        if kind != _ARRAY:
-            raise self.refused(f"{name} has the unknown type {kind:,}")
-        kind, count = self.number("<I"), self.number("<Q")
+        if is_array := kind == _ARRAY:
+            kind, count = self.number("<I"), self.number("<Q")
         if kind not in _SCALARS and kind != _STRING:
-            raise self.refused(f"{name} is an array of the unknown type {kind:,}")
+            raise self.refused(f"{name} has the unknown type {kind:,}")
+        if not is_array:
+            return self.strings(1, name)[0] if kind == _STRING else self.number(_SCALARS[kind])
         size = 8 if kind == _STRING else struct.calcsize(_SCALARS[kind])
         self.fits(count, size, f"items of {name}")
         self.items += count
@@ -227,13 +221,9 @@ class _Reader:
                 raise self.refused(f"{_KEY}.{name} is no list of {'texts' if kind is str else 'numbers'}")
         tokens = lists["tokens"]
         special = (token for token, kind in zip(tokens, lists["token_type"], strict=False) if kind in SPECIAL_TYPES)
-        check_vocabulary(
-            self.name,
-            tokens=len(tokens),
-            merges=len(lists["merges"]),
-            added=sum(len(token.encode()) for token in special),
-            pieces=sum(len(token.encode()) for token in tokens) if metadata.get(f"{_KEY}.model") == "t5" else 0,
-        )
+        added = sum(len(token.encode()) for token in special)
+        pieces = sum(len(token.encode()) for token in tokens) if metadata.get(f"{_KEY}.model") == "t5" else 0
+        check_vocabulary(self.name, tokens=len(tokens), merges=len(lists["merges"]), added=added, pieces=pieces)
 
     def tensors(self, count: int, alignment: Any) -> dict[str, GgufTensor]:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -244,7 +234,7 @@ class _Reader:
         kinds = {int(kind): (kind.name, *GGML_QUANT_SIZES[kind]) for kind in weights}
         found: dict[str, GgufTensor] = {}
         for _ in range(self.fits(count, 24, "tensors")):
-            name = self.string("the name of a tensor")
+            name = self.strings(1, "the name of a tensor")[0]
             dimensions = self.number("<I")
             if dimensions > _MOST_DIMENSIONS:
                 raise self.refused(f"tensor {shown(name)} has {dimensions:,} dimensions; at most 4 are known")
@@ -271,9 +261,6 @@ class _Reader:
             raise self.refused("it ends within its header")
         self.at += size
         return struct.unpack_from(form, self.data, self.at - size)[0]
-
-    def string(self, what: str) -> str:
-        return self.strings(1, what)[0]
 
     def strings(self, count: int, what: str) -> list[str]:
         """So many strings, one after another."""

@@ -131,7 +131,16 @@ def config_of(name: str, header: Header) -> Config:
     embedding = header.tensors.get("token_embd.weight")
     config["vocab_size"] = file.take("vocab_size") or (embedding.shape[0] if embedding is not None else 0)
     config["tie_word_embeddings"] = "output.weight" not in header.tensors
-    _heads(file, row, config)
+    heads, size = file.size("attention.head_count"), file.head_dim
+    if "attention.key_length" in row.keys:
+        config["head_dim"] = size
+    else:
+        file.only("attention.key_length", file.size("embedding_length") // heads)
+    file.only("attention.value_length", size)
+    if "attention.head_count_kv" in row.keys:
+        config.setdefault(row.keys["attention.head_count_kv"], heads)
+    else:
+        file.only("attention.head_count_kv", heads)
     if row.rotary is not None:
         _angles(file, row, config)
     if row.period:
@@ -150,20 +159,6 @@ def config_of(name: str, header: Header) -> Config:
         if type(id := header.metadata.get(f"tokenizer.ggml.{kind}_token_id")) is int:
             config[f"{what}_token_id"] = id
     return config
-
-
-def _heads(file: _File, row: _GgufRow, config: Config) -> None:
-    """The features of a head."""
-    heads, size = file.size("attention.head_count"), file.head_dim
-    if "attention.key_length" in row.keys:
-        config["head_dim"] = size
-    else:
-        file.only("attention.key_length", file.size("embedding_length") // heads)
-    file.only("attention.value_length", size)
-    if "attention.head_count_kv" in row.keys:
-        config.setdefault(row.keys["attention.head_count_kv"], heads)
-    else:
-        file.only("attention.head_count_kv", heads)
 
 
 def _angles(file: _File, row: _GgufRow, config: Config) -> None:
@@ -262,7 +257,6 @@ def _gemma(largest: int, file: _File, config: Config) -> None:
 def _gemma3(file: _File, config: Config) -> None:
     _gemma(62, file, config)
     config["rope_local_base_freq"] = file.number("rope.freq_base_swa", 10000.0)
-    config.setdefault("final_logit_softcapping", None)
 
 
 def _olmo2(file: _File, config: Config) -> None:
@@ -359,7 +353,8 @@ ROWS = {
         period=2, finish=partial(_gemma, 46),
     ),
     "gemma3": _GgufRow(
-        "gemma3_text", {**_HEAD, **_WINDOW, **_CAPS}, _GELU, _BIAS, own_angles=True, period=6, finish=_gemma3,
+        "gemma3_text", {**_HEAD, **_WINDOW, **_CAPS}, {**_GELU, "final_logit_softcapping": None}, _BIAS,
+        own_angles=True, period=6, finish=_gemma3,
     ),
     "granite": _GgufRow(
         "granite", {**_RMS, **_MULTIPLIERS}, _SILU, _BIASES, finish=_granite,
