@@ -312,11 +312,6 @@ def their_config(path: Path, header: Header) -> dict[str, Any]:
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
     name, keys, begin = shown(path.name), header.metadata, f"{header.architecture}."
-    if len(header.files) > 1:
-        raise ModelError(
-            f"{name} is in {len(header.files)} parts, and transformers, which reads this architecture, reads one",
-            hint="llama-gguf-split --merge joins them",
-        )
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
     fields = {**json.loads(config.to_json_string(use_diff=False)), "model_type": config.model_type}
     fields.pop("_model_name_or_path", None)  # general.name
