@@ -9,14 +9,12 @@ is always a prefix, and it holds back only what later tokens can still change.
 from __future__ import annotations
 
 import codecs
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from genctl.decode.processors.token_bytes import bytes_of, is_byte, is_byte_level, special_of, steps_of
-from genctl.errors import InputError, ModelError, UsageError, quote
+from genctl.errors import InputError, ModelError
 from genctl.events import shared_length
 from genctl.models.libraries import is_library_error, without_panic_reports
 
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from genctl.models.hub import LoadedModel
 
 DecodeMode: TypeAlias = Literal["bytes", "pieces", "whole"]
-_LANGUAGE = re.compile(r"[a-z]{2,3}(_[A-Za-z]{2,4})?")  # "en", "en_XX", "eng_Latn"
 
 
 def encode_prompt(loaded: LoadedModel, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -375,86 +372,3 @@ Words: TypeAlias = "Detokenizer | IdDetokenizer"
 def detokenizer(tokenizer: PreTrainedTokenizerBase | None) -> Words:
     """A new detokenizer for a tokenizer, or for none."""
     return IdDetokenizer() if tokenizer is None else Detokenizer(tokenizer)
-
-
-# -- tokens given by their text or their id ----------------------------------------------------------------------------
-
-
-def watched_ids(loaded: LoadedModel, tokens: Sequence[str]) -> tuple[int, ...]:
-    """The ids of the tokens of --watch, each a text or `id:N`, without repetition. Raises UsageError."""
-    return tuple(dict.fromkeys(_watched_id(loaded, token) for token in tokens))
-
-
-def _watched_id(loaded: LoadedModel, token: str) -> int:
-    what, tokenizer, number = f"--watch {token!r}", loaded.tokenizer, token.removeprefix("id:")
-    if number != token and number.isascii() and number.isdigit() and len(number) < 19:
-        if int(number) >= loaded.vocab_size:
-            raise UsageError(f"--watch {token}: the ids of {loaded.name} are 0 to {loaded.vocab_size - 1}")
-        return int(number)
-    if tokenizer is None:
-        raise UsageError(f"{what}: {loaded.name} has no tokenizer", hint="--watch id:N names a token's id")
-    piece = Detokenizer(tokenizer).piece
-    try:
-        ids = encode(tokenizer, token, add_special_tokens=False)
-        if len(ids) != 1 or (piece(ids[0]) != token and token[0].isspace()):
-            behind = continuation(tokenizer, token)  # one token only behind other text
-            ids = behind if len(behind) == 1 and piece(behind[0]) == token else ids
-    except InputError as error:
-        raise UsageError(f"{what}: {error.message}") from None
-    if len(ids) != 1:
-        parts = ", ".join(f"{piece(id)!r} (id:{id})" for id in ids)
-        raise UsageError(
-            f"{what} is not one token of {loaded.name} but {len(ids)}: {parts}",
-            hint="name one of them: a space before a word belongs to its token",
-        )
-    if ids[0] == tokenizer.unk_token_id and token.strip() != tokenizer.unk_token:
-        raise UsageError(f"{what}: the tokenizer of {loaded.name} does not know it and reads id:{ids[0]}")
-    if ids[0] >= loaded.vocab_size:
-        raise UsageError(f"{what} is id:{ids[0]}, but {loaded.name} has only {loaded.vocab_size} ids")
-    return ids[0]
-
-
-# -- languages of multilingual tokenizers (NLLB, mBART, M2M-100): each has a token, in a source and in a translation ---
-# As in transformers' translation pipeline: the tokenizer writes the token of `src_lang` beside a source, and the token
-# of `tgt_lang` is the first that the decoder is made to write (`forced_bos_token_id`).
-
-
-def languages_of(tokenizer: Any) -> dict[str, int]:
-    """The id of the token of each language, by the tokenizer's own names; {} where it has none."""
-    if not hasattr(type(tokenizer), "src_lang"):
-        return {}
-    added = [str(token) for token in tokenizer.added_tokens_decoder.values()]
-    codes = getattr(tokenizer, "lang_code_to_id", None) or filter(
-        _LANGUAGE.fullmatch, (one.strip("_") for one in added)
-    )
-    found: dict[str, int] = {}
-    for name in (code.strip("_") for code in codes):
-        for token in (f"__{name}__", name):
-            id = tokenizer.convert_tokens_to_ids(token)
-            if id is not None and id != tokenizer.unk_token_id:
-                found.setdefault(name, int(id))
-    return found
-
-
-def language_id(tokenizer: Any, setting: str, name: str, checkpoint: str) -> int:
-    """The id of the token of a language; `setting` names it with its place. Raises UsageError where there is none."""
-    languages = languages_of(tokenizer)
-    if not languages:
-        raise UsageError(f"{setting}: the tokenizer of {checkpoint} has no languages")
-    if name not in languages:
-        hint = f"its languages are {', '.join(sorted(languages))}"
-        raise UsageError(f"{setting}: {checkpoint} has no language {quote(name)}", hint=hint)
-    return languages[name]
-
-
-@contextmanager
-def reading(tokenizer: Any, language: str | None) -> Iterator[None]:
-    """Texts that are read meanwhile are in `language`; None: in the tokenizer's own."""
-    if language is None:
-        yield
-        return
-    before, tokenizer.src_lang = tokenizer.src_lang, language
-    try:
-        yield
-    finally:
-        tokenizer.src_lang = before
