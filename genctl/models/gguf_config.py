@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from genctl.errors import ModelError
 from genctl.models import check, config_limits
@@ -24,7 +24,7 @@ from genctl.models.libraries import guarded
 from genctl.models.weights import WeightFiles, shown
 
 Config = dict[str, Any]
-_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")  # of longrope
+_NONE: Mapping[str, Any] = MappingProxyType({})
 _PATTERN = "attention.sliding_window_pattern"
 
 
@@ -41,9 +41,8 @@ def inspect(path: Path, *, need_tokenizer: bool) -> check.Checkpoint:
         config = guarded(lambda: their_config(path, header), f"the metadata of {name} cannot be used")
     # activations are in float32 where matrices have blocks or float16
     dtypes = {tensor.dtype for tensor in header.tensors.values() if len(tensor.shape) > 1}
-    weights = WeightFiles(
-        header.files, {**header.tensors}, dtype="bfloat16" if "BF16" in dtypes - {"F32"} else "float32"
-    )
+    dtype = "bfloat16" if "BF16" in dtypes else "float32"
+    weights = WeightFiles(header.files, {**header.tensors}, dtype=dtype)
     config_limits.check_numbers(config, source=name)
     config_limits.check_size(config, weights, source=name)
     files = stamps(path.parent, header.files, code=False)
@@ -102,20 +101,19 @@ class _File:
         return any(name in self.header.tensors for name in names)
 
 
-@dataclass(frozen=True)
-class _GgufRow:
+class _GgufRow(NamedTuple):
     """What is known of an architecture."""
 
     model_type: str
     keys: Mapping[str, str]  # key -> field of the config
-    fixed: Config = field(default_factory=dict)  # fields without a key
-    present: Mapping[str, str] = field(default_factory=dict)  # field that is true where the first layer has this tensor
+    fixed: Mapping[str, Any] = _NONE  # fields without a key
+    present: Mapping[str, str] = _NONE  # field that is true where the first layer has this tensor
     # the field for the share of a head that turns; "": whole heads turn; None: positions are no angles
     rotary: str | None = ""
     theta: str = "rope_theta"
     own_angles: bool = False  # the layers with a window have their own
     period: int = 0  # of the layers one in so many has no window, where no key says which
-    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # keys with the only values that are known
+    only: Mapping[str, tuple[Any, ...]] = _NONE  # keys with the only values that are known
     finish: Callable[[_File, Config], None] | None = None  # what needs code
 
 
@@ -186,17 +184,14 @@ def _scaling(file: _File, turning: int) -> Config:
     attention, own = (file.number(f"rope.scaling.{name}", 1.0) for name in ("attn_factor", "yarn_attn_factor"))
     mscale = file.number("rope.scaling.yarn_log_multiplier")
     betas = {name: file.number(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
-    extrapolates = file.take("rope.scaling.yarn_ext_factor", 1.0) in (1.0, -1.0)
-    factors = {name: list(file.header.factors(name)) for name in _FACTORS}
-    if any(factors.values()) or kind == "longrope":
-        if any(len(each) != turning // 2 for each in factors.values()):
+    short, long = (list(file.header.factors(f"rope_factors_{which}.weight")) for which in ("short", "long"))
+    if short or long or kind == "longrope":
+        if {len(short), len(long)} != {turning // 2}:
             raise ModelError(f"{file.name} stretches positions as longrope, without {turning // 2} factors for them")
-        short, long = factors.values()
         found = {"rope_type": "longrope", "short_factor": short, "long_factor": long, "attention_factor": attention}
         return found | {"original_max_position_embeddings": original, "factor": context / original}
     if kind == "yarn":
-        if not extrapolates:
-            raise file.refused("rope.scaling.yarn_ext_factor", "1.0 or -1.0")
+        file.only("rope.scaling.yarn_ext_factor", 1.0, -1.0)
         found = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
         found |= {name: value for name, value in betas.items() if value}
         if own != 1.0 or attention != 1.0:
@@ -265,12 +260,10 @@ def _olmo2(file: _File, config: Config) -> None:
         del config["sliding_window"], config["layer_types"]
         return
     theta, scaling = config["rope_theta"], config.pop("rope_scaling", {"rope_type": "default"})
-    config |= {
-        "model_type": "olmo3",
-        "rope_parameters": {
-            "full_attention": {**scaling, "rope_theta": theta},
-            "sliding_attention": {"rope_type": "default", "rope_theta": file.number("rope.freq_base_swa", theta)},
-        },
+    config["model_type"] = "olmo3"
+    config["rope_parameters"] = {
+        "full_attention": {**scaling, "rope_theta": theta},
+        "sliding_attention": {"rope_type": "default", "rope_theta": file.number("rope.freq_base_swa", theta)},
     }
 
 
