@@ -17,7 +17,7 @@ from genctl.models.hub import load
 from genctl.params import Runtime
 from tests.cli.tool import genctl
 from tests.models import converted
-from tests.tiny import VOCABULARY, tiny, tokenizer
+from tests.tiny import VOCABULARY, tiny
 from tests.versions import needs_newest
 
 pytest.importorskip("gguf")
@@ -46,35 +46,20 @@ def written(
     return converted.written(path, arch, kind=kind, **how)
 
 
-def theirs(path: Path, ids: list[int]) -> list[int]:
+def test_a_gguf_file_continues_as_with_transformers(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name)
-    prompt = torch.tensor([ids])
-    made = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=12)
-    tokens: list[int] = made[0, len(ids) :].tolist()
-    return tokens
-
-
-@pytest.mark.parametrize("packed", [True, False])
-def test_a_gguf_file_continues_as_with_transformers(packed: bool, tmp_path: Path) -> None:
-    path, ids = written(tmp_path / "tiny.gguf", packed=packed), [5, 60, 250, 7]
+    path, ids = written(tmp_path / "tiny.gguf"), [5, 60, 250, 7]
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt_ids": ids}))
     done = genctl(
         *("run", "-m", str(path), "-i", str(tmp_path / "rows.jsonl"), "--format", "jsonl"),
         *("--scores", "--max-new-tokens", "12", "--no-do-sample", "--dequantize"),
     )
     assert (done.status, done.err) == (0, ""), "a library's progress bar in a pipe?"
-    assert [token["id"] for token in done.records[0]["tokens"]] == theirs(path, ids)
-
-
-def test_a_gguf_file_brings_its_tokenizer(tmp_path: Path) -> None:
-    path = written(tmp_path / "tiny.gguf")
-    found = load(Runtime(model=str(path)), need_tokenizer=True)
-    assert found.tokenizer is not None
-    assert found.tokenizer("the cat sat")["input_ids"] == tokenizer()("the cat sat")["input_ids"]
-    assert found.runtime == "native (qwen2)"
-    assert found.fingerprint().startswith("sha256:")
+    model: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name)
+    prompt = torch.tensor([ids])
+    theirs = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=12)
+    assert [token["id"] for token in done.records[0]["tokens"]] == theirs[0, len(ids) :].tolist()
 
 
 @pytest.mark.parametrize("runtime", ["native", "transformers"])
@@ -112,8 +97,7 @@ def test_gguf_files_that_cannot_be_used_are_refused(tmp_path: Path, monkeypatch:
 
     (tmp_path / "text.gguf").write_text("GGML and more")
     assert "is no GGUF file" in refused(tmp_path / "text.gguf").message
-    (tmp_path / "cut.gguf").write_bytes(written(tmp_path / "whole.gguf").read_bytes()[:500])
-    assert "cut.gguf is damaged: it ends within its header" in refused(tmp_path / "cut.gguf").message
+    written(tmp_path / "whole.gguf")
     assert "holds no tokenizer" in refused(written(tmp_path / "mute.gguf", with_tokenizer=False)).message
     monkeypatch.setattr(libraries, "is_missing", lambda module: module == "gguf")
     missing = refused(tmp_path / "whole.gguf")

@@ -308,6 +308,7 @@ def test_files_beside_it_and_the_runtime_change_nothing(tmp_path: Path) -> None:
         words = load(Runtime(model=str(path), runtime=runtime, quantize=quantize)).tokenizer
         assert isinstance(words, PlainTokenizer)
         assert [words.encode(text) for text in texts] == ids
+    assert ids[0] == tokenizer()(texts[0])["input_ids"]
 
 
 # -- beside the program itself -----------------------------------------------------------------------------------------
