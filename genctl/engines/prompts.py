@@ -42,7 +42,7 @@ class PromptReader:
     def read(self, request: Request) -> Prompt:
         """The request's prompt in token ids. Raises InputError or ModelError."""
         from genctl.models import text
-        from genctl.models.text import reading
+        from genctl.models.tokenizer_alone import reading
 
         tokenizer, runtime = self.loaded.tokenizer, request.resolved.runtime
         if request.prompt is not None:
@@ -138,7 +138,7 @@ class PromptReader:
         """The settings, whose text begins with the token of `tgt_lang`. Raises UsageError for a language it lacks."""
         if self.translating is not None and self.translating[0] is resolved:
             return self.translating[1]
-        from genctl.models.text import language_id
+        from genctl.models.tokenizer_alone import language_id
 
         generation = resolved.generation
         for name in ("src_lang", "tgt_lang"):

@@ -236,7 +236,7 @@ class Session:
 
     def watched(self, tokens: Sequence[str]) -> tuple[int, ...]:
         """The ids of the tokens that --watch names. Raises UsageError."""
-        from genctl.models.text import watched_ids
+        from genctl.models.tokenizer_alone import watched_ids
 
         return watched_ids(self.loaded, tokens)
 

@@ -137,11 +137,8 @@ def check_template(
     if not named:
         hint = "use the prompt as it is (without --chat), or a checkpoint that was tuned for chat"
         raise ModelError(f"{whose} has no chat template", hint=hint)
-    if chosen is None:
-        hint = f"set chat_template to one of {', '.join(sorted(named))}"
-        raise ModelError(f"{whose} has several chat templates and no default", hint=hint)
     hint = f"chat_template can be {', '.join(sorted(named))}"
-    raise ModelError(f"{whose} has no chat template named {quote(chosen)}", hint=hint)
+    raise ModelError(f"{whose} has no chat template named {quote(wanted)}", hint=hint)
 
 
 def check_messages(messages: Any, system: str | None = None) -> list[dict[str, Any]]:

@@ -55,7 +55,6 @@ END_TEXTS = frozenset(_ENDING.split())
 # Keys that change nothing for a text, beside those that do not begin with the architecture (general.*, split.*).
 HARMLESS = ("tensor_data_layout", "pooling_type", "classifier.output_labels", "rope.scaling.finetuned")
 _LARGEST = 3e38  # of float32, nearly
-_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")  # the name of a part: llama.cpp's
 _NUMBERS = ("F", "BF", "Q", "IQ", "TQ", "MXFP", "NVFP")  # beginnings of the names of types that hold weights
 # Tensors without an effect: tables computed from the config, layers that predict further tokens, other modalities.
 _UNREAD = re.compile(r".*(rot_embd|\.nextn\.|mtp).*|(v|a|mm)\..*|rope_factors_(short|long)\.weight")
@@ -121,26 +120,19 @@ def inner_ends(tokens: Collection[str]) -> list[str]:
 def read(path: Path) -> Header:
     """The header of a file. Raises ModelError, naming the file, if it is damaged.
 
-    A model in several files (`-00001-of-00003.gguf`) is read from the first of them.
+    A model in several files is read from the first of them, `…-00001-of-00003.gguf`, as llama.cpp names it.
     """
     header = _read(path, 0)
-    name, count, place = shown(path.name), header.metadata.get("split.count", 0), header.metadata.get("split.no", 0)
-    if type(count) is not int or type(place) is not int or count <= 1:
+    count = header.metadata.get("split.count")
+    if type(count) is not int or count <= 1:
         return replace(header, files=(path,))
-    match = _PART.fullmatch(path.name)
-    if match is None or (int(match[2]), int(match[3])) != (place + 1, count):
-        raise ModelError(f"{name} is part {place + 1} of {count}, and its name does not say so (-00001-of-{count:05})")
-    files = [path.with_name(f"{match[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
-    if place:
-        raise ModelError(f"{name} is part {place + 1} of {count}", hint=f"give the first part: {shown(files[0].name)}")
-    tensors = dict(header.tensors)
-    for number, file in enumerate(files[1:], 1):
-        if not file.is_file():
-            raise ModelError(f"{name} is the first of {count} parts, and {shown(file.name)} is not beside it")
-        part = _read(file, number)
-        if (part.metadata.get("split.no"), part.metadata.get("split.count")) != (number, count):
-            raise ModelError(f"{shown(file.name)} does not say that it is part {number + 1} of {count}")
-        tensors |= part.tensors
+    first = f"-00001-of-{count:05}.gguf"
+    if not path.name.endswith(first):
+        raise ModelError(f"{shown(path.name)} is one of {count} parts: give the first part (…{first})")
+    files, tensors = [path], dict(header.tensors)
+    for number in range(1, count):
+        files.append(path.with_name(f"{path.name.removesuffix(first)}-{number + 1:05}-of-{count:05}.gguf"))
+        tensors |= _read(files[-1], number).tensors
     return replace(header, tensors=tensors, files=tuple(files))
 
 
@@ -157,13 +149,12 @@ def decimal(value: Any) -> Any:
 
 def tokenizer_header(path: Path, *, needed: bool = True) -> Header:
     """The header of a GGUF file that holds a tokenizer, if one is `needed`. Raises ModelError."""
-    name, header = shown(path.name), read(path)
+    name = shown(path.name)
     libraries.require(name, ("gguf",), "gguf")
+    header = read(path)
     if needed and not header.tokens:
-        raise ModelError(
-            f"{name} holds no tokenizer, so it cannot read text",
-            hint='prompts in token ids need none: rows such as {"prompt_ids": [5, 60, 7]} in a JSONL input',
-        )
+        hint = 'prompts in token ids need none: rows such as {"prompt_ids": [5, 60, 7]} in a JSONL input'
+        raise ModelError(f"{name} holds no tokenizer, so it cannot read text", hint=hint)
     return header
 
 
@@ -177,11 +168,10 @@ def rope_factors(checkpoint: Checkpoint) -> tuple[float, ...]:
 def _read(path: Path, part: int) -> Header:
     name = shown(path.name)
     try:
-        with path.open("rb") as file:
-            if file.read(len(MAGIC)) != MAGIC:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            if data[: len(MAGIC)] != MAGIC:
                 raise ModelError(f"{name} is no GGUF file: it does not begin with GGUF")
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _Reader(name, data, part).header()
+            return _Reader(name, data, part).header()
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read {name}: {reason_of(error)}") from error
 
@@ -194,16 +184,12 @@ class _Reader:
 
     def header(self) -> Header:
         version = self.number("<I")
-        if version & 0xFFFF == 0:
-            raise self.refused("it was written for big-endian machines")
         if version not in _VERSIONS:
             raise self.refused(f"its format has version {version:,}; known are 2 and 3")
         count, keys = self.number("<Q"), self.number("<Q")
         metadata: dict[str, Any] = {}
         for _ in range(self.fits(keys, 13, "keys")):
-            key = self.string("a key")
-            if key in metadata:
-                raise self.refused(f"the key {shown(key, 60)} is given twice")
+            key = self.strings(1, "a key")[0]
             metadata[key] = self.value(shown(key, 60), self.number("<I"))
         if not isinstance(metadata.get("general.architecture"), str) and not (self.part or metadata.get("split.no")):
             raise self.refused("its general.architecture does not say which architecture it is")
@@ -211,15 +197,12 @@ class _Reader:
         return Header(metadata, self.tensors(count, metadata.get("general.alignment", _ALIGNMENT)))
 
     def value(self, name: str, kind: int) -> Any:
-        if kind in _SCALARS:
-            return self.number(_SCALARS[kind])
-        if kind == _STRING:
-            return self.string(name)
-        if kind != _ARRAY:
-            raise self.refused(f"{name} has the unknown type {kind:,}")
-        kind, count = self.number("<I"), self.number("<Q")
+        if is_array := kind == _ARRAY:
+            kind, count = self.number("<I"), self.number("<Q")
         if kind not in _SCALARS and kind != _STRING:
-            raise self.refused(f"{name} is an array of the unknown type {kind:,}")
+            raise self.refused(f"{name} has the unknown type {kind:,}")
+        if not is_array:
+            return self.strings(1, name)[0] if kind == _STRING else self.number(_SCALARS[kind])
         size = 8 if kind == _STRING else struct.calcsize(_SCALARS[kind])
         self.fits(count, size, f"items of {name}")
         self.items += count
@@ -238,50 +221,38 @@ class _Reader:
                 raise self.refused(f"{_KEY}.{name} is no list of {'texts' if kind is str else 'numbers'}")
         tokens = lists["tokens"]
         special = (token for token, kind in zip(tokens, lists["token_type"], strict=False) if kind in SPECIAL_TYPES)
-        check_vocabulary(
-            self.name,
-            tokens=len(tokens),
-            merges=len(lists["merges"]),
-            added=sum(len(token.encode()) for token in special),
-            pieces=sum(len(token.encode()) for token in tokens) if metadata.get(f"{_KEY}.model") == "t5" else 0,
-        )
+        added = sum(len(token.encode()) for token in special)
+        pieces = sum(len(token.encode()) for token in tokens) if metadata.get(f"{_KEY}.model") == "t5" else 0
+        check_vocabulary(self.name, tokens=len(tokens), merges=len(lists["merges"]), added=added, pieces=pieces)
 
     def tensors(self, count: int, alignment: Any) -> dict[str, GgufTensor]:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
         if type(alignment) is not int or not 0 < alignment <= _LARGEST_ALIGNMENT or alignment & (alignment - 1):
             raise self.refused(f"its general.alignment is {alignment!r:.40}, which is no power of two up to 2^20")
-        kinds = {int(kind): (kind.name, *GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}
+        weights = (kind for kind in GGMLQuantizationType if kind.name.startswith(_NUMBERS))
+        kinds = {int(kind): (kind.name, *GGML_QUANT_SIZES[kind]) for kind in weights}
         found: dict[str, GgufTensor] = {}
         for _ in range(self.fits(count, 24, "tensors")):
-            name = self.string("the name of a tensor")
-            if name in found:
-                raise self.refused(f"tensor {shown(name)} is there twice")
+            name = self.strings(1, "the name of a tensor")[0]
             dimensions = self.number("<I")
             if dimensions > _MOST_DIMENSIONS:
                 raise self.refused(f"tensor {shown(name)} has {dimensions:,} dimensions; at most 4 are known")
             shape = tuple(self.number("<Q") for _ in range(dimensions))[::-1]
             kind, offset = self.number("<I"), self.number("<Q")
             if kind not in kinds:
-                raise self.refused(f"tensor {shown(name)} has the unknown type {kind:,}")
+                raise self.refused(f"tensor {shown(name)} has the type {kind:,}, which is none of weights")
             dtype, block, size = kinds[kind]
-            if not dtype.startswith(_NUMBERS):
-                raise self.refused(
-                    f"tensor {shown(name)} holds {dtype} numbers; weights must be floating-point numbers"
-                )
             if max((*shape, math.prod(shape)), default=0) >= LARGEST_NUMBER or (shape and shape[-1] % block):
                 raise self.refused(f"tensor {shown(name)} has an impossible shape")
             if offset % alignment:
                 raise self.refused(f"tensor {shown(name)} does not lie at a multiple of {alignment:,} bytes")
             found[name] = GgufTensor(dtype, shape, offset, offset + math.prod(shape) // block * size, self.part)
-        start, before, end = -(-self.at // alignment) * alignment, "", 0
-        for name, tensor in sorted(found.items(), key=lambda item: (item[1].begin, item[1].end)):
+        start = -(-self.at // alignment) * alignment
+        for name, tensor in found.items():
             found[name] = replace(tensor, begin=start + tensor.begin, end=start + tensor.end)
-            if tensor.begin < end:
-                raise self.refused(f"tensor {shown(name)} overlaps {before}")
             if (missing := start + tensor.end - len(self.data)) > 0:
                 raise self.refused(f"{missing:,} bytes of tensor {shown(name)} lie beyond its end")
-            before, end = shown(name), tensor.end
         return found
 
     def number(self, form: str) -> Any:
@@ -290,9 +261,6 @@ class _Reader:
             raise self.refused("it ends within its header")
         self.at += size
         return struct.unpack_from(form, self.data, self.at - size)[0]
-
-    def string(self, what: str) -> str:
-        return self.strings(1, what)[0]
 
     def strings(self, count: int, what: str) -> list[str]:
         """So many strings, one after another."""
@@ -344,11 +312,6 @@ def their_config(path: Path, header: Header) -> dict[str, Any]:
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
     name, keys, begin = shown(path.name), header.metadata, f"{header.architecture}."
-    if len(header.files) > 1:
-        raise ModelError(
-            f"{name} is in {len(header.files)} parts, and transformers, which reads this architecture, reads one",
-            hint="llama-gguf-split --merge joins them",
-        )
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
     fields = {**json.loads(config.to_json_string(use_diff=False)), "model_type": config.model_type}
     fields.pop("_model_name_or_path", None)  # general.name
@@ -359,17 +322,14 @@ def their_config(path: Path, header: Header) -> dict[str, Any]:
         fields["tie_word_embeddings"] = "output.weight" not in header.tensors  # scales what the head reads
     if not header.tokens:  # transformers counts them, and takes its class's default where there are none
         fields["vocab_size"] = keys.get(f"{begin}vocab_size", fields.get("vocab_size"))
-    factor = keys.get(f"{begin}rope.scaling.factor", keys.get(f"{begin}rope.scale_linear", 1.0))
-    if factor != 1.0 and (kind := keys.get(f"{begin}rope.scaling.type", "linear")) != "none":
-        raise ModelError(
-            f"{name} scales positions ({kind!r:.40} by {factor!r:.20}), and transformers does not read that"
-        )
     read = GGUF_CONFIG_MAPPING.get(header.architecture.replace("-", "_"))
-    for key, value in keys.items() if read is not None else ():
+    for key, value in keys.items():
         own = key.removeprefix(begin)
-        if own == key or own in (*read, *HARMLESS) or own.startswith("rope.scal") or not value:
-            continue
-        if decimal(value) not in [decimal(fields.get(field)) for field in _LEFT_OUT.get(own, ())]:
+        if own in ("rope.scaling.factor", "rope.scale_linear"):
+            known = value in (0.0, 1.0)
+        else:
+            known = read is None or not value or own in (key, *read, *HARMLESS) or own.startswith("rope.scal")
+        if not known and decimal(value) not in [decimal(fields.get(field)) for field in _LEFT_OUT.get(own, ())]:
             raise ModelError(f"{name}: transformers does not read {shown(key, 60)} = {value!r:.40}")
     return fields
 
@@ -412,19 +372,14 @@ def check_read(model: PreTrainedModel, unexpected: list[str], path: Path) -> lis
 
 
 def reader_of(model: Any, architecture: str) -> Callable[[str], bool] | None:
-    """Whether a tensor of a GGUF file goes into `model`, by its name; None if transformers reports those left out.
-
-    Raises ModelError.
-    """
+    """Whether a tensor of a GGUF file goes into `model`, by its name; None if transformers reports those left out."""
     with suppress(ImportError):  # an older transformers has only the other reader
         from transformers.integrations.gguf.utils import is_gguf_arch_supported
 
         if is_gguf_arch_supported(architecture):
             return None
-    try:
-        from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
-    except ImportError as error:
-        raise ModelError(f"this transformers does not say which tensors of a GGUF file it reads: {error}") from error
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+
     names = {*get_gguf_hf_weights_map(model, TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config={}))}
     if architecture == "gpt2":
         names.add("output.weight")  # read under its own name
@@ -436,10 +391,8 @@ def _scale_frequencies(model: PreTrainedModel, header: Header) -> bool:
     import torch
 
     factors, scaled = torch.tensor(header.factors(ROPE_FACTORS)), False
-    for module in model.modules():
-        for name in ("inv_freq", "original_inv_freq"):
-            frequencies = getattr(module, name, None)
-            if isinstance(frequencies, torch.Tensor) and frequencies.shape == factors.shape:
-                frequencies.div_(factors.to(frequencies))
-                scaled = True
+    for name, frequencies in model.named_buffers():
+        if name.endswith("inv_freq") and frequencies.shape == factors.shape:
+            frequencies.div_(factors.to(frequencies))
+            scaled = True
     return scaled

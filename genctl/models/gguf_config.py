@@ -8,12 +8,11 @@ error: whatever it means would be left out.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from genctl.errors import ModelError
 from genctl.models import check, config_limits
@@ -25,24 +24,25 @@ from genctl.models.libraries import guarded
 from genctl.models.weights import WeightFiles, shown
 
 Config = dict[str, Any]
-_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")  # of longrope
-_LAYER = re.compile(r"(enc\.|dec\.|)blk\.(\d{1,9})\.")
+_NONE: Mapping[str, Any] = MappingProxyType({})
 _PATTERN = "attention.sliding_window_pattern"
 
 
 def inspect(path: Path, *, need_tokenizer: bool) -> check.Checkpoint:
     """Check a GGUF file and read its config. Raises ModelError."""
     name, header = shown(path.name), tokenizer_header(path, needed=need_tokenizer)
-    _check_layers(name, header)
+    for key in (f"{header.architecture}.{kind}block_count" for kind in ("", "decoder_")):
+        # before a library makes lists of such lengths; a layer has several tensors
+        if (count := header.metadata.get(key, 1)) not in range(1, len(header.tensors)):
+            raise ModelError(f"{name} holds {len(header.tensors)} tensors, but {key} is {count!r:.40}")
     if header.architecture in ROWS:
         config = config_of(name, header)
     else:
         config = guarded(lambda: their_config(path, header), f"the metadata of {name} cannot be used")
     # activations are in float32 where matrices have blocks or float16
     dtypes = {tensor.dtype for tensor in header.tensors.values() if len(tensor.shape) > 1}
-    weights = WeightFiles(
-        header.files, {**header.tensors}, dtype="bfloat16" if "BF16" in dtypes - {"F32"} else "float32"
-    )
+    dtype = "bfloat16" if "BF16" in dtypes else "float32"
+    weights = WeightFiles(header.files, {**header.tensors}, dtype=dtype)
     config_limits.check_numbers(config, source=name)
     config_limits.check_size(config, weights, source=name)
     files = stamps(path.parent, header.files, code=False)
@@ -101,35 +101,20 @@ class _File:
         return any(name in self.header.tensors for name in names)
 
 
-@dataclass(frozen=True)
-class _GgufRow:
+class _GgufRow(NamedTuple):
     """What is known of an architecture."""
 
     model_type: str
     keys: Mapping[str, str]  # key -> field of the config
-    fixed: Config = field(default_factory=dict)  # fields without a key
-    present: Mapping[str, str] = field(default_factory=dict)  # field that is true where the first layer has this tensor
+    fixed: Mapping[str, Any] = _NONE  # fields without a key
+    present: Mapping[str, str] = _NONE  # field that is true where the first layer has this tensor
     # the field for the share of a head that turns; "": whole heads turn; None: positions are no angles
     rotary: str | None = ""
     theta: str = "rope_theta"
     own_angles: bool = False  # the layers with a window have their own
     period: int = 0  # of the layers one in so many has no window, where no key says which
-    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # keys with the only values that are known
+    only: Mapping[str, tuple[Any, ...]] = _NONE  # keys with the only values that are known
     finish: Callable[[_File, Config], None] | None = None  # what needs code
-
-
-def _check_layers(name: str, header: Header) -> None:
-    """Compare the number of layers with the tensors, before a library makes lists of such lengths."""
-    last: dict[str, int] = {}
-    for part, number in (match.groups() for match in map(_LAYER.match, header.tensors) if match):
-        last[part] = max(int(number), last.get(part, 0))
-    if not last:
-        raise ModelError(f"{name} holds no layers (tensors named blk.0 and so on)")
-    for part, most in last.items():
-        keys = [f"{header.architecture}.{kind}block_count" for kind in ("decoder_", "")]
-        key = keys[0] if part == "dec." and keys[0] in header.metadata else keys[1]
-        if (count := header.metadata.get(key)) != most + 1:
-            raise ModelError(f"{name} holds {part}blk.0 to {part}blk.{most}, but {key} is {count!r:.40}")
 
 
 def config_of(name: str, header: Header) -> Config:
@@ -144,7 +129,16 @@ def config_of(name: str, header: Header) -> Config:
     embedding = header.tensors.get("token_embd.weight")
     config["vocab_size"] = file.take("vocab_size") or (embedding.shape[0] if embedding is not None else 0)
     config["tie_word_embeddings"] = "output.weight" not in header.tensors
-    _heads(file, row, config)
+    heads, size = file.size("attention.head_count"), file.head_dim
+    if "attention.key_length" in row.keys:
+        config["head_dim"] = size
+    else:
+        file.only("attention.key_length", file.size("embedding_length") // heads)
+    file.only("attention.value_length", size)
+    if "attention.head_count_kv" in row.keys:
+        config.setdefault(row.keys["attention.head_count_kv"], heads)
+    else:
+        file.only("attention.head_count_kv", heads)
     if row.rotary is not None:
         _angles(file, row, config)
     if row.period:
@@ -163,20 +157,6 @@ def config_of(name: str, header: Header) -> Config:
         if type(id := header.metadata.get(f"tokenizer.ggml.{kind}_token_id")) is int:
             config[f"{what}_token_id"] = id
     return config
-
-
-def _heads(file: _File, row: _GgufRow, config: Config) -> None:
-    """The features of a head."""
-    heads, size = file.size("attention.head_count"), file.head_dim
-    if "attention.key_length" in row.keys:
-        config["head_dim"] = size
-    else:
-        file.only("attention.key_length", file.size("embedding_length") // heads)
-    file.only("attention.value_length", size)
-    if "attention.head_count_kv" in row.keys:
-        config.setdefault(row.keys["attention.head_count_kv"], heads)
-    else:
-        file.only("attention.head_count_kv", heads)
 
 
 def _angles(file: _File, row: _GgufRow, config: Config) -> None:
@@ -204,17 +184,14 @@ def _scaling(file: _File, turning: int) -> Config:
     attention, own = (file.number(f"rope.scaling.{name}", 1.0) for name in ("attn_factor", "yarn_attn_factor"))
     mscale = file.number("rope.scaling.yarn_log_multiplier")
     betas = {name: file.number(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
-    extrapolates = file.take("rope.scaling.yarn_ext_factor", 1.0) in (1.0, -1.0)
-    factors = {name: list(file.header.factors(name)) for name in _FACTORS}
-    if any(factors.values()) or kind == "longrope":
-        if any(len(each) != turning // 2 for each in factors.values()):
+    short, long = (list(file.header.factors(f"rope_factors_{which}.weight")) for which in ("short", "long"))
+    if short or long or kind == "longrope":
+        if {len(short), len(long)} != {turning // 2}:
             raise ModelError(f"{file.name} stretches positions as longrope, without {turning // 2} factors for them")
-        short, long = factors.values()
         found = {"rope_type": "longrope", "short_factor": short, "long_factor": long, "attention_factor": attention}
         return found | {"original_max_position_embeddings": original, "factor": context / original}
     if kind == "yarn":
-        if not extrapolates:
-            raise file.refused("rope.scaling.yarn_ext_factor", "1.0 or -1.0")
+        file.only("rope.scaling.yarn_ext_factor", 1.0, -1.0)
         found = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
         found |= {name: value for name, value in betas.items() if value}
         if own != 1.0 or attention != 1.0:
@@ -275,7 +252,6 @@ def _gemma(largest: int, file: _File, config: Config) -> None:
 def _gemma3(file: _File, config: Config) -> None:
     _gemma(62, file, config)
     config["rope_local_base_freq"] = file.number("rope.freq_base_swa", 10000.0)
-    config.setdefault("final_logit_softcapping", None)
 
 
 def _olmo2(file: _File, config: Config) -> None:
@@ -284,12 +260,10 @@ def _olmo2(file: _File, config: Config) -> None:
         del config["sliding_window"], config["layer_types"]
         return
     theta, scaling = config["rope_theta"], config.pop("rope_scaling", {"rope_type": "default"})
-    config |= {
-        "model_type": "olmo3",
-        "rope_parameters": {
-            "full_attention": {**scaling, "rope_theta": theta},
-            "sliding_attention": {"rope_type": "default", "rope_theta": file.number("rope.freq_base_swa", theta)},
-        },
+    config["model_type"] = "olmo3"
+    config["rope_parameters"] = {
+        "full_attention": {**scaling, "rope_theta": theta},
+        "sliding_attention": {"rope_type": "default", "rope_theta": file.number("rope.freq_base_swa", theta)},
     }
 
 
@@ -372,7 +346,8 @@ ROWS = {
         period=2, finish=partial(_gemma, 46),
     ),
     "gemma3": _GgufRow(
-        "gemma3_text", {**_HEAD, **_WINDOW, **_CAPS}, _GELU, _BIAS, own_angles=True, period=6, finish=_gemma3,
+        "gemma3_text", {**_HEAD, **_WINDOW, **_CAPS}, {**_GELU, "final_logit_softcapping": None}, _BIAS,
+        own_angles=True, period=6, finish=_gemma3,
     ),
     "granite": _GgufRow(
         "granite", {**_RMS, **_MULTIPLIERS}, _SILU, _BIASES, finish=_granite,

@@ -205,8 +205,6 @@ class _Vocabulary:
             single=[*before, "$A:0", *after], special_tokens=[(token, self.ids[token]) for token in (*before, *after)]
         )
         template = self.metadata.get("tokenizer.chat_template")
-        if not isinstance(template, str | None):
-            raise ModelError(f"{self.name}: tokenizer.chat_template is no text")
         names = {name: self.tokens[id] for name, id in special.items() if id is not None}
         literal = {id: token for id, token in enumerate(self.tokens) if self.types[id] == _USER and not token.isascii()}
         literal = literal if split.by_bytes else {}
@@ -226,10 +224,7 @@ class _Vocabulary:
         return [self.tokens[id]] if added and id is not None else []
 
     def _flag(self, key: str, default: bool) -> bool:
-        value = self.metadata.get(f"{_KEY}.{key}", default)
-        if not isinstance(value, bool):
-            raise self.refused(f"{key} is {value!r:.40}, neither true nor false")
-        return value
+        return bool(self.metadata.get(f"{_KEY}.{key}", default))
 
     def _byte_level(self, split: Split) -> Tokenizer:
         backend = Tokenizer(models.BPE(vocab=self.ids, merges=self._listed_merges(), ignore_merges=split.ignore_merges))

@@ -9,14 +9,12 @@ is always a prefix, and it holds back only what later tokens can still change.
 from __future__ import annotations
 
 import codecs
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache, lru_cache
+from collections.abc import Iterable, Sequence
+from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from genctl.decode.processors.token_bytes import bytes_of, is_byte, is_byte_level, special_of, steps_of
-from genctl.errors import InputError, ModelError, UsageError, nearest, quote
+from genctl.errors import InputError, ModelError
 from genctl.events import shared_length
 from genctl.models.libraries import is_library_error, without_panic_reports
 
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from genctl.models.hub import LoadedModel
 
 DecodeMode: TypeAlias = Literal["bytes", "pieces", "whole"]
-_LANGUAGE = re.compile(r"[a-z]{2,3}(_[A-Za-z]{2,4})?")  # "en", "en_XX", "eng_Latn"
 
 
 def encode_prompt(loaded: LoadedModel, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -137,19 +134,16 @@ class DecodingVocabulary:
         self.mode, self.fallback = _decode_mode(tokenizer)
         self.special = frozenset(tokenizer.all_special_ids) if self.backend is None else special_of(self.backend)
         # of one id; called for each token of a text
-        self.bytes_of, self.piece = cache(self._bytes_of), cache(self._piece)
+        self.bytes_of, self.piece, self.alone = cache(self._bytes_of), cache(self._piece), cache(self._alone)
         # whether the text depends on it: decode() leaves out skipped ids and those without a token
         self.writes = cache(lambda id: not (skip and id in self.special) and self.token(id) is not None)
-        self.characters, self.alone = cache(self._characters), cache(lambda id: self.raw([id]))
-        self._anchor: int | None = None
 
-    def text(self, ids: list[int]) -> str:
-        """decode() of ids."""
-        return decode_as(self.tokenizer, ids, skip_special_tokens=self.skip)
+    def text(self, ids: list[int], *, clean: bool | None = None) -> str:
+        """decode() of ids, with the clean-up of spaces as the tokenizer has it, or as `clean` says."""
+        return decode_as(self.tokenizer, ids, skip_special_tokens=self.skip, clean=clean)
 
-    def raw(self, ids: list[int]) -> str:
-        """decode() of ids without the clean-up of spaces."""
-        return decode_as(self.tokenizer, ids, skip_special_tokens=self.skip, clean=False)
+    def _alone(self, id: int) -> str:
+        return self.text([id], clean=False)
 
     def lead(self, prompt: Sequence[int]) -> list[int]:
         """The end of a prompt that decides what text new tokens add: nothing before it changes that."""
@@ -157,7 +151,7 @@ class DecodingVocabulary:
         for place in range(len(prompt) - 1, -1, -1) if self.mode != "whole" else ():
             if len(prompt) - place >= least and self._begins(prompt[place]):
                 lead = list(prompt[place:])
-                if not self.clean or _safe_cut(self.raw(lead), 0):
+                if not self.clean or _safe_cut(self.text(lead, clean=False), 0):
                     return lead
                 least = 2 * len(lead)
         return list(prompt)
@@ -185,12 +179,6 @@ class DecodingVocabulary:
         literal = getattr(self.tokenizer, "literal", {})
         return literal[id].encode() if id in literal else bytes_of(self.token(id) or "")
 
-    def _characters(self, id: int) -> str | None:
-        """What a token of a byte-level vocabulary adds between characters; None if it leaves one incomplete."""
-        content = self.bytes_of(id) if self.writes(id) else b""
-        text, read = codecs.utf_8_decode(content, "replace", False)
-        return text if read == len(content) else None
-
     def _piece(self, id: int) -> str:
         """The text of one token alone, special tokens included; incomplete characters as bytes: <0xE2>."""
         token = self.token(id)
@@ -203,11 +191,14 @@ class DecodingVocabulary:
                 f"<0x{ord(char) - 0xDC00:02X}>" if 0xDC80 <= ord(char) <= 0xDCFF else char
                 for char in self.bytes_of(id).decode("utf-8", errors="surrogateescape")
             )
-        if self._anchor is None:  # a token whose text does not change what follows
-            plain = (one for one in range(len(self.tokenizer)) if one not in self.special and not self.is_byte(one))
-            self._anchor = next((one for one in plain if self.alone(one).strip()), id)
-        before, both = self.alone(self._anchor), self.raw([self._anchor, id])
+        before, both = self.alone(self.anchor), self.text([self.anchor, id], clean=False)
         return both[len(before) :] if both.startswith(before) else self.alone(id)
+
+    @cached_property
+    def anchor(self) -> int:
+        """A token whose text does not change what follows."""
+        plain = (id for id in range(len(self.tokenizer)) if id not in self.special and not self.is_byte(id))
+        return next((id for id in plain if self.alone(id).strip()), 0)
 
 
 @lru_cache(maxsize=8)  # tokenizers are equal only to themselves, and a process has only a few
@@ -317,8 +308,6 @@ class Detokenizer:
 
     def _raw(self, id: int) -> str:
         vocabulary = self.vocabulary
-        if vocabulary.mode == "bytes" and not self._bytes and (whole := vocabulary.characters(id)) is not None:
-            return whole
         if not vocabulary.writes(id):
             return ""
         if vocabulary.mode == "bytes":
@@ -336,7 +325,7 @@ class Detokenizer:
         if not self._pending:
             return ""
         before = self.vocabulary.alone(self._context[0]) if self._context else ""
-        text = self.vocabulary.raw(self._context + self._pending)[len(before) :]
+        text = self.vocabulary.text(self._context + self._pending, clean=False)[len(before) :]
         self._context, self._pending = self._pending[-1:], []
         return text
 
@@ -383,90 +372,3 @@ Words: TypeAlias = "Detokenizer | IdDetokenizer"
 def detokenizer(tokenizer: PreTrainedTokenizerBase | None) -> Words:
     """A new detokenizer for a tokenizer, or for none."""
     return IdDetokenizer() if tokenizer is None else Detokenizer(tokenizer)
-
-
-# -- tokens given by their text or their id ----------------------------------------------------------------------------
-
-
-def watched_ids(loaded: LoadedModel, tokens: Sequence[str]) -> tuple[int, ...]:
-    """The ids of the tokens of --watch, each a text or `id:N`, without repetition. Raises UsageError."""
-    return tuple(dict.fromkeys(_watched_id(loaded, token) for token in tokens))
-
-
-def _watched_id(loaded: LoadedModel, token: str) -> int:
-    what, tokenizer, number = f"--watch {token!r}", loaded.tokenizer, token.removeprefix("id:")
-    if number != token and number.isascii() and number.isdigit():
-        # a number of too many digits is no int (`sys.set_int_max_str_digits`)
-        if len(number) > 18 or int(number) >= loaded.vocab_size:
-            raise UsageError(f"--watch {token}: the ids of {loaded.name} are 0 to {loaded.vocab_size - 1}")
-        return int(number)
-    if tokenizer is None:
-        raise UsageError(f"{what}: {loaded.name} has no tokenizer", hint="--watch id:N names a token's id")
-    piece = Detokenizer(tokenizer).piece
-    try:
-        ids = encode(tokenizer, token, add_special_tokens=False) if token else []
-        if token and (len(ids) != 1 or (piece(ids[0]) != token and token[0].isspace())):
-            behind = continuation(tokenizer, token)  # one token only behind other text
-            ids = behind if len(behind) == 1 and piece(behind[0]) == token else ids
-    except InputError as error:
-        raise UsageError(f"{what}: {error.message}") from None
-    if len(ids) != 1:
-        parts = ", ".join(f"{piece(id)!r} (id:{id})" for id in ids)
-        raise UsageError(
-            f"{what} is not one token of {loaded.name}" + (f" but {len(ids)}: {parts}" if ids else ""),
-            hint="name one of them: a space before a word belongs to its token" if ids else "",
-        )
-    if ids[0] == tokenizer.unk_token_id and token.strip() != tokenizer.unk_token:
-        raise UsageError(f"{what}: the tokenizer of {loaded.name} does not know it and reads id:{ids[0]}")
-    if ids[0] >= loaded.vocab_size:
-        raise UsageError(f"{what} is id:{ids[0]}, but {loaded.name} has only {loaded.vocab_size} ids")
-    return ids[0]
-
-
-# -- languages of multilingual tokenizers (NLLB, mBART, M2M-100): each has a token, in a source and in a translation ---
-# As in transformers' translation pipeline: the tokenizer writes the token of `src_lang` beside a source, and the token
-# of `tgt_lang` is the first that the decoder is made to write (`forced_bos_token_id`).
-
-
-def languages_of(tokenizer: Any) -> dict[str, int]:
-    """The id of the token of each language, by the tokenizer's own names; {} where it has none."""
-    if not hasattr(type(tokenizer), "src_lang"):
-        return {}
-    added = [str(token) for token in tokenizer.added_tokens_decoder.values()]
-    codes = getattr(tokenizer, "lang_code_to_id", None) or filter(
-        _LANGUAGE.fullmatch, (one.strip("_") for one in added)
-    )
-    found: dict[str, int] = {}
-    for name in (code.strip("_") for code in codes):
-        for token in (f"__{name}__", name):
-            id = tokenizer.convert_tokens_to_ids(token)
-            if id is not None and id != tokenizer.unk_token_id:
-                found.setdefault(name, int(id))
-    return found
-
-
-def language_id(tokenizer: Any, setting: str, name: str, checkpoint: str) -> int:
-    """The id of the token of a language; `setting` names it with its place. Raises UsageError where there is none."""
-    languages = languages_of(tokenizer)
-    if not languages:
-        raise UsageError(f"{setting}: the tokenizer of {checkpoint} has no languages")
-    if name not in languages:
-        near = nearest(name, languages)
-        raise UsageError(
-            f"{setting}: {checkpoint} has no language {quote(name)}" + (f"; did you mean {near}?" if near else ""),
-            hint=f"its languages are {', '.join(sorted(languages))}",
-        )
-    return languages[name]
-
-
-@contextmanager
-def reading(tokenizer: Any, language: str | None) -> Iterator[None]:
-    """Texts that are read meanwhile are in `language`; None: in the tokenizer's own."""
-    if language is None:
-        yield
-        return
-    before, tokenizer.src_lang = tokenizer.src_lang, language
-    try:
-        yield
-    finally:
-        tokenizer.src_lang = before

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -24,7 +24,6 @@ from genctl.models.architectures import BACKEND, LEFT_TO_TRANSFORMERS, NO_CLASS,
 from genctl.models.weights import LARGEST_JSON, read_json
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_TOKEN = frozenset({"content", "lstrip", "rstrip", "single_word", "normalized", "special", "__type"})
 # Fields that transformers reads before it builds a class, or that affect neither ids nor texts.
 _NO_EFFECT = frozenset(
     {"tokenizer_class", "model_max_length", "max_len", "backend", "name_or_path", "is_local", "local_files_only"}
@@ -162,9 +161,9 @@ def _plain(folder: Path, model: dict[str, Any]) -> PlainTokenizer:
     else:
         if kind != "BPE":
             raise UnsupportedTokenizer(f"{name} takes no such vocabulary")
-        recipe = RECIPES[name]
-        settings = {**recipe.tokens, **settings}
-        backend = recipe.build(settings, file)
+        build, defaults = RECIPES[name]
+        settings = {**defaults, **settings}
+        backend = build(settings, file)
         if file.get("post_processor") is not None:
             empty = {**json.loads(Tokenizer(models.BPE()).to_str()), "post_processor": file["post_processor"]}
             backend.post_processor = Tokenizer.from_str(json.dumps(empty)).post_processor
@@ -176,8 +175,6 @@ def _plain(folder: Path, model: dict[str, Any]) -> PlainTokenizer:
     special = {key: settings[key] for key in NAMED if settings.get(key) is not None} | own
     extra = list(settings.get("extra_special_tokens", settings.get("additional_special_tokens")) or ())
     every = [*special.values(), *extra]
-    if not all(isinstance(token, (str, AddedToken)) and str(token) for token in every):
-        raise UnsupportedTokenizer("a special token is no text")
     _add(backend, added, {str(token) for token in special.values()}, every)
     if backend.post_processor is None or name == "GPTNeoXTokenizer":
         backend.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
@@ -208,14 +205,12 @@ def _settings(folder: Path, settings: Settings, file: dict[str, Any]) -> tuple[S
         for key, value in read_json(path, path.name).items() if path.is_file() else ():
             if key not in NAMED:
                 raise UnsupportedTokenizer(f"{path.name} has the field {key!r:.60}")
-            settings[key] = AddedToken(**{**_parts(value), "special": True}) if isinstance(value, dict) else value
+            settings[key] = _token({**value, "special": True}) if isinstance(value, dict) else value
         if (folder / "added_tokens.json").is_file():
             raise UnsupportedTokenizer("added_tokens.json adds tokens")
         entries = [dict(entry) for entry in file.get("added_tokens") or ()]
         decoder = {entry.pop("id"): entry for entry in entries}
-    if not all(str(number).isdecimal() for number in decoder):
-        raise UnsupportedTokenizer("added tokens without ids")
-    added = [AddedToken(**_parts(token)) for _, token in sorted(decoder.items(), key=lambda item: int(item[0]))]
+    added = [_token(decoder[number]) for number in sorted(decoder, key=int)]
     by_text = {str(token): token for token in added}
     settings = {key: _converted(value) for key, value in settings.items()}
     settings |= {key: by_text.get(str(settings[key]), settings[key]) for key in NAMED if settings.get(key) is not None}
@@ -246,31 +241,24 @@ def _template(folder: Path, settings: Settings) -> Any:
             raise UnsupportedTokenizer(f"its chat template cannot be read: {error}") from None
     if isinstance(template, list):
         template = {entry["name"]: entry["template"] for entry in template}
-    texts = template.values() if isinstance(template, dict) else [template or ""]
-    if not all(isinstance(text, str) for text in texts):
-        raise UnsupportedTokenizer("chat_template is no text")
     return template
 
 
-def _parts(token: Any) -> dict[str, Any]:
-    """The fields of an added token. Raises UnsupportedTokenizer if it is malformed."""
-    if not isinstance(token, dict) or set(token) - _TOKEN or not isinstance(token.get("content"), str):
-        raise UnsupportedTokenizer(f"an added token is {token!r:.80}")
-    return {key: value for key, value in token.items() if key != "__type"}
+def _token(fields: dict[str, Any]) -> AddedToken:
+    """An added token, by the fields that describe it."""
+    return AddedToken(**{key: value for key, value in fields.items() if key != "__type"})
 
 
 def _converted(value: Any) -> Any:
     """JSON with AddedToken objects for the dictionaries that describe them."""
     if isinstance(value, dict) and value.get("__type") == "AddedToken":
-        return AddedToken(**_parts(value))
+        return _token(value)
     return [_converted(entry) for entry in value] if isinstance(value, list) else value
 
 
 def _flag(settings: Settings, name: str, default: bool) -> bool:
     """A boolean setting; null counts as the default."""
     value = settings.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise UnsupportedTokenizer(f"{name} = {value!r:.40} is neither true nor false")
     return default if value is None else value
 
 
@@ -363,15 +351,12 @@ def _gemma(settings: Settings, file: dict[str, Any]) -> Tokenizer:
     return tokenizer
 
 
-class Recipe(NamedTuple):
-    """How one class builds its tokenizer, and its default special tokens."""
-
-    build: Callable[[Settings, dict[str, Any]], Tokenizer]
-    tokens: dict[str, str | None]
+# How one class builds its tokenizer, and its default special tokens.
+Recipe: TypeAlias = tuple[Callable[[Settings, dict[str, Any]], Tokenizer], dict[str, str | None]]
 
 
 def _recipe(build: Callable[[Settings, dict[str, Any]], Tokenizer], **tokens: str | None) -> Recipe:
-    return Recipe(build, {f"{name}_token": token for name, token in tokens.items()})
+    return build, {f"{name}_token": token for name, token in tokens.items()}
 
 
 _END = "<|endoftext|>"

@@ -60,7 +60,7 @@ def generate(explorer: Explorer, n: int | None) -> Iterator[Result]:
 
 def take(explorer: Explorer, token: int | str, n: int | None) -> Iterator[Result]:
     """A token that is chosen by hand, and what follows it: `n` tokens, none if that is 0."""
-    from genctl.models.text import watched_ids
+    from genctl.models.tokenizer_alone import watched_ids
 
     distribution = explorer.distribution(explorer.tree.cursor)
     if isinstance(token, int):

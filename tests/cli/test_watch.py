@@ -136,8 +136,7 @@ def test_compare_shows_and_records_them(gpt2: Path) -> None:
     [
         (" cat on", "is not one token of"),
         ("id:300", "the ids of"),
-        ("id:" + "9" * 5000, "the ids of"),
-        ("", "is not one token of"),
+        ("", "the prompt tokenises to nothing"),
     ],
 )
 def test_what_is_no_token_is_refused(gpt2: Path, command: str, token: str, words: str) -> None:

@@ -142,12 +142,13 @@ def written(
     kinds: Mapping[str, str] = MappingProxyType({}),
     vocabulary: bool = False,
     change: Callable[[dict[str, tuple[str, str, Any]]], object] = lambda metadata: None,
+    more: Callable[[Any], object] = lambda writer: None,
+    words: Mapping[int, str] | None = None,
 ) -> Path:
     """The file of a case. Matrices are of a `kind` where their rows are whole blocks, and some of other `kinds`.
 
-    `change` edits the metadata.
-
-    Without `vocabulary` it has no tokens, so that prompts are ids.
+    `change` edits the metadata, `more` adds to what is written. Without `vocabulary` it has no tokens, so that prompts
+    are ids; `words` are tokens in place of others.
     """
     import gguf
 
@@ -162,6 +163,8 @@ def written(
         text = own_file.read_text() if own_file.is_file() else tokenizer().backend_tokenizer.to_str()
         held_tokens = json.loads(text)["model"]
         tokens = sorted(held_tokens["vocab"], key=held_tokens["vocab"].get)
+        for place, word in (words or {}).items():
+            tokens[place] = word
         writer.add_token_list(tokens)
         writer.add_token_types([3 if word.startswith("<") and len(word) > 1 else 1 for word in tokens])
         writer.add_token_merges([" ".join(pair) for pair in held_tokens["merges"]])
@@ -171,6 +174,7 @@ def written(
         if not is_matrix or values.shape[-1] % gguf.GGML_QUANT_SIZES[own][0]:
             own = gguf.GGMLQuantizationType.F32
         writer.add_tensor(tensor, _quantized(values.contiguous().numpy(), own), raw_dtype=own)
+    more(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -155,12 +155,6 @@ def test_a_template_sees_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not {*secrets} & psutil.Process(process.pid).environ().keys()
 
 
-def test_a_template_that_makes_nothing_is_an_input_error() -> None:
-    made = tokenizer("{# empty #}")
-    with pytest.raises(InputError, match="tokenises to nothing"):
-        encode(made, chat.render_chat_text(made, USER), add_special_tokens=False)
-
-
 @pytest.mark.parametrize(
     "template",
     [

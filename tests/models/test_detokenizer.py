@@ -90,14 +90,6 @@ def test_an_emoji_of_several_tokens_is_held_back_until_whole() -> None:
     assert rest == ""
 
 
-def test_half_a_character_is_a_replacement_only_at_the_end() -> None:
-    tokenizer = byte_level()
-    ids = tokenizer("🦄")["input_ids"][:-1]
-    pieces, rest = tell(ids, "byte_level")
-    assert "".join(pieces) == ""
-    assert rest == "\ufffd" == decode(tokenizer, ids)
-
-
 def test_a_run_of_byte_tokens_is_told_when_it_closes() -> None:
     tokenizer = llama()
     unicorn = [tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in "🦄".encode()]
@@ -105,14 +97,6 @@ def test_a_run_of_byte_tokens_is_told_when_it_closes() -> None:
     pieces, rest = tell([*unicorn, after], "llama")
     assert pieces == ["", "", "", "", "🦄a"]
     assert rest == ""
-
-
-def test_only_the_first_space_of_a_metaspace_text_is_dropped() -> None:
-    tokenizer = metaspace()
-    ids = tokenizer("the cat")["input_ids"]
-    pieces, _ = tell(ids, "metaspace")
-    assert "".join(pieces) == "the cat"
-    assert "".join(tell(ids + ids, "metaspace")[0]) == "the cat the cat"
 
 
 def test_words_stream_although_spaces_are_cleaned() -> None:
@@ -200,17 +184,6 @@ def test_new_tokens_add_what_decode_adds_after_any_text(family: str, data: st.Da
 @family
 @SETTINGS
 @given(data=st.data())
-def test_what_was_told_after_a_prompt_stays_a_beginning(family: str, data: st.DataObject) -> None:
-    tokenizer = FAMILIES[family]()
-    prompt, new, more = (data.draw(some_ids(family, 10)) for _ in range(3))
-    words = Detokenizer(tokenizer).after(prompt)
-    text = "".join(map(words.push, new))
-    assert added(tokenizer, prompt, new + more).startswith(text)
-
-
-@family
-@SETTINGS
-@given(data=st.data())
 def test_tokens_that_were_cut_from_the_prompt_are_not_told_again(family: str, data: st.DataObject) -> None:
     tokenizer = FAMILIES[family]()
     prompt, cut, new = (data.draw(some_ids(family, 8)) for _ in range(3))
@@ -226,14 +199,6 @@ def test_the_blank_between_prompt_and_text_is_part_of_the_text(made: Any) -> Non
     text = Detokenizer(tokenizer).after(prompt).decode(new)
     assert text == " sat"
     assert decode(tokenizer, tokenizer("the cat" + text)["input_ids"]) == decode(tokenizer, prompt + new)
-
-
-@pytest.mark.parametrize("made", [llama, metaspace, word_piece])
-def test_after_no_text_a_blank_at_the_beginning_is_dropped(made: Any) -> None:
-    tokenizer = made()
-    new = list(tokenizer("the cat")["input_ids"])
-    for prompt in ([], [1], [1, len(tokenizer) + 2]):
-        assert Detokenizer(tokenizer).after(prompt).decode(new) == "the cat"
 
 
 def test_a_character_that_the_prompt_began_belongs_to_the_text() -> None:

@@ -51,18 +51,10 @@ def exact_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "library", lambda: None)
 
 
-def gpt2(folder: Path) -> Path:
-    from scripts.benchmarks import checkpoints
-
-    size = checkpoints.gpt2("tiny", n_layer=2, n_head=4, n_embd=64)
-    checkpoints.make(size, "transformers", folder)
-    return checkpoints.make(size, "gguf-int4", folder) / "model.gguf"
-
-
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "gpt2"])
+@pytest.mark.parametrize("arch", ["llama", "qwen2"])
 @pytest.mark.usefixtures("exact_inputs")
 def test_logits_are_those_of_transformers_on_the_unpacked_file(arch: str, tmp_path: Path) -> None:
-    path = gpt2(tmp_path) if arch == "gpt2" else written(tmp_path / "tiny.gguf", arch=arch)
+    path = written(tmp_path / "tiny.gguf", arch=arch)
     wanted = their_logits(path)
     assert (native_logits(path) - wanted).abs().max() < 1e-4 * wanted.abs().max()
 
@@ -89,20 +81,6 @@ def test_tokens_are_those_of_llama_cpp(kind: str, dequantize: bool, tmp_path: Pa
         (record,) = genctl("run", "-m", str(path), *how, stdin=row).records
         assert record["token_ids"][:first] == new[:first]
     assert compared > 40
-
-
-def test_sizes_come_from_the_file_where_it_has_no_tokens_to_count(tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
-    from scripts.benchmarks import checkpoints
-
-    size = checkpoints.gpt2("small", 300, 64, n_layer=2, n_head=4, n_embd=64)
-    folder = checkpoints.make(size, "transformers", tmp_path)
-    with torch.no_grad():
-        wanted = AutoModelForCausalLM.from_pretrained(folder)(IDS).logits
-    found = native_logits(checkpoints.make(size, "gguf", tmp_path) / "model.gguf")
-    assert found.shape == wanted.shape
-    assert (found - wanted).abs().max() < 1e-4 * wanted.abs().max()
 
 
 @pytest.mark.usefixtures("exact_inputs")

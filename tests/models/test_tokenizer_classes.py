@@ -202,10 +202,6 @@ def test_the_class_depends_on_the_model_type_too(name: str | None, model_type: s
         assert_equal(tmp_path, config)
 
 
-def test_the_config_of_the_model_can_name_a_class(tmp_path: Path) -> None:
-    assert_equal(tmp_path, folder(tmp_path, llama(), "llama", {}, tokenizer_class="LlamaTokenizer"))
-
-
 @pytest.mark.parametrize("name", ["GPT2Tokenizer", "LlamaTokenizer", "PreTrainedTokenizerFast"])
 def test_an_older_file_counts_where_no_added_tokens_are_named(name: str, tmp_path: Path) -> None:
     kind, model_type = NATIVE[name]
@@ -244,14 +240,6 @@ def test_padding_names_a_token(tmp_path: Path) -> None:
         config = folder(tmp_path, file, "llama", {"tokenizer_class": name})
         assert_equal(tmp_path, config)
         assert plain(tmp_path, config).pad_token == "<of padding>"
-
-
-def test_a_mistral_vocabulary_of_any_size(tmp_path: Path) -> None:
-    """transformers looks for a wrong pattern in large ones of Mistral's, warns and changes nothing."""
-    large = Tokenizer(models.BPE({f"{n:x}": n for n in range(100_005)}, []))
-    large.pre_tokenizer = pre_tokenizers.ByteLevel()
-    config = folder(tmp_path, json.loads(large.to_str()), "mistral", {"tokenizer_class": "LlamaTokenizerFast"})
-    assert_equal(tmp_path, config)
 
 
 def test_a_class_with_another_vocabulary_is_left_to_transformers(tmp_path: Path) -> None:
