@@ -128,48 +128,27 @@ def auto_class(checkpoint: check.Checkpoint, config: PreTrainedConfig, trust_rem
     if trust_remote_code and "auto_map" in checkpoint.config:
         return AutoModelForSeq2SeqLM if is_seq2seq else AutoModelForCausalLM
     described = few(names) or f"architecture {kind!r:.80}"
-    for name in (kind, *names):
-        if why := facts_of(name).unfit or _UNFIT_CLASSES.get(name):
-            raise ModelError(f"{described} {why}, so it cannot continue a text")
-    mixed = _names(auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES)
+    if why := next(filter(None, (facts_of(name).unfit for name in (kind, *names))), ""):
+        raise ModelError(f"{described} {why}, so it cannot continue a text")
+    # of models of images and text; transformers does not find the text model of Emu3
+    mixed = _names(auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES) - {"Emu3ForConditionalGeneration"}
     heads = _names(causal) | _names(sequences) | (mixed if kind in causal else set())
     # an encoder-decoder that was saved without its head, which is the embeddings
     is_bare = is_seq2seq and kind in sequences and names == [auto.MODEL_MAPPING_NAMES.get(kind)]
-    if names and not is_bare and not heads & set(names):
-        raise _unfit(described, set(names), auto)
-    if is_seq2seq and kind not in sequences:
-        raise _unfit(described, {kind}, auto)
-    encodes = not names and kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False)
-    if kind in causal and not encodes and not is_seq2seq:
-        return AutoModelForCausalLM
-    if kind in sequences:
-        return AutoModelForSeq2SeqLM
-    for name in names:  # a text model alone, which the table has as part of a larger one (Mllama)
-        own = getattr(transformers, name, None) if name in _names(causal) else None
-        if own is not None and getattr(own, "config_class", None) is type(config):
-            return own
-    raise _unfit(described, {kind}, auto)
-
-
-# Classes among those of language models that cannot continue a text; for architectures see `Architecture.unfit`.
-_UNFIT_CLASSES = {
-    "Emu3ForConditionalGeneration": "reads pictures, and transformers does not find its text model by itself"
-}
-
-
-def _unfit(described: str, known: set[str], auto: Any) -> ModelError:
-    """The error for a class or architecture that cannot be loaded."""
-    reads = "reads pictures or sound, and genctl loads models that are made for text"
-    writes = "writes sound, not text"
-    kinds = {"TEXT_TO_WAVEFORM": writes, "TEXT_TO_SPECTROGRAM": writes}
-    kinds |= {"MULTIMODAL_LM": reads, "IMAGE_TEXT_TO_TEXT": reads, "SPEECH_SEQ_2_SEQ": reads}
-    for kind, why in kinds.items():
-        table = dict(getattr(auto, f"MODEL_FOR_{kind}_MAPPING_NAMES"))
-        if known & ({*table} | _names(table)):
-            return ModelError(f"{described} {why}")
-    if any(name.endswith("ForConditionalGeneration") for name in known):
-        return ModelError(f"{described} is none of the classes with which transformers continues a text")
-    return ModelError(f"{described} has no language-model head, so it cannot generate text")
+    if not names or is_bare or heads & set(names):
+        encodes = not names and kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+        encodes = encodes and not getattr(config, "is_decoder", False)
+        if kind in causal and not encodes and not is_seq2seq:
+            return AutoModelForCausalLM
+        if kind in sequences:
+            return AutoModelForSeq2SeqLM
+        for name in [] if is_seq2seq else names:  # a text model that the table has as part of a larger one (Mllama)
+            own = getattr(transformers, name, None) if name in _names(causal) else None
+            if own is not None and getattr(own, "config_class", None) is type(config):
+                return own
+    if any(name.endswith("ForConditionalGeneration") for name in names):
+        raise ModelError(f"{described} is none of the classes with which transformers continues a text")
+    raise ModelError(f"{described} has no language-model head, so it cannot generate text")
 
 
 def _names(table: dict[str, Any]) -> set[str]:
