@@ -58,10 +58,6 @@ class PackedLinear(nn.Module):
             raise WeightPacked("the model's code reads the weight of a linear layer that was packed", hint=hint)
         return super().__getattr__(name)
 
-    def extra_repr(self) -> str:
-        """The description in the model's repr."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, {self.product.form}"
-
 
 @dataclass
 class PackingReport:
