@@ -145,16 +145,6 @@ def test_another_cpu_needs_another_variant(folder: Path, monkeypatch: pytest.Mon
     assert ops.is_unusable()  # so that it is said without --verbose
 
 
-def test_a_variant_that_the_compiler_does_not_know_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, gcc10="old")
-    (folder / "avxvnni.so").write_text("of older sources")
-    others = [name for name in VARIANTS if name != "avxvnni"]
-    assert build.build(folder) == ""
-    assert sorted(made_by(folder)) == sorted(others)
-    assert build.built(folder) == others
-    assert build.is_built(folder)
-
-
 @pytest.mark.parametrize("lost", ["amx", VARIANTS[-1]] if VARIANTS else [])
 def test_a_variant_that_was_compiled_has_to_stay(lost: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, gcc10="old")

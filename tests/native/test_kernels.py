@@ -362,11 +362,6 @@ def test_other_decoders_are_left_to_torch_and_it_is_said(name: str, part: str) -
         assert decoder_by_kernels(graphed(name, quantize=quantize).decoder) == (None, said)
 
 
-def test_products_of_torch_are_left_to_torch() -> None:
-    """`--no-pack`, a card on which nothing was tried."""
-    assert decoder_by_kernels(graphed("llama", kernels=False).decoder) == (None, "")
-
-
 def test_where_nothing_can_be_compiled_torch_computes_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(decoder: Decoder) -> KernelDecoder:
         raise RuntimeError("Failed to find C compiler.\nPlease specify via CC environment variable.")

@@ -77,14 +77,6 @@ def test_beams_alone_and_together(name: str, penalty: float) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_samples(name: str) -> None:
-    torch.manual_seed(5)
-    wanted = generated(name, SOURCES[1], do_sample=True, top_k=0, num_return_sequences=3)
-    lane = Lane("0", start(name), Sample(True, 3), NEW, eos=(EOS,), source=SOURCES[1], returned=3, seed=5)
-    assert ours(name, [lane], 3)["0"] == wanted
-
-
-@pytest.mark.parametrize("name", FAMILIES)
 def test_forms_of_cache(name: str) -> None:
     wanted = {str(n): generated(name, source) for n, source in enumerate(SOURCES)}
     assert ours(name, lanes(name, cache="static"), 3) == wanted
