@@ -241,9 +241,8 @@ def _check_unused(model: nn.Module, names: list[str], checkpoint: check.Checkpoi
     held = checkpoint.weights.tensors
     # transformers ignores a layer by its number in one public checkpoint, for any config: check all names
     every = sorted({*names, *held})
-    further = {match[1] for name in every if (match := _PREDICTS_FURTHER.fullmatch(name))}
-    beyond: list[tuple[str, int]] = []  # lists of layers, and numbers that they do not have
-    owned = []
+    further = tuple(f"{match[1]}." for name in every if (match := _PREDICTS_FURTHER.fullmatch(name)))
+    beyond, owned = list[tuple[str, int]](), list[str]()  # lists of layers, and numbers that they do not have; others
     for name in every:
         path, after = _part_of(name, modules, prefix)
         first, _, rest = after.partition(".")
@@ -251,7 +250,7 @@ def _check_unused(model: nn.Module, names: list[str], checkpoint: check.Checkpoi
             continue
         if rest and first.isdecimal() and len(first) < 8:
             is_list = isinstance(modules[path], (torch.nn.ModuleList, torch.nn.Sequential))
-            if is_list and not any(name.startswith(f"{layer}.") for layer in further):
+            if is_list and not name.startswith(further):
                 beyond.append((path, int(first)))
         elif name in unused and first != "encoder":  # of an encoder-decoder of which only the decoder is loaded
             # `attn.bias` of GPT-2 and similar: the triangular mask of a module that contains projections
@@ -274,12 +273,9 @@ def _check_unused(model: nn.Module, names: list[str], checkpoint: check.Checkpoi
         stated = f"config.json says {' and '.join(fields)}" if fields else f"by config.json the model has {count}"
         raise ModelError(f"the weight files hold {several}, but {stated}")
     if owned and not checkpoint.config.get("quantization_config"):
-        one = len(owned) == 1
-        what = "1 tensor that belongs" if one else f"{len(owned)} tensors that belong"
-        them = "it" if one else "them"
-        raise ModelError(
-            f"the weight files hold {what} to the model, but config.json makes one without {them}: {few(owned)}"
-        )
+        what, them = ("tensor that belongs", "it") if len(owned) == 1 else ("tensors that belong", "them")
+        problem = f"the weight files hold {len(owned)} {what} to the model, but config.json makes one without {them}"
+        raise ModelError(f"{problem}: {few(owned)}")
 
 
 def _part_of(name: str, modules: dict[str, nn.Module], prefix: str) -> tuple[str, str]:
