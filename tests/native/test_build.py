@@ -145,16 +145,6 @@ def test_another_cpu_needs_another_variant(folder: Path, monkeypatch: pytest.Mon
     assert ops.is_unusable()  # so that it is said without --verbose
 
 
-@pytest.mark.parametrize("lost", ["amx", VARIANTS[-1]] if VARIANTS else [])
-def test_a_variant_that_was_compiled_has_to_stay(lost: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, gcc10="old")
-    build.build(folder)
-    (folder / f"{lost}.so").unlink()
-    assert not build.is_built(folder)
-    assert build.build(folder) == ""
-    assert build.is_built(folder)
-
-
 def test_a_compiler_that_fails_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, bad="broken", gcc10="")
     assert build.build(folder) == "bad failed: lanes.h: error: it fails"
