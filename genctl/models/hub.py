@@ -19,7 +19,7 @@ from genctl.decode.threads import Threads
 from genctl.errors import UsageError
 from genctl.models import check, runtime_choice
 from genctl.models.check import GenerationSettings, known_ids
-from genctl.models.libraries import OnEvent, guarded, quiet
+from genctl.models.libraries import OnEvent, guarded, quiet, without_panic_reports
 from genctl.models.resolve import CheckpointFolder, resolve
 from genctl.params import Quantized, Runtime
 
@@ -266,4 +266,5 @@ def tokenizer_of(
 
     if not checkpoint.has_tokenizer:
         return None, ""
-    return guarded(read, f"the tokenizer in {checkpoint.folder} cannot be loaded")
+    with without_panic_reports():
+        return guarded(read, f"the tokenizer in {checkpoint.folder} cannot be loaded")

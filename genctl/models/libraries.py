@@ -1,14 +1,22 @@
 """The libraries that read a checkpoint: those that only some need, their errors as ModelErrors, and their progress.
 
+A panic of a Rust library also writes a report (with a backtrace if RUST_BACKTRACE is set) to file descriptor 2 before
+Python sees the exception. It is kept off the terminal; replacing `sys.stderr` would not help.
+
 Neither torch nor any of these packages is imported here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import io
 import logging
 import os
+import re
+import sys
+import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +28,8 @@ from genctl.errors import GenctlError, ModelError, is_shortage, without_secrets
 from genctl.events import Loading
 
 _T = TypeVar("_T")
+_REPORT = re.compile(rb"\n?thread '[^\n]* panicked at .*", re.DOTALL)
+_LOCK = threading.RLock()
 
 
 def brief(error: BaseException, most: int = 240) -> str:
@@ -47,6 +57,41 @@ def guarded(call: Callable[[], _T], what: str) -> _T:
 def is_library_error(error: BaseException) -> bool:
     """Whether an error is a library's: an Exception, or a Rust panic, which is not an Exception."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+@contextmanager
+def without_panic_reports() -> Iterator[None]:
+    """Delay output to descriptor 2 until the end, and remove panic reports from it.
+
+    One thread at a time; output of other threads is delayed too. Without a descriptor 2 this does nothing.
+    """
+    with _LOCK:
+        _flush()
+        try:
+            before = os.dup(2)
+        except OSError:
+            yield
+            return
+        in_memory, failed = hasattr(os, "memfd_create"), True
+        with os.fdopen(os.memfd_create("genctl"), "r+b") if in_memory else tempfile.TemporaryFile() as buffer:
+            os.dup2(buffer.fileno(), 2)
+            try:
+                yield
+                failed = False
+            finally:
+                _flush()
+                os.dup2(before, 2)
+                os.close(before)
+                buffer.seek(0)
+                left = _REPORT.sub(b"", buffer.read()) if failed else buffer.read()
+                with contextlib.suppress(OSError):
+                    while left:
+                        left = left[os.write(2, left) :]
+
+
+def _flush() -> None:
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.flush()
 
 
 def is_missing(module: str) -> bool:

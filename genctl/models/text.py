@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 from genctl.decode.processors.token_bytes import bytes_of, is_byte, is_byte_level, special_of, steps_of
 from genctl.errors import InputError, ModelError, UsageError, nearest, quote
 from genctl.events import shared_length
-from genctl.models.libraries import is_library_error
+from genctl.models.libraries import is_library_error, without_panic_reports
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,7 +45,8 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_tokens:
     except UnicodeEncodeError as error:
         raise InputError(f"the prompt is not valid Unicode: a lone surrogate at character {error.start}") from error
     try:
-        ids = list(tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"])
+        with without_panic_reports():
+            ids = list(tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"])
     except BaseException as error:
         if is_library_error(error):
             raise InputError(f"the tokenizer cannot read the prompt: {type(error).__name__}: {error}") from error

@@ -222,8 +222,9 @@ def frames(child: Any, width: int) -> list[str]:
 
 SLOW = (  # holds the run up before the prompt is read
     "import time; from genctl.engines.session import Session; load = Session.load\n"
+    "from genctl.models.libraries import without_panic_reports\n"  # descriptor 2 is a file meanwhile
     "def slow_load(*rest, **named):\n"
-    "    time.sleep(1.2)\n"
+    "    with without_panic_reports(): time.sleep(1.2)\n"
     "    return load(*rest, **named)\n"
     "Session.load = slow_load\n"
     "from genctl.__main__ import main; main()\n"
