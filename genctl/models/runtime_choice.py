@@ -10,18 +10,20 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from genctl.errors import ModelError, UsageError, size
+from genctl.errors import ModelError, UsageError, reason_of, size
 from genctl.events import Loading
 from genctl.models import check
 from genctl.models.architectures import facts_of, read_native
 from genctl.models.check import Checkpoint
 from genctl.models.libraries import OnEvent
-from genctl.models.weights import few
+from genctl.models.weights import few, shown
 from genctl.native.config import NotNative, Unfit
 from genctl.native.plan import DTYPES, WeightPlan
 from genctl.params import Runtime
@@ -92,7 +94,16 @@ def placement(runtime: Runtime) -> dict[str, Any]:
     if runtime.offload_folder is not None:
         if not runtime.offload_folder:
             raise UsageError("--offload-folder is empty, and an empty text names no folder")
-        arguments["offload_folder"] = os.path.expanduser(runtime.offload_folder)  # noqa: PTH111 (it never raises)
+        try:  # make the folder, and write a file there
+            folder = Path(runtime.offload_folder).expanduser()
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder) as file:
+                file.write(bytes(1 << 16))
+                file.flush()
+            arguments["offload_folder"] = str(folder)
+        except (OSError, ValueError, RuntimeError) as error:
+            problem = f"--offload-folder {shown(runtime.offload_folder)} cannot be written to"
+            raise UsageError(f"{problem}: {reason_of(error)}") from error
     return arguments
 
 
