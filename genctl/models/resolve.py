@@ -206,9 +206,20 @@ class HubCheckpoint:
     def _not_cached(self, message: str) -> ModelError:
         from huggingface_hub import constants
 
+        names = [name for name, folder in _cached_models() if any(folder.glob("snapshots/*/config.json"))]
+        listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        have = f"cached: {listed}" if names else f"nothing is cached in {constants.HF_HUB_CACHE}"
         fetch = f"`hf download {shlex.quote(self.model)}` downloads it"
-        here = f"genctl models lists what is in {constants.HF_HUB_CACHE}"
-        return ModelError(message, hint=f"{fetch}, {here}, and builtin:stories needs no network")
+        hint = f"{have}; {fetch}, genctl models lists what is here, and builtin:stories needs no network"
+        return ModelError(message, hint=hint)
+
+
+def _cached_models() -> list[tuple[str, Path]]:
+    """Hub ids in the cache, and their folders. Raises OSError."""
+    from huggingface_hub import constants
+
+    folders = Path(constants.HF_HUB_CACHE).glob("models--*")
+    return sorted((folder.name.removeprefix("models--").replace("--", "/"), folder) for folder in folders)
 
 
 # -- the checkpoints that run without the network: `genctl models` -----------------------------------------------------
@@ -235,13 +246,10 @@ class ListedModel:
 
 def available() -> Iterator[ListedModel]:
     """The built-in checkpoints, then the cached ones by name. A damaged one has an `error`."""
-    from huggingface_hub import constants
-
     for name in builtins():
         yield _listed(f"builtin:{name}", BUILTIN / name, BUILTIN / name)
-    folders = Path(constants.HF_HUB_CACHE).glob("models--*")
     try:
-        cached = sorted((folder.name.removeprefix("models--").replace("--", "/"), folder) for folder in folders)
+        cached = _cached_models()
     except OSError:
         return
     for name, folder in cached:

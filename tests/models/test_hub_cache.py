@@ -49,7 +49,7 @@ def test_loads_from_the_cache_offline(tmp_path: Path, gpt2: Path) -> None:
     assert redirected["folder"] == str(other)
     assert by_commit["folder"] == str(snapshot)
     assert stranger["error"] == "ModelError: distilgpt2 is not in the cache, and the Hub is not used (--offline)"
-    assert f"genctl models lists what is in {cache}" in stranger["hint"]
+    assert "cached: gpt2, openai-community/gpt2-medium, somebody/distilgpt2" in stranger["hint"]
     assert "builtin:stories" in stranger["hint"]
     assert "gpt2 (v9) is not in the cache" in pinned["error"]
 
@@ -57,6 +57,7 @@ def test_loads_from_the_cache_offline(tmp_path: Path, gpt2: Path) -> None:
 def test_the_environment_keeps_it_offline_and_an_empty_cache_says_so(tmp_path: Path) -> None:
     (missing,) = probe(tmp_path, [{"model": "gpt2"}], HF_HUB_OFFLINE="1")
     assert missing["error"] == "ModelError: gpt2 is not in the cache, and the Hub is not used (HF_HUB_OFFLINE is set)"
+    assert f"nothing is cached in {tmp_path / 'hub'}" in missing["hint"]
 
 
 def test_an_unreachable_hub_is_said_and_the_cache_used(tmp_path: Path, gpt2: Path) -> None:
@@ -76,6 +77,7 @@ def test_an_unreachable_hub_is_said_and_the_cache_used(tmp_path: Path, gpt2: Pat
     assert note.startswith(f"the Hub ({endpoint}) cannot be reached: ")
     assert note.endswith("; using the cached gpt2")
     assert "org/other is not in the cache" in missing["error"]
+    assert missing["hint"].startswith("cached: gpt2;")
     assert exact["notes"] == []
     assert "hf_secret_token" not in json.dumps([cached, missing])
 
