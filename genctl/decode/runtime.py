@@ -140,7 +140,6 @@ class ModelRuntime(ABC):
     is_encoder_decoder: bool
     abilities: Abilities
     findings: list[str]  # notes about the model for the user, a sentence each
-    remark = ""  # what everybody should know of how it was loaded
     forwards: int
     watch: Callable[[Passed], None] | None  # called after every pass
     compiled: Any = None  # steps through torch.compile

@@ -217,7 +217,7 @@ class Session:
         if runtime.is_chat and (runtime.chat_template is not None or conflicts.variables_of(runtime)):
             unused = self.planner.prompts.unused_variables(runtime)
             remarks += [f"the chat template of {name} does not use {variable}" for variable in unused]
-        remarks += [*self.loaded.remarks, *filter(None, [self.forward.remark])]
+        remarks += self.loaded.remarks
         why = undrafted(self.forward, resolved)
         if why and all(getattr(generation, knob) is None for knob in DRAFTING):
             if runtime.draft and f"nothing is drafted: {why}" not in self.forward.findings:

@@ -6,22 +6,19 @@ unchanged checkpoint is read once.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import re
 import stat
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from genctl import process
-from genctl.config import reader
-from genctl.config.reader import Unreadable
 from genctl.errors import FINGERPRINT, ModelError, reason_of
 
 Stamps: TypeAlias = Mapping[str, "Stamp"]  # the name of a file inside the checkpoint -> size, times and inode
@@ -75,8 +72,6 @@ def stamps(folder: Path, weights: Iterable[Path], *, code: bool) -> Stamps:
 
 # -- the digest --------------------------------------------------------------------------------------------------------
 
-MOST = 1000  # checkpoints in the cache; the oldest go
-_LARGEST = 4 << 20  # bytes of the cache; a longer file is not read, and written anew
 # A file may be written again with the same time: within a tick of its file system's clock (up to 2 seconds, FAT), or
 # through a mapping whose first write set the time. A checkpoint with younger files is not stored.
 _SETTLED_S = 30.0
@@ -88,7 +83,7 @@ _THREADS = 8
 def fingerprint(folder: Path, files: Stamps, *, clock: Callable[[], float] = time.time) -> str:
     """`sha256:` and 64 hex digits over the names and all bytes of `files`, independent of their location.
 
-    `digests.json` in genctl's cache folder has it by the folder and the stamps. That only saves time: if the file is
+    A file in genctl's cache folder, named by the folder and the stamps, holds it. That only saves time: if the file is
     damaged, or cannot be written, the checkpoint is read again without a message. Raises ModelError for a file that
     cannot be read, or that changed since its stamp was taken.
     """
@@ -96,12 +91,12 @@ def fingerprint(folder: Path, files: Stamps, *, clock: Callable[[], float] = tim
         raise ValueError("a checkpoint that was not checked has no fingerprint")
     began = clock()  # later writes are too young to be stored
     home = process.cache_folder()
-    cache = None if home is None else home / "digests.json"
     state = json.dumps([os.path.realpath(folder), sorted(files.items())])
-    key = hashlib.sha256(state.encode()).hexdigest()
+    stored = None if home is None else home / "digests" / hashlib.sha256(state.encode()).hexdigest()
     _check(folder, files)
-    if (known := _known(cache).get(key)) is not None:
-        return known
+    with suppress(OSError, ValueError):
+        if stored is not None and re.fullmatch(f"{FINGERPRINT}[0-9a-f]{{64}}", known := stored.read_text()):
+            return known
     digest_of = _digests({name: (folder / name, entry.size) for name, entry in files.items()})
     _check(folder, files)
     whole = hashlib.sha256()
@@ -109,34 +104,11 @@ def fingerprint(folder: Path, files: Stamps, *, clock: Callable[[], float] = tim
         whole.update(f"{name}\0{files[name].size}\0{digest_of[name]}\n".encode())
     found = FINGERPRINT + whole.hexdigest()
     newest = max(max(entry.modified, entry.changed) for entry in files.values())
-    if cache is not None and newest / 1e9 <= began - _SETTLED_S:
-        with contextlib.suppress(OSError, ValueError):
-            _write(cache, dict([*_known(cache).items(), (key, found)][-MOST:]))
+    if stored is not None and newest / 1e9 <= began - _SETTLED_S:
+        with suppress(OSError, ValueError):
+            stored.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            stored.write_text(found)  # one that is cut short counts as damaged
     return found
-
-
-def _known(cache: Path | None) -> dict[str, str]:
-    """The fingerprints in the cache; {} for a file that is missing, incomplete or too large."""
-    with contextlib.suppress(Unreadable, ValueError, TypeError, AttributeError, RecursionError):
-        if cache is not None:
-            entries = json.loads(reader.read(cache, _LARGEST, regular=True)).items()
-            return {key: found for key, found in entries if re.fullmatch(f"{FINGERPRINT}[0-9a-f]{{64}}", found)}
-    return {}
-
-
-def _write(cache: Path, entries: dict[str, str]) -> None:
-    """Replace the cache atomically."""
-    cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=cache.parent, prefix=".digests-")  # readable by its owner only
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
-            json.dump(entries, handle)
-            handle.flush()
-            os.fsync(descriptor)  # else a power cut could leave half of it under its name
-        Path(temporary).replace(cache)
-    except BaseException:  # Ctrl-C too: remove the temporary file
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _check(folder: Path, files: Stamps) -> None:

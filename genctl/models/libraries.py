@@ -20,7 +20,6 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any, TypeAlias, TypeVar
 from unittest import mock
 
@@ -73,32 +72,21 @@ def without_panic_reports() -> Iterator[None]:
         except OSError:
             yield
             return
-        buffer, failed = _buffer(), True
-        os.dup2(buffer, 2)
-        try:
-            yield
-            failed = False
-        finally:
-            _flush()
-            os.dup2(before, 2)
-            os.close(before)
-            if size := os.lseek(buffer, 0, os.SEEK_CUR):
-                content = os.pread(buffer, size, 0)
-                os.lseek(buffer, 0, os.SEEK_SET)
-                os.ftruncate(buffer, 0)
-                left = _REPORT.sub(b"", content) if failed else content
+        in_memory, failed = hasattr(os, "memfd_create"), True
+        with os.fdopen(os.memfd_create("genctl"), "r+b") if in_memory else tempfile.TemporaryFile() as buffer:
+            os.dup2(buffer.fileno(), 2)
+            try:
+                yield
+                failed = False
+            finally:
+                _flush()
+                os.dup2(before, 2)
+                os.close(before)
+                buffer.seek(0)
+                left = _REPORT.sub(b"", buffer.read()) if failed else buffer.read()
                 with contextlib.suppress(OSError):
                     while left:
                         left = left[os.write(2, left) :]
-
-
-@cache
-def _buffer() -> int:
-    """The descriptor of an unnamed file."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("genctl")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
 
 
 def _flush() -> None:

@@ -58,10 +58,6 @@ class PackedLinear(nn.Module):
             raise WeightPacked("the model's code reads the weight of a linear layer that was packed", hint=hint)
         return super().__getattr__(name)
 
-    def extra_repr(self) -> str:
-        """The description in the model's repr."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, {self.product.form}"
-
 
 @dataclass
 class PackingReport:
@@ -103,7 +99,9 @@ def pack(
             continue
         original = module.weight
         assert isinstance(original, Tensor)
-        new = _packed(module, quantize)
+        make = maker(original.dtype, quantize, original.shape[0 if type(module) is Conv1D else 1])
+        assert make is not None
+        new = _packed(module, make).train(module.training)
         for each in names:
             model.set_submodule(each, new)
         if quantize is not None and users[original.data_ptr()] == 1:
@@ -171,27 +169,18 @@ def _weights_read(name: str) -> frozenset[str]:
         return frozenset()
 
 
-def _packed(module: nn.Module, quantize: str | None) -> PackedLinear:
-    weight, bias = _outputs_first(module), module.bias
-    make = maker(weight.dtype, quantize, weight.shape[1])
-    assert make is not None
-    assert bias is None or isinstance(bias, nn.Parameter)
-    new = PackedLinear(make(weight, None if bias is None else bias.detach()), weight.shape, bias)
-    return new.train(module.training)
-
-
 def plain_int8(module: nn.Module, dtype: torch.dtype) -> PackedLinear:
     """A linear layer with the 8-bit weights that `pack` makes of it in `dtype`, multiplied by torch."""
     from genctl.native.quantized import Int8Product
 
-    weight, bias = _outputs_first(module), module.bias
-    assert bias is None or isinstance(bias, nn.Parameter)
-    product = Int8Product(weight.to(dtype), None if bias is None else bias.detach())
-    return PackedLinear(product, weight.shape, bias)
+    return _packed(module, lambda weight, bias: Int8Product(weight.to(dtype), bias))
 
 
-def _outputs_first(module: nn.Module) -> Tensor:
-    """The weight of a linear layer, [O, I]."""
+def _packed(module: nn.Module, make: Callable[[Tensor, Tensor | None], Linear]) -> PackedLinear:
+    """A linear layer with the product that `make` makes of its weight [O, I] and its bias."""
     assert isinstance(module.weight, Tensor)
-    weight = module.weight.detach()
-    return weight.t() if type(module) is Conv1D else weight  # [in, out] there
+    weight, bias = module.weight.detach(), module.bias
+    if type(module) is Conv1D:  # [in, out] there
+        weight = weight.t()
+    assert bias is None or isinstance(bias, nn.Parameter)
+    return PackedLinear(make(weight, None if bias is None else bias.detach()), weight.shape, bias)

@@ -290,10 +290,7 @@ def _listed(name: str, folder: Path, counted: Path) -> ListedModel:
 
 def _bytes(folder: Path) -> int | None:
     """The bytes of all files below a folder; a link and its target count once."""
-    total = 0
     try:
-        for parent, _, names in os.walk(folder):
-            total += sum(os.lstat(os.path.join(parent, name)).st_size for name in names)  # noqa: PTH118 (as walked)
+        return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     except OSError:
         return None
-    return total

@@ -154,35 +154,8 @@ def plan(runtime: Runtime, checkpoint: Checkpoint, *, trust_remote_code: bool) -
 
     Raises ModelError or UsageError if `--runtime native` is impossible. torch is not imported.
     """
-    if runtime.runtime == "transformers":
-        if runtime.quantize in ("int4", "gguf"):
-            problem = f"--quantize {runtime.quantize} and --runtime transformers contradict each other"
-            raise UsageError(f"{problem}: {runtime.quantize} is native only")
-        return None, "asked for"
-    if runtime.quantize == "gguf" and not checkpoint.gguf:
-        raise UsageError(f"--quantize gguf: {runtime.model} is no GGUF file", hint="int8 and int4 are for others")
-    if runtime.dequantize and not checkpoint.gguf:
-        raise UsageError(f"--dequantize: {runtime.model} is no GGUF file, which alone holds weights in blocks")
-    try:
-        _check_native_options(runtime, trust_remote_code)
-        native = _weight_plan(checkpoint)
-        _check_dtype(native.spec, dtype_of(runtime, checkpoint))
-    except NotNative as reason:
-        if checkpoint.gguf and isinstance(reason, Unfit):
-            raise ModelError(f"{runtime.model}: {reason}") from None
-        return None, _fallback(runtime, reason)
-    return native, ""
-
-
-def _fallback(runtime: Runtime, reason: NotNative) -> str:
-    """Why transformers' classes run a checkpoint. Raises ModelError if only the native runtime is allowed."""
-    if runtime.runtime == "native":
-        hint = "" if isinstance(reason, Unfit) else "--runtime auto falls back to transformers"
-        raise ModelError(f"--runtime native: {reason}", hint=hint) from None
-    if runtime.quantize in ("int4", "gguf"):
-        hint = "--quantize int8 works on transformers' classes too"
-        raise ModelError(f"--quantize {runtime.quantize} needs the native runtime: {reason}", hint=hint) from None
-    return str(reason)
+    _, native, reason = _choose(runtime, checkpoint, trust_remote_code)
+    return native, reason
 
 
 def spec_of_run(
@@ -192,18 +165,38 @@ def spec_of_run(
 
     Without weight files only config.json counts.
     """
-    if checkpoint.weights.files or runtime.runtime == "transformers":
-        native, _ = plan(runtime, checkpoint, trust_remote_code=trust_remote_code)
-        spec = None if native is None else native.spec
-    else:
-        try:
-            _check_native_options(runtime, trust_remote_code)
-            spec = read_native(checkpoint.config)[0]
-            _check_dtype(spec, dtype_of(runtime, checkpoint))
-        except NotNative as reason:
-            _fallback(runtime, reason)
-            return None
+    spec, _, _ = _choose(runtime, checkpoint, trust_remote_code)
     return None if spec is None or device_reason(runtime, device) else spec
+
+
+def _choose(
+    runtime: Runtime, checkpoint: Checkpoint, trust_remote_code: bool
+) -> tuple[Spec | None, WeightPlan | None, str]:
+    if runtime.runtime == "transformers":
+        if runtime.quantize in ("int4", "gguf"):
+            problem = f"--quantize {runtime.quantize} and --runtime transformers contradict each other"
+            raise UsageError(f"{problem}: {runtime.quantize} is native only")
+        return None, None, "asked for"
+    if runtime.quantize == "gguf" and not checkpoint.gguf:
+        raise UsageError(f"--quantize gguf: {runtime.model} is no GGUF file", hint="int8 and int4 are for others")
+    if runtime.dequantize and not checkpoint.gguf:
+        raise UsageError(f"--dequantize: {runtime.model} is no GGUF file, which alone holds weights in blocks")
+    try:
+        _check_native_options(runtime, trust_remote_code)
+        native = _weight_plan(checkpoint) if checkpoint.weights.files else None
+        spec = read_native(checkpoint.config)[0] if native is None else native.spec
+        _check_dtype(spec, dtype_of(runtime, checkpoint))
+    except NotNative as reason:
+        if checkpoint.gguf and isinstance(reason, Unfit):
+            raise ModelError(f"{runtime.model}: {reason}") from None
+        if runtime.runtime == "native":
+            hint = "" if isinstance(reason, Unfit) else "--runtime auto falls back to transformers"
+            raise ModelError(f"--runtime native: {reason}", hint=hint) from None
+        if runtime.quantize in ("int4", "gguf"):
+            hint = "--quantize int8 works on transformers' classes too"
+            raise ModelError(f"--quantize {runtime.quantize} needs the native runtime: {reason}", hint=hint) from None
+        return None, None, str(reason)
+    return spec, native, ""
 
 
 def _check_native_options(runtime: Runtime, trust_remote_code: bool) -> None:

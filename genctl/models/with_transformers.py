@@ -128,48 +128,27 @@ def auto_class(checkpoint: check.Checkpoint, config: PreTrainedConfig, trust_rem
     if trust_remote_code and "auto_map" in checkpoint.config:
         return AutoModelForSeq2SeqLM if is_seq2seq else AutoModelForCausalLM
     described = few(names) or f"architecture {kind!r:.80}"
-    for name in (kind, *names):
-        if why := facts_of(name).unfit or _UNFIT_CLASSES.get(name):
-            raise ModelError(f"{described} {why}, so it cannot continue a text")
-    mixed = _names(auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES)
+    if why := next(filter(None, (facts_of(name).unfit for name in (kind, *names))), ""):
+        raise ModelError(f"{described} {why}, so it cannot continue a text")
+    # of models of images and text; transformers does not find the text model of Emu3
+    mixed = _names(auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES) - {"Emu3ForConditionalGeneration"}
     heads = _names(causal) | _names(sequences) | (mixed if kind in causal else set())
     # an encoder-decoder that was saved without its head, which is the embeddings
     is_bare = is_seq2seq and kind in sequences and names == [auto.MODEL_MAPPING_NAMES.get(kind)]
-    if names and not is_bare and not heads & set(names):
-        raise _unfit(described, set(names), auto)
-    if is_seq2seq and kind not in sequences:
-        raise _unfit(described, {kind}, auto)
-    encodes = not names and kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False)
-    if kind in causal and not encodes and not is_seq2seq:
-        return AutoModelForCausalLM
-    if kind in sequences:
-        return AutoModelForSeq2SeqLM
-    for name in names:  # a text model alone, which the table has as part of a larger one (Mllama)
-        own = getattr(transformers, name, None) if name in _names(causal) else None
-        if own is not None and getattr(own, "config_class", None) is type(config):
-            return own
-    raise _unfit(described, {kind}, auto)
-
-
-# Classes among those of language models that cannot continue a text; for architectures see `Architecture.unfit`.
-_UNFIT_CLASSES = {
-    "Emu3ForConditionalGeneration": "reads pictures, and transformers does not find its text model by itself"
-}
-
-
-def _unfit(described: str, known: set[str], auto: Any) -> ModelError:
-    """The error for a class or architecture that cannot be loaded."""
-    reads = "reads pictures or sound, and genctl loads models that are made for text"
-    writes = "writes sound, not text"
-    kinds = {"TEXT_TO_WAVEFORM": writes, "TEXT_TO_SPECTROGRAM": writes}
-    kinds |= {"MULTIMODAL_LM": reads, "IMAGE_TEXT_TO_TEXT": reads, "SPEECH_SEQ_2_SEQ": reads}
-    for kind, why in kinds.items():
-        table = dict(getattr(auto, f"MODEL_FOR_{kind}_MAPPING_NAMES"))
-        if known & ({*table} | _names(table)):
-            return ModelError(f"{described} {why}")
-    if any(name.endswith("ForConditionalGeneration") for name in known):
-        return ModelError(f"{described} is none of the classes with which transformers continues a text")
-    return ModelError(f"{described} has no language-model head, so it cannot generate text")
+    if not names or is_bare or heads & set(names):
+        encodes = not names and kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+        encodes = encodes and not getattr(config, "is_decoder", False)
+        if kind in causal and not encodes and not is_seq2seq:
+            return AutoModelForCausalLM
+        if kind in sequences:
+            return AutoModelForSeq2SeqLM
+        for name in [] if is_seq2seq else names:  # a text model that the table has as part of a larger one (Mllama)
+            own = getattr(transformers, name, None) if name in _names(causal) else None
+            if own is not None and getattr(own, "config_class", None) is type(config):
+                return own
+    if any(name.endswith("ForConditionalGeneration") for name in names):
+        raise ModelError(f"{described} is none of the classes with which transformers continues a text")
+    raise ModelError(f"{described} has no language-model head, so it cannot generate text")
 
 
 def _names(table: dict[str, Any]) -> set[str]:
@@ -262,9 +241,8 @@ def _check_unused(model: nn.Module, names: list[str], checkpoint: check.Checkpoi
     held = checkpoint.weights.tensors
     # transformers ignores a layer by its number in one public checkpoint, for any config: check all names
     every = sorted({*names, *held})
-    further = {match[1] for name in every if (match := _PREDICTS_FURTHER.fullmatch(name))}
-    beyond: list[tuple[str, int]] = []  # lists of layers, and numbers that they do not have
-    owned = []
+    further = tuple(f"{match[1]}." for name in every if (match := _PREDICTS_FURTHER.fullmatch(name)))
+    beyond, owned = list[tuple[str, int]](), list[str]()  # lists of layers, and numbers that they do not have; others
     for name in every:
         path, after = _part_of(name, modules, prefix)
         first, _, rest = after.partition(".")
@@ -272,7 +250,7 @@ def _check_unused(model: nn.Module, names: list[str], checkpoint: check.Checkpoi
             continue
         if rest and first.isdecimal() and len(first) < 8:
             is_list = isinstance(modules[path], (torch.nn.ModuleList, torch.nn.Sequential))
-            if is_list and not any(name.startswith(f"{layer}.") for layer in further):
+            if is_list and not name.startswith(further):
                 beyond.append((path, int(first)))
         elif name in unused and first != "encoder":  # of an encoder-decoder of which only the decoder is loaded
             # `attn.bias` of GPT-2 and similar: the triangular mask of a module that contains projections
@@ -295,12 +273,9 @@ def _check_unused(model: nn.Module, names: list[str], checkpoint: check.Checkpoi
         stated = f"config.json says {' and '.join(fields)}" if fields else f"by config.json the model has {count}"
         raise ModelError(f"the weight files hold {several}, but {stated}")
     if owned and not checkpoint.config.get("quantization_config"):
-        one = len(owned) == 1
-        what = "1 tensor that belongs" if one else f"{len(owned)} tensors that belong"
-        them = "it" if one else "them"
-        raise ModelError(
-            f"the weight files hold {what} to the model, but config.json makes one without {them}: {few(owned)}"
-        )
+        what, them = ("tensor that belongs", "it") if len(owned) == 1 else ("tensors that belong", "them")
+        problem = f"the weight files hold {len(owned)} {what} to the model, but config.json makes one without {them}"
+        raise ModelError(f"{problem}: {few(owned)}")
 
 
 def _part_of(name: str, modules: dict[str, nn.Module], prefix: str) -> tuple[str, str]:

@@ -9,7 +9,6 @@ values, D features of a head, C columns of a cache, V vocabulary.
 from __future__ import annotations
 
 import importlib.util
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -152,19 +151,17 @@ class KernelDecoder:
         return max(1, MOST_TOKENS // rows)
 
     @torch.no_grad()
-    def compile(self) -> float:
-        """Compile the kernels for one token and for many, and run each; returns the seconds that this took.
+    def compile(self) -> None:
+        """Compile the kernels for one token and for many, and run each.
 
         They are the same for any number of rows and columns. Those for some tokens are compiled when they are needed.
         """
-        began = time.perf_counter()
         passes = [self.example(tokens) for tokens in (1, MOST_TIMES * TOKENS)]
         self._compile(passes)
         with torch.cuda.device(self.decoder.device):
             for done in passes:
                 done.run()
             torch.cuda.synchronize(self.decoder.device)
-        return time.perf_counter() - began
 
     def _compile(self, passes: Sequence[KernelPass]) -> None:
         """All kernels of some passes at once, or find them in Triton's cache: most of the time is not Python's."""
@@ -187,7 +184,7 @@ class KernelDecoder:
 
 
 def decoder_by_kernels(decoder: Decoder) -> tuple[KernelDecoder | None, str]:
-    """The steps of a decoder by the kernels, if its products are for them; and what is to be said of them, if anything.
+    """The steps of a decoder by the kernels, if its products are for them; or None, and why, if it is worth a note.
 
     Without a C compiler, or in an environment without Triton's tools, torch's operations compute the steps.
     """
@@ -195,14 +192,14 @@ def decoder_by_kernels(decoder: Decoder) -> tuple[KernelDecoder | None, str]:
         return None, ""
     try:
         step = KernelDecoder(decoder)
-        seconds = step.compile() if decoder.device.type == "cuda" else 0.0
+        if decoder.device.type == "cuda":
+            step.compile()
     except NotForKernels as part:
         return None, f"torch's operations compute the steps: the kernels do not compute {part}"
     except Exception as error:  # whatever a compiler, a driver or the file system says
         reason = (str(error) or type(error).__name__).partition("\n")[0]
         return None, f"torch's operations compute the steps: the kernels cannot be compiled ({reason})"
-    slow = seconds > 1
-    return step, f"compiled the kernels of a step in {seconds:.1f} s, which Triton keeps for later runs" if slow else ""
+    return step, ""
 
 
 def _gain(norm: Any) -> Tensor:

@@ -173,9 +173,7 @@ class NativeRuntime(ModelRuntime):
             from genctl.native.kernel_decoder import decoder_by_kernels
 
             kernels, note = decoder_by_kernels(self.decoder)
-            if kernels is not None:
-                self.remark = note
-            elif note:
+            if note:
                 self.findings.append(note)
             if reason := obstacle(model.spec):
                 self.findings.append(f"steps run without a CUDA graph: {reason}")

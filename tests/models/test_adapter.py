@@ -118,11 +118,9 @@ def test_files_that_are_no_adapter_are_refused(base: Path, adapter: Path, tmp_pa
     [
         ({"r": 10_000_000}, r"says r = 10000000, but no tensor .* \(at most 64\)"),
         ({"r": 5}, "does not fit the model"),
-        ({"r": 10**60}, "says r = 1000000"),
         ({"rank_pattern": {"q_proj": 10_000_000}}, "says rank_pattern of q_proj = 10000000, but no tensor"),
         ({"rank_pattern": [4]}, "rank_pattern in adapter_config.json is no object"),
         ({"layer_replication": [[0, 2]] * 500_000}, "layer_replication makes 1000000 layers, but .* holds 8 tensors"),
-        ({"layer_replication": [[0, 10**9]]}, "layer_replication makes 1000000000 layers"),
         ({"layer_replication": "all"}, "is no list of first and last layers"),
         ({"peft_type": "LOHA", "r": 10_000_000}, "says r = 10000000, but no tensor"),
     ],
@@ -141,9 +139,7 @@ def test_sizes_that_the_tensors_do_not_have_are_refused(
     "settings",
     [
         {"target_modules": "(([a-z_.0-9])*)*!"},
-        {"rank_pattern": {"(([a-z_.0-9])*)*!": 4}},
         {"target_modules": ".*" * 7 + "!"},
-        {"modules_to_save": ["a?" * 30]},
         {"exclude_modules": "a" * 1001},
     ],
 )

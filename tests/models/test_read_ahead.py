@@ -39,16 +39,6 @@ def test_all_of_every_file_is_read_in_pieces(
     assert advised == [(0, 10), (10, 10), (20, 10), (0, 10)]
 
 
-def test_nothing_happens_where_it_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a").write_bytes(b"x")
-    assert hub.read_ahead([tmp_path / "gone"]) is None
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "sysconf", lambda name: 1)
-        assert hub.read_ahead([tmp_path / "a"]) is None  # more than half of the memory
-    monkeypatch.delattr(os, "posix_fadvise", raising=False)
-    assert hub.read_ahead([tmp_path / "a"]) is None
-
-
 def test_a_checkpoint_is_read_ahead_before_its_weights_are_read(
     advised: list[tuple[int, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

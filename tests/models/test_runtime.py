@@ -236,12 +236,3 @@ def test_a_native_run_may_need_transformers_later(llama: Path, tmp_path: Path) -
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "note: runtime: native (llama)" in done.stderr
-
-
-def test_events_say_who_computed(llama: Path, tmp_path: Path) -> None:
-    for runtime in ("native", "transformers"):
-        events = tmp_path / f"{runtime}.jsonl"
-        done = genctl("run", "the cat", "-m", str(llama), "-n", "2", "--runtime", runtime, "--events", str(events))
-        assert done.status == 0, done.err
-        told: list[dict[str, Any]] = [json.loads(line) for line in events.read_text().splitlines()]
-        assert any(f'"runtime": "{runtime}"' in json.dumps(event) for event in told)

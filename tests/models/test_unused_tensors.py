@@ -46,12 +46,9 @@ def refused(folder: Path, **options: Any) -> str:
     ("arch", "changes", "held", "said"),
     [
         ("llama", {"num_hidden_layers": 1}, "model.layers.1", "num_hidden_layers = 1"),
-        ("gpt2", {"n_layer": 1}, "transformer.h.1", "n_layer = 1"),
         ("gpt2", {"n_layer": 0}, "transformer.h.0 to transformer.h.1", "n_layer = 0"),
-        ("mixtral", {"num_hidden_layers": 1}, "model.layers.1", "num_hidden_layers = 1"),
         ("t5", {"num_layers": 1}, "encoder.block.1", "num_layers = 1"),
         ("t5", {"num_decoder_layers": 1}, "decoder.block.1", "num_decoder_layers = 1"),
-        ("marian", {"decoder_layers": 1}, "model.decoder.layers.1", "decoder_layers = 1"),
         ("bart", {"encoder_layers": 1}, "model.encoder.layers.1", "encoder_layers = 1"),
         ("encoder_decoder", {"decoder__n_layer": 1}, "decoder.transformer.h.1", "decoder.n_layer = 1"),
         ("encoder_decoder", {"encoder__num_hidden_layers": 1}, "encoder.encoder.layer.1", "num_hidden_layers = 1"),
@@ -90,42 +87,16 @@ def test_names_without_the_models_prefix_are_the_same_names(checkpoint_of: Folde
     assert "hold transformer.h.1, but config.json says n_layer = 1" in refused(folder)
 
 
-def test_the_text_model_of_a_multimodal_one(tmp_path: Path) -> None:
-    made = multimodal()
-    save(made, tmp_path)
-    read(tmp_path)
-    edit("config.json", text_config__num_hidden_layers=1, text_config__layer_types=["full_attention"])(tmp_path)
-    assert "but config.json says text_config.num_hidden_layers = 1" in refused(tmp_path)
-
-
-def multimodal() -> Any:
-    text = {
-        "vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8,
-        "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 256,
-        "layer_types": ["full_attention"] * 2,
-    }  # fmt: skip
-    vision = {
-        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
-        "image_size": 28, "patch_size": 14,
-    }  # fmt: skip
-    settings = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
-    return transformers.Gemma3ForConditionalGeneration(settings).eval()
-
-
 @pytest.mark.parametrize(
     ("arch", "name"),
     [
         ("llama", "model.layers.0.self_attn.q_proj.bias"),
-        ("llama", "model.layers.1.mlp.up_proj.bias"),
         ("llama", "model.layers.0.self_attn.q_norm.weight"),
         ("llama", "model.layers.0.mlp.experts.0.w1.weight"),
         ("llama", "model.norm.bias"),
-        ("llama", "model.embed_norm.weight"),
         ("llama", "lm_head.bias"),
         ("gpt2", "transformer.h.0.attn.c_attn.scale"),
-        ("gpt2", "transformer.ln_0.weight"),
         ("t5", "decoder.block.0.layer.0.SelfAttention.q.bias"),
-        ("bart", "model.decoder.layer_norm.weight"),
         ("bart", "model.encoder.layers.0.self_attn.gate.weight"),
     ],
 )
@@ -143,19 +114,15 @@ def test_a_part_of_the_model_that_its_config_leaves_out(
     ("arch", "name", "shape"),
     [
         ("llama", "model.layers.0.self_attn.rotary_emb.inv_freq", (4,)),
-        ("llama", "model.rotary_emb.inv_freq", (4,)),
         ("llama", "model.layers.0.self_attn.masked_bias", ()),
         ("llama", "model.layers.0.self_attn.bias", (1, 1, 8, 8)),
         ("llama", "model.vision_tower.layers.7.weight", (8,)),
         ("llama", "model.image_newline", (8,)),
-        ("llama", "model.mm_projector.0.weight", (8,)),
         ("llama", "vision_tower.encoder.layers.0.weight", (8,)),
         ("llama", "model.encoder.layers.0.fc1.weight", (8,)),
         ("llama", "model.layers.2.eh_proj.weight", (8,)),
-        ("llama", "model.mtp.layers.0.weight", (8,)),
         ("llama", "mtp.layers.0.weight", (8,)),
         ("llama", "score.weight", (8,)),
-        ("llama", "value_head.summary.weight", (8,)),
         ("llama", "stray", (8,)),
         ("gpt2", "transformer.h.0.attn.masked_bias", ()),
         ("encoder_decoder", "encoder.pooler2.classifier.weight", (8,)),

@@ -14,13 +14,11 @@ import torch
 from torch import Tensor
 
 from genctl import events
-from genctl.config.layers import Layer
 from genctl.decode.cache.forms import QuantizedLayer, SlottedLayer, SlottedWindow
 from genctl.decode.cache.growing import STEP, GrowingLayer
 from genctl.decode.loop import decode
 from genctl.decode.runtime import Pass
 from genctl.decode.types import Lane
-from genctl.engines.session import Session
 from genctl.models import hub
 from genctl.native.graphs import obstacle
 from genctl.native.runtime import NativeModel, NativeRuntime
@@ -238,14 +236,6 @@ def test_graphs_that_are_kept_are_few_and_can_be_dropped() -> None:
     assert [*graphs._fixed] == [(rows, 1) for rows in range(5, 13)]
     graphs.free()
     assert not graphs._fixed
-
-
-def test_what_a_runtime_says_of_its_loading_is_shown() -> None:
-    session = Session.load(Runtime(model="builtin:numbers"))
-    resolved = session.resolve([Layer("flag", {"max_new_tokens": 1})])
-    before = session.plan(resolved).remarks
-    session.forward.remark = "compiled for a while"
-    assert session.plan(resolved).remarks == (*before, "compiled for a while")
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

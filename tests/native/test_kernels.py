@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from genctl.decode.runtime import Pass
 from genctl.decode.types import Lane, RowsOfLane
 from genctl.native import kernel_decoder, kernel_pass
 from genctl.native.decoder import Decoder
-from genctl.native.kernel_decoder import KernelDecoder, decoder_by_kernels, unusable
+from genctl.native.kernel_decoder import KernelDecoder, decoder_by_kernels
 from genctl.native.linear import Products
 from genctl.native.runtime import NativeRuntime
 from genctl.strategies import counter
@@ -362,11 +361,6 @@ def test_other_decoders_are_left_to_torch_and_it_is_said(name: str, part: str) -
         assert decoder_by_kernels(graphed(name, quantize=quantize).decoder) == (None, said)
 
 
-def test_products_of_torch_are_left_to_torch() -> None:
-    """`--no-pack`, a card on which nothing was tried."""
-    assert decoder_by_kernels(graphed("llama", kernels=False).decoder) == (None, "")
-
-
 def test_where_nothing_can_be_compiled_torch_computes_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(decoder: Decoder) -> KernelDecoder:
         raise RuntimeError("Failed to find C compiler.\nPlease specify via CC environment variable.")
@@ -378,18 +372,6 @@ def test_where_nothing_can_be_compiled_torch_computes_and_it_is_said(monkeypatch
     assert runtime.findings == [
         "torch's operations compute the steps: the kernels cannot be compiled (Failed to find C compiler.)"
     ]
-
-
-def test_a_note_tells_of_seconds_that_compiling_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fraction of a second, which finding them in Triton's cache takes, is not worth one."""
-    card: Any = SimpleNamespace(output=graphed("llama").decoder.output, device=torch.device("cuda"))
-    seconds = [0.2, 2.04]
-    monkeypatch.setattr(kernel_decoder, "KernelDecoder", lambda decoder: SimpleNamespace(compile=seconds.pop))
-    _, note = decoder_by_kernels(card)
-    assert note == "compiled the kernels of a step in 2.0 s, which Triton keeps for later runs"
-    assert decoder_by_kernels(card)[1] == ""
-    monkeypatch.setattr(kernel_decoder, "decoder_by_kernels", lambda decoder: (card, note))
-    assert NativeRuntime(graphed("llama").model, graphs=True).remark == note
 
 
 def test_rows_of_all_layers_move_at_once() -> None:
@@ -412,16 +394,6 @@ def test_draws_are_those_of_the_host(size: int) -> None:
     lanes = [RowsOfLane(torch.Generator().manual_seed(seed), [row % 3], 3, row) for row, seed in enumerate(seeds)]
     places = [(each.seed, *each.indices, each.position) for each in lanes]
     assert counter._by_kernel(logits.to(DEVICE), places).tolist() == counter.counter(logits, lanes).tolist()
-
-
-def test_only_cards_that_were_tried_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    card = torch.device("cuda")
-    found = SimpleNamespace(capability=(9, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found.capability)
-    assert unusable(card, torch.bfloat16) == ""
-    assert unusable(card, torch.float32) == "the kernels compute in bfloat16 and float16, not in float32"
-    found.capability = (12, 0)
-    assert unusable(card, torch.bfloat16) == "the kernels have not run on compute capability 12.0 yet"
 
 
 COMPILE = """

@@ -132,14 +132,6 @@ def test_a_row_in_8_bits_does_not_depend_on_its_neighbours(rows: int, dtype: tor
     assert torch.equal(together, apart)
 
 
-def test_zeros_and_nothing_pass_through() -> None:
-    for quantize in (None, "int8", "int4"):
-        made = Products(quantize).linear(weight((512, 768)))
-        assert made(torch.zeros(2, 1, 768)).abs().max() == 0
-        assert made(torch.zeros(0, 1, 768)).shape == (0, 1, 512)
-    assert Products().linear(weight((512, 768)).half())(torch.zeros(0, 1, 768).half()).shape == (0, 1, 512)
-
-
 def test_int8_codes_are_within_half_a_step() -> None:
     matrix = weight((50, 64)) * torch.logspace(-6, 3, 50)[:, None]
     matrix[7] = 0.0

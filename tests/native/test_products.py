@@ -6,7 +6,6 @@ import ctypes
 import os
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -16,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from genctl.errors import UsageError
 from genctl.kernels import build, ops
 from genctl.kernels.build import OUTDATED, choice
 from genctl.kernels.ops import Library
@@ -280,13 +278,6 @@ def test_zeros_and_nothing_pass_through(compiled: Library) -> None:
         assert product(torch.zeros(0, 1, 96, dtype=form[0])).shape == (0, 1, 70)
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1e-7, 1e-5, 1.0, 1e30])
-def test_bfloat16_keeps_its_exponent(compiled: Library, scale: float) -> None:
-    matrix, x = (weight((130, 96)) * scale).bfloat16(), inputs(3, 96, torch.bfloat16)
-    wanted = F.linear(x.double(), matrix.double())
-    assert (CompiledProduct(compiled, matrix)(x).double() - wanted).abs().max() < 3e-3 * wanted.abs().max()
-
-
 def test_without_openmp_their_own_threads_compute_the_same(compiled: Library) -> None:
     code = """
 import sys, threading, torch
@@ -309,20 +300,6 @@ assert not bad, bad
 """
     done = subprocess.run([*python(), "-c", code, str(compiled.path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_a_variant_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    choice.cache_clear()
-    try:
-        monkeypatch.setenv("GENCTL_PRODUCTS", "sse9")
-        with pytest.raises(UsageError, match="GENCTL_PRODUCTS=sse9: this platform has "):
-            ops.library()
-        choice.cache_clear()
-        monkeypatch.setenv("GENCTL_PRODUCTS", "torch")
-        assert ops.library() is None
-        assert ops.why_not() == "GENCTL_PRODUCTS=torch"
-    finally:
-        choice.cache_clear()
 
 
 def test_a_library_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,29 +351,6 @@ def test_products_of_several_forms_are_not_one_call(compiled: Library) -> None:
     assert not CompiledProducts.fits([plain, eight])
     assert not CompiledProducts.fits([plain, short])
     assert not CompiledProducts.fits([plain] * 5)
-
-
-def test_building_again_succeeds() -> None:
-    """`python build.py` where all is built ended with status 1."""
-    if not build.is_built():
-        pytest.skip("THE PRODUCTS ARE NOT COMPILED HERE: run python genctl/kernels/build.py")
-    done = subprocess.run([sys.executable, build.__file__], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_a_variant_that_is_slow_here_is_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    plainest()
-    choice.cache_clear()
-    try:
-        best = runnable()[0]
-        choice.cache_clear()
-        monkeypatch.setattr(build.Cpu, "suits", lambda self, name: name != best)
-        assert ops.library().variant != best  # type: ignore[union-attr]
-        choice.cache_clear()
-        monkeypatch.setenv("GENCTL_PRODUCTS", best)
-        assert ops.library().variant == best  # type: ignore[union-attr]
-    finally:
-        choice.cache_clear()
 
 
 @pytest.mark.parametrize("quantize", [None, "int8", "int4"])

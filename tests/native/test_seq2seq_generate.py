@@ -15,9 +15,7 @@ from genctl.decode.loop import decode
 from genctl.decode.types import Lane
 from genctl.native.decoder import Stack
 from genctl.strategies.beam import Beam
-from genctl.strategies.contrast import Contrastive
 from genctl.strategies.sample import Sample
-from genctl.transformers.runtime import TransformersRuntime
 from tests import runtimes
 from tests.native import test_generate
 from tests.native.seq2seq_variations import FAMILIES, VARIATIONS, model
@@ -74,14 +72,6 @@ def test_beams_alone_and_together(name: str, penalty: float) -> None:
     made = lanes(name, lambda: Beam(4, length_penalty=penalty), returned=4)
     assert ours(name, made, 1) == wanted
     assert ours(name, lanes(name, lambda: Beam(4, length_penalty=penalty), returned=4), 12) == wanted
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_samples(name: str) -> None:
-    torch.manual_seed(5)
-    wanted = generated(name, SOURCES[1], do_sample=True, top_k=0, num_return_sequences=3)
-    lane = Lane("0", start(name), Sample(True, 3), NEW, eos=(EOS,), source=SOURCES[1], returned=3, seed=5)
-    assert ours(name, [lane], 3)["0"] == wanted
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -153,15 +143,6 @@ def test_beams_of_two_sources_hold_each_source_once(name: str) -> None:
         list(decode(runtime, lanes(name, lambda: Beam(4), returned=1)[:2], width=8))
         list(decode(runtime, lanes(name, lambda: Beam(4), returned=1)[:1], width=4))
     assert shapes == {(1, 1), (4, 1), (8, 2)}
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_contrastive_search_reads_hidden_states(name: str) -> None:
-    """The same tokens as on transformers' classes, which give the hidden states."""
-    made = [Lane("0", start(name), Contrastive(4, 0.6), NEW, eos=(EOS,), source=SOURCES[1])]
-    told = list(decode(TransformersRuntime(model(name)), made))
-    wanted = [list(h.tokens) for e in told if isinstance(e, events.Finished) for h in e.hypotheses]
-    assert ours(name, made, 1)["0"] == wanted
 
 
 def test_bfloat16_is_as_near_as_transformers() -> None:

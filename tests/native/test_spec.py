@@ -45,10 +45,10 @@ def test_every_variation_is_known(name: str) -> None:
     assert native.model_class == type(model(name)).__name__
 
 
-@pytest.mark.parametrize("name", sorted({family for family, _ in VARIATIONS.values()}))
-def test_a_field_that_nobody_knows_is_named(name: str) -> None:
-    with pytest.raises(NotNative, match="attend_twice = True"):
-        read_native(config(name, attend_twice=True))
+def test_a_field_that_nobody_knows_is_named() -> None:
+    for name in {family for family, _ in VARIATIONS.values()}:
+        with pytest.raises(NotNative, match="attend_twice = True"):
+            read_native(config(name, attend_twice=True))
 
 
 @pytest.mark.parametrize(
@@ -65,17 +65,12 @@ def test_a_field_that_nobody_knows_is_named(name: str) -> None:
         ("llama", {"rope_parameters": [1]}, "rope_parameters"),
         ("llama", {"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 16}}, "factor"),
         ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 0}}, "factor = 0"),
-        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 0}}, "factor = 0"),
-        ("llama", {"sliding_window": 4}, "sliding_window"),
         ("phi3", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "longrope alone"),
         ("phi", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 1.5}}, "12 of 8"),
-        ("falcon", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection"),
-        ("gpt_neox", {"rope_theta": 500.0}, "rope_theta"),
         ("llama", {"quantization_config": {"bits": 4}}, "quantization_config"),
         ("llama", {"num_key_value_heads": 3}, "3"),
         ("llama", {"is_encoder_decoder": True}, "is_encoder_decoder"),
         ("llama", {"layer_types": ["full_attention"]}, "layer_types"),
-        ("mistral", {"layer_types": ["full_attention"] * 2}, "layer_types"),
         ("qwen2", {"layer_types": ["linear_attention"] * 2}, "layer_types"),
         ("qwen2", {"layer_types": ["sliding_attention"] * 2}, "sliding_window"),
         ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
@@ -86,24 +81,17 @@ def test_a_field_that_nobody_knows_is_named(name: str) -> None:
             {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}},
             "truncate",
         ),
-        ("gpt2", {"reorder_and_upcast_attn": True}, "reorder_and_upcast_attn"),
-        ("gpt2", {"add_cross_attention": True}, "add_cross_attention"),
-        ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection"),
         ("falcon", {"new_decoder_architecture": True, "parallel_attn": False}, "parallel_attn"),
         ("gptj", {"rotary_dim": 5}, "rotary_dim"),
         ("t5", {"is_encoder_decoder": False}, "is_encoder_decoder"),
-        ("t5", {"is_decoder": True}, "is_decoder"),
         ("t5", {"feed_forward_proj": "gated-gelu-new"}, "feed_forward_proj"),
         ("t5", {"feed_forward_proj": "gated_gelu"}, "dense_act_fn|gated_gelu"),
         ("t5", {"dense_act_fn": "gelu"}, "dense_act_fn"),
-        ("t5", {"is_gated_act": True}, "is_gated_act"),
         ("t5", {"num_hidden_layers": 3}, "disagree"),
         ("t5", {"scale_decoder_outputs": "yes"}, "scale_decoder_outputs"),
         ("t5", {"relative_attention_num_buckets": 2}, "buckets"),
-        ("t5", {"relative_attention_max_distance": 6}, "buckets"),
         ("t5", {"relative_attention_max_distance": 10**12}, "buckets"),
         ("mt5", {"num_decoder_layers": -1}, "num_decoder_layers"),
-        ("bart", {"num_hidden_layers": 3}, "disagree"),
         ("bart", {"normalize_before": True}, "normalize_before"),
         ("bart", {"add_final_layer_norm": True}, "add_final_layer_norm"),
         ("mbart", {"normalize_before": False}, "normalize_before"),
@@ -112,7 +100,6 @@ def test_a_field_that_nobody_knows_is_named(name: str) -> None:
         ("marian", {"decoder_vocab_size": 280}, "one matrix"),
         ("marian", {"decoder_attention_heads": 3}, "3"),
         ("bart", {"activation_function": ["gelu"]}, "activation"),
-        ("bart", {"d_model": "wide"}, "d_model"),
     ],
 )
 def test_what_cannot_be_computed_is_refused_with_its_name(name: str, changes: dict[str, Any], word: str) -> None:
@@ -174,13 +161,16 @@ def test_a_bare_decoder_has_no_prefix() -> None:
     assert WeightPlan(*read_native(config("gpt2, tied")), bare).decoder.prefix == ""
 
 
-def test_a_missing_tensor_and_another_shape_are_named() -> None:
-    held = shapes("llama")
-    name = "model.layers.1.mlp.up_proj.weight"
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [("llama", "model.layers.1.mlp.up_proj.weight"), ("bart", "model.decoder.layers.1.encoder_attn.v_proj.bias")],
+)
+def test_a_missing_tensor_and_another_shape_are_named(family: str, name: str) -> None:
+    held = shapes(family)
     with pytest.raises(NotNative, match=name):
-        WeightPlan(*read_native(config()), {key: shape for key, shape in held.items() if key != name})
+        WeightPlan(*read_native(config(family)), {key: shape for key, shape in held.items() if key != name})
     with pytest.raises(NotNative, match=r"\[1, 2\]"):
-        WeightPlan(*read_native(config()), {**held, name: (1, 2)})
+        WeightPlan(*read_native(config(family)), {**held, name: (1, 2)})
 
 
 def test_a_head_of_its_own_is_read_even_where_it_could_be_tied() -> None:
@@ -206,21 +196,8 @@ def test_slopes_of_alibi_are_those_of_transformers(heads: int) -> None:
     assert build_alibi_tensor(mask, heads, torch.float32)[:, 0, 1].tolist() == alibi_slopes(heads).tolist()
 
 
-def test_a_config_may_say_what_its_family_is() -> None:
-    read_native(
-        config("bart", normalize_before=False, add_final_layer_norm=False, normalize_embedding=True, num_beams=4)
-    )
-    read_native(config("pegasus", normalize_before=True, add_final_layer_norm=True, static_position_embeddings=True))
-    read_native(config("t5", n_positions=512, output_past=True))
-
-
-def test_tensors_of_an_encoder_that_are_missing_or_not_used_are_named() -> None:
+def test_tensors_of_an_encoder_that_are_not_used_are_named() -> None:
     held = shapes("bart")
-    name = "model.decoder.layers.1.encoder_attn.v_proj.bias"
-    with pytest.raises(NotNative, match=name):
-        WeightPlan(*read_native(config("bart")), {key: shape for key, shape in held.items() if key != name})
-    with pytest.raises(NotNative, match=r"\[1, 2\]"):
-        WeightPlan(*read_native(config("bart")), {**held, name: (1, 2)})
     more = {**held, "model.encoder.version": (1,), "model.encoder.extra": (1,)}
     assert WeightPlan(*read_native(config("bart")), more).unused == ["model.encoder.extra"]
     assert WeightPlan(*read_native(config("bart")), held).unused == []

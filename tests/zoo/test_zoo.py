@@ -37,7 +37,7 @@ HERE = [name for name in recipes.NAMES if recipes.split(name)[1] in recipes.TABL
 BRIEF = ("greedy", "beams", "sampling")
 # name -> a pattern that the sentence matches
 REFUSED: dict[str, str] = {
-    "causal/emu3": r"^Emu3ForConditionalGeneration reads pictures, and transformers does not find its text model"
+    "causal/emu3": r"^Emu3ForConditionalGeneration is none of the classes with which transformers continues a text"
 }
 
 
