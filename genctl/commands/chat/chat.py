@@ -237,12 +237,12 @@ class Chat:
         except GenctlError:
             # a server may be there again when the chat is opened next
             if self.log.unanswered and (is_new or self.session is not None):
-                self.log.drop_question()
+                self.log.undo()
             raise
         sequences = () if result is None else result.sequences
         if result is None or not any(one.hypothesis.length or one.hypothesis.thought_text for one in sequences):
             if is_new:
-                self.log.drop_question()
+                self.log.undo()
             return Result(turn.request.id, turn.opening, "", None, self.engine.about.name, ())
         best = sequences[0].hypothesis
         message = self.log.add_message(

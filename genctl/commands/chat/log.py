@@ -88,7 +88,6 @@ class ChatLog:
         self.torn = False  # whether its file ended in half a line, which was dropped
         self.messages: dict[int, Message] = {}
         self.ends: list[int | None] = [None]  # the end after each turn, retry, edit and branch; None is an empty chat
-        self.place = 0  # of the current one among `ends`: /undo goes back, /redo forward
 
     @classmethod
     def open(cls, path: Path) -> ChatLog:
@@ -213,21 +212,12 @@ class ChatLog:
         self._write({name: value})
         self._append(Change(name, value))
 
-    def undo(self, *, again: bool = False) -> None:
-        """Go to where the chat was before the last turn, retry, edit or branch; `again`: before the last undo.
-
-        Raises UsageError.
-        """
-        place = self.place + (1 if again else -1)
-        if not 0 <= place < len(self.ends):
-            raise UsageError(f"there is nothing to {'redo' if again else 'undo'}")
-        self._write({"go": self.ends[place]})
-        self.place = place
-
-    def drop_question(self) -> None:
-        """Go to where the chat was before a turn that has no answer."""
-        self.undo()
-        del self.ends[self.place + 1 :]
+    def undo(self) -> None:
+        """Go to where the chat was before the last turn, retry, edit or branch. Raises UsageError."""
+        if len(self.ends) == 1:
+            raise UsageError("there is nothing to undo")
+        self._write({"go": self.ends[-2]})
+        self.ends.pop()
 
     def _append(self, entry: Message | Change) -> None:
         """Let an entry count. Raises ValueError if it continues a message that is not there."""
@@ -237,16 +227,16 @@ class ChatLog:
         before, after = (entry.parent, entry.id) if isinstance(entry, Message) else (entry.value, entry.value)
         if before is not None and before not in self.messages:
             raise ValueError(f"there is no message {before}")
-        ends_turn = isinstance(entry, Message) and entry.role == "assistant" and before == self.end
         if isinstance(entry, Message):
             self.messages[entry.id] = entry
-        self.place += not ends_turn  # an answer belongs to the step that its question began
-        self.ends[self.place :] = [after]
+            if entry.role == "assistant" and before == self.end:
+                self.ends.pop()  # an answer belongs to the step that its question began
+        self.ends.append(after)
 
     @property
     def end(self) -> int | None:
         """The message that the next one continues; None begins the chat."""
-        return self.ends[self.place]
+        return self.ends[-1]
 
     @property
     def _next_id(self) -> int:

@@ -322,10 +322,9 @@ class ChatScreen:
                 self._answer(chat.plan_again())
             case "edit":
                 self._edit(typed)
-            case "undo" | "redo" as name:
-                log.undo(again=name == "redo")
-                done = "undone" if name == "undo" else "done again"
-                self.note(f"{done}: the chat has {count(log.turns_to(log.end), 'turn')}")
+            case "undo":
+                log.undo()
+                self.note(f"undone: the chat has {count(log.turns_to(log.end), 'turn')}")
             case "branch":
                 self._branch(slash.number(typed, "branch"))
             case "tree":

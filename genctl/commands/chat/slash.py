@@ -37,7 +37,6 @@ class SlashCommand:
 COMMANDS: tuple[SlashCommand, ...] = (
     SlashCommand("retry", "answer the last turn again; the first answer stays on its branch"),
     SlashCommand("undo", "go back to where the chat was before the last turn, retry, edit or branch"),
-    SlashCommand("redo", "undo an /undo"),
     SlashCommand(
         "edit",
         "change turn N (default: the last one), or put TEXT in its place, and answer it again",

@@ -134,7 +134,7 @@ def test_a_chat_without_an_answer_replaces_no_file(tmp_path: Path) -> None:
     path.write_bytes(OLD)
     one = log(path, force=True)
     one.add_message("user", "Hello", None, seed=1)
-    one.drop_question()
+    one.undo()
     one.close()
     assert path.read_bytes() == OLD
     assert list(tmp_path.iterdir()) == [path]

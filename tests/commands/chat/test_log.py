@@ -1,8 +1,7 @@
-"""The log of a chat, without a model: branches, undo and redo, and a file that has the same chat."""
+"""The log of a chat, without a model: branches, undo, and a file that has the same chat."""
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import pytest
@@ -86,7 +85,7 @@ def test_a_long_message_is_cut_and_forks_within_forks_leave_room_for_words() -> 
 # -- undo --------------------------------------------------------------------------------------------------------------
 
 
-def test_undo_goes_to_where_the_chat_was_and_redo_back_again() -> None:
+def test_undo_goes_to_where_the_chat_was() -> None:
     one = log()
     turn(one, "Hello", "Hi")
     one.add_message("assistant", "Yes?", 0)
@@ -100,15 +99,10 @@ def test_undo_goes_to_where_the_chat_was_and_redo_back_again() -> None:
     assert [name for name, _, _ in one.settings] == ["set"], "a setting is no turn"
     with pytest.raises(UsageError, match="there is nothing to undo"):
         one.undo()
-    one.undo(again=True)
-    one.undo(again=True)
-    assert contents(one) == ["Hello", "Yes?"]
+    one.change("go", 2)
     one.change("go", 1)
     one.undo()
     assert contents(one) == ["Hello", "Yes?"]
-    turn(one, "More", "No")
-    with pytest.raises(UsageError, match="there is nothing to redo"):
-        one.undo(again=True)
 
 
 def test_a_turn_without_an_answer_is_no_branch() -> None:
@@ -116,16 +110,14 @@ def test_a_turn_without_an_answer_is_no_branch() -> None:
     turn(one, "Hello", "Hi")
     one.add_message("user", "More", 1, seed=1)
     assert one.unanswered
-    one.drop_question()
+    one.undo()
     assert contents(one) == ["Hello", "Hi"]
     assert [message.content for message in one.branches] == ["Hi"]
     assert [line for line, _ in drawn(one, 40)] == ["› Hello", "· Hi [1]"]
-    with pytest.raises(UsageError, match="there is nothing to redo"):
-        one.undo(again=True)
 
 
 ACTION = st.one_of(
-    st.tuples(st.sampled_from(["say", "edit", "retry", "hear", "undo", "redo"])),
+    st.tuples(st.sampled_from(["say", "edit", "retry", "hear", "undo"])),
     st.tuples(st.just("go"), st.integers(1, 4)),
     st.tuples(st.just("set"), st.integers(1, 4)),
 )
@@ -148,10 +140,8 @@ def perform(one: ChatLog, action: tuple[str, ...]) -> None:
         one.change("go", one.branch(rest[0]).id)
     elif name == "set":
         one.change("set", f"top_k={rest[0]}")
-    elif name == "undo" and one.place:
+    elif name == "undo" and len(one.ends) > 1:
         one.undo()
-    elif name == "redo" and one.place < len(one.ends) - 1:
-        one.undo(again=True)
 
 
 def seen(one: ChatLog) -> tuple[object, ...]:
@@ -181,22 +171,6 @@ def test_any_chat_that_is_opened_again_is_the_same(
         each.sink = each.new_file = None
         turn(each, "the next one", "has")
     assert seen(again) == seen(one), "ids go on"
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.lists(ACTION, min_size=1, max_size=10))
-def test_everything_can_be_undone_and_done_again(actions: list[tuple[str, ...]]) -> None:
-    one = log()
-    for action in actions:
-        perform(one, action)
-    del one.ends[one.place + 1 :]
-    before, moves = copy.deepcopy(seen(one)), one.place
-    for _ in range(moves):
-        one.undo()
-    assert contents(one) == []
-    for _ in range(moves):
-        one.undo(again=True)
-    assert seen(one) == before
 
 
 # -- a file that anybody may have written ------------------------------------------------------------------------------

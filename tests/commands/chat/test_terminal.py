@@ -107,15 +107,13 @@ def test_a_new_conversation_has_its_own_file_and_the_settings_of_the_one_before(
     assert genctl("chat", "--open", str(after), stdin="And then?\n").status == 0
 
 
-def test_a_chat_is_edited_tried_again_undone_and_done_again(own_state: Path) -> None:
+def test_a_chat_is_edited_tried_again_and_undone(own_state: Path) -> None:
     with Talk(own_state, *QUIET, "--do-sample", "--seed", "3") as talk:
         first = talk.say("A fox")
         again = talk.say("/retry")
         assert again != first
         assert talk.say("/undo") == ["undone: the chat has 1 turn"]
         assert [line.split()[0] for line in talk.say("/branch")] == ["*", "2"]
-        assert talk.say("/redo") == ["done again: the chat has 1 turn"]
-        assert [line.split()[0] for line in talk.say("/branch")] == ["1", "*"]
         assert talk.say("/branch 1")[:2] == ["> A fox", first[0]]
         talk.press("/edit 1\r")
         talk.wait(lambda: talk.lines[-1] == "> A fox")

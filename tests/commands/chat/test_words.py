@@ -59,7 +59,7 @@ def test_a_number_of_a_turn_begins_at_one() -> None:
 @pytest.mark.parametrize(
     ("before", "words"),
     [
-        ("/re", ["/retry", "/redo"]),
+        ("/re", ["/retry"]),
         ("/q", ["/quit"]),
         ("/ex", ["/exit"]),
         ("/set temp", ["temperature="]),
