@@ -286,20 +286,13 @@ class ChatLog:
         return [each for each in self.messages.values() if each.parent == question and each.role == "assistant"]
 
     @property
-    def children(self) -> dict[int | None, list[Message]]:
-        """The messages that continue each message, without turns that have no answer and are not the last."""
-        parents, found = {message.parent for message in self.messages.values()}, dict[int | None, list[Message]]()
-        for message in self.messages.values():
-            if message.role != "user" or message.id in parents or message.id == self.end:
-                found.setdefault(message.parent, []).append(message)
-        return found
-
-    @property
     def branches(self) -> list[Message]:
-        """The last messages of all branches, in the order in which they were written."""
-        children = self.children
-        leaves = [message for group in children.values() for message in group if message.id not in children]
-        return sorted(leaves, key=lambda message: message.id)
+        """The last messages of all branches, as written; a turn without an answer ends none but the current."""
+        everything = self.messages.values()
+        parents = {message.parent for message in everything}
+        counted = [each for each in everything if each.role != "user" or each.id in parents or each.id == self.end]
+        parents = {message.parent for message in counted}
+        return [message for message in counted if message.id not in parents]
 
     def branch(self, number: int) -> Message:
         """The last message of branch `number`, from 1. Raises UsageError."""

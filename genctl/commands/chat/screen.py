@@ -7,7 +7,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -327,9 +327,6 @@ class ChatScreen:
                 self.note(f"undone: the chat has {count(log.turns_to(log.end), 'turn')}")
             case "branch":
                 self._branch(slash.number(typed, "branch"))
-            case "tree":
-                for branch, here in drawn(log, out.width):
-                    out.print(widgets.fit(Text(branch, theme.PLAIN if here else theme.DIM), out.width))
             case "think":
                 thought = chat.thoughts.get(_last(log).id) or thinking.split(_last(log).content)[0]
                 if not thought:
@@ -453,26 +450,3 @@ def _last(log: ChatLog) -> Message:
     if log.last_answer is None:
         raise UsageError("nothing has been answered yet")
     return log.last_answer
-
-
-def drawn(log: ChatLog, width: int) -> Iterator[tuple[str, bool]]:
-    """All messages, one a line, and whether the chat continues their branch.
-
-    Messages that follow one another stand below one another; a fork indents what follows it. The last message of a
-    branch ends with its number.
-    """
-    here, children = {message.id for message in log.here}, log.children
-    leaves = {message.id: f" [{place}]" for place, message in enumerate(log.branches, 1)}
-
-    def below(id: int | None, depth: int) -> list[tuple[Message, int]]:
-        found: Sequence[Message] = children.get(id, [])
-        return [(child, depth + (len(found) > 1)) for child in reversed(found)]
-
-    waiting = below(None, 0)
-    while waiting:
-        message, depth = waiting.pop()
-        start = "  " * min(depth, width // 8) + {"user": "›", "assistant": "·"}.get(message.role, "#")
-        leaf = leaves.get(message.id, "")
-        words = widgets.first_words(message.content, max(width - len(start) - len(leaf) - 1, 8))
-        yield f"{start} {words}{leaf}", message.id in here
-        waiting += below(message.id, depth)

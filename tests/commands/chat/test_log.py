@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genctl.commands.chat.log import SCHEMA, ChatHeader, ChatLog, Message
-from genctl.commands.chat.screen import drawn
 from genctl.errors import InputError, UsageError
 from genctl.io.output import open_beside
 
@@ -56,32 +55,6 @@ def test_a_branch_is_its_messages_from_the_first() -> None:
         one.branch(4)
 
 
-def test_the_branches_are_drawn_with_their_forks() -> None:
-    lines = list(drawn(forked(), 40))
-    assert [line for line, _ in lines] == [
-        "  › one",
-        "  · 1",
-        "  › two",
-        "    · 2 [1]",
-        "    · 2b [2]",
-        "  › uno",
-        "  · I [3]",
-    ]
-    assert [line for line, here in lines if here] == ["  › uno", "  · I [3]"]
-
-
-def test_a_long_message_is_cut_and_forks_within_forks_leave_room_for_words() -> None:
-    one = log()
-    for _ in range(100):
-        end = one.end
-        turn(one, "word " * 40, "x", parent=end)
-        turn(one, "word " * 40, "x", parent=end)
-    lines = [line for line, _ in drawn(one, 40)]
-    assert len(lines) == 400
-    assert all(len(line) <= 40 for line in lines)
-    assert sum("word word" in line for line in lines) == 200
-
-
 # -- undo --------------------------------------------------------------------------------------------------------------
 
 
@@ -113,7 +86,6 @@ def test_a_turn_without_an_answer_is_no_branch() -> None:
     one.undo()
     assert contents(one) == ["Hello", "Hi"]
     assert [message.content for message in one.branches] == ["Hi"]
-    assert [line for line, _ in drawn(one, 40)] == ["› Hello", "· Hi [1]"]
 
 
 ACTION = st.one_of(
