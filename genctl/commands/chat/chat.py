@@ -61,7 +61,6 @@ class Chat:
         from genctl.engines.session import Session
 
         self.engine, self.name, self.prefill, self._note = engine, engine.about.name, prefill, note
-        self.thoughts: dict[int, str] = {}  # of a server, by the id of the answer
         self.session, self.template = engine if isinstance(engine, Session) else None, ""
         self.context: int | None = None  # the most tokens of a prompt and its answer, where a limit is known
         self.remark = "with a server there is no /prompt, no /tokens and no processor of genctl's own"
@@ -96,7 +95,6 @@ class Chat:
             raise
         before, self.log, self.layers = self.log, log, layers
         self.base, self.base_plan, self.own_values = settled
-        self.thoughts.clear()
         before.close()
 
     def begin_anew(self) -> None:
@@ -245,7 +243,7 @@ class Chat:
                 self.log.undo()
             return Result(turn.request.id, turn.opening, "", None, self.engine.about.name, ())
         best = sequences[0].hypothesis
-        message = self.log.add_message(
+        self.log.add_message(
             "assistant",
             self.prefill + best.text,
             question.id,
@@ -254,7 +252,6 @@ class Chat:
             prefill=self.prefill,
             token_ids=() if self.session is None else best.tokens,
         )
-        self.thoughts[message.id] = best.thought_text
         return result
 
 

@@ -25,7 +25,6 @@ from rich.text import Text
 
 from genctl.commands.chat import slash, thinking
 from genctl.commands.chat.chat import Chat, PlannedTurn, setting
-from genctl.commands.chat.log import ChatLog, Message
 from genctl.commands.chat.options import ChatOptions
 from genctl.commands.chat.thinking import ThinkSplitter
 from genctl.commands.options import SHOWN_TOP
@@ -327,11 +326,6 @@ class ChatScreen:
                 self.note(f"undone: the chat has {count(log.turns_to(log.end), 'turn')}")
             case "branch":
                 self._branch(slash.number(typed, "branch"))
-            case "think":
-                thought = chat.thoughts.get(_last(log).id) or thinking.split(_last(log).content)[0]
-                if not thought:
-                    raise UsageError("the last answer has no thought before it")
-                out.print(Text(widgets.visible(thought), style=theme.DIM), soft_wrap=False)
             case "prompt":
                 turn = chat.plan_again()
                 self.note(f"{count(len(turn.ids), 'token')}:")
@@ -342,7 +336,9 @@ class ChatScreen:
             case "copy":
                 if not out.is_interactive:
                     raise UsageError("/copy: this terminal takes no text for the clipboard")
-                answer = thinking.split(_last(log).content)[1]
+                if log.last_answer is None:
+                    raise UsageError("nothing has been answered yet")
+                answer = thinking.split(log.last_answer.content)[1]
                 sys.stdout.write(f"\x1b]52;c;{base64.b64encode(answer.encode('utf-8', 'replace')).decode()}\a")
                 sys.stdout.flush()
                 self.note(
@@ -444,9 +440,3 @@ class ChatScreen:
             if line not in (*before.notices, *repeated):
                 self.note(line)
         self.note(f"set {setting(argument)}" if name == "set" else f"{name} {argument}")
-
-
-def _last(log: ChatLog) -> Message:
-    if log.last_answer is None:
-        raise UsageError("nothing has been answered yet")
-    return log.last_answer

@@ -44,7 +44,6 @@ COMMANDS: tuple[SlashCommand, ...] = (
         "maybe",
     ),
     SlashCommand("branch", "list the branches, or go to branch N", "N", "maybe"),
-    SlashCommand("think", "show what the model thought before the last answer"),
     SlashCommand("prompt", "show the prompt of the last turn as the model reads it: token ids and text", local=True),
     SlashCommand("scores", "show or hide each token's probability under an answer"),
     SlashCommand(

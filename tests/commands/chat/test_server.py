@@ -83,13 +83,12 @@ def test_what_needs_token_ids_is_refused_at_a_prompt(server: StandIn, own_state:
         assert [message["content"] for message in server.rows[-1]["messages"]] == ["Bye"]
 
 
-def test_the_thought_of_a_server_is_dimmed_and_shown_again(own_state: Path) -> None:
+def test_the_thought_of_a_server_is_dimmed_and_not_sent_back(own_state: Path) -> None:
     thought = (" let", " me", " see")
     with running(thought=thought) as server, Talk(own_state, "--backend", server.url, width=100) as talk:
         said = talk.say("Hello")
         assert said[0] == " let me see"
         assert "one two three four five six" in " ".join(said)
-        assert talk.say("/think") == [" let me see"]
         talk.say("More")
         # the thought is no part of the conversation
         assert server.rows[-1]["messages"][1] == {"role": "assistant", "content": " one two three four five six"}
