@@ -91,7 +91,7 @@ class Chat:
         try:
             settled = self._settled(layers, log.settings)
         except BaseException:
-            log.leave()
+            log.close(sync=False)
             raise
         before, self.log, self.layers = self.log, log, layers
         self.base, self.base_plan, self.own_values = settled

@@ -96,7 +96,7 @@ def chat(options: ChatOptions) -> int | None:
         with job.outputs() as stack:
             begin_file: Callable[[str], Sink] | None = None
             if options.save is not None:
-                file = open_beside(Path(options.save), force=options.force)
+                file = open_beside(Path(options.save))
                 stack.callback(file.abandon, keep=False)
                 begin_file = lambda words: file  # noqa: E731
             elif interactive:
@@ -122,7 +122,7 @@ def chat(options: ChatOptions) -> int | None:
                 log = ChatLog(begun, begin_file)
 
             chat = Chat(engine, layers, log, options.prefill or "", memory, messages.remark_once)
-            stack.push(lambda kind, *_: chat.log.close() if kind is None else chat.log.leave())
+            stack.push(lambda kind, *_: chat.log.close(sync=kind is None))
             if options.with_tokens:
                 chat.base_plan.require_logprobs("--scores" if options.scores else "--top-logprobs")
             engine.use_threads(chat.base_plan.rows)
@@ -227,7 +227,7 @@ def _reopened(path: Path, engine: Engine, early: Resolved, messages: Messages) -
     begun = log.header.model
     if log.header.checkpoint != fingerprint_of(engine):
         if named is None or named.kind != "command":
-            log.leave()
+            log.close(sync=False)
             raise InputError(
                 f"-m {name} continues {path} with this checkpoint: the chat was begun with {begun}, in another "
                 "state or by an older genctl, so that earlier answers may not be what it would write now"

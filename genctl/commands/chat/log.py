@@ -160,26 +160,17 @@ class ChatLog:
         self.sink.leave()
         self.sink = copy
 
-    def close(self) -> None:
-        """Close the file. Raises OutputError if another program has taken it away."""
-        try:
-            if self.sink is not None and not self.sink.replaces:
-                self.sink.sync()
-        finally:
-            self.leave()
-
-    def leave(self) -> None:
-        """Close the file as it is: an error is being reported. A chat without an answer replaces no other."""
-        if self.sink is not None and self.sink.replaces:
-            self.sink.abandon(keep=bool(self.branches))
-        elif self.sink is not None:
-            self.sink.leave()
+    def close(self, *, sync: bool = True) -> None:
+        """Close the file. With `sync`, raises OutputError if another program has taken it away."""
+        if self.sink is not None:
+            try:
+                if sync:
+                    self.sink.sync()
+            finally:
+                self.sink.leave()
 
     def _write(self, line: dict[str, Any], *, lasting: bool = False) -> None:
-        """Append a line; a lasting one is on the disk when this returns. Raises OutputError; it may be tried again.
-
-        A file that is to replace another one does so with the first lasting line.
-        """
+        """Append a line; a lasting one is on the disk when this returns. Raises OutputError; it may be tried again."""
         if self.sink is None and self.new_file is not None:
             sink = self.new_file(str(line.get("content", "")))
             begin_session(sink, (asdict(self.header), *({name: value} for name, value, _ in self.settings)))
@@ -188,9 +179,7 @@ class ChatLog:
             return
         try:
             self.sink.write(encoded(line))
-            if lasting and self.sink.replaces:
-                self.sink.put_in_place()
-            elif lasting:
+            if lasting:
                 self.sink.sync()
         except OutputError:
             with suppress(OutputError):

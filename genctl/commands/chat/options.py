@@ -38,7 +38,6 @@ class ChatOptions(PresetOptions):
     continued: bool = CHAT.switch("continue the last chat", "--continue")
     listed: bool = CHAT.switch("list saved chats, the latest first", "--list")
     save: str | None = CHAT.option("save to a new file (default: ~/.local/state/genctl/sessions)", "FILE")
-    force: bool = IN_OUT.switch("replace existing --output and --save files")
     memory: str | None = CHAT.option("memory for prompt caches (default: 1GiB, or what the last turn takes)", "SIZE")
     scores: bool = SHOWN.switch("show token probabilities and alternatives")
     top_logprobs: int | None = SHOWN.option("number of alternatives for each token", "K", least=0)
@@ -89,7 +88,7 @@ def check_backend(options: ChatOptions, early: Resolved) -> None:
 
 
 CONFLICTS: tuple[Conflict, ...] = (
-    needless_force("output", "save"),
+    needless_force("output"),
     same_file("save", "output"),
     same_file("open", "output"),
     same_file("save", "input"),

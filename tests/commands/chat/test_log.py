@@ -13,9 +13,9 @@ from genctl.errors import InputError, UsageError
 from genctl.io.output import open_beside
 
 
-def log(path: Path | None = None, *, force: bool = False) -> ChatLog:
+def log(path: Path | None = None) -> ChatLog:
     header = ChatHeader(SCHEMA, "tiny", "sha256:0", 3)
-    return ChatLog(header, None if path is None else lambda words: open_beside(path, force=force))
+    return ChatLog(header, None if path is None else lambda words: open_beside(path))
 
 
 def turn(one: ChatLog, text: str, answer: str, parent: int | None = -1) -> None:
