@@ -76,14 +76,15 @@ class ChatLog:
     """The log, and its file if there is one.
 
     `new_file` opens a file for the first message, whose text it gets. A change is written before it counts, so that
-    the chat is what the file has, also where writing fails (OutputError). `settings` are those that it begins with,
-    besides those of the header.
+    the chat is what the file has (`lines`), also where writing fails (OutputError). `settings` are those that it begins
+    with, besides those of the header.
     """
 
     def __init__(
         self, header: ChatHeader, new_file: Callable[[str], Sink] | None = None, settings: Iterable[Change] = ()
     ) -> None:
         self.header, self.new_file, self.settings = header, new_file, [*settings]
+        self.lines: list[dict[str, Any]] = [asdict(header), *({name: value} for name, value, _ in self.settings)]
         self.sink: Sink | None = None
         self.torn = False  # whether its file ended in half a line, which was dropped
         self.messages: dict[int, Message] = {}
@@ -104,34 +105,27 @@ class ChatLog:
     @classmethod
     def _read(cls, lines: Iterator[bytes], name: str) -> ChatLog:
         """The chat of whole lines. Raises InputError for those that are no chat or are damaged."""
-        number, first = 1, next(lines, b"")
-        try:
-            header = decoded(first)
-        except ValueError:
-            header = {}
+        number, header = 1, dict[str, Any]()
+        with suppress(ValueError):
+            header = decoded(next(lines, b""))
         if header.get("schema") != SCHEMA:
             raise NotAChat(f"{name} is not the file of a chat ({SCHEMA})", hint="genctl chat --save writes one")
         try:
             log = cls(value_of(ChatHeader, header))
             for line in lines:
                 number += 1
-                log._read_line(decoded(line))
+                entry = decoded(line)
+                what, value = next(iter(entry.items()), ("", None))
+                if "role" in entry:
+                    log._append(value_of(Message, entry))
+                elif what in CHANGES and len(entry) == 1:
+                    log._append(Change(what, value_of(CHANGES[what], value), typed=False))
+                else:
+                    raise ValueError(f"{what!r:.40} is no line of a chat")
+                log.lines.append(entry)
         except ValueError as error:
             raise damaged(name, number, error) from None
         return log
-
-    def _read_line(self, line: dict[str, Any]) -> None:
-        """A line of the file after the first. Raises ValueError."""
-        if "role" in line:
-            message: Message = value_of(Message, line)
-            if message.id < self._next_id:
-                raise ValueError(f"message {message.id} is there already")
-            self._append(message)
-            return
-        name, value = next(iter(line.items()), ("", None))
-        if name not in CHANGES or len(line) != 1:
-            raise ValueError(f"{name!r:.40} is no line of a chat")
-        self._append(Change(name, value_of(CHANGES[name], value), typed=False))
 
     # -- the file ------------------------------------------------------------------------------------------------------
 
@@ -151,12 +145,7 @@ class ChatLog:
         if self.sink is None:
             self.new_file = lambda words: copy
             return
-        try:
-            copy.write(b"".join(self.sink.read(0, self.sink.whole)))
-            copy.put_in_place()
-        except BaseException:
-            copy.abandon(keep=False)
-            raise
+        begin_session(copy, self.lines)
         self.sink.leave()
         self.sink = copy
 
@@ -173,26 +162,26 @@ class ChatLog:
         """Append a line; a lasting one is on the disk when this returns. Raises OutputError; it may be tried again."""
         if self.sink is None and self.new_file is not None:
             sink = self.new_file(str(line.get("content", "")))
-            begin_session(sink, (asdict(self.header), *({name: value} for name, value, _ in self.settings)))
+            begin_session(sink, self.lines)
             self.sink = sink
-        if self.sink is None:
-            return
-        try:
-            self.sink.write(encoded(line))
-            if lasting:
-                self.sink.sync()
-        except OutputError:
-            with suppress(OutputError):
-                self.sink.retry()
-            raise
+        if self.sink is not None:
+            try:
+                self.sink.write(encoded(line))
+                if lasting:
+                    self.sink.sync()
+            except OutputError:
+                with suppress(OutputError):
+                    self.sink.retry()
+                raise
+        self.lines.append(line)
 
     # -- changes -------------------------------------------------------------------------------------------------------
 
     def add_message(self, role: Role, content: str, parent: int | None, **more: Any) -> Message:
         """Add a message, after which the chat continues. `more`: further fields. A power cut loses no answer."""
         message = Message(self._next_id, parent, role, content, **more)
-        line = {key: value for key, value in asdict(message).items() if value not in ("", ())}
-        self._write({**line, "content": content}, lasting=role != "user")
+        line = {key: value for key, value in asdict(message).items() if value not in ("", ())} | {"content": content}
+        self._write(line, lasting=role != "user")
         self._append(message)
         return message
 
@@ -209,7 +198,7 @@ class ChatLog:
         self.ends.pop()
 
     def _append(self, entry: Message | Change) -> None:
-        """Let an entry count. Raises ValueError if it continues a message that is not there."""
+        """Let an entry count. Raises ValueError for a message that is there already, or continues one that is not."""
         if isinstance(entry, Change) and entry.name != "go":
             self.settings.append(entry)
             return
@@ -217,6 +206,8 @@ class ChatLog:
         if before is not None and before not in self.messages:
             raise ValueError(f"there is no message {before}")
         if isinstance(entry, Message):
+            if entry.id < self._next_id:
+                raise ValueError(f"message {entry.id} is there already")
             self.messages[entry.id] = entry
             if entry.role == "assistant" and before == self.end:
                 self.ends.pop()  # an answer belongs to the step that its question began
