@@ -142,7 +142,7 @@ def chat(options: ChatOptions) -> int | None:
             else:
                 if chat.log.unanswered:
                     messages.remark("the last turn has no answer yet; it is answered first")
-                    chat.answer(chat.plan_again(), [], Report(), Flow(interrupted=interrupt))
+                    chat.answer(chat.plan_again(), lambda event: None, Report(), Flow(interrupted=interrupt))
                 with interrupt.rescued_by(lambda: job.rescue(stack)):
                     _answer_rows(job, options, chat, rows)
         return interrupt.status or (ended if interactive else job.status())
@@ -163,13 +163,13 @@ def _answer_rows(job: Job, options: ChatOptions, chat: Chat, rows: Iterable[Row]
                     continue
                 job.messages.note_once(turn.note)
                 report = Report(top, options.scores or top > 0)
-                result = chat.answer(turn, [], report, Flow(interrupted=job.interrupt))
+                result = chat.answer(turn, lambda event: None, report, Flow(interrupted=job.interrupt))
             except (ContractError, OutputError):  # what is wrong for one turn is wrong for all, as a full disk is
                 raise
             except GenctlError as error:
                 job.fail(row, error.code, error.message, hint=error.hint)
                 continue
-            if job.output is not None and result.sequences:
+            if job.output is not None and result is not None:
                 reused = None if result.backend else result.reused
                 record = result_record(row, result, 0, tokens=options.with_tokens, extra={}, reused_tokens=reused)
                 job.output.put(row.index, [record])

@@ -278,12 +278,12 @@ class ChatScreen:
             interrupt.hide = table.pause if table else interrupt.hide
             report = Report(self.top if self.scores else 0, self.scores)
             try:
-                result = self.chat.answer(turn, [view.feed], report, Flow(interrupted=interrupt))
+                result = self.chat.answer(turn, view.feed, report, Flow(interrupted=interrupt))
             finally:
                 view.close()
         if interrupt.status not in (0, 128 + signal.SIGINT):
             raise SystemExit(interrupt.status)
-        if result.sequences:
+        if result is not None:
             self._sum_up(result)
         else:
             self.note("no answer came, so the turn is not added")
