@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from genctl.config.shapes import value_of
 from genctl.engines.protocol import Engine, Flow, Report
 from genctl.errors import (
     ContractError,
-    Exit,
     GenctlError,
     InputError,
     ModelError,
@@ -38,7 +37,6 @@ from genctl.io.rows import InputRow, RefusedRow
 from genctl.io.sessions import new_file, sessions_folder
 from genctl.io.sink import Sink
 from genctl.terminal import loading_line, widgets
-from genctl.terminal.console import make_consoles
 
 OF_FILE = "the chat"  # origin of a setting that the file of a chat has made
 
@@ -69,8 +67,6 @@ ROW = jsonl.RowShape((*jsonl.KNOWN, "role", "content"), (*jsonl.PROMPTS, "role",
 
 def chat(options: ChatOptions) -> int | None:
     """`genctl chat`."""
-    if options.listed:
-        return _write_list(options)
     choice = engine_of(options)
     choice = replace(choice, check=check_backend) if choice is SERVERS else choice
     with started(options, choice, row="turn") as job:
@@ -238,42 +234,11 @@ def _reopened(path: Path, engine: Engine, early: Resolved, messages: Messages) -
     return log
 
 
-def _saved_chats() -> Iterator[tuple[Path, ChatLog | GenctlError]]:
-    """Each chat in the folder of sessions, or why it cannot be read; the newest change comes first."""
+def _last_chat() -> Path:
+    """The chat that was changed last in the folder of sessions. Raises InputError where there is none."""
     found = [path for path in sessions_folder().glob("*.jsonl") if path.is_file()]
     for path in sorted(found, key=lambda path: (path.stat().st_mtime, path), reverse=True):
-        try:
-            yield path, ChatLog.look(path)
-        except NotAChat:
-            continue  # a tree, for one
-        except GenctlError as error:
-            yield path, error
-
-
-def _last_chat() -> Path:
-    """The chat that was changed last. Raises InputError where there is none."""
-    path, _ = next(_saved_chats(), (None, None))
-    if path is None:
-        raise InputError(f"there is no chat to continue in {printable(str(sessions_folder()))}")
-    return path
-
-
-def _write_list(options: ChatOptions) -> int:
-    """Write the list: when each chat was changed, its model, its turns, how it begins, its file. Returns the status."""
-    out, found = make_consoles(options.color)[0].file, list(_saved_chats())
-    for path, chat in found:
-        when = datetime.fromtimestamp(path.stat().st_mtime).astimezone().isoformat(timespec="seconds")
-        record: dict[str, Any] = {"date": when, "model": "", "turns": 0, "words": "", "path": str(path)}
-        if isinstance(chat, ChatLog):
-            words = next((message.content for message in chat.here if message.role == "user"), "")
-            record |= {"model": chat.header.model, "turns": chat.turns_to(chat.end), "words": words}
-        else:
-            record["error"] = chat.message
-        if options.format == "jsonl":
-            out.write(f"{writers.to_json(record)}\n")
-        else:
-            record |= {"date": when[:16].replace("T", " "), "words": record.pop("error", record["words"])}
-            out.write("\t".join(map(writers.tsv_cell, record.values())) + "\n")
-    if not found:
-        Messages(quiet=options.quiet).note(f"no chat is saved in {printable(str(sessions_folder()))}")
-    return int(Exit.DONE)
+        with suppress(NotAChat):  # a tree, for one
+            ChatLog.look(path)
+            return path
+    raise InputError(f"there is no chat to continue in {printable(str(sessions_folder()))}")
