@@ -84,23 +84,13 @@ class Chat:
         # how the next turn is decoded, and the settings that the chat's commands have made
         self.base, self.base_plan, self.own_values = self._settled(layers, log.settings)
 
-    def switch(self, log: ChatLog, layers: Sequence[Layer]) -> None:
-        """Continue another log, and close this one. Raises what settings raise, and OutputError."""
-        try:
-            settled = self._settled(layers, log.settings)
-        except BaseException:
-            log.close(sync=False)
-            raise
-        before, self.log, self.layers = self.log, log, layers
-        self.base, self.base_plan, self.own_values = settled
-        before.close()
-
     def begin_anew(self) -> None:
         """Close the log. The next turn begins another, in a new file, with the same settings. Raises OutputError."""
         before = self.log
         seed = before.header.seed if self.base.runtime.seed is not None else random_seed()
         header = ChatHeader(SCHEMA, self.name, fingerprint_of(self.engine), seed, to_save(self.layers))
-        self.switch(ChatLog(header, lambda words: open_beside(new_file("chat", words)), before.settings), self.layers)
+        self.log = ChatLog(header, lambda words: open_beside(new_file("chat", words)), before.settings)
+        before.close()
 
     # -- settings ------------------------------------------------------------------------------------------------------
 

@@ -130,11 +130,7 @@ def chat(options: ChatOptions) -> int | None:
             if interactive:
                 from genctl.commands.chat.screen import ChatScreen
 
-                def load(path: Path) -> None:
-                    found = _reopened(path, engine, early, messages)
-                    chat.switch(found, continued(layers, found.header.settings, messages.remark))
-
-                ended = ChatScreen(chat, options, load).run(options.arguments)
+                ended = ChatScreen(chat, options).run(options.arguments)
             else:
                 if chat.log.unanswered:
                     messages.remark("the last turn has no answer yet; it is answered first")

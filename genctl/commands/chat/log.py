@@ -14,7 +14,6 @@ undo is a `go` to where the chat was. The `seed` of a user's message is the seed
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -136,12 +135,7 @@ class ChatLog:
 
     def save(self, path: Path) -> None:
         """Continue in a new file, which has everything so far. Raises OutputError; then the old one is continued."""
-        try:
-            copy = open_beside(path)
-        except OutputError as error:
-            if os.path.lexists(path):
-                error.hint = f"/load {path} continues the chat in it"
-            raise
+        copy = open_beside(path)
         if self.sink is None:
             self.new_file = lambda words: copy
             return

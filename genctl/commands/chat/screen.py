@@ -177,10 +177,10 @@ class AnswerView:
 
 
 class ChatScreen:
-    """A chat and the terminal on which it is shown. `load` continues the chat in a file."""
+    """A chat and the terminal on which it is shown."""
 
-    def __init__(self, chat: Chat, options: ChatOptions, load: Callable[[Path], object]) -> None:
-        self.chat, self.options, self.load = chat, options, load
+    def __init__(self, chat: Chat, options: ChatOptions) -> None:
+        self.chat, self.options = chat, options
         self.out, self.err = make_consoles(options.color)
         self.scores = options.scores  # whether token probabilities are shown under each answer
         self.top = SHOWN_TOP if options.top_logprobs is None else options.top_logprobs
@@ -356,12 +356,6 @@ class ChatScreen:
                     log.save(Path(typed.text).expanduser())
                 path = "" if log.path is None else shlex.quote(str(log.path))
                 self.note(f"saved in {path}" if path else "the chat is empty, so nothing is saved")
-            case "load":
-                file = Path(typed.text).expanduser()
-                if log.path is not None and file.exists() and file.samefile(log.path):
-                    raise UsageError(f"/load {typed.text}: this is the chat that is open")
-                self.load(file)
-                self._resume()
             case "new":
                 if not log.messages:
                     raise UsageError("the chat is empty")

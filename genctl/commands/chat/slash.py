@@ -56,7 +56,6 @@ COMMANDS: tuple[SlashCommand, ...] = (
     SlashCommand("preset", "use a preset on top of the settings", "NAME", "something"),
     SlashCommand("system", "set the system message; without a text, take it away", "TEXT", "maybe"),
     SlashCommand("save", "show where the chat is saved, or continue in FILE", "FILE", "maybe"),
-    SlashCommand("load", "continue the chat in FILE", "FILE", "something"),
     SlashCommand("new", "begin a new conversation with the same settings; this one stays saved", aliases=("clear",)),
     SlashCommand("tokens", "how much of the context is used", local=True),
     SlashCommand("copy", "copy the last answer to the clipboard"),
@@ -110,12 +109,10 @@ def completions(
     knobs: Iterable[str],
     presets: Iterable[str],
     paths: Callable[[str], list[str]] = lambda typed: [],
-    chats: Callable[[str], list[str]] = lambda typed: [],
 ) -> Iterator[tuple[str, int]]:
     """What a line may go on with: words and how many characters of `before` each one replaces.
 
-    `knobs` and `presets` are the names that /set, /unset and /preset take. `paths` and `chats` give the files and the
-    saved chats whose names begin with a text.
+    `knobs` and `presets` are the names that /set, /unset and /preset take. `paths` gives the files of a beginning.
     """
     if not before.startswith("/") or "\n" in before:
         return
@@ -125,6 +122,6 @@ def completions(
         return
     choices = {"set": [f"{knob}=" for knob in knobs], "unset": knobs, "preset": presets}.get(name, ())
     word = rest.lstrip()
-    if name in ("load", "save"):
-        choices = [*(chats(word) if name == "load" else []), *paths(word)]
+    if name == "save":
+        choices = paths(word)
     yield from ((choice, len(word)) for choice in choices if choice.startswith(word))

@@ -195,9 +195,8 @@ def test_a_copy_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
     disk.room = 10_000
     turn(one, "More", "No")
     one.save(tmp_path / "copy")
-    with pytest.raises(OutputError, match="exists already") as error:
+    with pytest.raises(OutputError, match="exists already"):
         one.save(tmp_path / "copy")
-    assert error.value.hint == f"/load {tmp_path / 'copy'} continues the chat in it"
     one.close()
     assert (tmp_path / "copy").read_bytes() == path.read_bytes()
     assert (tmp_path / "copy").stat().st_mode & 0o777 == 0o600

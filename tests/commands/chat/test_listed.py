@@ -60,6 +60,6 @@ def test_paths_are_completed_and_a_name_that_no_screen_shows_is_not(tmp_path: Pa
     (tmp_path / "tales").mkdir()
     for name in ("a b.jsonl", "a\x1b[2J.jsonl"):
         (tmp_path / "tales" / name).touch()
-    document = Document(f"/load {tmp_path}/tales/a")
+    document = Document(f"/save {tmp_path}/tales/a")
     found = [each.text for each in Commands().get_completions(document, CompleteEvent())]
     assert found == [f"{tmp_path}/tales/a b.jsonl"]

@@ -164,10 +164,6 @@ def test_a_saved_chat_goes_on(own_state: Path) -> None:
         talk.end()
     with Talk(own_state, "-q", "--open", "mine.jsonl") as talk:
         assert talk.lines[:2] == ["> A fox", answer[0]]
-        assert talk.say("/load nowhere.jsonl") == ["error: cannot read nowhere.jsonl: no such file"]
-        old = saved(own_state)
-        talk.say(f"/load {old}")
-        assert f"saved in {old}" in "".join(talk.say("/save")).replace("saved in", "saved in ").replace("  ", " ")
 
 
 def test_a_dumb_terminal_gets_plain_lines(own_state: Path) -> None:
