@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
@@ -49,7 +49,7 @@ SIGN, MORE = "> ", ". "
 KEYS = (
     ("Enter", "send the line"),
     ("Alt-Enter", "a new line"),
-    ("Tab", "complete a command, a setting, a file"),
+    ("Tab", "complete a command, a setting, a preset"),
     ("Up, Down, Ctrl-R", "earlier input, from all chats"),
     ("Ctrl-C", "stop the answer, and keep the text so far; clear the line. Twice on an empty line: leave"),
     ("Ctrl-D", "leave"),
@@ -81,19 +81,12 @@ def _clear(event: KeyPressEvent) -> None:
 
 
 class Commands(Completer):
-    """The names of commands, and of what they take; files."""
-
-    _paths = PathCompleter(expanduser=True)
+    """The names of commands, and of settings and presets."""
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
         """What the line may continue with."""
-
-        def paths(typed: str) -> list[str]:
-            found = self._paths.get_completions(Document(typed), complete_event)
-            return [typed + each.text for each in found if each.text.isprintable()]
-
         named = (preset.name for preset in presets.available())
-        for word, length in slash.completions(document.text_before_cursor, known(), named, paths):
+        for word, length in slash.completions(document.text_before_cursor, known(), named):
             yield Completion(word, -length)
 
 

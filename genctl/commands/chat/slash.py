@@ -7,7 +7,7 @@ which one / is left.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -104,15 +104,10 @@ def number(typed: Typed, what: str) -> int | None:
     return int(typed.text)
 
 
-def completions(
-    before: str,
-    knobs: Iterable[str],
-    presets: Iterable[str],
-    paths: Callable[[str], list[str]] = lambda typed: [],
-) -> Iterator[tuple[str, int]]:
+def completions(before: str, knobs: Iterable[str], presets: Iterable[str]) -> Iterator[tuple[str, int]]:
     """What a line may go on with: words and how many characters of `before` each one replaces.
 
-    `knobs` and `presets` are the names that /set, /unset and /preset take. `paths` gives the files of a beginning.
+    `knobs` and `presets` are the names that /set, /unset and /preset take.
     """
     if not before.startswith("/") or "\n" in before:
         return
@@ -122,6 +117,4 @@ def completions(
         return
     choices = {"set": [f"{knob}=" for knob in knobs], "unset": knobs, "preset": presets}.get(name, ())
     word = rest.lstrip()
-    if name == "save":
-        choices = paths(word)
     yield from ((choice, len(word)) for choice in choices if choice.startswith(word))

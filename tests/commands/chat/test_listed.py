@@ -6,10 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from prompt_toolkit.completion import CompleteEvent
-from prompt_toolkit.document import Document
 
-from genctl.commands.chat.screen import Commands
 from tests.cli.tool import Done, genctl
 
 SHORT = ("-n", "4", "-q")
@@ -54,12 +51,3 @@ def test_there_may_be_nothing_to_continue(own_state: Path) -> None:
     assert "there is no chat to continue in" in say("--continue").err
     for more in (("--open", "x"), ("--save", "x")):
         assert say("--continue", *more).status == 2
-
-
-def test_paths_are_completed_and_a_name_that_no_screen_shows_is_not(tmp_path: Path) -> None:
-    (tmp_path / "tales").mkdir()
-    for name in ("a b.jsonl", "a\x1b[2J.jsonl"):
-        (tmp_path / "tales" / name).touch()
-    document = Document(f"/save {tmp_path}/tales/a")
-    found = [each.text for each in Commands().get_completions(document, CompleteEvent())]
-    assert found == [f"{tmp_path}/tales/a b.jsonl"]

@@ -67,14 +67,11 @@ def test_a_number_of_a_turn_begins_at_one() -> None:
         ("/preset g", ["greedy"]),
         ("/undo ", []),
         ("Hello /re", []),
-        ("/save tal", ["tales/"]),
-        ("/save  tales/a", ["tales/a b.jsonl"]),
     ],
 )
 def test_completion_knows_commands_knobs_and_presets(before: str, words: list[str]) -> None:
     knobs, presets = ["temperature", "top_k", "top_p"], ["greedy", "nucleus"]
-    files = ["tales/"] if before.endswith("tal") else ["tales/a b.jsonl"]
-    found = list(slash.completions(before, knobs, presets, lambda typed: files))
+    found = list(slash.completions(before, knobs, presets))
     assert [word for word, _ in found] == words
     assert all(before[len(before) - length :] == word[:length] for word, length in found)
 
