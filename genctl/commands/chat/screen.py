@@ -186,7 +186,9 @@ class ChatScreen:
         if not self.options.quiet:
             self.note(f"{self.chat.name}: /help lists the commands, Ctrl-D leaves")
         try:
-            self._guarded(self._resume)
+            self._show_end()
+            if self.chat.log.unanswered:  # a kill has left the last turn without an answer
+                self._guarded(lambda: self._answer(self.chat.plan_again()))
             for text in initial_turns:
                 self.out.print(Text(f"{SIGN}{widgets.visible(text)}"))
                 self._guarded(self._send, text)
@@ -225,22 +227,14 @@ class ChatScreen:
         try:
             do(*arguments)
         except GenctlError as error:
-            for part in error.message.split("\n"):
-                print_message(f"error: {part}", color=self.options.color)
-            if error.hint:
-                print_message(f"hint: {error.hint}")
+            hints = [f"hint: {error.hint}"] if error.hint else []
+            for line in (*(f"error: {part}" for part in error.message.split("\n")), *hints):
+                print_message(line, color=self.options.color)
 
     def _reopening(self) -> str:
         """The command that continues the chat; "" while it is not saved."""
         path = self.chat.log.path
         return "" if path is None else f"genctl chat --open {shlex.quote(str(path))}"
-
-    def _resume(self) -> None:
-        """Show where a saved chat is; answer its last turn, if a kill has left it without an answer."""
-        if self.chat.log.end is not None:
-            self._show_end()
-        if self.chat.log.unanswered:
-            self._answer(self.chat.plan_again())
 
     def _show_end(self) -> None:
         """The last turn of the branch and its answer, as they were printed."""
@@ -283,21 +277,19 @@ class ChatScreen:
 
     def _sum_up(self, result: Result) -> None:
         """The answer in a line: its tokens, what was read for it, and why it ended."""
-        sequence = result.sequences[0]
-        ended = stop_words(sequence.finish_reason, sequence.hypothesis.cause)
-        words = [count(sequence.hypothesis.length, "token")]
-        if result.decode_s > 0 and sequence.hypothesis.length > 1:
-            words.append(f"{(sequence.hypothesis.length - 1) / result.decode_s:,.0f} tok/s")
-        if not result.backend and result.prompt_tokens:
-            words.append(f"read {result.prompt_tokens - result.reused} of {count(result.prompt_tokens, 'token')}")
-        words += [f"seed {result.seed}"] if result.seed is not None else []
-        words += [ended] if sequence.finish_reason != "eos" else []
-        if self.options.quiet:
-            words = words[-1:] if sequence.finish_reason not in ("eos", "stop") else []
-        if not sequence.text.strip():
-            words = ["the answer is empty", *words]
-        if words:
-            self.note(" · ".join(words))
+        sequence, length = result.sequences[0], result.sequences[0].hypothesis.length
+        reason, words = sequence.finish_reason, ["" if sequence.text.strip() else "the answer is empty"]
+        if not self.options.quiet:
+            words.append(count(length, "token"))
+            if result.decode_s > 0 and length > 1:
+                words.append(f"{(length - 1) / result.decode_s:,.0f} tok/s")
+            if not result.backend and result.prompt_tokens:
+                words.append(f"read {result.prompt_tokens - result.reused} of {count(result.prompt_tokens, 'token')}")
+            words.append("" if result.seed is None else f"seed {result.seed}")
+        if reason != "eos" and not (self.options.quiet and reason == "stop"):
+            words.append(stop_words(reason, sequence.hypothesis.cause))
+        if any(words):
+            self.note(" · ".join(filter(None, words)))
 
     # -- commands ------------------------------------------------------------------------------------------------------
 
@@ -403,10 +395,8 @@ class ChatScreen:
         if log.turns_to(log.end):
             answer = log.last_answer
             used = len(self.chat.plan_again().ids) + (0 if answer is None else len(answer.token_ids))
-        if context is None:
-            self.note(f"{used} tokens of the context are used; the model has no limit")
-        else:
-            self.note(f"{used} tokens of the context are used, {max(context - used, 0)} of {context} are left")
+        left = "the model has no limit" if context is None else f"{max(context - used, 0)} of {context} are left"
+        self.note(f"{used} tokens of the context are used, {left}")
 
     def _change(self, name: str, argument: str) -> None:
         """A setting: /set, /unset, /preset or /system."""
