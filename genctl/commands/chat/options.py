@@ -37,6 +37,7 @@ class ChatOptions(PresetOptions):
     open: str | None = CHAT.option("continue a saved chat", "FILE")
     continued: bool = CHAT.switch("continue the last chat", "--continue")
     save: str | None = CHAT.option("save to a new file (default: ~/.local/state/genctl/sessions)", "FILE")
+    force: bool = IN_OUT.switch("replace an existing --output file")
     memory: str | None = CHAT.option("memory for prompt caches (default: 1GiB, or what the last turn takes)", "SIZE")
     scores: bool = SHOWN.switch("show token probabilities and alternatives")
     top_logprobs: int | None = SHOWN.option("number of alternatives for each token", "K", least=0)
