@@ -127,12 +127,28 @@ class Chat:
         text = [] if self.template or self.session is None else [_NO_TEMPLATE]
         resolved = self.engine.resolve([*below, *text, *layers])
         check_settings(resolved)
-        system = resolved.settings.get("system")
-        if self.session is not None and not self.template and system is not None and system.value is not None:
-            raise UsageError(f"{system.place} sets a system message, but {self.name} has no chat template for it")
+        self._check_system(resolved)
         values = {key: value for layer in layers for key, value in layer.values.items()}
         own = {key: value for key, value in values.items() if value is not None and key != "about"}
         return resolved, self.engine.plan(resolved), own
+
+    def _check_system(self, resolved: Resolved) -> None:
+        """Raises UsageError where the checkpoint cannot be given the system message of these settings."""
+        setting = resolved.settings.get("system")
+        if setting is None or setting.value is None or self.session is None:
+            return
+        if not self.template:
+            raise UsageError(f"{setting.place} sets a system message, but {self.name} has no chat template for it")
+        from genctl.models import chat
+
+        tokenizer: Any = self.session.loaded.tokenizer
+        try:
+            chat.render_chat_text(tokenizer, [{"role": "user", "content": "x"}], system=setting.value, name=self.name)
+        except ModelError as error:
+            raise UsageError(
+                f"{setting.place} sets a system message, but {error.message.replace('the', 'the checkpoint’s', 1)}",
+                hint="say it in the first turn",
+            ) from None
 
     # -- turns ---------------------------------------------------------------------------------------------------------
 
