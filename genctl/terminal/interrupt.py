@@ -34,16 +34,13 @@ class Interrupt:
 
     Use as a context manager. `status` is what the process should exit with: 130 after SIGINT, 143 after SIGTERM, 129
     after SIGHUP. What the caller ignores stays ignored (`stays_ignored`), but for SIGTERM.
-    `hide` takes away what is drawn on the terminal while the process is stopped. `at_once` is the last that is called
-    where a signal ends the process at once, in any thread.
+    `hide` takes away what is drawn on the terminal while the process is stopped.
     """
 
     def __init__(self) -> None:
         self.status = 0
         self.gentle = False
         self.hide: Callable[[], object] = lambda: None
-        self.at_once: Callable[[], object] = lambda: None
-        self._leaving = threading.Lock()
         self._rescue: Callable[[], object] | None = None
         self._bounded = False  # the deadline holds even after decoding, since results have been saved
         self._write_lock = threading.RLock()  # held by whoever writes or draws
@@ -109,19 +106,12 @@ class Interrupt:
             with self._write_lock:
                 self._rescue = None
 
-    def _leave(self, status: int) -> None:
-        """End the process now. From any thread; two do not call `at_once` twice."""
-        if self._leaving.acquire(timeout=GRACE_S):
-            with contextlib.suppress(Exception):
-                self.at_once()
-        _leave(status)
-
     # -- in the main thread --------------------------------------------------------------------------------------------
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         again, self.status = bool(self.status), 128 + number
         if again or (not self.gentle and _imports_torch(frame)):
-            self._leave(self.status)
+            _leave(self.status)
         if not self.gentle:
             raise SystemExit(self.status)
 
@@ -177,7 +167,7 @@ class Interrupt:
                 if number in ENDING:
                     count += 1
                     if count > 1:
-                        self._leave(128 + number)
+                        _leave(128 + number)
                     self._number = number
                     deadline = time.monotonic() + GRACE_S
 
@@ -194,7 +184,7 @@ class Interrupt:
             else:
                 with contextlib.suppress(Exception):
                     self._rescue()
-        self._leave(status)
+        _leave(status)
 
 
 def _imports_torch(frame: FrameType | None) -> bool:

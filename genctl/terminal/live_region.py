@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -22,6 +23,8 @@ from genctl.events import Event, Loading, Stepped
 from genctl.terminal import loading_line, theme, widgets
 
 FRAME_S = 0.05
+# how Rich redraws: when it is told to, and what other code prints is left alone
+REDRAWN: dict[str, Any] = {"transient": True, "auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
 
 
 class LiveRegion:
@@ -46,14 +49,7 @@ class LiveRegion:
         """Replace what is drawn by `lines`."""
         if self._live is None:
             loading_line.end()  # it stands where the region begins
-            self._live = Live(
-                console=self._console,
-                auto_refresh=False,
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-                vertical_overflow="crop",
-            )
+            self._live = Live(console=self._console, vertical_overflow="crop", **REDRAWN)
             self._live.start()
         self._live.update(Group(*lines), refresh=True)
         self._drawn = self._clock()  # after drawing, so that a slow terminal does not take more than its share
@@ -89,14 +85,7 @@ class TransientBars:
         """Draw the bar `key` with `words` and an `amount` beside it."""
         if self._progress is None:
             loading_line.clear()  # it stands where the bars begin
-            self._progress = Progress(
-                *self._columns,
-                console=self._console,
-                transient=True,
-                auto_refresh=False,
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
+            self._progress = Progress(*self._columns, console=self._console, **REDRAWN)
             self._progress.start()
         if key not in self._tasks:
             self._tasks[key] = self._progress.add_task(words, total=total, amount=amount)

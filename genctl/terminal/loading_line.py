@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from threading import RLock
 
 LOADERS = ("run", "beam", "compare", "score", "inspect-cache", "chat")
-SILENT = {"-h", "--help", "--help-all", "-q", "--quiet", "--dry", "--plan", "--list", "--version", "-V"}
+SILENT = {"-h", "--help", "--help-all", "-q", "--quiet", "--dry", "--plan", "--version", "-V"}
 TICK_S = 0.25
 ERASE = "\r\x1b[K"
 

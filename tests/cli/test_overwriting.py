@@ -23,7 +23,7 @@ EXPLORE = ("explore", *STORIES, "Hi", "--expand", "mass=0.5,depth=1")
 CASES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("run", *TINY, "12"): ("output", "events", "report"),
     ("beam", *TINY, "12"): ("output", "events", "report"),
-    ("chat", *TINY, "-n", "2", "--format", "jsonl"): ("output", "save"),
+    ("chat", *TINY, "-n", "2", "--format", "jsonl"): ("output",),
     ("score", *STORIES, "A fox"): ("output", "report"),
     ("tokens", *TINY, "12"): ("output",),
     ("compare", *TINY, "--strategy", "a:", "--strategy", "b:num_beams=2", "12"): (
@@ -104,19 +104,11 @@ def test_the_old_file_stays_until_the_new_one_is_whole(
     assert list(folder.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("empty", ["", "\n"])
-def test_no_input_leaves_the_old_chat(empty: str, folder: Path) -> None:
-    path = folder / "chat.jsonl"
-    path.write_bytes(OLD)
-    genctl("chat", *TINY, "--save", str(path), "--force", stdin=empty)
-    assert path.read_bytes() == OLD
-    assert list(folder.iterdir()) == [path]
-
-
-def test_a_tree_is_never_replaced(folder: Path) -> None:
+@pytest.mark.parametrize("words", [EXPLORE, ("chat",)])
+def test_a_tree_or_a_chat_is_never_replaced(words: tuple[str, ...], folder: Path) -> None:
     path = folder / "tree.jsonl"
     path.write_bytes(OLD)
-    refused = genctl(*EXPLORE, "--save", str(path))
+    refused = genctl(*words, "--save", str(path), stdin="")
     assert (refused.status, path.read_bytes()) == (2, OLD)
     assert "exists already" in refused.err
 

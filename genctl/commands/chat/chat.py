@@ -61,7 +61,6 @@ class Chat:
         from genctl.engines.session import Session
 
         self.engine, self.name, self.prefill, self._note = engine, engine.about.name, prefill, note
-        self.thoughts: dict[int, str] = {}  # of a server, by the id of the answer
         self.session, self.template = engine if isinstance(engine, Session) else None, ""
         self.context: int | None = None  # the most tokens of a prompt and its answer, where a limit is known
         self.remark = "with a server there is no /prompt, no /tokens and no processor of genctl's own"
@@ -69,8 +68,6 @@ class Chat:
             from genctl.models import chat
 
             self.remark, self.context = "", self.session.planner.context
-            if self.session.loaded.tokenizer is None:
-                raise ModelError(f"{self.name} has no tokenizer, so there is nothing to chat with")
             if engine.about.is_encoder_decoder:
                 raise ModelError(
                     f"{self.name} is an encoder-decoder, which reads no conversation",
@@ -87,24 +84,13 @@ class Chat:
         # how the next turn is decoded, and the settings that the chat's commands have made
         self.base, self.base_plan, self.own_values = self._settled(layers, log.settings)
 
-    def switch(self, log: ChatLog, layers: Sequence[Layer]) -> None:
-        """Continue another log, and close this one. Raises what settings raise, and OutputError."""
-        try:
-            settled = self._settled(layers, log.settings)
-        except BaseException:
-            log.leave()
-            raise
-        before, self.log, self.layers = self.log, log, layers
-        self.base, self.base_plan, self.own_values = settled
-        self.thoughts.clear()
-        before.close()
-
     def begin_anew(self) -> None:
         """Close the log. The next turn begins another, in a new file, with the same settings. Raises OutputError."""
         before = self.log
         seed = before.header.seed if self.base.runtime.seed is not None else random_seed()
         header = ChatHeader(SCHEMA, self.name, fingerprint_of(self.engine), seed, to_save(self.layers))
-        self.switch(ChatLog(header, lambda words: open_beside(new_file("chat", words)), before.settings), self.layers)
+        self.log = ChatLog(header, lambda words: open_beside(new_file("chat", words)), before.settings)
+        before.close()
 
     # -- settings ------------------------------------------------------------------------------------------------------
 
@@ -173,28 +159,22 @@ class Chat:
 
         `lane` names it in events; `own_id` is an id that the input gives it, of which its seed is made.
         """
-        base, turns = base or self.base, self.log.turns_to(parent)
-        seed = row_seed(self._start(base), own_id or str(turns), turns)
-        return self._planned(Message(-1, parent, "user", text), lane or str(turns), turns, base, seed)
+        return self._planned(Message(-1, parent, "user", text), base or self.base, lane, own_id)
 
     def plan_again(self) -> PlannedTurn:
         """Another answer to the last turn, or its first one. Raises UsageError without a turn."""
-        question = self.log.turn()
+        return self._planned(self.log.turn(), self.base)
+
+    def _planned(self, question: Message, base: Resolved, lane: str = "", own_id: str = "") -> PlannedTurn:
+        """The turn that answers a message, with its prompt."""
         turns, attempts = self.log.turns_to(question.parent), len(self.log.answers(question.id))
         seed = question.seed
         if attempts or seed is None:
-            key, index = (f"{turns} again {attempts}", 1) if attempts else (str(turns), turns)
-            seed = row_seed(self._start(self.base), key, index)
-        return self._planned(question, str(turns), turns, self.base, seed)
-
-    def _start(self, base: Resolved) -> int:
-        """The seed of which those of the turns are made."""
-        return self.log.header.seed if base.runtime.seed is None else base.runtime.seed
-
-    def _planned(self, question: Message, lane: str, turns: int, base: Resolved, seed: int) -> PlannedTurn:
-        """The turn that answers a message, with its prompt."""
+            start = self.log.header.seed if base.runtime.seed is None else base.runtime.seed
+            key, index = (f"{turns} again {attempts}", 1) if attempts else (own_id or str(turns), turns)
+            seed = row_seed(start, key, index)
         messages = [*self.log.path_to(question.parent), question]
-        request = Request(lane, base, seed, place=turns + 1, index=turns)
+        request = Request(lane or str(turns), base, seed, place=turns + 1, index=turns)
         if self.template or self.session is None:
             history = tuple(map(self._of_history, messages))
             request = replace(request, messages=history, prefill=self.prefill)
@@ -213,22 +193,20 @@ class Chat:
         thought, answer = thinking.split(message.content)
         return {**plain, "content": answer, "reasoning_content": thought} if thought else plain
 
-    def answer(self, turn: PlannedTurn, listeners: Sequence[Listener], report: Report, flow: Flow) -> Result:
+    def answer(self, turn: PlannedTurn, listen: Listener, report: Report, flow: Flow) -> Result | None:
         """Write the user's message, unless it is there, and its answer.
 
-        Raises GenctlError where there is none. Then, and where it was interrupted before it had a token (a result
-        without sequences), the chat is as it was.
+        Raises GenctlError where there is none. Then, and where it was interrupted before it had a token (None), the
+        chat is as it was.
         """
         question, collector, is_new = turn.question, Collector(), turn.question.id < 0
         if is_new:
-            seed = turn.request.seed
-            question = self.log.add_message("user", question.content, question.parent, seed=seed)
+            question = self.log.add_message("user", question.content, question.parent, seed=turn.request.seed)
         result: Result | None = None
         try:
             with closing(self.engine.stream(iter([turn.request]), report, flow)) as stream:
                 for event in stream:
-                    for listener in listeners:
-                        listener(event)
+                    listen(event)
                     result = collector.feed(event) or result
             if result is not None and result.error is not None:
                 failed = GenctlError(result.error.message, hint=result.error.hint)
@@ -237,15 +215,15 @@ class Chat:
         except GenctlError:
             # a server may be there again when the chat is opened next
             if self.log.unanswered and (is_new or self.session is not None):
-                self.log.drop_question()
+                self.log.undo()
             raise
         sequences = () if result is None else result.sequences
         if result is None or not any(one.hypothesis.length or one.hypothesis.thought_text for one in sequences):
             if is_new:
-                self.log.drop_question()
-            return Result(turn.request.id, turn.opening, "", None, self.engine.about.name, ())
+                self.log.undo()
+            return None
         best = sequences[0].hypothesis
-        message = self.log.add_message(
+        self.log.add_message(
             "assistant",
             self.prefill + best.text,
             question.id,
@@ -254,7 +232,6 @@ class Chat:
             prefill=self.prefill,
             token_ids=() if self.session is None else best.tokens,
         )
-        self.thoughts[message.id] = best.thought_text
         return result
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from genctl.config.shapes import value_of
 from genctl.engines.protocol import Engine, Flow, Report
 from genctl.errors import (
     ContractError,
-    Exit,
     GenctlError,
     InputError,
     ModelError,
@@ -38,7 +37,6 @@ from genctl.io.rows import InputRow, RefusedRow
 from genctl.io.sessions import new_file, sessions_folder
 from genctl.io.sink import Sink
 from genctl.terminal import loading_line, widgets
-from genctl.terminal.console import make_consoles
 
 OF_FILE = "the chat"  # origin of a setting that the file of a chat has made
 
@@ -69,8 +67,6 @@ ROW = jsonl.RowShape((*jsonl.KNOWN, "role", "content"), (*jsonl.PROMPTS, "role",
 
 def chat(options: ChatOptions) -> int | None:
     """`genctl chat`."""
-    if options.listed:
-        return _write_list(options)
     choice = engine_of(options)
     choice = replace(choice, check=check_backend) if choice is SERVERS else choice
     with started(options, choice, row="turn") as job:
@@ -96,7 +92,7 @@ def chat(options: ChatOptions) -> int | None:
         with job.outputs() as stack:
             begin_file: Callable[[str], Sink] | None = None
             if options.save is not None:
-                file = open_beside(Path(options.save), force=options.force)
+                file = open_beside(Path(options.save))
                 stack.callback(file.abandon, keep=False)
                 begin_file = lambda words: file  # noqa: E731
             elif interactive:
@@ -122,7 +118,7 @@ def chat(options: ChatOptions) -> int | None:
                 log = ChatLog(begun, begin_file)
 
             chat = Chat(engine, layers, log, options.prefill or "", memory, messages.remark_once)
-            stack.push(lambda kind, *_: chat.log.close() if kind is None else chat.log.leave())
+            stack.push(lambda kind, *_: chat.log.close(sync=kind is None))
             if options.with_tokens:
                 chat.base_plan.require_logprobs("--scores" if options.scores else "--top-logprobs")
             engine.use_threads(chat.base_plan.rows)
@@ -134,15 +130,11 @@ def chat(options: ChatOptions) -> int | None:
             if interactive:
                 from genctl.commands.chat.screen import ChatScreen
 
-                def load(path: Path) -> None:
-                    found = _reopened(path, engine, early, messages)
-                    chat.switch(found, continued(layers, found.header.settings, messages.remark))
-
-                ended = ChatScreen(chat, options, load).run(options.arguments)
+                ended = ChatScreen(chat, options).run(options.arguments)
             else:
                 if chat.log.unanswered:
                     messages.remark("the last turn has no answer yet; it is answered first")
-                    chat.answer(chat.plan_again(), [], Report(), Flow(interrupted=interrupt))
+                    chat.answer(chat.plan_again(), lambda event: None, Report(), Flow(interrupted=interrupt))
                 with interrupt.rescued_by(lambda: job.rescue(stack)):
                     _answer_rows(job, options, chat, rows)
         return interrupt.status or (ended if interactive else job.status())
@@ -163,13 +155,13 @@ def _answer_rows(job: Job, options: ChatOptions, chat: Chat, rows: Iterable[Row]
                     continue
                 job.messages.note_once(turn.note)
                 report = Report(top, options.scores or top > 0)
-                result = chat.answer(turn, [], report, Flow(interrupted=job.interrupt))
+                result = chat.answer(turn, lambda event: None, report, Flow(interrupted=job.interrupt))
             except (ContractError, OutputError):  # what is wrong for one turn is wrong for all, as a full disk is
                 raise
             except GenctlError as error:
                 job.fail(row, error.code, error.message, hint=error.hint)
                 continue
-            if job.output is not None and result.sequences:
+            if job.output is not None and result is not None:
                 reused = None if result.backend else result.reused
                 record = result_record(row, result, 0, tokens=options.with_tokens, extra={}, reused_tokens=reused)
                 job.output.put(row.index, [record])
@@ -227,7 +219,7 @@ def _reopened(path: Path, engine: Engine, early: Resolved, messages: Messages) -
     begun = log.header.model
     if log.header.checkpoint != fingerprint_of(engine):
         if named is None or named.kind != "command":
-            log.leave()
+            log.close(sync=False)
             raise InputError(
                 f"-m {name} continues {path} with this checkpoint: the chat was begun with {begun}, in another "
                 "state or by an older genctl, so that earlier answers may not be what it would write now"
@@ -238,42 +230,11 @@ def _reopened(path: Path, engine: Engine, early: Resolved, messages: Messages) -
     return log
 
 
-def _saved_chats() -> Iterator[tuple[Path, ChatLog | GenctlError]]:
-    """Each chat in the folder of sessions, or why it cannot be read; the newest change comes first."""
+def _last_chat() -> Path:
+    """The chat that was changed last in the folder of sessions. Raises InputError where there is none."""
     found = [path for path in sessions_folder().glob("*.jsonl") if path.is_file()]
     for path in sorted(found, key=lambda path: (path.stat().st_mtime, path), reverse=True):
-        try:
-            yield path, ChatLog.look(path)
-        except NotAChat:
-            continue  # a tree, for one
-        except GenctlError as error:
-            yield path, error
-
-
-def _last_chat() -> Path:
-    """The chat that was changed last. Raises InputError where there is none."""
-    path, _ = next(_saved_chats(), (None, None))
-    if path is None:
-        raise InputError(f"there is no chat to continue in {printable(str(sessions_folder()))}")
-    return path
-
-
-def _write_list(options: ChatOptions) -> int:
-    """Write the list: when each chat was changed, its model, its turns, how it begins, its file. Returns the status."""
-    out, found = make_consoles(options.color)[0].file, list(_saved_chats())
-    for path, chat in found:
-        when = datetime.fromtimestamp(path.stat().st_mtime).astimezone().isoformat(timespec="seconds")
-        record: dict[str, Any] = {"date": when, "model": "", "turns": 0, "words": "", "path": str(path)}
-        if isinstance(chat, ChatLog):
-            words = next((message.content for message in chat.here if message.role == "user"), "")
-            record |= {"model": chat.header.model, "turns": chat.turns_to(chat.end), "words": words}
-        else:
-            record["error"] = chat.message
-        if options.format == "jsonl":
-            out.write(f"{writers.to_json(record)}\n")
-        else:
-            record |= {"date": when[:16].replace("T", " "), "words": record.pop("error", record["words"])}
-            out.write("\t".join(map(writers.tsv_cell, record.values())) + "\n")
-    if not found:
-        Messages(quiet=options.quiet).note(f"no chat is saved in {printable(str(sessions_folder()))}")
-    return int(Exit.DONE)
+        with suppress(NotAChat):  # a tree, for one
+            ChatLog.look(path)
+            return path
+    raise InputError(f"there is no chat to continue in {printable(str(sessions_folder()))}")

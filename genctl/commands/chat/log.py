@@ -14,7 +14,6 @@ undo is a `go` to where the chat was. The `seed` of a user's message is the seed
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -76,19 +75,19 @@ class ChatLog:
     """The log, and its file if there is one.
 
     `new_file` opens a file for the first message, whose text it gets. A change is written before it counts, so that
-    the chat is what the file has, also where writing fails (OutputError). `settings` are those that it begins with,
-    besides those of the header.
+    the chat is what the file has (`lines`), also where writing fails (OutputError). `settings` are those that it begins
+    with, besides those of the header.
     """
 
     def __init__(
         self, header: ChatHeader, new_file: Callable[[str], Sink] | None = None, settings: Iterable[Change] = ()
     ) -> None:
         self.header, self.new_file, self.settings = header, new_file, [*settings]
+        self.lines: list[dict[str, Any]] = [asdict(header), *({name: value} for name, value, _ in self.settings)]
         self.sink: Sink | None = None
         self.torn = False  # whether its file ended in half a line, which was dropped
         self.messages: dict[int, Message] = {}
         self.ends: list[int | None] = [None]  # the end after each turn, retry, edit and branch; None is an empty chat
-        self.place = 0  # of the current one among `ends`: /undo goes back, /redo forward
 
     @classmethod
     def open(cls, path: Path) -> ChatLog:
@@ -105,34 +104,27 @@ class ChatLog:
     @classmethod
     def _read(cls, lines: Iterator[bytes], name: str) -> ChatLog:
         """The chat of whole lines. Raises InputError for those that are no chat or are damaged."""
-        number, first = 1, next(lines, b"")
-        try:
-            header = decoded(first)
-        except ValueError:
-            header = {}
+        number, header = 1, dict[str, Any]()
+        with suppress(ValueError):
+            header = decoded(next(lines, b""))
         if header.get("schema") != SCHEMA:
             raise NotAChat(f"{name} is not the file of a chat ({SCHEMA})", hint="genctl chat --save writes one")
         try:
             log = cls(value_of(ChatHeader, header))
             for line in lines:
                 number += 1
-                log._read_line(decoded(line))
+                entry = decoded(line)
+                what, value = next(iter(entry.items()), ("", None))
+                if "role" in entry:
+                    log._append(value_of(Message, entry))
+                elif what in CHANGES and len(entry) == 1:
+                    log._append(Change(what, value_of(CHANGES[what], value), typed=False))
+                else:
+                    raise ValueError(f"{what!r:.40} is no line of a chat")
+                log.lines.append(entry)
         except ValueError as error:
             raise damaged(name, number, error) from None
         return log
-
-    def _read_line(self, line: dict[str, Any]) -> None:
-        """A line of the file after the first. Raises ValueError."""
-        if "role" in line:
-            message: Message = value_of(Message, line)
-            if message.id < self._next_id:
-                raise ValueError(f"message {message.id} is there already")
-            self._append(message)
-            return
-        name, value = next(iter(line.items()), ("", None))
-        if name not in CHANGES or len(line) != 1:
-            raise ValueError(f"{name!r:.40} is no line of a chat")
-        self._append(Change(name, value_of(CHANGES[name], value), typed=False))
 
     # -- the file ------------------------------------------------------------------------------------------------------
 
@@ -143,68 +135,47 @@ class ChatLog:
 
     def save(self, path: Path) -> None:
         """Continue in a new file, which has everything so far. Raises OutputError; then the old one is continued."""
-        try:
-            copy = open_beside(path)
-        except OutputError as error:
-            if os.path.lexists(path):
-                error.hint = f"/load {path} continues the chat in it"
-            raise
+        copy = open_beside(path)
         if self.sink is None:
             self.new_file = lambda words: copy
             return
-        try:
-            copy.write(b"".join(self.sink.read(0, self.sink.whole)))
-            copy.put_in_place()
-        except BaseException:
-            copy.abandon(keep=False)
-            raise
+        begin_session(copy, self.lines)
         self.sink.leave()
         self.sink = copy
 
-    def close(self) -> None:
-        """Close the file. Raises OutputError if another program has taken it away."""
-        try:
-            if self.sink is not None and not self.sink.replaces:
-                self.sink.sync()
-        finally:
-            self.leave()
-
-    def leave(self) -> None:
-        """Close the file as it is: an error is being reported. A chat without an answer replaces no other."""
-        if self.sink is not None and self.sink.replaces:
-            self.sink.abandon(keep=bool(self.branches))
-        elif self.sink is not None:
-            self.sink.leave()
+    def close(self, *, sync: bool = True) -> None:
+        """Close the file. With `sync`, raises OutputError if another program has taken it away."""
+        if self.sink is not None:
+            try:
+                if sync:
+                    self.sink.sync()
+            finally:
+                self.sink.leave()
 
     def _write(self, line: dict[str, Any], *, lasting: bool = False) -> None:
-        """Append a line; a lasting one is on the disk when this returns. Raises OutputError; it may be tried again.
-
-        A file that is to replace another one does so with the first lasting line.
-        """
+        """Append a line; a lasting one is on the disk when this returns. Raises OutputError; it may be tried again."""
         if self.sink is None and self.new_file is not None:
             sink = self.new_file(str(line.get("content", "")))
-            begin_session(sink, (asdict(self.header), *({name: value} for name, value, _ in self.settings)))
+            begin_session(sink, self.lines)
             self.sink = sink
-        if self.sink is None:
-            return
-        try:
-            self.sink.write(encoded(line))
-            if lasting and self.sink.replaces:
-                self.sink.put_in_place()
-            elif lasting:
-                self.sink.sync()
-        except OutputError:
-            with suppress(OutputError):
-                self.sink.retry()
-            raise
+        if self.sink is not None:
+            try:
+                self.sink.write(encoded(line))
+                if lasting:
+                    self.sink.sync()
+            except OutputError:
+                with suppress(OutputError):
+                    self.sink.retry()
+                raise
+        self.lines.append(line)
 
     # -- changes -------------------------------------------------------------------------------------------------------
 
     def add_message(self, role: Role, content: str, parent: int | None, **more: Any) -> Message:
         """Add a message, after which the chat continues. `more`: further fields. A power cut loses no answer."""
         message = Message(self._next_id, parent, role, content, **more)
-        line = {key: value for key, value in asdict(message).items() if value not in ("", ())}
-        self._write({**line, "content": content}, lasting=role != "user")
+        line = {key: value for key, value in asdict(message).items() if value not in ("", ())} | {"content": content}
+        self._write(line, lasting=role != "user")
         self._append(message)
         return message
 
@@ -213,40 +184,33 @@ class ChatLog:
         self._write({name: value})
         self._append(Change(name, value))
 
-    def undo(self, *, again: bool = False) -> None:
-        """Go to where the chat was before the last turn, retry, edit or branch; `again`: before the last undo.
-
-        Raises UsageError.
-        """
-        place = self.place + (1 if again else -1)
-        if not 0 <= place < len(self.ends):
-            raise UsageError(f"there is nothing to {'redo' if again else 'undo'}")
-        self._write({"go": self.ends[place]})
-        self.place = place
-
-    def drop_question(self) -> None:
-        """Go to where the chat was before a turn that has no answer."""
-        self.undo()
-        del self.ends[self.place + 1 :]
+    def undo(self) -> None:
+        """Go to where the chat was before the last turn, retry, edit or branch. Raises UsageError."""
+        if len(self.ends) == 1:
+            raise UsageError("there is nothing to undo")
+        self._write({"go": self.ends[-2]})
+        self.ends.pop()
 
     def _append(self, entry: Message | Change) -> None:
-        """Let an entry count. Raises ValueError if it continues a message that is not there."""
+        """Let an entry count. Raises ValueError for a message that is there already, or continues one that is not."""
         if isinstance(entry, Change) and entry.name != "go":
             self.settings.append(entry)
             return
         before, after = (entry.parent, entry.id) if isinstance(entry, Message) else (entry.value, entry.value)
         if before is not None and before not in self.messages:
             raise ValueError(f"there is no message {before}")
-        ends_turn = isinstance(entry, Message) and entry.role == "assistant" and before == self.end
         if isinstance(entry, Message):
+            if entry.id < self._next_id:
+                raise ValueError(f"message {entry.id} is there already")
             self.messages[entry.id] = entry
-        self.place += not ends_turn  # an answer belongs to the step that its question began
-        self.ends[self.place :] = [after]
+            if entry.role == "assistant" and before == self.end:
+                self.ends.pop()  # an answer belongs to the step that its question began
+        self.ends.append(after)
 
     @property
     def end(self) -> int | None:
         """The message that the next one continues; None begins the chat."""
-        return self.ends[self.place]
+        return self.ends[-1]
 
     @property
     def _next_id(self) -> int:
@@ -296,20 +260,13 @@ class ChatLog:
         return [each for each in self.messages.values() if each.parent == question and each.role == "assistant"]
 
     @property
-    def children(self) -> dict[int | None, list[Message]]:
-        """The messages that continue each message, without turns that have no answer and are not the last."""
-        parents, found = {message.parent for message in self.messages.values()}, dict[int | None, list[Message]]()
-        for message in self.messages.values():
-            if message.role != "user" or message.id in parents or message.id == self.end:
-                found.setdefault(message.parent, []).append(message)
-        return found
-
-    @property
     def branches(self) -> list[Message]:
-        """The last messages of all branches, in the order in which they were written."""
-        children = self.children
-        leaves = [message for group in children.values() for message in group if message.id not in children]
-        return sorted(leaves, key=lambda message: message.id)
+        """The last messages of all branches, as written; a turn without an answer ends none but the current."""
+        everything = self.messages.values()
+        parents = {message.parent for message in everything}
+        counted = [each for each in everything if each.role != "user" or each.id in parents or each.id == self.end]
+        parents = {message.parent for message in counted}
+        return [message for message in counted if message.id not in parents]
 
     def branch(self, number: int) -> Message:
         """The last message of branch `number`, from 1. Raises UsageError."""

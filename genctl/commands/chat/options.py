@@ -36,9 +36,8 @@ class ChatOptions(PresetOptions):
     prefill: str | None = CHAT.option("begin every answer with this text", "TEXT")
     open: str | None = CHAT.option("continue a saved chat", "FILE")
     continued: bool = CHAT.switch("continue the last chat", "--continue")
-    listed: bool = CHAT.switch("list saved chats, the latest first", "--list")
     save: str | None = CHAT.option("save to a new file (default: ~/.local/state/genctl/sessions)", "FILE")
-    force: bool = IN_OUT.switch("replace existing --output and --save files")
+    force: bool = IN_OUT.switch("replace an existing --output file")
     memory: str | None = CHAT.option("memory for prompt caches (default: 1GiB, or what the last turn takes)", "SIZE")
     scores: bool = SHOWN.switch("show token probabilities and alternatives")
     top_logprobs: int | None = SHOWN.option("number of alternatives for each token", "K", least=0)
@@ -89,7 +88,7 @@ def check_backend(options: ChatOptions, early: Resolved) -> None:
 
 
 CONFLICTS: tuple[Conflict, ...] = (
-    needless_force("output", "save"),
+    needless_force("output"),
     same_file("save", "output"),
     same_file("open", "output"),
     same_file("save", "input"),
@@ -100,10 +99,6 @@ CONFLICTS: tuple[Conflict, ...] = (
     (
         given("open", "save"),
         "--save {save} begins a new file, but --open {open} continues its own; /save FILE continues in another",
-    ),
-    (
-        lambda options: options.listed and (options.arguments or options.continued or options.open or options.save),
-        "--list only lists the saved chats, as text or with --format jsonl: leave out all else",
     ),
     (given(prefill=[""]), "--prefill is empty"),
     (
@@ -129,7 +124,7 @@ CHAT_COMMAND = Command(
     ),
     {
         "Model": ("model", "backend"),
-        CHAT: ("system", "continued", "listed", "open", "save"),
+        CHAT: ("system", "continued", "open", "save"),
         "How tokens are chosen": ("do_sample", "temperature", "max_new_tokens", "seed"),
         IN_OUT: ("input", "input_format", "output", "format"),
         ALSO: ("prefill", "top_p", "scores", "top_logprobs", "presets", "set", "device", "quiet", "verbose"),

@@ -7,13 +7,13 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
@@ -25,7 +25,6 @@ from rich.text import Text
 
 from genctl.commands.chat import slash, thinking
 from genctl.commands.chat.chat import Chat, PlannedTurn, setting
-from genctl.commands.chat.log import ChatLog, Message
 from genctl.commands.chat.options import ChatOptions
 from genctl.commands.chat.thinking import ThinkSplitter
 from genctl.commands.options import SHOWN_TOP
@@ -50,7 +49,7 @@ SIGN, MORE = "> ", ". "
 KEYS = (
     ("Enter", "send the line"),
     ("Alt-Enter", "a new line"),
-    ("Tab", "complete a command, a setting, a file"),
+    ("Tab", "complete a command, a setting, a preset"),
     ("Up, Down, Ctrl-R", "earlier input, from all chats"),
     ("Ctrl-C", "stop the answer, and keep the text so far; clear the line. Twice on an empty line: leave"),
     ("Ctrl-D", "leave"),
@@ -82,19 +81,12 @@ def _clear(event: KeyPressEvent) -> None:
 
 
 class Commands(Completer):
-    """The names of commands, and of what they take; files."""
-
-    _paths = PathCompleter(expanduser=True)
+    """The names of commands, and of settings and presets."""
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
         """What the line may continue with."""
-
-        def paths(typed: str) -> list[str]:
-            found = self._paths.get_completions(Document(typed), complete_event)
-            return [typed + each.text for each in found if each.text.isprintable()]
-
         named = (preset.name for preset in presets.available())
-        for word, length in slash.completions(document.text_before_cursor, known(), named, paths):
+        for word, length in slash.completions(document.text_before_cursor, known(), named):
             yield Completion(word, -length)
 
 
@@ -178,10 +170,10 @@ class AnswerView:
 
 
 class ChatScreen:
-    """A chat and the terminal on which it is shown. `load` continues the chat in a file."""
+    """A chat and the terminal on which it is shown."""
 
-    def __init__(self, chat: Chat, options: ChatOptions, load: Callable[[Path], object]) -> None:
-        self.chat, self.options, self.load = chat, options, load
+    def __init__(self, chat: Chat, options: ChatOptions) -> None:
+        self.chat, self.options = chat, options
         self.out, self.err = make_consoles(options.color)
         self.scores = options.scores  # whether token probabilities are shown under each answer
         self.top = SHOWN_TOP if options.top_logprobs is None else options.top_logprobs
@@ -194,7 +186,9 @@ class ChatScreen:
         if not self.options.quiet:
             self.note(f"{self.chat.name}: /help lists the commands, Ctrl-D leaves")
         try:
-            self._guarded(self._resume)
+            self._show_end()
+            if self.chat.log.unanswered:  # a kill has left the last turn without an answer
+                self._guarded(lambda: self._answer(self.chat.plan_again()))
             for text in initial_turns:
                 self.out.print(Text(f"{SIGN}{widgets.visible(text)}"))
                 self._guarded(self._send, text)
@@ -233,22 +227,14 @@ class ChatScreen:
         try:
             do(*arguments)
         except GenctlError as error:
-            for part in error.message.split("\n"):
-                print_message(f"error: {part}", color=self.options.color)
-            if error.hint:
-                print_message(f"hint: {error.hint}")
+            hints = [f"hint: {error.hint}"] if error.hint else []
+            for line in (*(f"error: {part}" for part in error.message.split("\n")), *hints):
+                print_message(line, color=self.options.color)
 
     def _reopening(self) -> str:
         """The command that continues the chat; "" while it is not saved."""
         path = self.chat.log.path
         return "" if path is None else f"genctl chat --open {shlex.quote(str(path))}"
-
-    def _resume(self) -> None:
-        """Show where a saved chat is; answer its last turn, if a kill has left it without an answer."""
-        if self.chat.log.end is not None:
-            self._show_end()
-        if self.chat.log.unanswered:
-            self._answer(self.chat.plan_again())
 
     def _show_end(self) -> None:
         """The last turn of the branch and its answer, as they were printed."""
@@ -279,33 +265,31 @@ class ChatScreen:
             interrupt.hide = table.pause if table else interrupt.hide
             report = Report(self.top if self.scores else 0, self.scores)
             try:
-                result = self.chat.answer(turn, [view.feed], report, Flow(interrupted=interrupt))
+                result = self.chat.answer(turn, view.feed, report, Flow(interrupted=interrupt))
             finally:
                 view.close()
         if interrupt.status not in (0, 128 + signal.SIGINT):
             raise SystemExit(interrupt.status)
-        if result.sequences:
+        if result is not None:
             self._sum_up(result)
         else:
             self.note("no answer came, so the turn is not added")
 
     def _sum_up(self, result: Result) -> None:
         """The answer in a line: its tokens, what was read for it, and why it ended."""
-        sequence = result.sequences[0]
-        ended = stop_words(sequence.finish_reason, sequence.hypothesis.cause)
-        words = [count(sequence.hypothesis.length, "token")]
-        if result.decode_s > 0 and sequence.hypothesis.length > 1:
-            words.append(f"{(sequence.hypothesis.length - 1) / result.decode_s:,.0f} tok/s")
-        if not result.backend and result.prompt_tokens:
-            words.append(f"read {result.prompt_tokens - result.reused} of {count(result.prompt_tokens, 'token')}")
-        words += [f"seed {result.seed}"] if result.seed is not None else []
-        words += [ended] if sequence.finish_reason != "eos" else []
-        if self.options.quiet:
-            words = words[-1:] if sequence.finish_reason not in ("eos", "stop") else []
-        if not sequence.text.strip():
-            words = ["the answer is empty", *words]
-        if words:
-            self.note(" · ".join(words))
+        sequence, length = result.sequences[0], result.sequences[0].hypothesis.length
+        reason, words = sequence.finish_reason, ["" if sequence.text.strip() else "the answer is empty"]
+        if not self.options.quiet:
+            words.append(count(length, "token"))
+            if result.decode_s > 0 and length > 1:
+                words.append(f"{(length - 1) / result.decode_s:,.0f} tok/s")
+            if not result.backend and result.prompt_tokens:
+                words.append(f"read {result.prompt_tokens - result.reused} of {count(result.prompt_tokens, 'token')}")
+            words.append("" if result.seed is None else f"seed {result.seed}")
+        if reason != "eos" and not (self.options.quiet and reason == "stop"):
+            words.append(stop_words(reason, sequence.hypothesis.cause))
+        if any(words):
+            self.note(" · ".join(filter(None, words)))
 
     # -- commands ------------------------------------------------------------------------------------------------------
 
@@ -322,20 +306,11 @@ class ChatScreen:
                 self._answer(chat.plan_again())
             case "edit":
                 self._edit(typed)
-            case "undo" | "redo" as name:
-                log.undo(again=name == "redo")
-                done = "undone" if name == "undo" else "done again"
-                self.note(f"{done}: the chat has {count(log.turns_to(log.end), 'turn')}")
+            case "undo":
+                log.undo()
+                self.note(f"undone: the chat has {count(log.turns_to(log.end), 'turn')}")
             case "branch":
                 self._branch(slash.number(typed, "branch"))
-            case "tree":
-                for branch, here in drawn(log, out.width):
-                    out.print(widgets.fit(Text(branch, theme.PLAIN if here else theme.DIM), out.width))
-            case "think":
-                thought = chat.thoughts.get(_last(log).id) or thinking.split(_last(log).content)[0]
-                if not thought:
-                    raise UsageError("the last answer has no thought before it")
-                out.print(Text(widgets.visible(thought), style=theme.DIM), soft_wrap=False)
             case "prompt":
                 turn = chat.plan_again()
                 self.note(f"{count(len(turn.ids), 'token')}:")
@@ -346,7 +321,9 @@ class ChatScreen:
             case "copy":
                 if not out.is_interactive:
                     raise UsageError("/copy: this terminal takes no text for the clipboard")
-                answer = thinking.split(_last(log).content)[1]
+                if log.last_answer is None:
+                    raise UsageError("nothing has been answered yet")
+                answer = thinking.split(log.last_answer.content)[1]
                 sys.stdout.write(f"\x1b]52;c;{base64.b64encode(answer.encode('utf-8', 'replace')).decode()}\a")
                 sys.stdout.flush()
                 self.note(
@@ -364,12 +341,6 @@ class ChatScreen:
                     log.save(Path(typed.text).expanduser())
                 path = "" if log.path is None else shlex.quote(str(log.path))
                 self.note(f"saved in {path}" if path else "the chat is empty, so nothing is saved")
-            case "load":
-                file = Path(typed.text).expanduser()
-                if log.path is not None and file.exists() and file.samefile(log.path):
-                    raise UsageError(f"/load {typed.text}: this is the chat that is open")
-                self.load(file)
-                self._resume()
             case "new":
                 if not log.messages:
                     raise UsageError("the chat is empty")
@@ -424,10 +395,8 @@ class ChatScreen:
         if log.turns_to(log.end):
             answer = log.last_answer
             used = len(self.chat.plan_again().ids) + (0 if answer is None else len(answer.token_ids))
-        if context is None:
-            self.note(f"{used} tokens of the context are used; the model has no limit")
-        else:
-            self.note(f"{used} tokens of the context are used, {max(context - used, 0)} of {context} are left")
+        left = "the model has no limit" if context is None else f"{max(context - used, 0)} of {context} are left"
+        self.note(f"{used} tokens of the context are used, {left}")
 
     def _change(self, name: str, argument: str) -> None:
         """A setting: /set, /unset, /preset or /system."""
@@ -448,32 +417,3 @@ class ChatScreen:
             if line not in (*before.notices, *repeated):
                 self.note(line)
         self.note(f"set {setting(argument)}" if name == "set" else f"{name} {argument}")
-
-
-def _last(log: ChatLog) -> Message:
-    if log.last_answer is None:
-        raise UsageError("nothing has been answered yet")
-    return log.last_answer
-
-
-def drawn(log: ChatLog, width: int) -> Iterator[tuple[str, bool]]:
-    """All messages, one a line, and whether the chat continues their branch.
-
-    Messages that follow one another stand below one another; a fork indents what follows it. The last message of a
-    branch ends with its number.
-    """
-    here, children = {message.id for message in log.here}, log.children
-    leaves = {message.id: f" [{place}]" for place, message in enumerate(log.branches, 1)}
-
-    def below(id: int | None, depth: int) -> list[tuple[Message, int]]:
-        found: Sequence[Message] = children.get(id, [])
-        return [(child, depth + (len(found) > 1)) for child in reversed(found)]
-
-    waiting = below(None, 0)
-    while waiting:
-        message, depth = waiting.pop()
-        start = "  " * min(depth, width // 8) + {"user": "›", "assistant": "·"}.get(message.role, "#")
-        leaf = leaves.get(message.id, "")
-        words = widgets.first_words(message.content, max(width - len(start) - len(leaf) - 1, 8))
-        yield f"{start} {words}{leaf}", message.id in here
-        waiting += below(message.id, depth)

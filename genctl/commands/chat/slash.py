@@ -7,7 +7,7 @@ which one / is left.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,7 +37,6 @@ class SlashCommand:
 COMMANDS: tuple[SlashCommand, ...] = (
     SlashCommand("retry", "answer the last turn again; the first answer stays on its branch"),
     SlashCommand("undo", "go back to where the chat was before the last turn, retry, edit or branch"),
-    SlashCommand("redo", "undo an /undo"),
     SlashCommand(
         "edit",
         "change turn N (default: the last one), or put TEXT in its place, and answer it again",
@@ -45,8 +44,6 @@ COMMANDS: tuple[SlashCommand, ...] = (
         "maybe",
     ),
     SlashCommand("branch", "list the branches, or go to branch N", "N", "maybe"),
-    SlashCommand("tree", "draw all branches"),
-    SlashCommand("think", "show what the model thought before the last answer"),
     SlashCommand("prompt", "show the prompt of the last turn as the model reads it: token ids and text", local=True),
     SlashCommand("scores", "show or hide each token's probability under an answer"),
     SlashCommand(
@@ -59,7 +56,6 @@ COMMANDS: tuple[SlashCommand, ...] = (
     SlashCommand("preset", "use a preset on top of the settings", "NAME", "something"),
     SlashCommand("system", "set the system message; without a text, take it away", "TEXT", "maybe"),
     SlashCommand("save", "show where the chat is saved, or continue in FILE", "FILE", "maybe"),
-    SlashCommand("load", "continue the chat in FILE", "FILE", "something"),
     SlashCommand("new", "begin a new conversation with the same settings; this one stays saved", aliases=("clear",)),
     SlashCommand("tokens", "how much of the context is used", local=True),
     SlashCommand("copy", "copy the last answer to the clipboard"),
@@ -108,17 +104,10 @@ def number(typed: Typed, what: str) -> int | None:
     return int(typed.text)
 
 
-def completions(
-    before: str,
-    knobs: Iterable[str],
-    presets: Iterable[str],
-    paths: Callable[[str], list[str]] = lambda typed: [],
-    chats: Callable[[str], list[str]] = lambda typed: [],
-) -> Iterator[tuple[str, int]]:
+def completions(before: str, knobs: Iterable[str], presets: Iterable[str]) -> Iterator[tuple[str, int]]:
     """What a line may go on with: words and how many characters of `before` each one replaces.
 
-    `knobs` and `presets` are the names that /set, /unset and /preset take. `paths` and `chats` give the files and the
-    saved chats whose names begin with a text.
+    `knobs` and `presets` are the names that /set, /unset and /preset take.
     """
     if not before.startswith("/") or "\n" in before:
         return
@@ -128,6 +117,4 @@ def completions(
         return
     choices = {"set": [f"{knob}=" for knob in knobs], "unset": knobs, "preset": presets}.get(name, ())
     word = rest.lstrip()
-    if name in ("load", "save"):
-        choices = [*(chats(word) if name == "load" else []), *paths(word)]
     yield from ((choice, len(word)) for choice in choices if choice.startswith(word))

@@ -22,10 +22,8 @@ class ExploreOptions(PresetOptions):
     """The command line of `genctl explore`."""
 
     expand: str | None = SCREENLESS.option(
-        "list continuations by joint probability, until they cover the mass or reach the depth", "mass=SHARE,depth=N"
-    )
-    max_nodes: int | None = SCREENLESS.option(
-        "with --expand: continue at most this many texts (default: 1000)", "N", least=1
+        "list continuations by joint probability, until they cover the mass or reach the depth; nodes: 1000 at most",
+        "mass=SHARE,depth=N,nodes=N",
     )
     script: str | None = SCREENLESS.option("run commands, one per line; - is standard input", "FILE")
     save: str | None = TREE.option("save the tree to a new file", "FILE")
@@ -43,7 +41,6 @@ CONFLICTS: tuple[Conflict, ...] = (
     needless_force("output", also=("report",)),
     *PAGE,
     (given("expand", "script"), "--expand and --script exclude each other: expand is a command of a script, too"),
-    (given("max_nodes", without=["expand"]), "--max-nodes {max_nodes} bounds --expand, but there is no --expand"),
     (given("open", "save"), "--open {open} continues that file, and --save {save} names another one"),
     *because(
         given("open"),
@@ -87,7 +84,7 @@ EXPLORE = Command(
         'genctl explore "Hello" --script FILE --save tree.jsonl',
     ),
     {
-        SCREENLESS: ("expand", "max_nodes", "script"),
+        SCREENLESS: ("expand", "script"),
         TREE: ("save", "open", "memory"),
         "Model and settings": ("model", "presets", "set", "do_sample", "seed"),
         IN_OUT: ("output", "format"),
@@ -131,11 +128,6 @@ def expansion(options: ExploreOptions) -> dict[str, Any] | None:
     if options.expand is None:
         return None
     try:
-        limits = commands.expansion(options.expand)
+        return commands.expansion(options.expand)
     except ValueError as error:
         raise UsageError(f"--expand {options.expand}: {error}", hint="--expand mass=0.9,depth=6") from None
-    if options.max_nodes is not None:
-        if "nodes" in limits:
-            raise UsageError(f"--max-nodes {options.max_nodes} contradicts nodes={limits['nodes']} of --expand")
-        limits["nodes"] = options.max_nodes
-    return limits

@@ -7,7 +7,6 @@ thread only reads the tree, so that every key is answered at once; `frame` draws
 from __future__ import annotations
 
 import io
-import re
 import shlex
 from collections import deque
 from collections.abc import Callable
@@ -360,11 +359,7 @@ def run_screen(explorer: Explorer, *, coloured: bool = True, signalled: Callable
         print_message(f"saved: genctl explore --open {shlex.quote(str(explorer.file.path))} continues this tree")
     if app.return_code:
         raised = errors.getvalue()
-        last = next(iter(re.findall(r"^\w+(?:Error|Exception|Exit|Matches)\b.*$", raised, re.MULTILINE)), "no message")
+        last = (raised.strip().splitlines() or ["no message"])[-1]
         hint = "this is a bug; --debug shows where"
-        raise ScreenError(f"the screen failed: {last}", hint=hint) from RuntimeError(raised)
+        raise GenctlError(f"the screen failed: {last}", hint=hint) from RuntimeError(raised)
     return signalled() or int(status or 0)
-
-
-class ScreenError(GenctlError):
-    """The screen failed, not the model."""

@@ -9,7 +9,6 @@ import pytest
 
 from genctl.commands.chat.log import ChatLog
 from tests.cli.tool import genctl
-from tests.commands.chat.talk import Talk
 from tests.commands.chat.test_saved import chat, messages
 from tests.engines.server.stand_in import Failure, running
 
@@ -63,16 +62,6 @@ def test_a_turn_that_cannot_be_answered_is_not_said_at_the_next_opening(whole: P
     assert messages(path) == messages(whole)[:2]
     done = chat("--open", str(path), "-n", "2", turns=("More",))
     assert (done.status, done.err) == (0, "")
-
-
-def test_loading_a_chat_that_was_cut_off_answers_it(whole: Path, own_state: Path) -> None:
-    path = cut(whole)
-    with Talk(own_state, "-n", "12") as talk:
-        shown = talk.say(f"/load {path}")
-        assert "> And then" in shown
-        talk.press("\x04")
-        assert talk.end() == 0
-    assert messages(path) == messages(whole)
 
 
 def test_an_answer_of_a_server_is_generated_anew(tmp_path: Path) -> None:

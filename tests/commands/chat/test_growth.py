@@ -1,4 +1,4 @@
-"""Twice the chat, twice the work: opening it, drawing it, and each of its commands."""
+"""Twice the chat, twice the work: opening it, and listing its branches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from genctl.commands.chat.log import ChatLog
-from genctl.commands.chat.screen import drawn
 from tests.commands.chat.test_log import log, turn
 from tests.work import growth
 
@@ -31,10 +30,6 @@ def forks(one: ChatLog, size: int) -> None:
 
 
 CHATS = {chat.__name__: chat for chat in (turns, forks)}
-EVERY: dict[str, Callable[[ChatLog], object]] = {
-    "/tree": lambda one: list(drawn(one, 80)),
-    "/branch": lambda one: one.branches,
-}
 
 
 @pytest.mark.parametrize("name", CHATS)
@@ -50,12 +45,11 @@ def test_a_chat_is_opened(name: str, tmp_path: Path) -> None:
     assert growth(make, SIZE) < MOST
 
 
-@pytest.mark.parametrize("what", EVERY)
 @pytest.mark.parametrize("name", CHATS)
-def test_what_a_chat_does_with_all_it_has(name: str, what: str) -> None:
+def test_its_branches_are_listed(name: str) -> None:
     def make(size: int) -> Callable[[], object]:
         one = log()
         CHATS[name](one, size)
-        return lambda: EVERY[what](one)
+        return lambda: one.branches
 
     assert growth(make, SIZE) < MOST

@@ -1,4 +1,4 @@
-"""The chats of this machine: the last one continues, and all are listed."""
+"""The chats of this machine: the last one continues."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from prompt_toolkit.completion import CompleteEvent
-from prompt_toolkit.document import Document
 
-from genctl.commands.chat.screen import Commands
 from tests.cli.tool import Done, genctl
 
 SHORT = ("-n", "4", "-q")
@@ -43,46 +40,14 @@ def test_the_last_chat_continues(folder: Path) -> None:
 
 def test_trees_are_no_chats_and_a_damaged_one_is_reported(folder: Path) -> None:
     (folder / "explored.jsonl").write_text('{"schema": "genctl-tree/2"}\n')
+    assert say("--continue").status == 0
     header = (folder / "c.jsonl").read_text().splitlines(keepends=True)[0]
     (folder / "z.jsonl").write_text(f"{header}[]\n")
-    later = (folder / "c.jsonl").stat().st_mtime + 1
-    os.utime(folder / "z.jsonl", (later, later))
-    first, second = genctl("chat", "--list", "--format", "jsonl").records[:2]
-    assert "z.jsonl is damaged at line 2" in first["error"]
-    assert Path(second["path"]).stem == "c"
     done = say("--continue")
     assert (done.status, "z.jsonl is damaged at line 2" in done.err) == (2, True)
 
 
-def test_the_list(folder: Path) -> None:
-    records = genctl("chat", "--list", "--format", "jsonl").records
-    assert [Path(record["path"]).stem for record in records] == ["c", "b", "a"]
-    assert [record["turns"] for record in records] == [1, 2, 1]
-    assert {record["model"] for record in records} == {"builtin:stories"}
-    assert records[0]["words"] == "Once upon a time"
-    assert records[0]["date"].startswith("2001-09-")
-    lines = genctl("chat", "--list").out.splitlines()
-    assert [line.split("\t")[1:] for line in lines][:1] == [
-        ["builtin:stories", "1", "Once upon a time", str(folder / "c.jsonl")]
-    ]
-
-
-def test_a_list_of_nothing_and_of_something_else(own_state: Path) -> None:
-    done = genctl("chat", "--list")
-    assert (done.status, done.out) == (0, "")
-    assert done.err == f"note: no chat is saved in {own_state / 'genctl' / 'sessions'}\n"
+def test_there_may_be_nothing_to_continue(own_state: Path) -> None:
     assert "there is no chat to continue in" in say("--continue").err
-    for more in (("--continue",), ("Hello",), ("--open", "x")):
-        done = genctl("chat", "--list", *more)
-        assert (done.status, "--list only lists" in done.err) == (2, True)
     for more in (("--open", "x"), ("--save", "x")):
         assert say("--continue", *more).status == 2
-
-
-def test_paths_are_completed_and_a_name_that_no_screen_shows_is_not(tmp_path: Path) -> None:
-    (tmp_path / "tales").mkdir()
-    for name in ("a b.jsonl", "a\x1b[2J.jsonl"):
-        (tmp_path / "tales" / name).touch()
-    document = Document(f"/load {tmp_path}/tales/a")
-    found = [each.text for each in Commands().get_completions(document, CompleteEvent())]
-    assert found == [f"{tmp_path}/tales/a b.jsonl"]

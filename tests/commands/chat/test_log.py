@@ -1,8 +1,7 @@
-"""The log of a chat, without a model: branches, undo and redo, and a file that has the same chat."""
+"""The log of a chat, without a model: branches, undo, and a file that has the same chat."""
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import pytest
@@ -10,14 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genctl.commands.chat.log import SCHEMA, ChatHeader, ChatLog, Message
-from genctl.commands.chat.screen import drawn
 from genctl.errors import InputError, UsageError
 from genctl.io.output import open_beside
 
 
-def log(path: Path | None = None, *, force: bool = False) -> ChatLog:
+def log(path: Path | None = None) -> ChatLog:
     header = ChatHeader(SCHEMA, "tiny", "sha256:0", 3)
-    return ChatLog(header, None if path is None else lambda words: open_beside(path, force=force))
+    return ChatLog(header, None if path is None else lambda words: open_beside(path))
 
 
 def turn(one: ChatLog, text: str, answer: str, parent: int | None = -1) -> None:
@@ -57,36 +55,10 @@ def test_a_branch_is_its_messages_from_the_first() -> None:
         one.branch(4)
 
 
-def test_the_branches_are_drawn_with_their_forks() -> None:
-    lines = list(drawn(forked(), 40))
-    assert [line for line, _ in lines] == [
-        "  › one",
-        "  · 1",
-        "  › two",
-        "    · 2 [1]",
-        "    · 2b [2]",
-        "  › uno",
-        "  · I [3]",
-    ]
-    assert [line for line, here in lines if here] == ["  › uno", "  · I [3]"]
-
-
-def test_a_long_message_is_cut_and_forks_within_forks_leave_room_for_words() -> None:
-    one = log()
-    for _ in range(100):
-        end = one.end
-        turn(one, "word " * 40, "x", parent=end)
-        turn(one, "word " * 40, "x", parent=end)
-    lines = [line for line, _ in drawn(one, 40)]
-    assert len(lines) == 400
-    assert all(len(line) <= 40 for line in lines)
-    assert sum("word word" in line for line in lines) == 200
-
-
 # -- undo --------------------------------------------------------------------------------------------------------------
 
 
-def test_undo_goes_to_where_the_chat_was_and_redo_back_again() -> None:
+def test_undo_goes_to_where_the_chat_was() -> None:
     one = log()
     turn(one, "Hello", "Hi")
     one.add_message("assistant", "Yes?", 0)
@@ -100,15 +72,10 @@ def test_undo_goes_to_where_the_chat_was_and_redo_back_again() -> None:
     assert [name for name, _, _ in one.settings] == ["set"], "a setting is no turn"
     with pytest.raises(UsageError, match="there is nothing to undo"):
         one.undo()
-    one.undo(again=True)
-    one.undo(again=True)
-    assert contents(one) == ["Hello", "Yes?"]
+    one.change("go", 2)
     one.change("go", 1)
     one.undo()
     assert contents(one) == ["Hello", "Yes?"]
-    turn(one, "More", "No")
-    with pytest.raises(UsageError, match="there is nothing to redo"):
-        one.undo(again=True)
 
 
 def test_a_turn_without_an_answer_is_no_branch() -> None:
@@ -116,16 +83,13 @@ def test_a_turn_without_an_answer_is_no_branch() -> None:
     turn(one, "Hello", "Hi")
     one.add_message("user", "More", 1, seed=1)
     assert one.unanswered
-    one.drop_question()
+    one.undo()
     assert contents(one) == ["Hello", "Hi"]
     assert [message.content for message in one.branches] == ["Hi"]
-    assert [line for line, _ in drawn(one, 40)] == ["› Hello", "· Hi [1]"]
-    with pytest.raises(UsageError, match="there is nothing to redo"):
-        one.undo(again=True)
 
 
 ACTION = st.one_of(
-    st.tuples(st.sampled_from(["say", "edit", "retry", "hear", "undo", "redo"])),
+    st.tuples(st.sampled_from(["say", "edit", "retry", "hear", "undo"])),
     st.tuples(st.just("go"), st.integers(1, 4)),
     st.tuples(st.just("set"), st.integers(1, 4)),
 )
@@ -148,10 +112,8 @@ def perform(one: ChatLog, action: tuple[str, ...]) -> None:
         one.change("go", one.branch(rest[0]).id)
     elif name == "set":
         one.change("set", f"top_k={rest[0]}")
-    elif name == "undo" and one.place:
+    elif name == "undo" and len(one.ends) > 1:
         one.undo()
-    elif name == "redo" and one.place < len(one.ends) - 1:
-        one.undo(again=True)
 
 
 def seen(one: ChatLog) -> tuple[object, ...]:
@@ -181,22 +143,6 @@ def test_any_chat_that_is_opened_again_is_the_same(
         each.sink = each.new_file = None
         turn(each, "the next one", "has")
     assert seen(again) == seen(one), "ids go on"
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.lists(ACTION, min_size=1, max_size=10))
-def test_everything_can_be_undone_and_done_again(actions: list[tuple[str, ...]]) -> None:
-    one = log()
-    for action in actions:
-        perform(one, action)
-    del one.ends[one.place + 1 :]
-    before, moves = copy.deepcopy(seen(one)), one.place
-    for _ in range(moves):
-        one.undo()
-    assert contents(one) == []
-    for _ in range(moves):
-        one.undo(again=True)
-    assert seen(one) == before
 
 
 # -- a file that anybody may have written ------------------------------------------------------------------------------

@@ -91,7 +91,6 @@ def test_files_that_are_not_this_chat_are_refused(tmp_path: Path, checkpoints: d
     assert (template.status, f"{checkpoints['chatml']} continues it" in " ".join(template.err.split())) == (0, True)
     refused = chat("--save", str(file), turns=("Hi",))
     assert (refused.status, "exists already" in refused.err) == (2, True)
-    assert chat("--save", str(file), "--force", "-n", "1", turns=("Hi",)).status == 0
     other.write_text("no chat\n")
     assert chat("--open", str(other), turns=("Hi",)).status == 2
 

@@ -38,18 +38,6 @@ def test_the_messages_of_all_turns_are_sent(server: StandIn, tmp_path: Path) -> 
     assert len(server.rows[2]["messages"]) == 6
 
 
-def test_a_chat_that_is_loaded_does_not_choose_the_server(server: StandIn, own_state: Path, tmp_path: Path) -> None:
-    file = tmp_path / "chat.jsonl"
-    with running() as other:
-        assert genctl("chat", "--backend", other.url, "--save", str(file), stdin="Hello\n").status == 0
-        before = len(other.asked)
-        with Talk(own_state, "--backend", server.url, width=300) as talk:
-            talk.say(f"/load {file}")
-            talk.say("More")
-        assert len(other.asked) == before
-    assert [message["content"] for message in server.rows[-1]["messages"]][::2] == ["Hello", "More"]
-
-
 def test_the_seeds_are_those_of_a_chat_here(server: StandIn) -> None:
     options = ("--do-sample", "--seed", "5", "--format", "jsonl")
     there = genctl("chat", "--backend", server.url, *options, stdin="A\nB\n").records
@@ -83,13 +71,12 @@ def test_what_needs_token_ids_is_refused_at_a_prompt(server: StandIn, own_state:
         assert [message["content"] for message in server.rows[-1]["messages"]] == ["Bye"]
 
 
-def test_the_thought_of_a_server_is_dimmed_and_shown_again(own_state: Path) -> None:
+def test_the_thought_of_a_server_is_dimmed_and_not_sent_back(own_state: Path) -> None:
     thought = (" let", " me", " see")
     with running(thought=thought) as server, Talk(own_state, "--backend", server.url, width=100) as talk:
         said = talk.say("Hello")
         assert said[0] == " let me see"
         assert "one two three four five six" in " ".join(said)
-        assert talk.say("/think") == [" let me see"]
         talk.say("More")
         # the thought is no part of the conversation
         assert server.rows[-1]["messages"][1] == {"role": "assistant", "content": " one two three four five six"}

@@ -37,7 +37,7 @@ def test_a_line_is_a_text_or_a_command(line: str, text: str, name: str | None) -
         ("/retri", "there is no command /retri; did you mean /retry?"),
         ("/", "there is no command /"),
         ("/undo 3", "/undo takes nothing, but '3' follows it"),
-        ("/load", "/load needs FILE"),
+        ("/unset", "/unset needs KEY"),
     ],
 )
 def test_a_command_that_cannot_be_done_is_refused(line: str, message: str) -> None:
@@ -59,7 +59,7 @@ def test_a_number_of_a_turn_begins_at_one() -> None:
 @pytest.mark.parametrize(
     ("before", "words"),
     [
-        ("/re", ["/retry", "/redo"]),
+        ("/re", ["/retry"]),
         ("/q", ["/quit"]),
         ("/ex", ["/exit"]),
         ("/set temp", ["temperature="]),
@@ -67,16 +67,11 @@ def test_a_number_of_a_turn_begins_at_one() -> None:
         ("/preset g", ["greedy"]),
         ("/undo ", []),
         ("Hello /re", []),
-        ("/load tal", ["tale", "tales/"]),
-        ("/save tal", ["tales/"]),
-        ("/load  tales/a", ["tales/a b.jsonl"]),
     ],
 )
 def test_completion_knows_commands_knobs_and_presets(before: str, words: list[str]) -> None:
     knobs, presets = ["temperature", "top_k", "top_p"], ["greedy", "nucleus"]
-    files = ["tales/"] if before.endswith("tal") else ["tales/a b.jsonl"]
-    how = (lambda typed: files, lambda typed: ["tale"] if typed == "tal" else [])
-    found = list(slash.completions(before, knobs, presets, *how))
+    found = list(slash.completions(before, knobs, presets))
     assert [word for word, _ in found] == words
     assert all(before[len(before) - length :] == word[:length] for word, length in found)
 
