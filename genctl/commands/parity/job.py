@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,16 +13,14 @@ from rich.text import Text as Line
 from genctl.commands.job import Job, Row, check_early, request_of, started, usable
 from genctl.commands.parity import golden_file, view
 from genctl.commands.parity.findings import FindingsWriter, StageLine
-from genctl.commands.parity.loading import WIDTH, GivenTexts, LoadedSides, check_models, check_same
+from genctl.commands.parity.loading import GivenTexts, LoadedSides, check_models, check_same
 from genctl.commands.parity.options import LIMITS, ParityCommandOptions, own_length, refused_settings, sides_of, unused
 from genctl.commands.parity.view import COLUMNS, Naming, failed_checks, flat, records
 from genctl.config.layers import Resolved
 from genctl.config.sides import Side
-from genctl.engines.protocol import Engine, Flow, Report, Request, ScoringOptions, TextToScore
+from genctl.engines.protocol import Engine, Request
 from genctl.errors import CheckError, GenctlError, InputError, count
-from genctl.events.results import Collector
 from genctl.io import jsonl, readers, writers
-from genctl.io.records import finding
 from genctl.io.rows import InputRow
 from genctl.models.text import detokenizer
 from genctl.parity import golden as against_golden
@@ -67,9 +65,7 @@ def parity(options: ParityCommandOptions) -> int | None:
                     needed = options.are_texts or options.texts is not None
                     loaded = LoadedSides(partial(job.setup, need_tokenizer=needed))
                     stack.callback(loaded.close)
-                    if options.by_text:
-                        comparison.compare_texts(loaded)
-                    elif golden is not None:
+                    if golden is not None:
                         comparison.compare_golden(loaded, golden)
                     else:
                         comparison.compare_tokens(loaded, stack)
@@ -139,7 +135,6 @@ class Comparison:
         self.rows = {row.id: row for row in rows}
         self.naming = Naming()
         self.compared: list[Parity] = []
-        self.by_text: list[view.TextParity] = []  # of --by-text
         self.checks: list[str] = []  # sentences of checks that failed
         self.listeners: dict[str, Any] = {
             "on_position": self.view.position, "on_stage": self.view.stage, "interrupted": self.interrupt,
@@ -147,8 +142,6 @@ class Comparison:
 
     def lines(self, width: int | None) -> Sequence[Line]:
         """All pairs, in lines of at most `width` cells."""
-        if self.by_text:
-            return view.text_lines(self.by_text, width)
         return view.lines(self.compared, self.naming, width)
 
     # -- token by token ------------------------------------------------------------------------------------------------
@@ -236,63 +229,6 @@ class Comparison:
         self.saved_to.close()
         what = f"{count(len(golden.texts), 'text')}, {count(len(golden.known), 'position')}"
         self.job.messages.note(f"{self.options.save or self.options.expect}: {what}, {len(content):,} bytes")
-
-    # -- by text -------------------------------------------------------------------------------------------------------
-
-    def compare_texts(self, loaded: LoadedSides) -> None:
-        """With --by-text: every side scores the given texts, or those that the reference writes."""
-        texts: list[tuple[str, TextToScore]] = []
-        outcomes: list[view.Outcomes] = []
-        for side in self.sides:
-            loaded.retain(side)
-            engine, resolved = loaded.engine(side)
-            self._describe(side, engine, resolved)
-            self.view.begin(side.name)
-            width = engine.width(resolved, WIDTH)
-            if not outcomes:
-                self.view.stage("writing")
-                texts = self._texts_by(engine, resolved, width)
-            self.view.stage("scoring")
-            how = ScoringOptions(batch_size=width, captions=False)
-            scores = engine.score(iter(texts), how, interrupted=self.interrupt)
-            outcomes.append({id: one if isinstance(one, GenctlError) else one[0] for id, one in scores})
-            self._end_if_interrupted()
-            for id, error in outcomes[-1].items():
-                if isinstance(error, GenctlError):
-                    self._fail_text(side, id, error)
-            if outcomes[1:]:
-                names = self.sides[0].name, side.name
-                self.by_text.append(view.compared_texts(names, outcomes[0], outcomes[-1]))
-                self.results.records([finding("texts", asdict(self.by_text[-1]))])
-
-    def _texts_by(self, engine: Engine, resolved: Resolved, width: int) -> list[tuple[str, TextToScore]]:
-        """The given texts, or those that the reference writes, in the order of the rows."""
-        if self.options.texts is not None:
-            return [
-                (id, TextToScore(row.prompt or "", row.extra.get("context"), row.extra.get("target")))
-                for id, row in self.rows.items()
-            ]
-        requests = [self._request(row, resolved, 0) for row in self.rows.values()]
-        texts: dict[str, TextToScore] = {}
-        collector = Collector()
-        for event in engine.stream(iter(requests), Report(), Flow(width, interrupted=self.interrupt)):
-            if (result := collector.feed(event)) is None:
-                continue
-            prompt, text = self.rows[result.lane].prompt, result.sequences[0].text if result.sequences else ""
-            if result.error is not None:
-                self._fail_text(self.sides[0], result.lane, InputError(result.error.message))
-            elif not prompt or not text:
-                nothing = InputError("bits per byte are those of a text after a text, and there is none")
-                self._fail_text(self.sides[0], result.lane, nothing)
-            elif engine.about.is_encoder_decoder:
-                texts[result.lane] = TextToScore(prompt, target=text)
-            else:
-                texts[result.lane] = TextToScore(text, context=prompt)
-        self._end_if_interrupted()
-        return [(id, texts[id]) for id in self.rows if id in texts]
-
-    def _fail_text(self, side: Side, id: str, error: GenctlError) -> None:
-        self.job.fail(self.rows[id], error.code, f"{side.place}: {error.message}")
 
     # -- both ----------------------------------------------------------------------------------------------------------
 

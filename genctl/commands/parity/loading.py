@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from genctl.commands.engine_choice import LOCAL
-from genctl.commands.parity.options import BY_TEXT, FLAGS
+from genctl.commands.parity.options import FLAGS
 from genctl.config.layers import Layer, Resolved
 from genctl.config.sides import Side, loaded_with
 from genctl.engines.protocol import Engine, EngineSetup
@@ -19,6 +19,9 @@ from genctl.models.hub import LoadedModel
 from genctl.models.text import encode
 from genctl.parity.sides import LocalSide, greedy
 from genctl.parity.values import Text
+
+# what may help where tokens differ
+BY_TEXT = "genctl score -m MODEL has the bits per byte of each: they are comparable"
 
 # -- whether two sides read and write the same tokens ------------------------------------------------------------------
 
@@ -68,19 +71,14 @@ class LoadedSides:
     setup: Callable[[Resolved, Sequence[Layer]], EngineSetup]
     engines: dict[tuple[str, ...], Engine] = field(default_factory=dict)
 
-    def engine(self, side: Side) -> tuple[Engine, Resolved]:
-        """The engine of a side, and its settings. Raises what loading raises."""
+    def load(self, side: Side) -> LocalSide:
+        """A side, ready to read. Raises what loading raises."""
         key = loaded_with(side.early.runtime, "prompt_cache")
         if key not in self.engines:
             self.engines[key] = LOCAL.load(self.setup(side.early, side.layers))
         engine = self.engines[key]
         resolved = greedy(engine.resolve(side.layers), (*FLAGS, "max_length"))
         engine.plan(resolved)
-        return engine, resolved
-
-    def load(self, side: Side) -> LocalSide:
-        """A side, ready to read. Raises what loading raises."""
-        engine, resolved = self.engine(side)
         assert isinstance(engine, Session)
         return LocalSide(side.name, engine, resolved, width=engine.width(resolved, WIDTH))
 

@@ -45,7 +45,6 @@ FLAGS = frozenset({"max_new_tokens", *DECODING})  # knobs of generation that cou
 FOR_ALL = ("offline", "truncate", "chat", "system")  # all sides read the same prompts
 _OTHERS = ("seed", "backend", "tensor_parallel", "row_timeout", *FOR_ALL)
 SIDE_SETTINGS = (*(key for key in LOADING if key not in _OTHERS), "batch_size", "prompt_cache", *DECODING)
-BY_TEXT = "--by-text compares bits per byte of the texts alone"  # what may help where tokens differ
 
 
 def is_prompt(text: str) -> bool:
@@ -157,7 +156,6 @@ class ParityCommandOptions(ModelOptions):
     format: Format = FORMAT
     force: bool = IN_OUT.switch("replace existing files of --output, --save and --report")
     texts: str | None = COMPARED.option("compare on these texts instead of greedy ones: one per line, or JSONL", "FILE")
-    by_text: bool = COMPARED.switch("compare only bits per byte: sides may have different tokenizers")
     show_layers: bool = COMPARED.switch("show the difference of two sides layer by layer", "--layers")
     max_kl: float | None = CHECKS.option("exit with 4 if the mean KL divergence is larger, in nats", "X", least=0)
     max_regret: float | None = CHECKS.option("exit with 4 if the largest regret is larger, in nats", "X", least=0)
@@ -236,13 +234,6 @@ CONFLICTS: tuple[Conflict, ...] = (
         (lambda options: any("max_new_tokens" in layer.values for layer in options.flags), "--max-new-tokens"),
         (given("show_layers"), "--layers"),
     ),
-    *because(
-        given("by_text"),
-        "--by-text compares bits per byte alone, and no tokens, so it has no ",
-        *((given(name), flag_of(name)) for name in (*LIMITS, "save", "expect", "positions")),
-        (given("show_layers"), "--layers"),
-        (given("report"), "--report {report}"),
-    ),
     (given("positions", format=["text", "tsv"]),
      "--positions adds records of each position, which --format {format} has no place for; --format jsonl has"),
     (given("show_layers", format=["tsv"]),
@@ -262,7 +253,7 @@ PARITY = Command(
         "genctl parity A@threads=2 --expect golden.jsonl",
     ),
     {
-        COMPARED: ("texts", "by_text", "show_layers", "max_new_tokens"),
+        COMPARED: ("texts", "show_layers", "max_new_tokens"),
         IN_OUT: ("input", "input_format", "output", "format"),
         CHECKS: ("max_kl", "max_regret", "min_agreement", "allow_defect", "save", "expect", "update"),
         SHOWN: ("report", "positions"),
