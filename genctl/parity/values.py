@@ -256,8 +256,3 @@ class Golden:
     versions: Mapping[str, str]
     texts: tuple[Text, ...]
     known: Mapping[tuple[str, int], KnownTop]  # by text and index of a token
-    own_lengths: Mapping[str, int] = field(default_factory=dict)  # limits of texts that had one of their own, by id
-
-    def length(self, text: str) -> int | None:
-        """The limit of what the reference wrote for a text."""
-        return self.own_lengths.get(text, self.new_tokens)

@@ -13,7 +13,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -21,7 +21,6 @@ from annotated_types import Ge, Le, MinLen
 
 from genctl.commands.parity.loading import LoadedSides, check_same
 from genctl.commands.parity.options import read_side
-from genctl.commands.parity.view import worst_first
 from genctl.config import reader
 from genctl.config.layers import Layer, Resolved
 from genctl.config.reader import BadJson, Unreadable
@@ -54,8 +53,7 @@ def content(golden: Golden, text_of: Callable[[int], str]) -> bytes:
     head |= {"knobs": dict(golden.knobs), "texts": len(golden.texts), "versions": dict(golden.versions)}
     lines: list[dict[str, Any]] = [head]
     for text in golden.texts:
-        own = {"new_tokens": golden.own_lengths[text.id]} if text.id in golden.own_lengths else {}
-        lines.append({"kind": "text", "id": text.id, "prompt": text.prompt, "prompt_ids": list(text.prompt_ids), **own})
+        lines.append({"kind": "text", "id": text.id, "prompt": text.prompt, "prompt_ids": list(text.prompt_ids)})
         for index, token in enumerate(text.token_ids):
             known = golden.known[text.id, index]
             top = [[id, _short(value)] for id, value in known.top]
@@ -110,7 +108,7 @@ class _TextLine:
     id: str
     prompt: str
     prompt_ids: tuple[Natural, ...]
-    new_tokens: Natural | None = None
+    new_tokens: Natural | None = None  # its own limit, which files of earlier versions have
 
 
 @dataclass(frozen=True)
@@ -178,7 +176,6 @@ def read(path: str) -> Golden:
             for at, (id, text) in enumerate(texts.items())
         ),
         known=known,
-        own_lengths={id: text.new_tokens for id, text in texts.items() if text.new_tokens is not None},
     )
 
 
@@ -209,7 +206,7 @@ def _check_ids(place: str, ids: Sequence[int], vocabulary: int) -> None:
         raise ValueError(f"{place}: the token {max(ids)} is beyond the vocabulary of {vocabulary}")
 
 
-# -- against the side that is compared with it: the same tokens, and what does not allow --update ----------------------
+# -- against the side that is compared with it: the same tokens --------------------------------------------------------
 
 
 def check_tokens(golden: Golden, side: LocalSide) -> None:
@@ -239,29 +236,6 @@ def check_tokens(golden: Golden, side: LocalSide) -> None:
                 f"token {shared_length(ids, text.prompt_ids) + 1} differs",
                 hint="--chat and --system, as they were then, make the same prompts",
             )
-
-
-def again(golden: Golden, side: LocalSide) -> tuple[Sequence[Request], Sequence[Text]]:
-    """What the side writes, or reads, for a new golden file."""
-    if not golden.written:
-        return (), golden.texts
-    requests = []
-    for text in golden.texts:
-        generation = replace(side.resolved.generation, max_new_tokens=golden.length(text.id))
-        resolved = replace(side.resolved, generation=generation)
-        requests.append(Request(text.id, resolved, 0, prompt_ids=text.prompt_ids))
-    return requests, ()
-
-
-def not_tied(one: Parity) -> str:
-    """What is no tie: a text that could not be read, the worst parting, or the reason of the verdict. "" for a tie."""
-    texts = {text.id: text for text in one.texts}
-    for id, reason in one.failed.items():
-        return f"text {texts[id].name} could not be read: {reason}"
-    for parting in worst_first(one.partings):
-        if parting.verdict != "tie":
-            return f"{texts[parting.text].token(parting.index)}: {parting.verdict}: {parting.reason}"
-    return "" if one.verdict == "tie" else one.sentence
 
 
 # -- for programs and tests: two sides, or one side and a golden file; settings files are not read ---------------------
@@ -301,7 +275,7 @@ def compare(reference: str, other: str, prompts: Sequence[str], max_new_tokens: 
 def check_golden(
     path: Path, side: str, prompts: Sequence[str], *, update: bool, max_new_tokens: int = NEW_TOKENS
 ) -> GoldenOutcome:
-    """Compare a side with a golden file. `update` writes a missing one, and rewrites one if every difference is a tie.
+    """Compare a side with a golden file. `update` writes a missing one.
 
     Raises GenctlError.
     """
@@ -317,7 +291,7 @@ def check_golden(
     with closing(LoadedSides(_setup)) as loaded:
         here = loaded.load(wanted)
         if golden is not None:
-            return _compared(path, golden, here, update=update)
+            return _compared(path, golden, here)
         size = _save(path, here, _requests(here, prompts), {str(at): prompt for at, prompt in enumerate(prompts)})
         return GoldenOutcome(True, f"golden {name}: recorded, {size:,} bytes")
 
@@ -334,20 +308,16 @@ def _other_test(golden: Golden, prompts: Sequence[str], max_new_tokens: int) -> 
     return ""
 
 
-def _compared(path: Path, golden: Golden, side: LocalSide, *, update: bool) -> GoldenOutcome:
+def _compared(path: Path, golden: Golden, side: LocalSide) -> GoldenOutcome:
     check_tokens(golden, side)
     one = compare_golden(golden, side)
-    name, why = f"golden {path.stem}", not_tied(one)
+    name, words = f"golden {path.stem}", one.sentence
+    for id, reason in one.failed.items():
+        words = f"text {next(text.name for text in one.texts if text.id == id)} could not be read: {reason}"
     sides = f"{side.name} against {path.name}, which has {golden.reference}"
     notes = "".join(f"\nnote: {note}" for note in (sides, *one.notes))
-    if update and why:
-        return GoldenOutcome(False, f"{name} stays as it is: {why}{notes}", one, f"{name} stays as it is")
-    if update:
-        requests, _ = again(golden, side)
-        size = _save(path, side, requests, {text.id: text.prompt for text in golden.texts})
-        return GoldenOutcome(True, f"{name}: {one.sentence}; rewritten, {size:,} bytes", one)
     passed = not one.failed and one.verdict in ("tie", "drift")
-    return GoldenOutcome(passed, f"{name}: {why if one.failed else one.sentence}{notes}", one, f"{name}: {one.word}")
+    return GoldenOutcome(passed, f"{name}: {words}{notes}", one, f"{name}: {one.word}")
 
 
 def _side(text: str, max_new_tokens: int) -> Side:

@@ -47,8 +47,8 @@ def parity(options: ParityCommandOptions) -> int | None:
             out, err = make_consoles(options.color)
             sink = job.report_sink(stack)
             saved_to: writers.Sink | None = None  # the golden file that is written
-            if (path := options.save or (options.expect if options.update else None)) is not None:
-                saved_to = writers.open_output(path, None, force=options.force or options.update, at_once=True)
+            if options.save is not None:
+                saved_to = writers.open_output(options.save, None, force=options.force, at_once=True)
                 stack.callback(saved_to.abandon)
             job.view = StageLine(err, quiet=options.quiet)
             stack.callback(job.view.hide)
@@ -172,7 +172,7 @@ class Comparison:
             self._save(reference, requests, texts)
 
     def compare_golden(self, loaded: LoadedSides, golden: Golden) -> None:
-        """Compare the side with the golden file, which --update rewrites."""
+        """Compare the side with the golden file."""
         side = self._load(loaded, self.sides[0])
         self._name(side)
         golden_file.check_tokens(golden, side)
@@ -180,11 +180,6 @@ class Comparison:
         one = against_golden.compare(golden, side, **self.listeners)
         self._end_if_interrupted()
         self._take(one)
-        if self.options.update:
-            if why := golden_file.not_tied(one):
-                self.checks.append(f"--update leaves {self.options.expect} as it is: {why}")
-            else:
-                self._save(side, *golden_file.again(golden, side))
 
     def _load(self, loaded: LoadedSides, side: Side) -> LocalSide:
         found = loaded.load(side)
@@ -228,7 +223,7 @@ class Comparison:
         self.saved_to.write(content)
         self.saved_to.close()
         what = f"{count(len(golden.texts), 'text')}, {count(len(golden.known), 'position')}"
-        self.job.messages.note(f"{self.options.save or self.options.expect}: {what}, {len(content):,} bytes")
+        self.job.messages.note(f"{self.options.save}: {what}, {len(content):,} bytes")
 
     # -- both ----------------------------------------------------------------------------------------------------------
 

@@ -166,7 +166,6 @@ class ParityCommandOptions(ModelOptions):
     allow_other_weights: bool = CHECKS.switch("exit 0 even if a side has other weights than the reference")
     save: str | None = CHECKS.option("write the reference's logits as a golden file, for --expect", "FILE")
     expect: str | None = CHECKS.option("compare with this golden file", "FILE")
-    update: bool = CHECKS.switch("rewrite the file of --expect if every difference is a tie; else exit with 4")
     positions: bool = SHOWN.switch("add a record for each position")
     allow_plugins: bool = PLUGINS
     sides: tuple[str, ...] = ()  # as they are typed
@@ -216,8 +215,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     *(same_file("expect", name) for name in ("output", "report")),
     (given(save=["-"]), "--save -: a golden file is a file; give it a name"),
     (given(expect=["-"]), "--expect -: a golden file is a file; give it a name"),
-    (given("update", without=["expect"]), "--update rewrites the file of --expect, but there is none"),
-    (given("save", "expect"), "--save {save} and --expect {expect}: --update rewrites the file of --expect"),
+    (given("save", "expect"), "--save {save} and --expect {expect}: a file is written, or compared with"),
     (lambda options: options.min_agreement is not None and options.min_agreement > 1,
      "--min-agreement {min_agreement:g}: must be a share from 0 to 1"),
     (given("texts", "input"), "--texts {texts} and --input {input}: texts are read as they are, without a prompt"),
@@ -255,7 +253,7 @@ PARITY = Command(
     {
         COMPARED: ("texts", "show_layers", "max_new_tokens"),
         IN_OUT: ("input", "input_format", "output", "format"),
-        CHECKS: ("max_kl", "max_regret", "min_agreement", "allow_defect", "save", "expect", "update"),
+        CHECKS: ("max_kl", "max_regret", "min_agreement", "allow_defect", "save", "expect"),
         SHOWN: ("report", "positions"),
     },
     CONFLICTS,

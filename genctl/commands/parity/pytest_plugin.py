@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("genctl").addoption(
         "--genctl-update",
         action="store_true",
-        help="write golden files that are missing, and rewrite those from which every difference is a tie",
+        help="write golden files that are missing",
     )
 
 
@@ -53,7 +53,7 @@ def genctl_golden(request: pytest.FixtureRequest) -> Callable[..., GoldenOutcome
         )
         if not outcome:
             request.node.add_report_section("call", "genctl", outcome.words)
-        if update:
+        if outcome.parity is None:
             request.node.user_properties.append((LINE, outcome.words))
         return outcome
 
