@@ -1,4 +1,4 @@
-"""A pytest plugin: `genctl_golden` and `genctl_parity`, gates that say when they were skipped.
+"""A pytest plugin: the fixtures `genctl_golden` and `genctl_parity`.
 
 Nothing of genctl beside this module is imported until a test uses one of the fixtures.
 """
@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from genctl.commands.parity.golden_file import GoldenOutcome
     from genctl.parity.values import Parity
 
-FIXTURES = {"genctl_golden", "genctl_parity"}
 FOLDER = "goldens"  # beside the test
 _NAME = re.compile(r"\w[\w.-]{0,99}")
-GATE, LINE = "genctl gate", "genctl"  # properties of tests, which are in reports, also in those of other processes
+LINE = "genctl"  # a property of tests, which is in reports, also in those of other processes
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,12 +27,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write golden files that are missing",
     )
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark the tests that are gates."""
-    if not FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
-        item.user_properties.append((GATE, ""))
 
 
 @pytest.fixture
@@ -88,19 +81,10 @@ def _plain(work: Callable[[], Any]) -> Any:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print which gates were skipped or not selected, and what was written."""
-    lines = []
-    for kind, found in terminalreporter.stats.items():  # reports, and the tests that were not selected
-        for each in found:
-            properties = getattr(each, "user_properties", ())
-            if (GATE, "") in properties and kind == "deselected":
-                lines.append(f"deselected: {each.nodeid}")
-            elif (GATE, "") in properties and each.skipped:
-                reason = each.longrepr[2] if isinstance(each.longrepr, tuple) else getattr(each, "wasxfail", "")
-                lines.append(f"skipped: {each.nodeid}: {str(reason).removeprefix('Skipped: ')}")
-            elif getattr(each, "when", "") == "teardown":
-                lines += [words for name, words in properties if name == LINE]
-    if lines:
+    """Print which golden files were written."""
+    reports = [each for found in terminalreporter.stats.values() for each in found]
+    properties = [each.user_properties for each in reports if getattr(each, "when", "") == "teardown"]
+    if lines := [words for some in properties for name, words in some if name == LINE]:
         terminalreporter.section("genctl")
         for line in lines:
             terminalreporter.line(line)

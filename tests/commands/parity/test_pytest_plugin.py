@@ -1,4 +1,4 @@
-"""The pytest plugin: gates of golden files, `--genctl-update`, and a summary that names what was skipped."""
+"""The pytest plugin: gates of golden files, and `--genctl-update`."""
 
 from __future__ import annotations
 
@@ -72,37 +72,6 @@ def test_a_defect_fails_and_the_file_stays(pytester: pytest.Pytester, llama: Pat
     assert f"note: {other} against tiny.jsonl, which has {llama}" in text
     run(pytester, "--genctl-update").assert_outcomes(failed=1)
     assert golden.read_bytes() == content
-
-
-def test_skipped_and_deselected_gates_are_in_the_summary(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
-        import pytest
-
-        @pytest.mark.skip(reason="no weights here")
-        def test_one(genctl_golden):
-            assert genctl_golden("one", "./nowhere", ["x"])
-
-        def test_two(genctl_parity):
-            pytest.skip("no GPU")
-
-        def test_three(genctl_golden):
-            raise AssertionError
-
-        def test_four():
-            pytest.skip("no gate")
-        """
-    )
-    result = run(pytester, "-k", "not three")
-    result.assert_outcomes(skipped=3, deselected=1)
-    result.stdout.fnmatch_lines_random(
-        [
-            "skipped: test_*.py::test_one: no weights here",
-            "skipped: test_*.py::test_two: no GPU",
-            "deselected: test_*.py::test_three",
-        ]
-    )
-    result.stdout.no_fnmatch_line("*test_four: no gate*")
 
 
 def test_a_figure_that_fails_is_shown_in_short_lines(pytester: pytest.Pytester) -> None:
