@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from genctl.commands.parity.golden_file import GoldenOutcome
     from genctl.parity.values import Parity
 
 FOLDER = "goldens"  # beside the test
@@ -30,25 +29,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture
-def genctl_golden(request: pytest.FixtureRequest) -> Callable[..., GoldenOutcome]:
-    """`genctl_golden(name, side, prompts)`: whether a side agrees with goldens/NAME.jsonl beside the test."""
+def genctl_golden(request: pytest.FixtureRequest) -> Callable[..., str]:
+    """`genctl_golden(name, side, prompts)`: fails unless a side agrees with goldens/NAME.jsonl beside the test.
 
-    def golden(name: str, side: str, prompts: Sequence[str], *, max_new_tokens: int = 32) -> GoldenOutcome:
+    Returns what was found, or recorded.
+    """
+
+    def golden(name: str, side: str, prompts: Sequence[str], *, max_new_tokens: int = 32) -> str:
         __tracebackhide__ = True
         if not _NAME.fullmatch(name):
             pytest.fail(f"golden {name!r}: a name has letters, digits and . - _", pytrace=False)
         path = request.path.parent / FOLDER / f"{name}.jsonl"
-        update = bool(request.config.getoption("--genctl-update"))
-        from genctl.commands.parity.golden_file import check_golden
+        from genctl.commands.parity import golden_file
 
-        outcome: GoldenOutcome = _plain(
-            lambda: check_golden(path, side, prompts, update=update, max_new_tokens=max_new_tokens)
-        )
-        if not outcome:
-            request.node.add_report_section("call", "genctl", outcome.words)
-        if outcome.parity is None:
-            request.node.user_properties.append((LINE, outcome.words))
-        return outcome
+        if request.config.getoption("--genctl-update") and not path.exists():
+            words: str = _plain(lambda: golden_file.write(path, side, prompts, max_new_tokens))
+            request.node.user_properties.append((LINE, words))
+            return words
+        return str(_plain(lambda: golden_file.check(path, side, prompts, max_new_tokens)))
 
     return golden
 

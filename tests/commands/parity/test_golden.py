@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from genctl.commands.parity.golden_file import check_golden, compare
-from genctl.errors import InputError
+from genctl.commands.parity.golden_file import check, compare
+from genctl.errors import CheckError, InputError
 from genctl.parity.sides import LocalSide
 from tests.cli.tool import Done, genctl
 
@@ -245,10 +245,9 @@ def test_no_text_that_can_be_read_is_no_verdict(copied: Path, monkeypatch: pytes
 
 def test_a_gate_whose_text_cannot_be_read_does_not_pass(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One text of two failed, and the gate passed."""
-    assert check_golden(copied, STORIES, PROMPTS, update=False, max_new_tokens=12)
+    assert check(copied, STORIES, PROMPTS, 12)
     failing(monkeypatch, {"1"})
-    outcome = check_golden(copied, STORIES, PROMPTS, update=False, max_new_tokens=12)
-    assert not outcome
-    assert outcome.words.splitlines()[0] == "golden golden: text 2 could not be read: no room for it"
+    with pytest.raises(CheckError, match=r"^golden golden: text 2 could not be read: no room for it\n"):
+        check(copied, STORIES, PROMPTS, 12)
     with pytest.raises(InputError, match="text 2 could not be compared: no room for it"):
         compare(STORIES, f"{STORIES}@batch_size=1", PROMPTS, 2)
