@@ -274,7 +274,7 @@ def check(path: Path, side: str, prompts: Sequence[str], max_new_tokens: int = N
     names = {text.id: text.name for text in one.texts}
     failed = [f"text {names[id]} could not be read: {reason}" for id, reason in one.failed.items()]
     notes = (f"{here.name} against {path.name}, which has {golden.reference}", *one.notes)
-    words = "\nnote: ".join((f"{name}: {failed[0] if failed else one.sentence}", *notes))
+    words = "; ".join((f"{name}: {failed[0] if failed else one.sentence}", *notes))
     if failed or one.verdict not in ("tie", "drift"):
         raise CheckError(words)
     return words

@@ -67,8 +67,8 @@ def test_a_defect_fails_and_the_file_stays(pytester: pytest.Pytester, llama: Pat
     failed.assert_outcomes(failed=1)
     failed.stdout.fnmatch_lines(["golden tiny: defect: *× rounding error*"])
     text = failed.stdout.str()
-    assert f"note: the recording was made with {llama} (" in text
-    assert f"note: {other} against tiny.jsonl, which has {llama}" in text
+    assert f"; the recording was made with {llama} (" in text
+    assert f"; {other} against tiny.jsonl, which has {llama}" in text
     run(pytester, "--genctl-update").assert_outcomes(failed=1)
     assert golden.read_bytes() == content
 
