@@ -74,8 +74,6 @@ class WrittenToken(TypedDict, total=False):
     id: Count
     token_id: Count
     token: Word
-    tok_str: Word
-    content: Word
     logprob: Number
     prob: Number
 
@@ -85,7 +83,6 @@ class Entry(WrittenToken, total=False):
 
     top_logprobs: list[WrittenToken] | None
     top_probs: list[WrittenToken] | None
-    probs: list[WrittenToken] | None
 
 
 def piece(id: int | None, text: str | None, number: float | None, top: Iterable[TracePiece] = ()) -> TracePiece:
@@ -98,17 +95,12 @@ def _token(one: WrittenToken, top: Iterable[TracePiece] = ()) -> TracePiece:
     number, share = one.get("logprob"), one.get("prob")
     if number is None and share is not None:
         number = math.log(share) if share > 0 else -math.inf if share == 0 else math.nan
-    text = next((text for text in (one.get("token"), one.get("tok_str"), one.get("content")) if text is not None), None)
-    return piece(one.get("token_id") if (id := one.get("id")) is None else id, text, number, top)
+    return piece(one.get("token_id") if (id := one.get("id")) is None else id, one.get("token"), number, top)
 
 
 def piece_of(one: Entry) -> TracePiece:
     """The token of an entry."""
-    own = _token(one, map(_token, one.get("top_logprobs") or one.get("top_probs") or one.get("probs") or ()))
-    if "logprob" in one or "prob" in one:
-        return own
-    # llama-server's older form has a list alone
-    return own._replace(number=next((each.number for each in own.top if each.text == own.text), None))
+    return _token(one, map(_token, one.get("top_logprobs") or one.get("top_probs") or ()))
 
 
 def best_of(tops: Any, path: str) -> tuple[TracePiece, ...]:

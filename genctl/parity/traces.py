@@ -107,7 +107,7 @@ def _sglang(data: Row) -> Iterator[Row]:
 
 def _entry_list(data: Row) -> Iterator[Row]:
     """An answer of llama-server's or Ollama's own interface; that of a chat has a message."""
-    key = next((key for key in ("completion_probabilities", "probs", "logprobs") if data.get(key)), "logprobs")
+    key = "completion_probabilities" if data.get("completion_probabilities") else "logprobs"
     message = fit(Row | None, data.get("message"), "message")
     yield {
         **prompt_of(data),
@@ -196,7 +196,7 @@ def _has_objects(value: Any, inner: str = "") -> bool:
 TRAINER = Shape(lambda data: any(key in data for key in (*COMPLETION_IDS, *LOGPROBS)), _trainer)
 SHAPES = (
     Shape(lambda data: "choices" in data, _openai),
-    Shape(lambda data: "completion_probabilities" in data or ("probs" in data and "content" in data), _entry_list),
+    Shape(lambda data: "completion_probabilities" in data, _entry_list),
     Shape(lambda data: "meta_info" in data, _sglang),
     Shape(lambda data: data.get("schema") == "genctl/1", _record),
     Shape(lambda data: _has_objects(data.get("output"), "content"), _responses),

@@ -46,8 +46,8 @@ def shapes() -> dict[str, Any]:
         "llama-server": {"prompt": prompt, "content": "".join(texts), "completion_probabilities": [
             {"id": id, **entry} for id, entry in zip(ids, content, strict=True)]},
         "llama-server, drawn": {"prompt": prompt, "content": "".join(texts), "completion_probabilities": [
-            {"content": entry["token"], "probs": [
-                {"tok_str": one["token"], "prob": math.exp(one["logprob"])} for one in entry["top_logprobs"]]}
+            {"token": entry["token"], "prob": math.exp(entry["logprob"]), "top_probs": [
+                {"token": one["token"], "prob": math.exp(one["logprob"])} for one in entry["top_logprobs"]]}
             for entry in content]},
         "SGLang": {"prompt": prompt, "text": "".join(texts), "meta_info": {
             "output_token_logprobs": [[value, id, None] for value, id in zip(values, ids, strict=True)],
