@@ -163,8 +163,6 @@ class TemplateSettings(TypedDict, total=False):
 def prompt_of(data: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a TraceRow that say what was read, as far as a document has them. Raises BadShape."""
     prompt, messages = data.get("prompt"), data.get("messages")
-    if prompt is None and isinstance(data.get("input"), (str, list)):  # of OpenAI's responses
-        prompt = data["input"]
     key = next((key for key in PROMPT_IDS if data.get(key) is not None), "prompt")
     ids = None if key == "prompt" else data[key]
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):  # a batch of one

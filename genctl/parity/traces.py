@@ -36,8 +36,8 @@ Row: TypeAlias = dict[str, Any]  # an object of a document, or fields of a Trace
 Ids: TypeAlias = list[Natural] | None
 MOST_SHOWN = 100  # failed rows whose reasons are kept
 FITTING = (
-    "fits: OpenAI's completions and chats with logprobs (batch files, too), vLLM, SGLang, llama-server, Ollama, LM "
-    "Studio; prompt_ids, completion_ids and logprobs (--field names them); genctl's records with --scores or "
+    "fits: OpenAI's completions and chats with logprobs (batch files, too), vLLM, SGLang, llama-server, Ollama; "
+    "prompt_ids, completion_ids and logprobs (--field names them); genctl's records with --scores or "
     "--top-logprobs"
 )
 WRITING = "genctl writes them with --scores (or --top-logprobs K, with alternatives): record the run once more with it"
@@ -118,14 +118,6 @@ def _entry_list(data: Row) -> Iterator[Row]:
     }
 
 
-def _responses(data: Row) -> Iterator[Row]:
-    """An answer of OpenAI's interface of responses."""
-    for item in fit(list[Row], data["output"], "output"):
-        for part in fit(list[Row] | None, item.get("content"), "output.content") or ():
-            pieces = _entries(part.get("logprobs"), "output.content.logprobs")
-            yield {**prompt_of(data), "pieces": pieces, "text": _text(part.get("text")), "is_chat": True}
-
-
 def _record(data: Row) -> Iterator[Row]:
     """A record of genctl. Of `score`, `token_ids` has the whole text, and `tokens` is how many tokens were scored."""
     key = "scores" if data.get("scores") else "tokens"
@@ -188,9 +180,9 @@ class Shape(NamedTuple):
     rows: Callable[[Row], Iterator[Row]]
 
 
-def _has_objects(value: Any, inner: str = "") -> bool:
-    """Whether a value is a list with an object, which has a part."""
-    return isinstance(value, list) and any(isinstance(one, dict) and (not inner or inner in one) for one in value)
+def _has_objects(value: Any) -> bool:
+    """Whether a value is a list with an object."""
+    return isinstance(value, list) and any(isinstance(one, dict) for one in value)
 
 
 TRAINER = Shape(lambda data: any(key in data for key in (*COMPLETION_IDS, *LOGPROBS)), _trainer)
@@ -199,7 +191,6 @@ SHAPES = (
     Shape(lambda data: "completion_probabilities" in data, _entry_list),
     Shape(lambda data: "meta_info" in data, _sglang),
     Shape(lambda data: data.get("schema") == "genctl/1", _record),
-    Shape(lambda data: _has_objects(data.get("output"), "content"), _responses),
     Shape(lambda data: _has_objects(data.get("logprobs")), _entry_list),
     TRAINER,
 )
@@ -240,7 +231,7 @@ def rows_of(data: Any, where: str, id: str, fields: Mapping[str, str] = {}) -> l
             raise BadShape(f"{fields[missing]}: expected {missing}, as --field says, got null")
         own = _id_of({"id": named.pop("id")} if "id" in named else data)
         if not named.keys().isdisjoint(OF_PROMPTS):
-            body = {key: value for key, value in body.items() if key not in (*OF_PROMPTS, *PROMPT_IDS, "input")}
+            body = {key: value for key, value in body.items() if key not in (*OF_PROMPTS, *PROMPT_IDS)}
         # what is named of a completion is that of a trainer
         shapes = (shape for shape in SHAPES if shape.fits(body)) if named.keys() <= {*OF_PROMPTS} else iter([TRAINER])
         if (shape := next(shapes, None)) is None:

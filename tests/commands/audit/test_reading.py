@@ -53,8 +53,6 @@ def shapes() -> dict[str, Any]:
             "output_token_logprobs": [[value, id, None] for value, id in zip(values, ids, strict=True)],
             "output_top_logprobs": [[[value, id, None] for id, value in top] for top in tops]}},
         "Ollama": {"prompt": prompt, "response": "".join(texts), "logprobs": content},
-        "LM Studio": {"input": prompt, "output": [{"content": [
-            {"type": "output_text", "text": "".join(texts), "logprobs": content}]}]},
         "a trainer": {"prompt_ids": row["prompt_ids"], "response_ids": ids, "rollout_log_probs": values},
     }  # fmt: skip
 
@@ -74,8 +72,6 @@ def test_chats_are_read_with_the_template(tmp_path: Path) -> None:
     (found,) = rows_of(row, "row 1", "1")
     assert found.messages == tuple(messages)
     assert found.is_chat
-    (studio,) = rows_of(shapes()["LM Studio"], "row 1", "1")
-    assert (studio.prompt, len(studio.pieces)) == ("Once upon a time", 4)
 
 
 def test_names_of_fields_are_given(tmp_path: Path) -> None:
