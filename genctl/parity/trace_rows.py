@@ -88,14 +88,13 @@ def piece(id: int | None, text: str | None, number: float | None, top: Iterable[
     return TracePiece(*((id, text) if match is None else (int(match[1]), None)), number, tuple(top))
 
 
-def piece_of(one: Entry | WrittenToken) -> TracePiece:
-    """The token of an entry."""
+def piece_of(one: WrittenToken, top: Iterable[TracePiece] = ()) -> TracePiece:
+    """A token as servers write it."""
     number, share = one.get("logprob"), one.get("prob")
     if number is None and share is not None:
         number = math.log(share) if share > 0 else -math.inf if share == 0 else math.nan
     id = one.get("token_id") if one.get("id") is None else one["id"]
-    top: Any = one.get("top_logprobs") or one.get("top_probs") or ()
-    return piece(id, one.get("token"), number, map(piece_of, top))
+    return piece(id, one.get("token"), number, top)
 
 
 Best: TypeAlias = Sequence[tuple[int | None, str | None, float | None]]

@@ -56,7 +56,9 @@ def _text(value: Any) -> str | None:
 
 def _entries(value: Any, path: str) -> tuple[TracePiece, ...]:
     """The tokens of a list of objects."""
-    return tuple(map(piece_of, fit(list[Entry] | None, value, path) or ()))
+    entries: list[Entry] = fit(list[Entry] | None, value, path) or []
+    tops = [one.get("top_logprobs") or one.get("top_probs") or () for one in entries]
+    return tuple(piece_of(one, map(piece_of, top)) for one, top in zip(entries, tops, strict=True))
 
 
 def _openai(data: Row) -> Iterator[Row]:
@@ -215,6 +217,8 @@ def rows_of(data: Any, where: str, id: str, fields: Mapping[str, str] = {}) -> l
         # what is named of a completion is that of a trainer
         rows_in = _reader_of(body) if named.keys() <= {*OF_PROMPTS} else _trainer
         if rows_in is None:
+            if "event" in body and "lane" in body:  # of --events
+                raise NoLogprobs("an event of a run, in place of its record with log-probabilities")
             keys = ", ".join(printable(key[:40]) for key in [*body][:8]) or "nothing"
             raise BadShape(f"no numbers of tokens: it has {keys}")
         if False in (body.get("stop"), body.get("done")):

@@ -195,7 +195,6 @@ class Fault:
     position: int  # the first that parts, from the beginning of the prompt
     size: float  # at that position, as `LayerDifference.size`; of "batch" the largest ratio to rounding
     reason: str  # one sentence
-    curve: tuple[LayerDifference, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -234,9 +234,6 @@ def records(one: Parity, naming: Naming, *, positions: bool, failed: Sequence[st
     `failed` are the sentences of the checks that failed.
     """
     names = {"reference": one.reference, "other": one.other}
-    fault = None if one.fault is None else asdict(one.fault)
-    if fault is not None:
-        del fault["curve"]  # has records of its own
     yield finding("pair", {
         **names,
         "verdict": one.verdict,
@@ -245,7 +242,7 @@ def records(one: Parity, naming: Naming, *, positions: bool, failed: Sequence[st
         "parted": len(one.partings),
         **asdict(one.summary),
         "noise": asdict(one.noise),
-        "fault": fault,
+        "fault": None if one.fault is None else asdict(one.fault),
         "failed_checks": list(failed),
         "failed_texts": dict(one.failed),
         "notes": list(one.notes),
