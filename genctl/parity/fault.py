@@ -218,7 +218,7 @@ def _outputs(side: LocalSide, text: Text, *, whole: bool) -> Outputs:
     length = len(text.token_ids)
     count = min(POSITIONS, length)
     with tapped(side.session, count) as (session, taps):
-        alone = LocalSide(side.name, session, side.resolved, whole=whole)
+        alone = LocalSide(side.name, session, side.resolved)
         if whole:
             for _, logits in alone.whole_text(text, range(length - count, length)):
                 taps.receive_logits(logits)

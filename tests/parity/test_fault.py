@@ -28,11 +28,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_first_layer_that_differs_is_found(runtime: str, fault: str, folders: Path) -> None:
     faulty = other("qwen2", folders, runtime=runtime)
     FAULTS[fault](faulty)
-    found = compared("qwen2", folders, faulty, runtime).fault
-    assert found is not None
+    found = compared("qwen2", folders, faulty, runtime)
+    assert found.fault is not None
     layer = EXPECTED[fault]
-    assert (found.layer, found.sublayer) == (layer, "batch" if layer is None else "layer")
-    assert found.position < 30
+    assert (found.fault.layer, found.fault.sublayer) == (layer, "batch" if layer is None else "layer")
+    assert found.fault.position < 30
     assert [point.name for point in found.curve] == ["embeddings", "layers.0", "layers.1", "logits"]
 
 
