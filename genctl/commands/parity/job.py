@@ -14,7 +14,7 @@ from genctl.commands.job import Job, Row, check_early, request_of, started, usab
 from genctl.commands.parity import golden_file, view
 from genctl.commands.parity.findings import FindingsWriter, StageLine
 from genctl.commands.parity.loading import GivenTexts, LoadedSides, check_models, check_same
-from genctl.commands.parity.options import LIMITS, ParityCommandOptions, own_length, refused_settings, sides_of, unused
+from genctl.commands.parity.options import ParityCommandOptions, own_length, refused_settings, sides_of
 from genctl.commands.parity.view import COLUMNS, Naming, failed_checks, flat, records
 from genctl.config.layers import Resolved
 from genctl.config.sides import Side
@@ -198,9 +198,6 @@ class Comparison:
         """Check a pair, and write it."""
         if self.job.page is not None:
             view.add_to_page(self.job.page, one, self.naming, len(self.compared) + 1)
-        if one.verdict == "drift" and all(getattr(self.options, name) is None for name in LIMITS):
-            self.view.hide()
-            self.job.messages.note(f"{one.other}: no limit was given for this drift; --max-kl X sets one")
         failed = failed_checks(self.options, one)
         self.checks += failed
         self.job.failed += len(one.failed)
@@ -233,11 +230,11 @@ class Comparison:
             raise SystemExit(self.interrupt.status)
 
     def _describe(self, side: Side, engine: Engine, resolved: Resolved) -> None:
-        """Notes on a side, and on settings that a comparison does not use."""
+        """Notes on a side."""
         self.view.hide()
         self.job.messages.detail(*(f"{side.place}: {line}" for line in engine.notes()))
         lines = [f"its checkpoint is {engine.about.name}"] if side.kind == "preset" else []
-        lines += [*unused(engine.resolve(side.layers)), *engine.plan(resolved).remarks]
+        lines += engine.plan(resolved).remarks
         self.job.messages.note(*(f"{side.place}: {line}" for line in lines))
 
     def _request(self, row: InputRow, resolved: Resolved, seed: int) -> Request:

@@ -103,20 +103,6 @@ def refused(key: str) -> str:
     return f"{key} cannot matter to a comparison: {reason}"
 
 
-def unused(resolved: Resolved) -> list[str]:
-    """Notes on settings of files and variables that a comparison does not use: they only choose among tokens."""
-    used = {*SIDE_SETTINGS, *FOR_ALL, "seed", "max_new_tokens"}
-    notes = []
-    for kind, values in ((Generation, resolved.generation), (Runtime, resolved.runtime)):
-        for key, item in params.knobs(kind).items():
-            value, setting = getattr(values, key), resolved.settings.get(key)
-            if key in used or setting is None or setting.kind == "model" or value in (item.default, None):
-                continue
-            if item.metadata["neutral"] is None or value != item.metadata["neutral"]:
-                notes.append(f"{key} ({setting.place}) is not used: it only chooses among the tokens, greedily here")
-    return notes
-
-
 # -- settings of single rows: a row has the length of its text, and nothing else; sides have the others ---------------
 
 LENGTH = "max_new_tokens"
