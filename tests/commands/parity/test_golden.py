@@ -169,23 +169,6 @@ def test_a_foreign_or_damaged_file_is_refused_by_name(copied: Path, content: Any
     assert f"golden.jsonl {message}" in " ".join(done.err.split())
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda lines: lines[2].pop("top"),
-        lambda lines: lines[2].update(top=[]),
-        lambda lines: lines.pop(1),
-        lambda lines: lines[0].update(texts=5),
-        lambda lines: lines[1].update(prompt_ids=None),
-    ],
-)
-def test_a_file_that_lacks_something_is_refused_by_name(copied: Path, change: Callable[..., object]) -> None:
-    resealed(copied, change)
-    done = expect(copied)
-    assert done.status == 2
-    assert "golden.jsonl lacks what a golden file has" in " ".join(done.err.split())
-
-
 def test_other_prompts_of_the_same_length_of_vocabulary_are_found_out(copied: Path) -> None:
     resealed(copied, lambda lines: lines[1].update(prompt="Once upon a day"))
     done = expect(copied)
