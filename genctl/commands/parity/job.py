@@ -13,12 +13,13 @@ from rich.text import Text as Line
 from genctl.commands.job import Job, Row, check_early, request_of, started, usable
 from genctl.commands.parity import golden_file, view
 from genctl.commands.parity.findings import FindingsWriter, StageLine
-from genctl.commands.parity.loading import GivenTexts, LoadedSides, check_models, check_same
+from genctl.commands.parity.loading import LoadedSides, check_models, check_same, given_text
 from genctl.commands.parity.options import ParityCommandOptions, own_length, refused_settings, sides_of
 from genctl.commands.parity.view import COLUMNS, Naming, failed_checks, flat, records
 from genctl.config.layers import Resolved
 from genctl.config.sides import Side
-from genctl.engines.protocol import Engine, Request
+from genctl.engines.protocol import Request
+from genctl.engines.score_passes import TextReader
 from genctl.errors import CheckError, GenctlError, InputError, count
 from genctl.io import jsonl, readers, writers
 from genctl.io.rows import InputRow
@@ -144,8 +145,6 @@ class Comparison:
         """All pairs, in lines of at most `width` cells."""
         return view.lines(self.compared, self.naming, width)
 
-    # -- token by token ------------------------------------------------------------------------------------------------
-
     def compare_tokens(self, loaded: LoadedSides, stack: ExitStack) -> None:
         """Compare each side with the reference on the texts that it writes, or on those of --texts."""
         reference = stack.enter_context(ReadOnce(self._load(loaded, self.sides[0])))
@@ -155,7 +154,10 @@ class Comparison:
             seed = reference.resolved.runtime.seed or 0
             requests = [self._request(row, reference.resolved, seed) for row in self.rows.values()]
         else:
-            given = usable(self.rows.values(), GivenTexts(reference).encode, self.job.fail)
+            planner = reference.session.planner
+            start = planner.decoder_start if planner.decoder_start is not None else planner.bos
+            reader = TextReader(planner.loaded, eos=None, start=start, add_eos=False)
+            given = usable(self.rows.values(), partial(given_text, reader, planner.context), self.job.fail)
             texts = [text for _, text in given]
             if not texts:
                 raise InputError(NOTHING)
@@ -182,8 +184,14 @@ class Comparison:
         self._take(one)
 
     def _load(self, loaded: LoadedSides, side: Side) -> LocalSide:
+        """A side, with notes on it."""
         found = loaded.load(side)
-        self._describe(side, found.session, found.resolved)
+        engine = found.session
+        self.view.hide()
+        self.job.messages.detail(*(f"{side.place}: {line}" for line in engine.notes()))
+        lines = [f"its checkpoint is {engine.about.name}"] if side.kind == "preset" else []
+        lines += engine.plan(found.resolved).remarks
+        self.job.messages.note(*(f"{side.place}: {line}" for line in lines))
         return found
 
     def _name(self, side: LocalSide) -> None:
@@ -222,20 +230,10 @@ class Comparison:
         what = f"{count(len(golden.texts), 'text')}, {count(len(golden.known), 'position')}"
         self.job.messages.note(f"{self.options.save}: {what}, {len(content):,} bytes")
 
-    # -- both ----------------------------------------------------------------------------------------------------------
-
     def _end_if_interrupted(self) -> None:
         """What is found so far is not all: nothing is written."""
         if self.interrupt.status:
             raise SystemExit(self.interrupt.status)
-
-    def _describe(self, side: Side, engine: Engine, resolved: Resolved) -> None:
-        """Notes on a side."""
-        self.view.hide()
-        self.job.messages.detail(*(f"{side.place}: {line}" for line in engine.notes()))
-        lines = [f"its checkpoint is {engine.about.name}"] if side.kind == "preset" else []
-        lines += engine.plan(resolved).remarks
-        self.job.messages.note(*(f"{side.place}: {line}" for line in lines))
 
     def _request(self, row: InputRow, resolved: Resolved, seed: int) -> Request:
         """The request of a row, with the length that it sets."""

@@ -105,26 +105,17 @@ def check_models(sides: Sequence[Side]) -> None:
 # -- the texts of --texts, as token ids: the first token of a text has no score, and is its prompt ---------------------
 
 
-class GivenTexts:
-    """Encodes texts for the reference. Raises ModelError for a checkpoint without a tokenizer."""
-
-    def __init__(self, reference: LocalSide) -> None:
-        planner = reference.session.planner
-        start = planner.decoder_start if planner.decoder_start is not None else planner.bos
-        self._reader = TextReader(planner.loaded, eos=None, start=start, add_eos=False)
-        self._context = planner.context
-
-    def encode(self, row: InputRow) -> Text:
-        """The text of a row, after its context, or its target. Raises InputError."""
-        text, target, context = row.prompt or "", row.extra.get("target"), row.extra.get("context")
-        if self._reader.is_encoder_decoder:
-            if target is None:
-                raise InputError(f"{row.where}: an encoder-decoder reads a target given its source: there is no target")
-            encoded = self._reader.target(text, target)
-            return Text(row.id, encoded.source or (), encoded.ids[1:], text, row.name)
-        if target is not None:
-            raise InputError(f"{row.where}: a target is for encoder-decoders; a causal model's text has a context")
-        encoded = self._reader.plain(text) if context is None else self._reader.after_context(context, text)
-        if self._context is not None and len(encoded.ids) > self._context:
-            raise InputError(f"{row.where}: {len(encoded.ids)} tokens, and the model reads {self._context}")
-        return Text(row.id, encoded.ids[: encoded.first], encoded.ids[encoded.first :], context or "", row.name)
+def given_text(reader: TextReader, most: int | None, row: InputRow) -> Text:
+    """The text of a row, after its context, or its target. `most`: tokens that the model reads. Raises InputError."""
+    text, target, context = row.prompt or "", row.extra.get("target"), row.extra.get("context")
+    if reader.is_encoder_decoder:
+        if target is None:
+            raise InputError(f"{row.where}: an encoder-decoder reads a target given its source: there is no target")
+        encoded = reader.target(text, target)
+        return Text(row.id, encoded.source or (), encoded.ids[1:], text, row.name)
+    if target is not None:
+        raise InputError(f"{row.where}: a target is for encoder-decoders; a causal model's text has a context")
+    encoded = reader.plain(text) if context is None else reader.after_context(context, text)
+    if most is not None and len(encoded.ids) > most:
+        raise InputError(f"{row.where}: {len(encoded.ids)} tokens, and the model reads {most}")
+    return Text(row.id, encoded.ids[: encoded.first], encoded.ids[encoded.first :], context or "", row.name)
