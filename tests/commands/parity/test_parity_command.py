@@ -87,7 +87,7 @@ def test_beyond_a_limit_the_status_is_4(limit: tuple[str, ...], sentence: str) -
 
 def test_sides_are_told_apart_in_a_narrow_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """They were cut at the end, and all were builtin:stories@quan…"""
-    for width, names in (("60", ["…tories@quantize=int4", "…tories@quantize=int8"]), ("120", [INT4, f"{INT4[:-1]}8"])):
+    for width, names in (("60", ["…ories@quantize=int4", "…ories@quantize=int8"]), ("120", [INT4, f"{INT4[:-1]}8"])):
         monkeypatch.setenv("COLUMNS", width)
         sides = ("builtin:stories", INT4, f"{INT4[:-1]}8")
         done = parity(*sides, *PROMPTS, terminal=True)
