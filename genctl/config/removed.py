@@ -59,6 +59,8 @@ REMOVED = (
     Removed("explore", "beside", "use genctl compare, or set and show"),
     Removed("explore", "copy", "use text; the key c copies it"),
     Removed("explore", "repeat", "use genctl run with the seed and the settings of the tree"),
+    Removed("flag", "parity --by-text", "use genctl score -m MODEL -i FILE for each, which gives bits per byte"),
+    Removed("flag", "parity --update", "ties pass as they are; genctl parity MODEL --save FILE --force records again"),
     Removed("flag", "--check-batch", "use genctl parity MODEL MODEL@batch_size=1 -i FILE"),
     Removed("flag", "--check-runtime", 'use genctl parity MODEL MODEL@runtime=transformers "A PROMPT"'),
     Removed("flag", "--fsdp", "use --device-map auto, --tensor-parallel or --workers N"),

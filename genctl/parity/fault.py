@@ -20,7 +20,7 @@ from genctl.models.hub import LoadedModel
 from genctl.models.weights import read_json
 from genctl.parity.noise import ALLOWANCE, TINY, MeasuredNoise
 from genctl.parity.oracle import places_read
-from genctl.parity.sides import LocalSide, Outputs, Sublayer, tapped
+from genctl.parity.sides import LocalSide, Outputs, tapped
 from genctl.parity.values import ENCODER, Fault, LayerDifference, Text
 
 # -- files of two checkpoints ------------------------------------------------------------------------------------------
@@ -42,10 +42,17 @@ def different_settings(reference: Path, other: Path) -> str:
         return ""
     if not mine or not theirs:
         return ""
-    names = [name for name in sorted(mine.keys() | theirs.keys()) if mine.get(name) != theirs.get(name)]
-    values = {name: [f"{own.get(name, 'not set')}"[:40] for own in (mine, theirs)] for name in names[:SHOWN_FIELDS]}
-    left = [f"{len(names) - SHOWN_FIELDS} more"] if len(names) > SHOWN_FIELDS else []
-    return ", ".join([*(f"{name} ({' and '.join(both)})" for name, both in values.items()), *left])
+    found = []
+    for name in sorted(mine.keys() | theirs.keys()):
+        if mine.get(name) != theirs.get(name):
+            values = (f"{own.get(name, 'not set')}"[:40] for own in (mine, theirs))
+            found.append(f"{name} ({' and '.join(values)})")
+    return _some(found, SHOWN_FIELDS)
+
+
+def _some(found: Sequence[str], most: int) -> str:
+    """The first of many."""
+    return ", ".join([*found[:most], *([f"{len(found) - most} more"] if len(found) > most else [])])
 
 
 def _fields(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
@@ -73,9 +80,8 @@ def other_weights(reference: LoadedModel, other: LoadedModel) -> str:
     if not found:
         return ""
     found.sort(reverse=True)
-    shown = ", ".join(f"{name} by {percent(share)}" for share, name in found[:SHOWN])
-    left = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return f"{len(found)} of {count} tensors are neither rounded nor quantised copies: {shown}{left}"
+    shown = _some([f"{name} by {percent(share)}" for share, name in found], SHOWN)
+    return f"{len(found)} of {count} tensors are neither rounded nor quantised copies: {shown}"
 
 
 def equal_weights(reference: LoadedModel, other: LoadedModel) -> bool:
@@ -173,35 +179,28 @@ def find_fault(reference: LocalSide, other: LocalSide, measured: MeasuredNoise) 
             {part: ((another[part] - exact[1][part]) - (one[part] - exact[0][part])).float() for part in both}
         )
     eps = max(torch.finfo(dtype).eps for dtype in measured.dtypes)
-    notes: tuple[str, ...] = ()
-    curve: tuple[LayerDifference, ...] = ()
+    found = FoundFault()
     for whole, how in ((True, "read in one pass"), (False, IN_STEPS)):
         outputs = [_outputs(side, text, whole=whole) for side in (reference, other)]
         notes = _left_out(reference, *outputs) + _left_out(other, *reversed(outputs))
         curve, point = _compare(text, outputs, exact, rounding, eps)
+        found = FoundFault(None, curve, notes)
         if not curve:
-            return FoundFault(notes=notes)
+            return found
         if point is not None:
             reason = f"{point.name} is the first part whose output differs, {how}"
             place = point.position + len(text.prompt_ids) * (not point.sublayer.startswith(ENCODER))
-            fault = Fault(text.id, point.layer, point.sublayer, point.name, place, point.size, reason, curve)
-            return FoundFault(fault, curve, notes)
+            fault = Fault(text.id, point.layer, point.sublayer, point.name, place, point.size, reason)
+            return found._replace(fault=fault)
     reason = "read alone both sides agree, in one pass and in steps: it is the batch, or what a prompt cache holds"
     place = len(text.prompt_ids) + begin
-    fault = Fault(text.id, None, "batch", "", place, float(measured.ratios.max()), reason, curve)
-    return FoundFault(fault, curve, notes)
+    return found._replace(fault=Fault(text.id, None, "batch", "", place, float(measured.ratios.max()), reason))
 
 
 def _left_out(side: LocalSide, own: Outputs, others: Outputs) -> tuple[str, ...]:
-    """A sentence on the parts that the other side does not have, those of all layers as one."""
-    kinds: dict[str, list[Sublayer]] = {}
-    for part in own:
-        if part not in others:
-            kinds.setdefault(part.sublayer, []).append(part)
-    if not kinds:
-        return ()
-    words = [f"{kind} ({parts[0].name}{', …' * (len(parts) > 1)})" for kind, parts in kinds.items()]
-    return (f"layers: only {side.name} has {', '.join(words)}; this is left out",)
+    """A sentence on the parts that the other side does not have."""
+    names = [part.name for part in own if part not in others]
+    return (f"layers: only {side.name} has {_some(names, SHOWN)}; this is left out",) if names else ()
 
 
 def _text(measured: MeasuredNoise) -> tuple[Text, int]:
@@ -219,7 +218,7 @@ def _outputs(side: LocalSide, text: Text, *, whole: bool) -> Outputs:
     length = len(text.token_ids)
     count = min(POSITIONS, length)
     with tapped(side.session, count) as (session, taps):
-        alone = LocalSide(side.name, session, side.resolved, whole=whole)
+        alone = LocalSide(side.name, session, side.resolved)
         if whole:
             for _, logits in alone.whole_text(text, range(length - count, length)):
                 taps.receive_logits(logits)

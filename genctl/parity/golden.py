@@ -58,8 +58,7 @@ def record(
         known[text.id, index] = known_top(logits.detach().float().cpu(), text.token_ids[index])
 
     failed |= side.read(texts, receive, interrupted=interrupted)
-    knobs, new_tokens = _knobs(side), side.resolved.generation.max_new_tokens
-    own = {request.id: request.resolved.generation.max_new_tokens for request in requests}
+    knobs = _knobs(side)
     golden = Golden(
         reference=side.name,
         fingerprint=side.session.loaded.fingerprint(),
@@ -67,13 +66,12 @@ def record(
         knobs=knobs,
         vocabulary=side.vocabulary,
         written=bool(requests),
-        new_tokens=new_tokens,
+        new_tokens=side.resolved.generation.max_new_tokens,
         versions=versions("torch", "transformers"),
         texts=tuple(
             replace(text, prompt=text.prompt or prompts.get(text.id, "")) for text in texts if text.id not in failed
         ),
         known={place: one for place, one in known.items() if place[0] not in failed},
-        own_lengths={id: most for id, most in own.items() if most is not None and most != new_tokens},
     )
     return golden, failed
 

@@ -93,7 +93,7 @@ def prompt_of(lane: Lane) -> tuple[int, ...]:
 class LocalSide:
     """A session with the settings of a side.
 
-    `width` texts are read at once. `whole` reads each text in one pass, which is faster but leaves out the steps.
+    `width` texts are read at once. A `whole` side reads by `whole_text` and `together` alone, without the steps.
     """
 
     def __init__(self, name: str, session: Session, resolved: Resolved, *, width: int = 1, whole: bool = False) -> None:
@@ -128,16 +128,6 @@ class LocalSide:
         """Hand out the logits before every token of every text, in any order. Returns the texts that it cannot read."""
         self._use_threads()
         failed: dict[str, str] = {}
-        if self.whole:
-            for place, text in enumerate(texts):
-                if interrupted():
-                    break
-                try:
-                    for index, logits in self.whole_text(text, range(len(text.token_ids))):
-                        receive(place, index, logits)
-                except GenctlError as error:
-                    failed[text.id] = error.message
-            return failed
         lanes = self._lanes(texts, receive, failed)
         session = self.session
         for event in decode(session.forward, lanes, width=self.width, interrupted=interrupted, texts=session.texts):

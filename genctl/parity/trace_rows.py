@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,6 +41,8 @@ class TraceRow:
     prompt_tokens: int | None = None  # that the engine counted in `prompt`, where it reports both
     is_exact: bool = False  # the engine is genctl, which reads `prompt` as the tokenizer does
     model: str = ""  # of a record of genctl
+    request: int = 0  # its place in the file: among the requests, and among all rows
+    place: int = 0
 
     @property
     def name(self) -> str:
@@ -57,12 +60,6 @@ def fit(hint: Any, value: Any, path: str) -> Any:
     return value_of(dict[str, hint], {path: value})[path]
 
 
-def same_length(path: str, values: Sequence[Any], others: Sequence[Any]) -> None:
-    """Raises BadShape unless there is a value for each token."""
-    if len(values) != len(others):
-        raise BadShape(f"{path}: expected {len(others)} items, one for each token, got {len(values)}")
-
-
 # -- tokens ------------------------------------------------------------------------------------------------------------
 
 _AS_ID = re.compile(r"token_id:(\d{1,9})")  # vLLM with return_tokens_as_token_ids
@@ -74,8 +71,6 @@ class WrittenToken(TypedDict, total=False):
     id: Count
     token_id: Count
     token: Word
-    tok_str: Word
-    content: Word
     logprob: Number
     prob: Number
 
@@ -85,7 +80,6 @@ class Entry(WrittenToken, total=False):
 
     top_logprobs: list[WrittenToken] | None
     top_probs: list[WrittenToken] | None
-    probs: list[WrittenToken] | None
 
 
 def piece(id: int | None, text: str | None, number: float | None, top: Iterable[TracePiece] = ()) -> TracePiece:
@@ -94,41 +88,50 @@ def piece(id: int | None, text: str | None, number: float | None, top: Iterable[
     return TracePiece(*((id, text) if match is None else (int(match[1]), None)), number, tuple(top))
 
 
-def _token(one: WrittenToken, top: Iterable[TracePiece] = ()) -> TracePiece:
+def piece_of(one: WrittenToken, top: Iterable[TracePiece] = ()) -> TracePiece:
+    """A token as servers write it."""
     number, share = one.get("logprob"), one.get("prob")
     if number is None and share is not None:
         number = math.log(share) if share > 0 else -math.inf if share == 0 else math.nan
-    text = next((text for text in (one.get("token"), one.get("tok_str"), one.get("content")) if text is not None), None)
-    return piece(one.get("token_id") if (id := one.get("id")) is None else id, text, number, top)
+    id = one.get("token_id") if one.get("id") is None else one["id"]
+    return piece(id, one.get("token"), number, top)
 
 
-def piece_of(one: Entry) -> TracePiece:
-    """The token of an entry."""
-    own = _token(one, map(_token, one.get("top_logprobs") or one.get("top_probs") or one.get("probs") or ()))
-    if "logprob" in one or "prob" in one:
-        return own
-    # llama-server's older form has a list alone
-    return own._replace(number=next((each.number for each in own.top if each.text == own.text), None))
+Best: TypeAlias = Sequence[tuple[int | None, str | None, float | None]]
 
 
-def best_of(tops: Any, path: str) -> tuple[TracePiece, ...]:
+def pieces_of(
+    path: str, ids: Sequence[int | None] | None, texts: Sequence[str | None] | None,
+    values: Sequence[float | None], tops: Sequence[Best],
+) -> tuple[TracePiece, ...]:  # fmt: skip
+    """The tokens of lists side by side, of which some are missing; that of numbers is at `path`.
+
+    `tops` has the best ones of each token, or nothing. Raises BadShape for lists of different lengths.
+    """
+    count = len((texts or ()) if ids is None else ids)
+    for name, column in ((path, values), ("top_logprobs", tops or values)):
+        if len(column) != count:
+            raise BadShape(f"{name}: expected {count} items, one for each token, got {len(column)}")
+    columns = zip(ids or [None] * count, texts or [None] * count, values, tops or [()] * count, strict=True)
+    return tuple(piece(id, text, value, itertools.starmap(piece, top)) for id, text, value, top in columns)
+
+
+def best_of(tops: Any, path: str) -> list[tuple[int | None, str | None, float | None]]:
     """The best tokens of a trainer: an object by id, or a list of objects, pairs or triples. Raises BadShape."""
-    if not tops and (tops is None or isinstance(tops, list)):
-        return ()
     if isinstance(tops, dict):
         are_ids = all(key.isdecimal() and len(key) < 19 for key in tops)
         tops = [[int(key) if are_ids else key, number] for key, number in tops.items()]
     found: list[Any] = []
-    for place, each in enumerate(fit(list[Any], tops, path)):
+    for place, each in enumerate(fit(list[Any] | None, tops, path) or ()):
         if isinstance(each, dict):
-            found.append(_token(fit(WrittenToken, each, f"{path}.{place}"))[:3])
+            found.append(piece_of(fit(WrittenToken, each, f"{path}.{place}"))[:3])
         elif isinstance(each, list) and len(each) in (2, 3):
-            id, text, number = each if len(each) == 3 else (None, *each) if isinstance(each[0], str) else (
-                each[0], None, each[1])  # fmt: skip
+            id, text, number = each if len(each) == 3 else (each[0], None, each[1])
+            id, text = (None, id) if isinstance(id, str) else (id, text)
             found.append((id, text, number.get("logprob") if isinstance(number, dict) else number))  # vLLM's Logprob
         else:
             raise BadShape(f"{path}.{place}: expected a token and its number")
-    return tuple(piece(*one) for one in fit(list[tuple[Count, Word, Number]], found, path))
+    return list(fit(list[tuple[Count, Word, Number]], found, path))
 
 
 def with_ids(pieces: Sequence[TracePiece], ids: Sequence[int] | None, path: str) -> tuple[TracePiece, ...]:
@@ -171,8 +174,6 @@ class TemplateSettings(TypedDict, total=False):
 def prompt_of(data: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a TraceRow that say what was read, as far as a document has them. Raises BadShape."""
     prompt, messages = data.get("prompt"), data.get("messages")
-    if prompt is None and isinstance(data.get("input"), (str, list)):  # of OpenAI's responses
-        prompt = data["input"]
     key = next((key for key in PROMPT_IDS if data.get(key) is not None), "prompt")
     ids = None if key == "prompt" else data[key]
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):  # a batch of one

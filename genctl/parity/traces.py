@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from genctl.config import reader
 from genctl.config.reader import BadJson, Unreadable, kind_of
@@ -27,8 +27,8 @@ from genctl.parity.trace_rows import (
     fit,
     piece,
     piece_of,
+    pieces_of,
     prompt_of,
-    same_length,
     with_ids,
 )
 
@@ -36,8 +36,8 @@ Row: TypeAlias = dict[str, Any]  # an object of a document, or fields of a Trace
 Ids: TypeAlias = list[Natural] | None
 MOST_SHOWN = 100  # failed rows whose reasons are kept
 FITTING = (
-    "fits: OpenAI's completions and chats with logprobs (batch files, too), vLLM, SGLang, llama-server, Ollama, LM "
-    "Studio; prompt_ids, completion_ids and logprobs (--field names them); genctl's records with --scores or "
+    "fits: OpenAI's completions and chats with logprobs (batch files, too), vLLM, SGLang, llama-server, Ollama; "
+    "prompt_ids, completion_ids and logprobs (--field names them); genctl's records with --scores or "
     "--top-logprobs"
 )
 WRITING = "genctl writes them with --scores (or --top-logprobs K, with alternatives): record the run once more with it"
@@ -56,7 +56,9 @@ def _text(value: Any) -> str | None:
 
 def _entries(value: Any, path: str) -> tuple[TracePiece, ...]:
     """The tokens of a list of objects."""
-    return tuple(map(piece_of, fit(list[Entry] | None, value, path) or ()))
+    entries: list[Entry] = fit(list[Entry] | None, value, path) or []
+    tops = [one.get("top_logprobs") or one.get("top_probs") or () for one in entries]
+    return tuple(piece_of(one, map(piece_of, top)) for one, top in zip(entries, tops, strict=True))
 
 
 def _openai(data: Row) -> Iterator[Row]:
@@ -72,13 +74,8 @@ def _openai(data: Row) -> Iterator[Row]:
             texts = fit(list[str], logprobs.get("tokens"), f"{path}.tokens")
             values = fit(list[Number], logprobs.get("token_logprobs"), f"{path}.token_logprobs")
             tops = fit(list[dict[str, Number] | None] | None, logprobs.get("top_logprobs"), f"{path}.top_logprobs")
-            tops = tops or [None] * len(texts)
-            same_length(f"{path}.token_logprobs", values, texts)
-            same_length(f"{path}.top_logprobs", tops, texts)
-            pieces = tuple(
-                piece(None, text, value, (piece(None, *pair) for pair in (top or {}).items()))
-                for text, value, top in zip(texts, values, tops, strict=True)
-            )
+            best = [[(None, *pair) for pair in (top or {}).items()] for top in tops or ()]
+            pieces = pieces_of(f"{path}.token_logprobs", None, texts, values, best)
         message = fit(Row | None, choice.get("message"), f"choices.{place}.message") or {}
         ids = fit(Ids, choice.get("token_ids"), f"choices.{place}.token_ids")
         yield {
@@ -96,18 +93,16 @@ def _sglang(data: Row) -> Iterator[Row]:
     meta = fit(Row, data["meta_info"], "meta_info")
     chosen = fit(list[place], meta.get("output_token_logprobs"), path)  # type: ignore[valid-type]
     hint = list[list[place] | None] | None  # type: ignore[valid-type]
-    tops = fit(hint, meta.get("output_top_logprobs"), "meta_info.output_top_logprobs") or [None] * len(chosen)
-    same_length("meta_info.output_top_logprobs", tops, chosen)
-    pieces = tuple(
-        piece(id, text, value, (piece(id, text, value) for value, id, text in top or ()))
-        for (value, id, text), top in zip(chosen, tops, strict=True)
-    )
-    yield {**prompt_of(data), "pieces": pieces, "text": fit(Word, data.get("text"), "text")}
+    tops = fit(hint, meta.get("output_top_logprobs"), "meta_info.output_top_logprobs")
+    values, ids, texts = ([one[at] for one in chosen] for at in range(3))
+    best = [[(id, text, value) for value, id, text in top or ()] for top in tops or ()]
+    yield {**prompt_of(data), "pieces": pieces_of(path, ids, texts, values, best),
+           "text": fit(Word, data.get("text"), "text")}  # fmt: skip
 
 
 def _entry_list(data: Row) -> Iterator[Row]:
     """An answer of llama-server's or Ollama's own interface; that of a chat has a message."""
-    key = next((key for key in ("completion_probabilities", "probs", "logprobs") if data.get(key)), "logprobs")
+    key = "completion_probabilities" if data.get("completion_probabilities") else "logprobs"
     message = fit(Row | None, data.get("message"), "message")
     yield {
         **prompt_of(data),
@@ -116,14 +111,6 @@ def _entry_list(data: Row) -> Iterator[Row]:
         "text": _text((message or {}).get("content", data.get("content", data.get("response")))),
         "is_chat": message is not None,
     }
-
-
-def _responses(data: Row) -> Iterator[Row]:
-    """An answer of OpenAI's interface of responses."""
-    for item in fit(list[Row], data["output"], "output"):
-        for part in fit(list[Row] | None, item.get("content"), "output.content") or ():
-            pieces = _entries(part.get("logprobs"), "output.content.logprobs")
-            yield {**prompt_of(data), "pieces": pieces, "text": _text(part.get("text")), "is_chat": True}
 
 
 def _record(data: Row) -> Iterator[Row]:
@@ -170,39 +157,27 @@ def _trainer(data: Row) -> Iterator[Row]:
         ids, values = ids[0], fit(list[Any], values[0], values_key)
     ids = fit(list[Natural], ids, ids_key)
     values = [one[0] if isinstance(one, list) and len(one) == 1 else one for one in values]
-    values = fit(list[Number], values, values_key)
-    tops = fit(list[Any], data.get("top_logprobs") or [None] * len(ids), "top_logprobs")
-    same_length(values_key, values, ids)
-    same_length("top_logprobs", tops, ids)
-    pieces = tuple(
-        piece(id, None, value, best_of(top, f"top_logprobs.{place}"))
-        for place, (id, value, top) in enumerate(zip(ids, values, tops, strict=True))
-    )
+    tops = fit(list[Any] | None, data.get("top_logprobs"), "top_logprobs") or ()
+    best = [best_of(top, f"top_logprobs.{place}") for place, top in enumerate(tops)]
+    pieces = pieces_of(values_key, ids, None, fit(list[Number], values, values_key), best)
     yield {**prompt_of(data), "pieces": pieces, "text": _text(data.get("completion", data.get("response")))}
 
 
-class Shape(NamedTuple):
-    """How a document is recognised, and the rows that it has."""
+def _reader_of(data: Row) -> Callable[[Row], Iterator[Row]] | None:
+    """What makes rows of a document, which is recognised by its keys; None for none."""
+    if "choices" in data:
+        return _openai
+    if "completion_probabilities" in data:
+        return _entry_list
+    if "meta_info" in data:
+        return _sglang
+    if data.get("schema") == "genctl/1":
+        return _record
+    logprobs = data.get("logprobs")
+    if isinstance(logprobs, list) and any(isinstance(one, dict) for one in logprobs):
+        return _entry_list
+    return _trainer if any(key in data for key in (*COMPLETION_IDS, *LOGPROBS)) else None
 
-    fits: Callable[[Row], bool]
-    rows: Callable[[Row], Iterator[Row]]
-
-
-def _has_objects(value: Any, inner: str = "") -> bool:
-    """Whether a value is a list with an object, which has a part."""
-    return isinstance(value, list) and any(isinstance(one, dict) and (not inner or inner in one) for one in value)
-
-
-TRAINER = Shape(lambda data: any(key in data for key in (*COMPLETION_IDS, *LOGPROBS)), _trainer)
-SHAPES = (
-    Shape(lambda data: "choices" in data, _openai),
-    Shape(lambda data: "completion_probabilities" in data or ("probs" in data and "content" in data), _entry_list),
-    Shape(lambda data: "meta_info" in data, _sglang),
-    Shape(lambda data: data.get("schema") == "genctl/1", _record),
-    Shape(lambda data: _has_objects(data.get("output"), "content"), _responses),
-    Shape(lambda data: _has_objects(data.get("logprobs")), _entry_list),
-    TRAINER,
-)
 
 # -- documents ---------------------------------------------------------------------------------------------------------
 
@@ -231,8 +206,6 @@ def rows_of(data: Any, where: str, id: str, fields: Mapping[str, str] = {}) -> l
     """The rows of one JSON value. Raises InputError with the first path that does not fit. `fields`: of --field."""
     try:
         data = fit(Row, data, "the row")
-        if isinstance(data.get("error"), dict) and "choices" not in data:
-            raise BadShape("error: expected an answer, got an object")
         bodies = (part.get("body") for part in (data.get("response"), data) if isinstance(part, dict))
         body = next((body for body in bodies if isinstance(body, dict)), data)  # of a line in a batch file
         named = {name: _at(body if _at(data, path) is None else data, path) for name, path in fields.items()}
@@ -240,17 +213,17 @@ def rows_of(data: Any, where: str, id: str, fields: Mapping[str, str] = {}) -> l
             raise BadShape(f"{fields[missing]}: expected {missing}, as --field says, got null")
         own = _id_of({"id": named.pop("id")} if "id" in named else data)
         if not named.keys().isdisjoint(OF_PROMPTS):
-            body = {key: value for key, value in body.items() if key not in (*OF_PROMPTS, *PROMPT_IDS, "input")}
+            body = {key: value for key, value in body.items() if key not in (*OF_PROMPTS, *PROMPT_IDS)}
         # what is named of a completion is that of a trainer
-        shapes = (shape for shape in SHAPES if shape.fits(body)) if named.keys() <= {*OF_PROMPTS} else iter([TRAINER])
-        if (shape := next(shapes, None)) is None:
+        rows_in = _reader_of(body) if named.keys() <= {*OF_PROMPTS} else _trainer
+        if rows_in is None:
             if "event" in body and "lane" in body:  # of --events
                 raise NoLogprobs("an event of a run, in place of its record with log-probabilities")
             keys = ", ".join(printable(key[:40]) for key in [*body][:8]) or "nothing"
             raise BadShape(f"no numbers of tokens: it has {keys}")
         if False in (body.get("stop"), body.get("done")):
             raise BadShape(STREAM)
-        rows = [*shape.rows({**body, **named})]
+        rows = [*rows_in({**body, **named})]
     except BadShape as error:
         raise InputError(f"{where}: {error}", hint=WRITING if isinstance(error, NoLogprobs) else FITTING) from None
     given = {"id": id if own is None else own, "own_id": own is not None}
@@ -258,6 +231,8 @@ def rows_of(data: Any, where: str, id: str, fields: Mapping[str, str] = {}) -> l
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
+
+EVENTS = (b"data:", b"event:")  # lines of a stream
 
 
 def _documents(given: Iterable[bytes]) -> Iterator[tuple[str, Any]]:
@@ -267,14 +242,12 @@ def _documents(given: Iterable[bytes]) -> Iterator[tuple[str, Any]]:
     if (first := next(lines, None)) is None:
         return
     held, size, values = [first], 0, list[tuple[str, Any]]()
-    if isinstance(_loaded(first[1]), BadJson) and not first[1].startswith((b"data:", b"event:")):
+    if isinstance(_loaded(first[1]), BadJson) and not first[1].startswith(EVENTS):
         for each in lines:
             held.append(each)
             if (size := size + len(each[1])) > reader.MOST:
                 break
-        value = _loaded(b"".join(line for _, line in held)) if size <= reader.MOST else BadJson()
-        # one document of several lines; else lines, of which the first is broken
-        if not isinstance(value, BadJson) or all(isinstance(_loaded(line), BadJson) for _, line in held[:2]):
+        if not isinstance(value := _loaded(b"".join(line for _, line in held)), BadJson):
             values = [("the document", value)]
     for where, value in values or ((f"line {number}", _loaded(line)) for number, line in chain(held, lines)):
         if isinstance(value, list):
@@ -288,14 +261,7 @@ def _loaded(text: bytes) -> Any:
     try:
         return reader.loads(text, finite=False)
     except BadJson as error:
-        return BadJson(STREAM) if text.startswith((b"data:", b"event:")) else error
-
-
-class RowPlace(NamedTuple):
-    """Where a row is in its file: among the requests, and among all rows."""
-
-    request: int
-    row: int
+        return BadJson(STREAM) if text.startswith(EVENTS) else error
 
 
 @dataclass
@@ -303,7 +269,6 @@ class TraceFile:
     """Rows of a file, spread evenly over it, and why others cannot be audited."""
 
     rows: list[TraceRow] = field(default_factory=list)
-    places: list[RowPlace] = field(default_factory=list)
     bad: dict[str, str] = field(default_factory=dict)  # of the first `MOST_SHOWN`
     failed: int = 0
     total: int = 0  # rows
@@ -318,7 +283,7 @@ class TraceFile:
 
 def read(path: str, most: int, fields: Mapping[str, str] = {}) -> TraceFile:
     """At most `most` rows of a file. Raises InputError if it has none."""
-    trace, kept, step, name = TraceFile(), list[tuple[RowPlace, TraceRow]](), 1, printable(path)
+    trace, kept, step, name = TraceFile(), list[TraceRow](), 1, printable(path)
     error = InputError(f"{name}: there is no row", hint=FITTING)
     try:
         for number, (place, value) in enumerate(_documents(reader.lines(path)), 1):
@@ -336,17 +301,17 @@ def read(path: str, most: int, fields: Mapping[str, str] = {}) -> TraceFile:
             trace.requests += not (len(rows) == 1 and rows[0].sequence)
             for row in rows:
                 if trace.total % step == 0:
-                    kept.append((RowPlace(trace.requests - 1, trace.total), row))
+                    kept.append(replace(row, request=trace.requests - 1, place=trace.total))
                 trace.total += 1
                 if len(kept) >= 2 * most:
                     step *= 2
-                    kept = [(place, one) for place, one in kept if place.row % step == 0]
+                    kept = [one for one in kept if one.place % step == 0]
     except Unreadable as reason:
         raise InputError(cannot_read(name, reason)) from None
     if not kept:
         raise error
-    spread = [kept[place * len(kept) // min(most, len(kept))] for place in range(min(most, len(kept)))]
-    trace.places, trace.rows = [place for place, _ in spread], [row for _, row in spread]
+    count = min(most, len(kept))
+    trace.rows = [kept[place * len(kept) // count] for place in range(count)]
     return trace
 
 
@@ -367,17 +332,17 @@ def with_prompts(trace: TraceFile, name: str, found: Sequence[tuple[str | None, 
             raise InputError(f"{name}: no prompt has the id {quote(row.id)}, and other rows have ids that are there")
     elif len(found) in (trace.requests, trace.total):
         by_request = len(found) == trace.requests
-        chosen = [found[place.request if by_request else place.row][1] for place in trace.places]
+        chosen = [found[row.request if by_request else row.place][1] for row in trace.rows]
     else:
         requests = f" of {trace.requests} requests" if trace.requests != trace.total else ""
         raise InputError(f"{name} has {len(found)} prompts, and the trace {trace.total} rows{requests}")
     rows = []
-    for row, place, prompt in zip(trace.rows, trace.places, chosen, strict=True):
+    for row, prompt in zip(trace.rows, chosen, strict=True):
         if prompt is None:
             trace.fail(row.name, f"row {row.name}: {name} has no prompt with the id {quote(row.id)}")
         else:
-            rows.append((place, replace(row, prompt_tokens=None, **prompt)))
-    trace.places, trace.rows = [place for place, _ in rows], [row for _, row in rows]
+            rows.append(replace(row, prompt_tokens=None, **prompt))
+    trace.rows = rows
 
 
 def field_paths(given: Sequence[str]) -> dict[str, str]:

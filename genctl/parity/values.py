@@ -195,7 +195,6 @@ class Fault:
     position: int  # the first that parts, from the beginning of the prompt
     size: float  # at that position, as `LayerDifference.size`; of "batch" the largest ratio to rounding
     reason: str  # one sentence
-    curve: tuple[LayerDifference, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -256,8 +255,3 @@ class Golden:
     versions: Mapping[str, str]
     texts: tuple[Text, ...]
     known: Mapping[tuple[str, int], KnownTop]  # by text and index of a token
-    own_lengths: Mapping[str, int] = field(default_factory=dict)  # limits of texts that had one of their own, by id
-
-    def length(self, text: str) -> int | None:
-        """The limit of what the reference wrote for a text."""
-        return self.own_lengths.get(text, self.new_tokens)

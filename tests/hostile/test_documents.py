@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from genctl.commands.parity.golden_file import check_golden
+from genctl.commands.parity import golden_file
 from genctl.commands.recording import read_recording
 from genctl.config import reader
 from genctl.config.reader import DEEPEST, Unreadable
@@ -245,7 +245,7 @@ def test_a_golden_file_of_pytest_ends(form: str, tmp_path: Path) -> None:
     if form == "a file without permission" and os.geteuid() == 0:
         return
     with pytest.raises((GenctlError, OSError)):
-        check_golden(path, "builtin:stories", ["a"], update=False)
+        golden_file.check(path, "builtin:stories", ["a"])
 
 
 def written(path: Path) -> bytes:

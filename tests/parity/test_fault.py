@@ -28,11 +28,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_first_layer_that_differs_is_found(runtime: str, fault: str, folders: Path) -> None:
     faulty = other("qwen2", folders, runtime=runtime)
     FAULTS[fault](faulty)
-    found = compared("qwen2", folders, faulty, runtime).fault
-    assert found is not None
+    found = compared("qwen2", folders, faulty, runtime)
+    assert found.fault is not None
     layer = EXPECTED[fault]
-    assert (found.layer, found.sublayer) == (layer, "batch" if layer is None else "layer")
-    assert found.position < 30
+    assert (found.fault.layer, found.fault.sublayer) == (layer, "batch" if layer is None else "layer")
+    assert found.fault.position < 30
     assert [point.name for point in found.curve] == ["embeddings", "layers.0", "layers.1", "logits"]
 
 
@@ -89,18 +89,15 @@ def test_a_fault_is_found_in_its_layer_across_runtimes(mine: str, theirs: str, p
     assert found.notes == ()
 
 
-@pytest.mark.parametrize("arch", ["gpt2", "llama", "qwen2", "gpt_neox", "phi", "gemma2", "falcon", "bloom", "opt"])
+PARTS = ["embeddings", "layers.0", "layers.1", "logits"]
+ALIKE = ("gpt2", "llama", "qwen2", "gpt_neox", "phi", "gemma2", "falcon", "bloom", "opt", "t5", "bart")
+
+
+@pytest.mark.parametrize("arch", ALIKE)
 @pytest.mark.parametrize(("mine", "theirs"), RUNTIMES)
 def test_no_layer_is_named_where_only_sums_differ(mine: str, theirs: str, arch: str, folders: Path) -> None:
     found = compared(arch, folders, other(arch, folders, runtime=theirs), mine, layers=True)
     assert found.fault is None
-    assert [point.name for point in found.curve] == ["embeddings", "layers.0", "layers.1", "logits"]
+    assert [point.name for point in found.curve] == ["encoder"] * (arch in ("t5", "bart")) + PARTS
     assert max(point.size / point.noise for point in found.curve if point.noise) < 4
     assert found.notes == ()
-
-
-@pytest.mark.parametrize("arch", ["t5", "bart"])
-def test_encoders_are_a_part_too(arch: str, folders: Path) -> None:
-    found = compared(arch, folders, other(arch, folders, runtime="transformers"), "native", layers=True)
-    assert [point.sublayer for point in found.curve] == ["encoder states", "embedding", "layer", "layer", "head"]
-    assert max(point.size / point.noise for point in found.curve if point.noise) < 4

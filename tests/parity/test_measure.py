@@ -16,7 +16,6 @@ from tests.parity.sides import requests, side
 
 SAME_BITS: dict[str, dict[str, Any]] = {
     "batch": {"width": 3},
-    "one pass": {"whole": True},
     "speculation": {"generation": {"prompt_lookup_num_tokens": 3}},
     "static cache": {"generation": {"cache_implementation": "static"}},
     "no cache": {"generation": {"use_cache": False}},

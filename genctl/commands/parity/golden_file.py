@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -21,14 +21,13 @@ from annotated_types import Ge, Le, MinLen
 
 from genctl.commands.parity.loading import LoadedSides, check_same
 from genctl.commands.parity.options import read_side
-from genctl.commands.parity.view import worst_first
 from genctl.config import reader
 from genctl.config.layers import Layer, Resolved
 from genctl.config.reader import BadJson, Unreadable
 from genctl.config.shapes import Known, Natural, value_of
 from genctl.config.sides import Side
 from genctl.engines.protocol import EngineSetup, Request
-from genctl.errors import InputError, ModelError, cannot_read, count, printable, quote
+from genctl.errors import CheckError, InputError, ModelError, cannot_read, count, printable, quote
 from genctl.events import LARGEST, ROUNDING, row_name, shared_length
 from genctl.io import writers
 from genctl.io.records import SCHEMA
@@ -54,8 +53,7 @@ def content(golden: Golden, text_of: Callable[[int], str]) -> bytes:
     head |= {"knobs": dict(golden.knobs), "texts": len(golden.texts), "versions": dict(golden.versions)}
     lines: list[dict[str, Any]] = [head]
     for text in golden.texts:
-        own = {"new_tokens": golden.own_lengths[text.id]} if text.id in golden.own_lengths else {}
-        lines.append({"kind": "text", "id": text.id, "prompt": text.prompt, "prompt_ids": list(text.prompt_ids), **own})
+        lines.append({"kind": "text", "id": text.id, "prompt": text.prompt, "prompt_ids": list(text.prompt_ids)})
         for index, token in enumerate(text.token_ids):
             known = golden.known[text.id, index]
             top = [[id, _short(value)] for id, value in known.top]
@@ -110,7 +108,7 @@ class _TextLine:
     id: str
     prompt: str
     prompt_ids: tuple[Natural, ...]
-    new_tokens: Natural | None = None
+    new_tokens: Natural | None = None  # its own limit, which files of earlier versions have
 
 
 @dataclass(frozen=True)
@@ -178,7 +176,6 @@ def read(path: str) -> Golden:
             for at, (id, text) in enumerate(texts.items())
         ),
         known=known,
-        own_lengths={id: text.new_tokens for id, text in texts.items() if text.new_tokens is not None},
     )
 
 
@@ -209,7 +206,7 @@ def _check_ids(place: str, ids: Sequence[int], vocabulary: int) -> None:
         raise ValueError(f"{place}: the token {max(ids)} is beyond the vocabulary of {vocabulary}")
 
 
-# -- against the side that is compared with it: the same tokens, and what does not allow --update ----------------------
+# -- against the side that is compared with it: the same tokens --------------------------------------------------------
 
 
 def check_tokens(golden: Golden, side: LocalSide) -> None:
@@ -241,48 +238,9 @@ def check_tokens(golden: Golden, side: LocalSide) -> None:
             )
 
 
-def again(golden: Golden, side: LocalSide) -> tuple[Sequence[Request], Sequence[Text]]:
-    """What the side writes, or reads, for a new golden file."""
-    if not golden.written:
-        return (), golden.texts
-    requests = []
-    for text in golden.texts:
-        generation = replace(side.resolved.generation, max_new_tokens=golden.length(text.id))
-        resolved = replace(side.resolved, generation=generation)
-        requests.append(Request(text.id, resolved, 0, prompt_ids=text.prompt_ids))
-    return requests, ()
-
-
-def not_tied(one: Parity) -> str:
-    """What is no tie: a text that could not be read, the worst parting, or the reason of the verdict. "" for a tie."""
-    texts = {text.id: text for text in one.texts}
-    for id, reason in one.failed.items():
-        return f"text {texts[id].name} could not be read: {reason}"
-    for parting in worst_first(one.partings):
-        if parting.verdict != "tie":
-            return f"{texts[parting.text].token(parting.index)}: {parting.verdict}: {parting.reason}"
-    return "" if one.verdict == "tie" else one.sentence
-
-
 # -- for programs and tests: two sides, or one side and a golden file; settings files are not read ---------------------
 
 NEW_TOKENS = 32  # of each prompt
-
-
-@dataclass(frozen=True)
-class GoldenOutcome:
-    """What came of a golden file: true where the side agrees with it, or was recorded."""
-
-    passed: bool
-    words: str  # everything there is to say, in lines
-    parity: Parity | None = None  # None: it was recorded
-    short: str = ""  # for the place where a test fails, which shows it twice
-
-    def __bool__(self) -> bool:
-        return self.passed
-
-    def __repr__(self) -> str:
-        return f"<{self.short or self.words}>"
 
 
 def compare(reference: str, other: str, prompts: Sequence[str], max_new_tokens: int = NEW_TOKENS) -> Parity:
@@ -298,56 +256,47 @@ def compare(reference: str, other: str, prompts: Sequence[str], max_new_tokens: 
     return one
 
 
-def check_golden(
-    path: Path, side: str, prompts: Sequence[str], *, update: bool, max_new_tokens: int = NEW_TOKENS
-) -> GoldenOutcome:
-    """Compare a side with a golden file. `update` writes a missing one, and rewrites one if every difference is a tie.
-
-    Raises GenctlError.
-    """
-    name, wanted = path.stem, _side(side, max_new_tokens)
-    golden = read(str(path)) if path.exists() else None
-    if golden is None and not update:
-        raise InputError(f"golden {name}: there is no {path}", hint="pytest --genctl-update records it")
-    if golden is not None and (other := _other_test(golden, prompts, max_new_tokens)):
+def check(path: Path, side: str, prompts: Sequence[str], max_new_tokens: int = NEW_TOKENS) -> str:
+    """Compare a side with a golden file. Returns what is found; raises CheckError unless it is a tie or drift."""
+    name = f"golden {path.stem}"
+    if not path.exists():
+        raise InputError(f"{name}: there is no {path}", hint="pytest --genctl-update records it")
+    golden = read(str(path))
+    if (golden.new_tokens, [text.prompt for text in golden.texts]) != (max_new_tokens, [*prompts]):
         raise InputError(
-            f"golden {name}: {path} is that of another test: {other}",
+            f"{name}: {path} is that of another test: its prompts or its max_new_tokens differ",
             hint="remove the file, and pytest --genctl-update records it again",
         )
     with closing(LoadedSides(_setup)) as loaded:
-        here = loaded.load(wanted)
-        if golden is not None:
-            return _compared(path, golden, here, update=update)
-        size = _save(path, here, _requests(here, prompts), {str(at): prompt for at, prompt in enumerate(prompts)})
-        return GoldenOutcome(True, f"golden {name}: recorded, {size:,} bytes")
+        here = loaded.load(_side(side, max_new_tokens))
+        check_tokens(golden, here)
+        one = compare_golden(golden, here)
+    names = {text.id: text.name for text in one.texts}
+    failed = [f"text {names[id]} could not be read: {reason}" for id, reason in one.failed.items()]
+    notes = (f"{here.name} against {path.name}, which has {golden.reference}", *one.notes)
+    words = "; ".join((f"{name}: {failed[0] if failed else one.sentence}", *notes))
+    if failed or one.verdict not in ("tie", "drift"):
+        raise CheckError(words)
+    return words
 
 
-def _other_test(golden: Golden, prompts: Sequence[str], max_new_tokens: int) -> str:
-    """What a test requests and the file does not have; "" where it has everything."""
-    if golden.new_tokens != max_new_tokens:
-        return f"max_new_tokens is {max_new_tokens}, in the file {golden.new_tokens}"
-    if len(golden.texts) != len(prompts):
-        return f"{count(len(prompts), 'prompt')}, in the file {len(golden.texts)}"
-    for at, (now, text) in enumerate(zip(prompts, golden.texts, strict=True), 1):
-        if now != text.prompt:
-            return f"prompt {at} is {quote(now)}, in the file {quote(text.prompt)}"
-    return ""
-
-
-def _compared(path: Path, golden: Golden, side: LocalSide, *, update: bool) -> GoldenOutcome:
-    check_tokens(golden, side)
-    one = compare_golden(golden, side)
-    name, why = f"golden {path.stem}", not_tied(one)
-    sides = f"{side.name} against {path.name}, which has {golden.reference}"
-    notes = "".join(f"\nnote: {note}" for note in (sides, *one.notes))
-    if update and why:
-        return GoldenOutcome(False, f"{name} stays as it is: {why}{notes}", one, f"{name} stays as it is")
-    if update:
-        requests, _ = again(golden, side)
-        size = _save(path, side, requests, {text.id: text.prompt for text in golden.texts})
-        return GoldenOutcome(True, f"{name}: {one.sentence}; rewritten, {size:,} bytes", one)
-    passed = not one.failed and one.verdict in ("tie", "drift")
-    return GoldenOutcome(passed, f"{name}: {why if one.failed else one.sentence}{notes}", one, f"{name}: {one.word}")
+def write(path: Path, side: str, prompts: Sequence[str], max_new_tokens: int = NEW_TOKENS) -> str:
+    """Write a golden file of a side, all of it or nothing. Returns what was done."""
+    with closing(LoadedSides(_setup)) as loaded:
+        here = loaded.load(_side(side, max_new_tokens))
+        named = {str(at): prompt for at, prompt in enumerate(prompts)}
+        golden, failed = record(here, _requests(here, prompts), (), named)
+        if failed:
+            raise InputError(next(iter(failed.values())))
+        whole = content(golden, detokenizer(here.session.loaded.tokenizer).piece)
+    path.parent.mkdir(exist_ok=True)
+    sink = writers.open_output(path, None, force=True, at_once=True)
+    try:
+        sink.write(whole)
+        sink.close()
+    finally:
+        sink.abandon()
+    return f"golden {path.stem}: recorded, {len(whole):,} bytes"
 
 
 def _side(text: str, max_new_tokens: int) -> Side:
@@ -364,19 +313,3 @@ def _requests(side: LocalSide, prompts: Sequence[str]) -> list[Request]:
     if not prompts:
         raise InputError("there is no prompt to compare the sides on")
     return [Request(str(at), side.resolved, 0, prompt=prompt, place=at + 1) for at, prompt in enumerate(prompts)]
-
-
-def _save(path: Path, side: LocalSide, requests: Sequence[Request], prompts: Mapping[str, str]) -> int:
-    """Write a golden file, all of it or nothing. Returns its bytes."""
-    golden, failed = record(side, requests, (), prompts)
-    if failed:
-        raise InputError(next(iter(failed.values())))
-    written = content(golden, detokenizer(side.session.loaded.tokenizer).piece)
-    path.parent.mkdir(exist_ok=True)
-    sink = writers.open_output(path, None, force=True, at_once=True)
-    try:
-        sink.write(written)
-        sink.close()
-    finally:
-        sink.abandon()
-    return len(written)

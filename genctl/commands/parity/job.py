@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,16 +13,15 @@ from rich.text import Text as Line
 from genctl.commands.job import Job, Row, check_early, request_of, started, usable
 from genctl.commands.parity import golden_file, view
 from genctl.commands.parity.findings import FindingsWriter, StageLine
-from genctl.commands.parity.loading import WIDTH, GivenTexts, LoadedSides, check_models, check_same
-from genctl.commands.parity.options import LIMITS, ParityCommandOptions, own_length, refused_settings, sides_of, unused
+from genctl.commands.parity.loading import LoadedSides, check_models, check_same, given_text
+from genctl.commands.parity.options import ParityCommandOptions, own_length, refused_settings, sides_of
 from genctl.commands.parity.view import COLUMNS, Naming, failed_checks, flat, records
 from genctl.config.layers import Resolved
 from genctl.config.sides import Side
-from genctl.engines.protocol import Engine, Flow, Report, Request, ScoringOptions, TextToScore
+from genctl.engines.protocol import Request
+from genctl.engines.score_passes import TextReader
 from genctl.errors import CheckError, GenctlError, InputError, count
-from genctl.events.results import Collector
 from genctl.io import jsonl, readers, writers
-from genctl.io.records import finding
 from genctl.io.rows import InputRow
 from genctl.models.text import detokenizer
 from genctl.parity import golden as against_golden
@@ -49,8 +48,8 @@ def parity(options: ParityCommandOptions) -> int | None:
             out, err = make_consoles(options.color)
             sink = job.report_sink(stack)
             saved_to: writers.Sink | None = None  # the golden file that is written
-            if (path := options.save or (options.expect if options.update else None)) is not None:
-                saved_to = writers.open_output(path, None, force=options.force or options.update, at_once=True)
+            if options.save is not None:
+                saved_to = writers.open_output(options.save, None, force=options.force, at_once=True)
                 stack.callback(saved_to.abandon)
             job.view = StageLine(err, quiet=options.quiet)
             stack.callback(job.view.hide)
@@ -67,9 +66,7 @@ def parity(options: ParityCommandOptions) -> int | None:
                     needed = options.are_texts or options.texts is not None
                     loaded = LoadedSides(partial(job.setup, need_tokenizer=needed))
                     stack.callback(loaded.close)
-                    if options.by_text:
-                        comparison.compare_texts(loaded)
-                    elif golden is not None:
+                    if golden is not None:
                         comparison.compare_golden(loaded, golden)
                     else:
                         comparison.compare_tokens(loaded, stack)
@@ -139,7 +136,6 @@ class Comparison:
         self.rows = {row.id: row for row in rows}
         self.naming = Naming()
         self.compared: list[Parity] = []
-        self.by_text: list[view.TextParity] = []  # of --by-text
         self.checks: list[str] = []  # sentences of checks that failed
         self.listeners: dict[str, Any] = {
             "on_position": self.view.position, "on_stage": self.view.stage, "interrupted": self.interrupt,
@@ -147,11 +143,7 @@ class Comparison:
 
     def lines(self, width: int | None) -> Sequence[Line]:
         """All pairs, in lines of at most `width` cells."""
-        if self.by_text:
-            return view.text_lines(self.by_text, width)
         return view.lines(self.compared, self.naming, width)
-
-    # -- token by token ------------------------------------------------------------------------------------------------
 
     def compare_tokens(self, loaded: LoadedSides, stack: ExitStack) -> None:
         """Compare each side with the reference on the texts that it writes, or on those of --texts."""
@@ -162,7 +154,10 @@ class Comparison:
             seed = reference.resolved.runtime.seed or 0
             requests = [self._request(row, reference.resolved, seed) for row in self.rows.values()]
         else:
-            given = usable(self.rows.values(), GivenTexts(reference).encode, self.job.fail)
+            planner = reference.session.planner
+            start = planner.decoder_start if planner.decoder_start is not None else planner.bos
+            reader = TextReader(planner.loaded, eos=None, start=start, add_eos=False)
+            given = usable(self.rows.values(), partial(given_text, reader, planner.context), self.job.fail)
             texts = [text for _, text in given]
             if not texts:
                 raise InputError(NOTHING)
@@ -179,7 +174,7 @@ class Comparison:
             self._save(reference, requests, texts)
 
     def compare_golden(self, loaded: LoadedSides, golden: Golden) -> None:
-        """Compare the side with the golden file, which --update rewrites."""
+        """Compare the side with the golden file."""
         side = self._load(loaded, self.sides[0])
         self._name(side)
         golden_file.check_tokens(golden, side)
@@ -187,15 +182,16 @@ class Comparison:
         one = against_golden.compare(golden, side, **self.listeners)
         self._end_if_interrupted()
         self._take(one)
-        if self.options.update:
-            if why := golden_file.not_tied(one):
-                self.checks.append(f"--update leaves {self.options.expect} as it is: {why}")
-            else:
-                self._save(side, *golden_file.again(golden, side))
 
     def _load(self, loaded: LoadedSides, side: Side) -> LocalSide:
+        """A side, with notes on it."""
         found = loaded.load(side)
-        self._describe(side, found.session, found.resolved)
+        engine = found.session
+        self.view.hide()
+        self.job.messages.detail(*(f"{side.place}: {line}" for line in engine.notes()))
+        lines = [f"its checkpoint is {engine.about.name}"] if side.kind == "preset" else []
+        lines += engine.plan(found.resolved).remarks
+        self.job.messages.note(*(f"{side.place}: {line}" for line in lines))
         return found
 
     def _name(self, side: LocalSide) -> None:
@@ -210,9 +206,6 @@ class Comparison:
         """Check a pair, and write it."""
         if self.job.page is not None:
             view.add_to_page(self.job.page, one, self.naming, len(self.compared) + 1)
-        if one.verdict == "drift" and all(getattr(self.options, name) is None for name in LIMITS):
-            self.view.hide()
-            self.job.messages.note(f"{one.other}: no limit was given for this drift; --max-kl X sets one")
         failed = failed_checks(self.options, one)
         self.checks += failed
         self.job.failed += len(one.failed)
@@ -235,79 +228,12 @@ class Comparison:
         self.saved_to.write(content)
         self.saved_to.close()
         what = f"{count(len(golden.texts), 'text')}, {count(len(golden.known), 'position')}"
-        self.job.messages.note(f"{self.options.save or self.options.expect}: {what}, {len(content):,} bytes")
-
-    # -- by text -------------------------------------------------------------------------------------------------------
-
-    def compare_texts(self, loaded: LoadedSides) -> None:
-        """With --by-text: every side scores the given texts, or those that the reference writes."""
-        texts: list[tuple[str, TextToScore]] = []
-        outcomes: list[view.Outcomes] = []
-        for side in self.sides:
-            loaded.retain(side)
-            engine, resolved = loaded.engine(side)
-            self._describe(side, engine, resolved)
-            self.view.begin(side.name)
-            width = engine.width(resolved, WIDTH)
-            if not outcomes:
-                self.view.stage("writing")
-                texts = self._texts_by(engine, resolved, width)
-            self.view.stage("scoring")
-            how = ScoringOptions(batch_size=width, captions=False)
-            scores = engine.score(iter(texts), how, interrupted=self.interrupt)
-            outcomes.append({id: one if isinstance(one, GenctlError) else one[0] for id, one in scores})
-            self._end_if_interrupted()
-            for id, error in outcomes[-1].items():
-                if isinstance(error, GenctlError):
-                    self._fail_text(side, id, error)
-            if outcomes[1:]:
-                names = self.sides[0].name, side.name
-                self.by_text.append(view.compared_texts(names, outcomes[0], outcomes[-1]))
-                self.results.records([finding("texts", asdict(self.by_text[-1]))])
-
-    def _texts_by(self, engine: Engine, resolved: Resolved, width: int) -> list[tuple[str, TextToScore]]:
-        """The given texts, or those that the reference writes, in the order of the rows."""
-        if self.options.texts is not None:
-            return [
-                (id, TextToScore(row.prompt or "", row.extra.get("context"), row.extra.get("target")))
-                for id, row in self.rows.items()
-            ]
-        requests = [self._request(row, resolved, 0) for row in self.rows.values()]
-        texts: dict[str, TextToScore] = {}
-        collector = Collector()
-        for event in engine.stream(iter(requests), Report(), Flow(width, interrupted=self.interrupt)):
-            if (result := collector.feed(event)) is None:
-                continue
-            prompt, text = self.rows[result.lane].prompt, result.sequences[0].text if result.sequences else ""
-            if result.error is not None:
-                self._fail_text(self.sides[0], result.lane, InputError(result.error.message))
-            elif not prompt or not text:
-                nothing = InputError("bits per byte are those of a text after a text, and there is none")
-                self._fail_text(self.sides[0], result.lane, nothing)
-            elif engine.about.is_encoder_decoder:
-                texts[result.lane] = TextToScore(prompt, target=text)
-            else:
-                texts[result.lane] = TextToScore(text, context=prompt)
-        self._end_if_interrupted()
-        return [(id, texts[id]) for id in self.rows if id in texts]
-
-    def _fail_text(self, side: Side, id: str, error: GenctlError) -> None:
-        self.job.fail(self.rows[id], error.code, f"{side.place}: {error.message}")
-
-    # -- both ----------------------------------------------------------------------------------------------------------
+        self.job.messages.note(f"{self.options.save}: {what}, {len(content):,} bytes")
 
     def _end_if_interrupted(self) -> None:
         """What is found so far is not all: nothing is written."""
         if self.interrupt.status:
             raise SystemExit(self.interrupt.status)
-
-    def _describe(self, side: Side, engine: Engine, resolved: Resolved) -> None:
-        """Notes on a side, and on settings that a comparison does not use."""
-        self.view.hide()
-        self.job.messages.detail(*(f"{side.place}: {line}" for line in engine.notes()))
-        lines = [f"its checkpoint is {engine.about.name}"] if side.kind == "preset" else []
-        lines += [*unused(engine.resolve(side.layers)), *engine.plan(resolved).remarks]
-        self.job.messages.note(*(f"{side.place}: {line}" for line in lines))
 
     def _request(self, row: InputRow, resolved: Resolved, seed: int) -> Request:
         """The request of a row, with the length that it sets."""

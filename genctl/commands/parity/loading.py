@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from genctl.commands.engine_choice import LOCAL
-from genctl.commands.parity.options import BY_TEXT, FLAGS
+from genctl.commands.parity.options import FLAGS
 from genctl.config.layers import Layer, Resolved
 from genctl.config.sides import Side, loaded_with
 from genctl.engines.protocol import Engine, EngineSetup
@@ -19,6 +19,9 @@ from genctl.models.hub import LoadedModel
 from genctl.models.text import encode
 from genctl.parity.sides import LocalSide, greedy
 from genctl.parity.values import Text
+
+# what may help where tokens differ
+BY_TEXT = "genctl score -m MODEL has the bits per byte of each: they are comparable"
 
 # -- whether two sides read and write the same tokens ------------------------------------------------------------------
 
@@ -68,19 +71,14 @@ class LoadedSides:
     setup: Callable[[Resolved, Sequence[Layer]], EngineSetup]
     engines: dict[tuple[str, ...], Engine] = field(default_factory=dict)
 
-    def engine(self, side: Side) -> tuple[Engine, Resolved]:
-        """The engine of a side, and its settings. Raises what loading raises."""
+    def load(self, side: Side) -> LocalSide:
+        """A side, ready to read. Raises what loading raises."""
         key = loaded_with(side.early.runtime, "prompt_cache")
         if key not in self.engines:
             self.engines[key] = LOCAL.load(self.setup(side.early, side.layers))
         engine = self.engines[key]
         resolved = greedy(engine.resolve(side.layers), (*FLAGS, "max_length"))
         engine.plan(resolved)
-        return engine, resolved
-
-    def load(self, side: Side) -> LocalSide:
-        """A side, ready to read. Raises what loading raises."""
-        engine, resolved = self.engine(side)
         assert isinstance(engine, Session)
         return LocalSide(side.name, engine, resolved, width=engine.width(resolved, WIDTH))
 
@@ -107,26 +105,17 @@ def check_models(sides: Sequence[Side]) -> None:
 # -- the texts of --texts, as token ids: the first token of a text has no score, and is its prompt ---------------------
 
 
-class GivenTexts:
-    """Encodes texts for the reference. Raises ModelError for a checkpoint without a tokenizer."""
-
-    def __init__(self, reference: LocalSide) -> None:
-        planner = reference.session.planner
-        start = planner.decoder_start if planner.decoder_start is not None else planner.bos
-        self._reader = TextReader(planner.loaded, eos=None, start=start, add_eos=False)
-        self._context = planner.context
-
-    def encode(self, row: InputRow) -> Text:
-        """The text of a row, after its context, or its target. Raises InputError."""
-        text, target, context = row.prompt or "", row.extra.get("target"), row.extra.get("context")
-        if self._reader.is_encoder_decoder:
-            if target is None:
-                raise InputError(f"{row.where}: an encoder-decoder reads a target given its source: there is no target")
-            encoded = self._reader.target(text, target)
-            return Text(row.id, encoded.source or (), encoded.ids[1:], text, row.name)
-        if target is not None:
-            raise InputError(f"{row.where}: a target is for encoder-decoders; a causal model's text has a context")
-        encoded = self._reader.plain(text) if context is None else self._reader.after_context(context, text)
-        if self._context is not None and len(encoded.ids) > self._context:
-            raise InputError(f"{row.where}: {len(encoded.ids)} tokens, and the model reads {self._context}")
-        return Text(row.id, encoded.ids[: encoded.first], encoded.ids[encoded.first :], context or "", row.name)
+def given_text(reader: TextReader, most: int | None, row: InputRow) -> Text:
+    """The text of a row, after its context, or its target. `most`: tokens that the model reads. Raises InputError."""
+    text, target, context = row.prompt or "", row.extra.get("target"), row.extra.get("context")
+    if reader.is_encoder_decoder:
+        if target is None:
+            raise InputError(f"{row.where}: an encoder-decoder reads a target given its source: there is no target")
+        encoded = reader.target(text, target)
+        return Text(row.id, encoded.source or (), encoded.ids[1:], text, row.name)
+    if target is not None:
+        raise InputError(f"{row.where}: a target is for encoder-decoders; a causal model's text has a context")
+    encoded = reader.plain(text) if context is None else reader.after_context(context, text)
+    if most is not None and len(encoded.ids) > most:
+        raise InputError(f"{row.where}: {len(encoded.ids)} tokens, and the model reads {most}")
+    return Text(row.id, encoded.ids[: encoded.first], encoded.ids[encoded.first :], context or "", row.name)

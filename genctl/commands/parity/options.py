@@ -45,7 +45,6 @@ FLAGS = frozenset({"max_new_tokens", *DECODING})  # knobs of generation that cou
 FOR_ALL = ("offline", "truncate", "chat", "system")  # all sides read the same prompts
 _OTHERS = ("seed", "backend", "tensor_parallel", "row_timeout", *FOR_ALL)
 SIDE_SETTINGS = (*(key for key in LOADING if key not in _OTHERS), "batch_size", "prompt_cache", *DECODING)
-BY_TEXT = "--by-text compares bits per byte of the texts alone"  # what may help where tokens differ
 
 
 def is_prompt(text: str) -> bool:
@@ -104,20 +103,6 @@ def refused(key: str) -> str:
     return f"{key} cannot matter to a comparison: {reason}"
 
 
-def unused(resolved: Resolved) -> list[str]:
-    """Notes on settings of files and variables that a comparison does not use: they only choose among tokens."""
-    used = {*SIDE_SETTINGS, *FOR_ALL, "seed", "max_new_tokens"}
-    notes = []
-    for kind, values in ((Generation, resolved.generation), (Runtime, resolved.runtime)):
-        for key, item in params.knobs(kind).items():
-            value, setting = getattr(values, key), resolved.settings.get(key)
-            if key in used or setting is None or setting.kind == "model" or value in (item.default, None):
-                continue
-            if item.metadata["neutral"] is None or value != item.metadata["neutral"]:
-                notes.append(f"{key} ({setting.place}) is not used: it only chooses among the tokens, greedily here")
-    return notes
-
-
 # -- settings of single rows: a row has the length of its text, and nothing else; sides have the others ---------------
 
 LENGTH = "max_new_tokens"
@@ -157,7 +142,6 @@ class ParityCommandOptions(ModelOptions):
     format: Format = FORMAT
     force: bool = IN_OUT.switch("replace existing files of --output, --save and --report")
     texts: str | None = COMPARED.option("compare on these texts instead of greedy ones: one per line, or JSONL", "FILE")
-    by_text: bool = COMPARED.switch("compare only bits per byte: sides may have different tokenizers")
     show_layers: bool = COMPARED.switch("show the difference of two sides layer by layer", "--layers")
     max_kl: float | None = CHECKS.option("exit with 4 if the mean KL divergence is larger, in nats", "X", least=0)
     max_regret: float | None = CHECKS.option("exit with 4 if the largest regret is larger, in nats", "X", least=0)
@@ -168,7 +152,6 @@ class ParityCommandOptions(ModelOptions):
     allow_other_weights: bool = CHECKS.switch("exit 0 even if a side has other weights than the reference")
     save: str | None = CHECKS.option("write the reference's logits as a golden file, for --expect", "FILE")
     expect: str | None = CHECKS.option("compare with this golden file", "FILE")
-    update: bool = CHECKS.switch("rewrite the file of --expect if every difference is a tie; else exit with 4")
     positions: bool = SHOWN.switch("add a record for each position")
     allow_plugins: bool = PLUGINS
     sides: tuple[str, ...] = ()  # as they are typed
@@ -218,8 +201,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     *(same_file("expect", name) for name in ("output", "report")),
     (given(save=["-"]), "--save -: a golden file is a file; give it a name"),
     (given(expect=["-"]), "--expect -: a golden file is a file; give it a name"),
-    (given("update", without=["expect"]), "--update rewrites the file of --expect, but there is none"),
-    (given("save", "expect"), "--save {save} and --expect {expect}: --update rewrites the file of --expect"),
+    (given("save", "expect"), "--save {save} and --expect {expect}: a file is written, or compared with"),
     (lambda options: options.min_agreement is not None and options.min_agreement > 1,
      "--min-agreement {min_agreement:g}: must be a share from 0 to 1"),
     (given("texts", "input"), "--texts {texts} and --input {input}: texts are read as they are, without a prompt"),
@@ -235,13 +217,6 @@ CONFLICTS: tuple[Conflict, ...] = (
         (given("input_format"), "--input-format {input_format}"),
         (lambda options: any("max_new_tokens" in layer.values for layer in options.flags), "--max-new-tokens"),
         (given("show_layers"), "--layers"),
-    ),
-    *because(
-        given("by_text"),
-        "--by-text compares bits per byte alone, and no tokens, so it has no ",
-        *((given(name), flag_of(name)) for name in (*LIMITS, "save", "expect", "positions")),
-        (given("show_layers"), "--layers"),
-        (given("report"), "--report {report}"),
     ),
     (given("positions", format=["text", "tsv"]),
      "--positions adds records of each position, which --format {format} has no place for; --format jsonl has"),
@@ -262,9 +237,9 @@ PARITY = Command(
         "genctl parity A@threads=2 --expect golden.jsonl",
     ),
     {
-        COMPARED: ("texts", "by_text", "show_layers", "max_new_tokens"),
+        COMPARED: ("texts", "show_layers", "max_new_tokens"),
         IN_OUT: ("input", "input_format", "output", "format"),
-        CHECKS: ("max_kl", "max_regret", "min_agreement", "allow_defect", "save", "expect", "update"),
+        CHECKS: ("max_kl", "max_regret", "min_agreement", "allow_defect", "save", "expect"),
         SHOWN: ("report", "positions"),
     },
     CONFLICTS,

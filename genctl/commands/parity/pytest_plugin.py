@@ -1,4 +1,4 @@
-"""A pytest plugin: `genctl_golden` and `genctl_parity`, gates that say when they were skipped.
+"""A pytest plugin: the fixtures `genctl_golden` and `genctl_parity`.
 
 Nothing of genctl beside this module is imported until a test uses one of the fixtures.
 """
@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from genctl.commands.parity.golden_file import GoldenOutcome
     from genctl.parity.values import Parity
 
-FIXTURES = {"genctl_golden", "genctl_parity"}
 FOLDER = "goldens"  # beside the test
 _NAME = re.compile(r"\w[\w.-]{0,99}")
-GATE, LINE = "genctl gate", "genctl"  # properties of tests, which are in reports, also in those of other processes
+LINE = "genctl"  # a property of tests, which is in reports, also in those of other processes
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,36 +24,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("genctl").addoption(
         "--genctl-update",
         action="store_true",
-        help="write golden files that are missing, and rewrite those from which every difference is a tie",
+        help="write golden files that are missing",
     )
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark the tests that are gates."""
-    if not FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
-        item.user_properties.append((GATE, ""))
-
-
 @pytest.fixture
-def genctl_golden(request: pytest.FixtureRequest) -> Callable[..., GoldenOutcome]:
-    """`genctl_golden(name, side, prompts)`: whether a side agrees with goldens/NAME.jsonl beside the test."""
+def genctl_golden(request: pytest.FixtureRequest) -> Callable[..., str]:
+    """`genctl_golden(name, side, prompts)`: fails unless a side agrees with goldens/NAME.jsonl beside the test.
 
-    def golden(name: str, side: str, prompts: Sequence[str], *, max_new_tokens: int = 32) -> GoldenOutcome:
+    Returns what was found, or recorded.
+    """
+
+    def golden(name: str, side: str, prompts: Sequence[str], *, max_new_tokens: int = 32) -> str:
         __tracebackhide__ = True
         if not _NAME.fullmatch(name):
             pytest.fail(f"golden {name!r}: a name has letters, digits and . - _", pytrace=False)
         path = request.path.parent / FOLDER / f"{name}.jsonl"
-        update = bool(request.config.getoption("--genctl-update"))
-        from genctl.commands.parity.golden_file import check_golden
+        from genctl.commands.parity import golden_file
 
-        outcome: GoldenOutcome = _plain(
-            lambda: check_golden(path, side, prompts, update=update, max_new_tokens=max_new_tokens)
-        )
-        if not outcome:
-            request.node.add_report_section("call", "genctl", outcome.words)
-        if update:
-            request.node.user_properties.append((LINE, outcome.words))
-        return outcome
+        if request.config.getoption("--genctl-update") and not path.exists():
+            words: str = _plain(lambda: golden_file.write(path, side, prompts, max_new_tokens))
+            request.node.user_properties.append((LINE, words))
+            return words
+        return str(_plain(lambda: golden_file.check(path, side, prompts, max_new_tokens)))
 
     return golden
 
@@ -88,19 +79,10 @@ def _plain(work: Callable[[], Any]) -> Any:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print which gates were skipped or not selected, and what was written."""
-    lines = []
-    for kind, found in terminalreporter.stats.items():  # reports, and the tests that were not selected
-        for each in found:
-            properties = getattr(each, "user_properties", ())
-            if (GATE, "") in properties and kind == "deselected":
-                lines.append(f"deselected: {each.nodeid}")
-            elif (GATE, "") in properties and each.skipped:
-                reason = each.longrepr[2] if isinstance(each.longrepr, tuple) else getattr(each, "wasxfail", "")
-                lines.append(f"skipped: {each.nodeid}: {str(reason).removeprefix('Skipped: ')}")
-            elif getattr(each, "when", "") == "teardown":
-                lines += [words for name, words in properties if name == LINE]
-    if lines:
+    """Print which golden files were written."""
+    reports = [each for found in terminalreporter.stats.values() for each in found]
+    properties = [each.user_properties for each in reports if getattr(each, "when", "") == "teardown"]
+    if lines := [words for some in properties for name, words in some if name == LINE]:
         terminalreporter.section("genctl")
         for line in lines:
             terminalreporter.line(line)

@@ -18,9 +18,7 @@ from genctl.commands.parity.findings import Finding
 from genctl.commands.parity.options import LIMITS, ParityCommandOptions
 from genctl.commands.recording import PageFile
 from genctl.commands.table import flag_of
-from genctl.comparing.statistics import LEAST, Interval, bootstrap
-from genctl.engines.protocol import Scored
-from genctl.errors import GenctlError, InputError, count, percent, printable
+from genctl.errors import count, percent, printable
 from genctl.events import Token
 from genctl.io import writers
 from genctl.io.records import finding
@@ -74,7 +72,7 @@ def nats(value: float) -> str:
 
 
 def signed(value: float) -> str:
-    """A difference of perplexities, or of bits."""
+    """A difference of perplexities."""
     text = f"{value:+.4f}"
     return nats(value) if not math.isfinite(value) else text if text.strip("+-0.") else "0"
 
@@ -195,53 +193,6 @@ def worst_first(partings: Sequence[TextParting]) -> list[TextParting]:
     return sorted(partings, key=lambda each: (SEVERITY[each.verdict], each.margin), reverse=True)
 
 
-# -- --by-text: bits per byte of the same texts, for sides with different tokenizers ----------------------------------
-
-Outcomes = dict[str, "Scored | GenctlError"]  # by the id of a row
-
-
-@dataclass(frozen=True)
-class TextParity:
-    """Both sides on the same texts. `texts` of them were scored by both; `bytes` are those of the reference."""
-
-    reference: str
-    other: str
-    texts: int
-    bytes: int
-    bpb_reference: float  # bits per byte of UTF-8
-    bpb_other: float
-    difference: Interval  # other - reference, in bits per byte; texts are drawn again with replacement
-
-
-def compared_texts(names: tuple[str, str], reference: Outcomes, other: Outcomes) -> TextParity:
-    """Both sides. Raises InputError where no text has a score by both."""
-    pairs = [(one, other[id]) for id, one in reference.items()]
-    scored = [(a, b) for a, b in pairs if isinstance(a, Scored) and isinstance(b, Scored) and a.bytes and b.bytes]
-    if not scored:
-        raise InputError(f"no text has a score by both {names[0]} and {names[1]}")
-    size, other_size = (sum(pair[place].bytes for pair in scored) for place in (0, 1))
-    # a first token without a score may be longer on one side: bits are compared for each side's own bytes
-    rates = [(a.bits / size, b.bits / other_size) for a, b in scored]
-    changes = bootstrap([(theirs - mine) * len(rates) for mine, theirs in rates])
-    mine, theirs = (math.fsum(rate[place] for rate in rates) for place in (0, 1))
-    return TextParity(*names, len(scored), size, mine, theirs, changes)
-
-
-def text_lines(found: Sequence[TextParity], width: int | None) -> list[Text]:
-    """A table of all sides, the reference first."""
-    rows = [[found[0].reference, f"{found[0].bpb_reference:.4f}", "", ""]]
-    for one in found:
-        change = one.difference
-        between = " to ".join(map(signed, change.ends)) or "–"
-        rows.append([one.other, f"{one.bpb_other:.4f}", signed(change.mean), between])
-    words = (
-        f"{count(found[0].texts, 'text')} of {found[0].bytes:,} bytes; "
-        f"the interval is that of the texts drawn again, from {LEAST} texts on"
-    )
-    rows = [[row[0] if width is None else last_cells(row[0], first_column(width)), *row[1:]] for row in rows]
-    return [*table_lines(("side", "bits/byte", "difference", "95%"), rows, width), *hanging("", words, width)]
-
-
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 
@@ -273,8 +224,7 @@ def add_to_page(page: PageFile, one: Parity, naming: Naming, number: int) -> Non
 COLUMNS = (
     "kind", "reference", "other", "verdict", "positions", "kl_mean", "kl_median", "kl_q99", "kl_max", "regret_mean",
     "regret_max", "agreement", "perplexity_reference", "perplexity_other", "ratio", "id", "index", "token_reference",
-    "token_other", "margin", "bpb_reference", "bpb_other",
-    "bpb_difference", "bpb_low", "bpb_high", "reason", "kl_bounded",
+    "token_other", "margin", "reason", "kl_bounded",
 )  # fmt: skip
 
 
@@ -284,9 +234,6 @@ def records(one: Parity, naming: Naming, *, positions: bool, failed: Sequence[st
     `failed` are the sentences of the checks that failed.
     """
     names = {"reference": one.reference, "other": one.other}
-    fault = None if one.fault is None else asdict(one.fault)
-    if fault is not None:
-        del fault["curve"]  # has records of its own
     yield finding("pair", {
         **names,
         "verdict": one.verdict,
@@ -295,7 +242,7 @@ def records(one: Parity, naming: Naming, *, positions: bool, failed: Sequence[st
         "parted": len(one.partings),
         **asdict(one.summary),
         "noise": asdict(one.noise),
-        "fault": fault,
+        "fault": None if one.fault is None else asdict(one.fault),
         "failed_checks": list(failed),
         "failed_texts": dict(one.failed),
         "notes": list(one.notes),
@@ -316,7 +263,7 @@ def records(one: Parity, naming: Naming, *, positions: bool, failed: Sequence[st
 
 def flat(record: writers.Record) -> writers.Record | None:
     """The columns of --format tsv, without nested figures; None for records that it leaves out."""
-    if record["kind"] not in ("pair", "parting", "texts"):
+    if record["kind"] not in ("pair", "parting"):
         return None
     columns = dict(record)
     if record["kind"] == "pair":
@@ -327,9 +274,6 @@ def flat(record: writers.Record) -> writers.Record | None:
     for name in ("agreement", "perplexity_reference", "perplexity_other", "ratio"):
         if isinstance(value := record.get(name), Mapping):
             columns[name] = value["value"]
-    if record["kind"] == "texts":
-        change = record["difference"]
-        columns |= {"bpb_difference": change["mean"], "bpb_low": change["low"], "bpb_high": change["high"]}
     return columns
 
 

@@ -46,15 +46,13 @@ def shapes() -> dict[str, Any]:
         "llama-server": {"prompt": prompt, "content": "".join(texts), "completion_probabilities": [
             {"id": id, **entry} for id, entry in zip(ids, content, strict=True)]},
         "llama-server, drawn": {"prompt": prompt, "content": "".join(texts), "completion_probabilities": [
-            {"content": entry["token"], "probs": [
-                {"tok_str": one["token"], "prob": math.exp(one["logprob"])} for one in entry["top_logprobs"]]}
+            {"token": entry["token"], "prob": math.exp(entry["logprob"]), "top_probs": [
+                {"token": one["token"], "prob": math.exp(one["logprob"])} for one in entry["top_logprobs"]]}
             for entry in content]},
         "SGLang": {"prompt": prompt, "text": "".join(texts), "meta_info": {
             "output_token_logprobs": [[value, id, None] for value, id in zip(values, ids, strict=True)],
             "output_top_logprobs": [[[value, id, None] for id, value in top] for top in tops]}},
         "Ollama": {"prompt": prompt, "response": "".join(texts), "logprobs": content},
-        "LM Studio": {"input": prompt, "output": [{"content": [
-            {"type": "output_text", "text": "".join(texts), "logprobs": content}]}]},
         "a trainer": {"prompt_ids": row["prompt_ids"], "response_ids": ids, "rollout_log_probs": values},
     }  # fmt: skip
 
@@ -74,8 +72,6 @@ def test_chats_are_read_with_the_template(tmp_path: Path) -> None:
     (found,) = rows_of(row, "row 1", "1")
     assert found.messages == tuple(messages)
     assert found.is_chat
-    (studio,) = rows_of(shapes()["LM Studio"], "row 1", "1")
-    assert (studio.prompt, len(studio.pieces)) == ("Once upon a time", 4)
 
 
 def test_names_of_fields_are_given(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Golden files: written by --save, read by --expect, rewritten by --update only where all differences are ties."""
+"""Golden files: written by --save, read by --expect."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from genctl.commands.parity.golden_file import check_golden, compare
-from genctl.errors import InputError
+from genctl.commands.parity.golden_file import check, compare
+from genctl.errors import CheckError, InputError
 from genctl.parity.sides import LocalSide
 from tests.cli.tool import Done, genctl
 
@@ -125,11 +125,10 @@ def test_bounds_hold_the_kl_of_both_sides(stories: Path) -> None:
     assert bounded[0]["kl_high"]["mean"] >= bounded[0]["kl"]["mean"] > 0
 
 
-def test_changed_weights_are_a_defect_and_are_not_written(copied: Path, llama: Path, tmp_path: Path) -> None:
+def test_changed_weights_are_a_defect(llama: Path, tmp_path: Path) -> None:
     golden, before = tmp_path / "llama.jsonl", tmp_path / "page.html"
     assert genctl("parity", str(llama), "--save", str(golden), "the cat sat on", "-n", "8").status == 0
     other = changed(llama, tmp_path / "other", lambda weights: weights["model.norm.weight"].mul_(1.01))
-    content = golden.read_bytes()
     done = expect(golden, str(other), "--report", str(before))
     assert done.status == 4
     assert ": defect: " in done.err
@@ -137,25 +136,7 @@ def test_changed_weights_are_a_defect_and_are_not_written(copied: Path, llama: P
     assert f"), and {other} is another checkpoint (" in done.out
     assert f"{other} against {golden} ({llama})" in done.out
     assert f"{other} against {golden} ({llama})" in before.read_text()
-    assert before.exists()
-    done = expect(golden, str(other), "--update")
-    assert done.status == 4
-    assert "--update leaves " in done.err
-    assert golden.read_bytes() == content
-    assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".part")] == []
     assert expect(golden, str(other), "--allow-defect").status == 0
-
-
-def test_update_rewrites_where_every_difference_is_a_tie(copied: Path, stories: Path) -> None:
-    transformers = f"{STORIES}@runtime=transformers"
-    done = expect(copied, transformers, "--update")
-    assert done.status == 0, done.err
-    assert copied.read_bytes() != stories.read_bytes()
-    assert [json.loads(line)["prompt"] for line in copied.read_text().splitlines() if '"text", "id"' in line] == [
-        *PROMPTS
-    ]
-    again = expect(copied, transformers, "--format", "jsonl", "--max-kl", "0")
-    assert again.records[0]["reason"] == "every recorded number is equal"
 
 
 def test_given_texts_are_recorded_too(tmp_path: Path) -> None:
@@ -188,23 +169,6 @@ def test_a_foreign_or_damaged_file_is_refused_by_name(copied: Path, content: Any
     assert f"golden.jsonl {message}" in " ".join(done.err.split())
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda lines: lines[2].pop("top"),
-        lambda lines: lines[2].update(top=[]),
-        lambda lines: lines.pop(1),
-        lambda lines: lines[0].update(texts=5),
-        lambda lines: lines[1].update(prompt_ids=None),
-    ],
-)
-def test_a_file_that_lacks_something_is_refused_by_name(copied: Path, change: Callable[..., object]) -> None:
-    resealed(copied, change)
-    done = expect(copied)
-    assert done.status == 2
-    assert "golden.jsonl lacks what a golden file has" in " ".join(done.err.split())
-
-
 def test_other_prompts_of_the_same_length_of_vocabulary_are_found_out(copied: Path) -> None:
     resealed(copied, lambda lines: lines[1].update(prompt="Once upon a day"))
     done = expect(copied)
@@ -215,12 +179,12 @@ def test_other_prompts_of_the_same_length_of_vocabulary_are_found_out(copied: Pa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((STORIES, "--update", "x y"), "--update rewrites the file of --expect, but there is none"),
+        ((STORIES, "--update", "x y"), "--update was removed: ties pass as they are"),
         ((STORIES, "--expect", "g", "x y"), "--expect g has its prompts and texts, so there can be no other prompt"),
         ((STORIES, "--expect", "g", "-i", "f"), "so there can be no --input f"),
         ((STORIES, "--expect", "g", "--layers"), "so there can be no --layers"),
         ((STORIES, STORIES, "--expect", "g"), "and one side is compared with it, but there are: "),
-        ((STORIES, "--expect", "g", "--save", "h"), "--save h and --expect g: --update rewrites the file of --expect"),
+        ((STORIES, "--expect", "g", "--save", "h"), "--save h and --expect g: a file is written, or compared with"),
         ((STORIES, "--save", "-", "x y"), "a golden file is a file; give it a name"),
         ((STORIES, "--expect", "nowhere.jsonl"), "--expect: cannot read nowhere.jsonl: no such file"),
         (("nowhere.jsonl", STORIES), "--expect: cannot read nowhere.jsonl: no such file"),
@@ -255,28 +219,18 @@ def failing(monkeypatch: pytest.MonkeyPatch, ids: set[str]) -> None:
 
 
 def test_no_text_that_can_be_read_is_no_verdict(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was a tie, and with --update the file was rewritten without its texts."""
+    """It was a tie."""
     failing(monkeypatch, {"0", "1"})
     done = expect(copied, STORIES, "--format", "jsonl")
     assert done.status == 1, done.err
     assert (done.records[0]["verdict"], done.records[0]["reason"]) == (None, "no position was compared")
 
 
-def test_update_loses_no_text_that_could_not_be_read(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = copied.read_bytes()
-    failing(monkeypatch, {"1"})
-    done = expect(copied, STORIES, "--update")
-    assert done.status == 4
-    assert f"--update leaves {copied} as it is: text 2 could not be read: no room for it" in " ".join(done.err.split())
-    assert copied.read_bytes() == before
-
-
 def test_a_gate_whose_text_cannot_be_read_does_not_pass(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One text of two failed, and the gate passed."""
-    assert check_golden(copied, STORIES, PROMPTS, update=False, max_new_tokens=12)
+    assert check(copied, STORIES, PROMPTS, 12)
     failing(monkeypatch, {"1"})
-    outcome = check_golden(copied, STORIES, PROMPTS, update=False, max_new_tokens=12)
-    assert not outcome
-    assert outcome.words.splitlines()[0] == "golden golden: text 2 could not be read: no room for it"
+    with pytest.raises(CheckError, match=r"^golden golden: text 2 could not be read: no room for it; "):
+        check(copied, STORIES, PROMPTS, 12)
     with pytest.raises(InputError, match="text 2 could not be compared: no room for it"):
         compare(STORIES, f"{STORIES}@batch_size=1", PROMPTS, 2)
