@@ -207,7 +207,7 @@ class Batch:
             raise
         if given.cache is not None and given.places is None:
             self.kv.columns += given.feed.shape[1]
-            if given.feed.shape[1] == 1 and given.cache.records_past:
+            if self.kv.records_past and given.feed.shape[1] == 1:
                 given.cache.crop(0)  # nothing of this pass will be taken back: windows drop what they no longer see
         return ModelScores(output.logits, output.layers)
 

@@ -29,6 +29,7 @@ class BatchCache:
     def __init__(self, model: ModelRuntime) -> None:
         self.model = model
         self.cache: Cache | None = None  # None if the model has none: every pass then reads everything again
+        self.records_past = False  # whether its windows drop nothing until the next `crop`
         self.columns = 0
         self.held: list[tuple[LaneState, int]] = []  # the lanes of the last pass in order, and each one's rows
         self.rows = 0  # of all of them
@@ -141,6 +142,7 @@ class BatchCache:
             # a merge has the form of its first part
             if any(state.lane.strategy.traits.drafts or state.mode.drafting is not None for state in states):
                 self.cache.activate_past_recording()
+            self.records_past = self.cache.records_past
             lengths |= {state: self.columns - self.pads[state] for state in before}
             self.columns = max(self.columns if before else 0, *lengths.values())  # after `align` all may have padding
             self.pads = {state: self.columns - length for state, length in lengths.items()}

@@ -19,7 +19,7 @@ from genctl.commands.parity.view import COLUMNS, Naming, failed_checks, flat, re
 from genctl.config.layers import Resolved
 from genctl.config.sides import Side
 from genctl.engines.protocol import Request
-from genctl.engines.score_passes import TextReader
+from genctl.engines.scorer import TextReader
 from genctl.errors import CheckError, GenctlError, InputError, count
 from genctl.io import jsonl, readers, writers
 from genctl.io.rows import InputRow
