@@ -7,6 +7,7 @@ N rows, F tokens fed to each, T columns of the cache, V vocabulary, H hidden siz
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
@@ -77,8 +78,8 @@ class Passed:
 def cut_bound(model: Any) -> int | None:
     """The length up to which a transformers model's texts may be cut into passes anywhere; None: its windows set none.
 
-    transformers makes a cache with windows of any `sliding_window` in config.json. A model without any (Llama) masks
-    only the future: a token of a prompt sees all earlier tokens, a later one the columns that the cache still has. With
+    transformers makes a cache with windows of any `sliding_window` in config.json. A model without any (Llama), or whose
+    code makes no mask with windows (Moshi), masks only the future: a token of a prompt sees all earlier tokens, a later one the columns that the cache still has. With
     a window of 1 the mask of a prompt hides all but the token itself, but the cache drops nothing (it keeps
     `[-window + 1:]`). Texts are those of `generate()` in both cases. Sparse attention with an indexer (DeepSeek) sees
     the `index_topk` tokens with the best scores: those below zero are cut to zero, so many are equal, and which of them
@@ -92,11 +93,23 @@ def cut_bound(model: Any) -> int | None:
         for name in ("attention_chunk_size", "sliding_window"):  # the second one counts, where both are set
             found = getattr(config, name, None)
             if type(found) is int and found > 0:
-                size = found if found == 1 else None
+                size = found if found == 1 or not _masks_windows(model) else None
                 with suppress(Exception):  # third-party code
                     if not hasattr(type(config)(), name):
                         size = found
     return 0 if size == 1 else size
+
+
+_MASKS = ("create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate")
+
+
+def _masks_windows(model: Any) -> bool:
+    """Whether one of the files that a model's classes come from makes masks with windows, or is not transformers'."""
+    files = {type(module).__module__ for module in model.modules() if ".modeling_" in type(module).__module__}
+    return any(
+        not file.startswith("transformers.") or any(hasattr(sys.modules[file], maker) for maker in _MASKS)
+        for file in files
+    )
 
 
 @dataclass(frozen=True, eq=False, repr=False)  # comparing or printing would measure (`transformers.abilities`)

@@ -108,9 +108,12 @@ def read_header(path: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with path.open("rb") as file, safe_open(path, framework="np"):  # which checks types, shapes and byte ranges
+        with path.open("rb") as file:
             data = 8 + int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(data - 8), object_pairs_hook=once)
+            if data == 8:
+                raise ValueError("its header is empty")  # before all of a sparse file is mapped
+            with safe_open(path, framework="np"):  # which checks types, shapes and byte ranges
+                header = json.loads(file.read(data - 8), object_pairs_hook=once)
     except OSError as error:
         raise ModelError(f"cannot read {path.name}: {reason_of(error)}") from error
     except (SafetensorError, ValueError, RecursionError) as error:

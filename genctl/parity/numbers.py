@@ -167,12 +167,12 @@ def in_order(logits: Tensor, most: int = HEAD) -> Tensor:
 
 
 def grouped(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits, of a large vocabulary the best and groups of alike others; and the logarithm of how many each stands for.
+    """Logits in order, of a large vocabulary the best and groups of alike others; and the log of what each stands for.
 
     A temperature of 150,000 tokens took two minutes: each try of a parameter added them all up.
     """
     if logits.shape[-1] <= 2 * HEAD:
-        return logits, torch.zeros(1)
+        return in_order(logits), torch.zeros(1)
     ordered = logits.sort(-1, descending=True).values
     size = -(-(logits.shape[-1] - HEAD) // TAIL)  # tokens of a group
     rest = torch.nn.functional.pad(ordered[:, HEAD:], (0, HEAD + size * TAIL - logits.shape[-1]), value=-torch.inf)
@@ -187,21 +187,22 @@ class Kept:
 
     def __init__(
         self, logits: Tensor, ordered: Tensor, places: Entries, temperature: float, *, first: bool,
-        groups: tuple[Tensor, Tensor] | None = None,
+        alike: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """`ordered`: of `in_order`. `first`: filters come before the temperature. `groups` may stand for all logits."""
-        every, alike = groups or (logits, torch.zeros(1))
+        """`ordered`: of `in_order`, or with `alike` of `grouped`. `first`: filters come before the temperature."""
+        every, copies = (logits, torch.zeros(1)) if alike is None else (ordered, alike)
 
         def spread(drawn: float) -> tuple[Tensor, Tensor]:
             """Log-probabilities in order, and those of entries [E]."""
-            whole = (every / drawn + alike).logsumexp(-1, keepdim=True)
+            whole = (every / drawn + copies).logsumexp(-1, keepdim=True)
             entries = logits[places.position, places.entry] / drawn - whole[places.position, 0]
             return ordered / drawn - whole, entries
 
         drawn = spread(temperature)
         self._places, self._drawn = places, drawn[1]
         self._ordered, self._filtered = spread(1.0) if first else drawn
-        self._masses, self._whole = self._ordered.exp().cumsum(-1), drawn[0].exp().cumsum(-1).log()
+        self._masses = (self._ordered + copies).exp().cumsum(-1)
+        self._whole = (drawn[0] + copies).exp().cumsum(-1).log()
 
     def counts(self, filters: Mapping[str, Tensor | float]) -> Tensor:
         """How many tokens are kept, for one value of each filter or for P of one: int64 [M, P]."""
@@ -257,13 +258,16 @@ def numbers(logits: Tensor, places: Entries) -> Iterator[Number]:
     def left(number: Number) -> tuple[float, Number]:
         return float(_typical(remains(number, rows, few), few)), number
 
-    kept = partial(Kept, rows, in_order(rows), few, groups=grouped(rows))
+    ordered, alike = grouped(rows)
+    kept = partial(Kept, rows, ordered, few, alike=alike)
     own = [
         _refined(lambda value: (float(kept(value, first=False).typical({})), Number(temperature=value)), _DRAWN),
         _refined(lambda value: left(Number(repetition=value)), _PENALTIES),
         _filtered(kept, False, 1.0)[1],
     ]
     own += [_refined(partial(_filtered, kept, first), _DRAWN) for first in (False, True)]
+    if bool(alike.any()):  # a filter may end within a group
+        own += [replace(number, temperature=round(number.temperature, 2)) for number in own]
     yield from (number for number in dict.fromkeys(own) if number.causes and number.changes_something)
 
 

@@ -150,7 +150,7 @@ LINES = {
     "genctl presets show nuc": ["nucleus"],
     "genctl run --cache qu": ["quantized"],
     "genctl run --device c": ["cpu", "cuda"],
-    "genctl run --smoothing-": ["--smoothing-factor"],
+    "genctl run --repetition-": ["--repetition-penalty"],
     "genctl run --set smoothing_": ["smoothing_factor=", "smoothing_curve="],
     "genctl run --set temp": ["temperature="],
     "genctl run --set early_stopping": ["early_stopping="],

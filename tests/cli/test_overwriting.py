@@ -23,7 +23,7 @@ EXPLORE = ("explore", *STORIES, "Hi", "--expand", "mass=0.5,depth=1")
 CASES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("run", *TINY, "12"): ("output", "events", "report"),
     ("beam", *TINY, "12"): ("output", "events", "report"),
-    ("chat", *TINY, "-n", "2", "--format", "jsonl"): ("output",),
+    ("chat", *STORIES, "-n", "2", "--format", "jsonl"): ("output",),
     ("score", *STORIES, "A fox"): ("output", "report"),
     ("tokens", *TINY, "12"): ("output",),
     ("compare", *TINY, "--strategy", "a:", "--strategy", "b:num_beams=2", "12"): (

@@ -142,7 +142,7 @@ ROWS = '{"prompt": 3}\n{"prompt": "12"}\n'
 COMMANDS = {
     "run": ("run", "-m", "builtin:numbers"),
     "beam": ("beam", "-m", "builtin:numbers"),
-    "chat": ("chat", "-m", "builtin:numbers"),
+    "chat": ("chat", "-m", "builtin:stories", "-n", "2"),
     "compare": ("compare", "-m", "builtin:numbers", "--strategy", "a:", "--strategy", "b:num_beams=2"),
     "score": ("score", "-m", "builtin:stories"),
     "inspect-cache": ("inspect-cache", "-m", "builtin:numbers", "--steps", "1"),

@@ -224,7 +224,7 @@ REFUSED: dict[str, tuple[Damage, str]] = {
                 ids=[2] * 1_000_000,
             ),
         ),
-        "its post_processor makes texts more than 100 times as long",
+        "bytes of added tokens and settings",
     ),
     "10^9 tokens that a class makes": (edit(TOKENIZER_CONFIG, extra_ids=BIG), "says extra_ids = 1000000000, far above"),
     "a charsmap of 4 GB": (edit(TOKENIZER, normalizer={"type": "Precompiled", "precompiled_charsmap": CHARSMAP}),

@@ -103,7 +103,7 @@ AUDIT = Command(
     declares the engine's precision. The exit status is 4 unless the verdict is same.""",
     (
         "genctl audit rollouts.jsonl -m ./model",
-        "genctl audit answers.json -m ./model --prompts prompts.jsonl",
+        "genctl audit out.json -m ./model --prompts prompts.jsonl",
         "genctl audit openai:http://127.0.0.1:8080 -m ./model -i prompts.txt -n 64",
     ),
     {

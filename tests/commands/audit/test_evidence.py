@@ -69,13 +69,6 @@ def test_an_id_beyond_the_vocabulary_is_evidence(place: str, tmp_path: Path) -> 
     assert one["reason"].endswith("× rounding error")  # all else is read
 
 
-def test_a_sum_that_no_model_gives_is_evidence(tmp_path: Path) -> None:
-    rows = [{"doc": {}, "arguments": [["Once upon", " a time"]], "resps": [[[number, "False"]]]}
-            for number in ("-inf", "nan", "-0.5")]  # fmt: skip
-    reason = audit(written(tmp_path, rows)).records[0]["reason"]
-    assert reason.startswith("probability 0 for 1 of 3 chosen tokens (the first: row 1, token 1, -inf); NaN")
-
-
 def test_openai_says_of_a_rare_token_that_it_is_not_listed(tmp_path: Path) -> None:
     """-9999 is evidence where a list of the best tokens would have the token."""
     rows = _rows()

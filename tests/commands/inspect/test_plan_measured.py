@@ -180,7 +180,7 @@ def test_code_that_reads_numbers_cannot_be_planned(folder: Any, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_weights_equal_those_loaded(tmp_path: Path, arch: str, dtype: str) -> None:
     auto = Runtime(model=str(checkpoint(arch, tmp_path)), dtype=dtype, device="cpu")  # type: ignore[arg-type]
     for runtime in (auto, replace(auto, runtime="transformers")):
