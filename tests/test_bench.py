@@ -13,8 +13,8 @@ from scripts.benchmarks import checkpoints, limit, main, measuring, page, rows, 
 from scripts.benchmarks.work import Ran, Setup, Side, Unavailable, Work
 
 PLAN = rows.Plan(
-    rows.Lengths(new=6, new_large=4, long=24, short=6, source=9, text=60, prompts=5, mixed_in=(3, 9), mixed_out=(2, 6)),
-    checkpoints.gpt2("tiny-gpt2", 300, 64, n_layer=2, n_head=2, n_embd=32),
+    rows.Lengths(new=6, new_large=4, long=24, short=6, source=9, text=90, prompts=5, mixed_in=(3, 9), mixed_out=(2, 6)),
+    checkpoints.gpt2("tiny-gpt2", 300, 128, n_layer=2, n_head=2, n_embd=32),
     checkpoints.qwen2(
         "tiny-qwen2", 300, 64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
     ),

@@ -78,12 +78,12 @@ class Passed:
 def cut_bound(model: Any) -> int | None:
     """The length up to which a transformers model's texts may be cut into passes anywhere; None: its windows set none.
 
-    transformers makes a cache with windows of any `sliding_window` in config.json. A model without any (Llama), or whose
-    code makes no mask with windows (Moshi), masks only the future: a token of a prompt sees all earlier tokens, a later one the columns that the cache still has. With
-    a window of 1 the mask of a prompt hides all but the token itself, but the cache drops nothing (it keeps
-    `[-window + 1:]`). Texts are those of `generate()` in both cases. Sparse attention with an indexer (DeepSeek) sees
-    the `index_topk` tokens with the best scores: those below zero are cut to zero, so many are equal, and which of them
-    `topk` takes depends on the shape of its input.
+    transformers makes a cache with windows of any `sliding_window` in config.json. A model without any (Llama), or
+    whose code makes no mask with windows (Moshi), masks only the future: a token of a prompt sees all earlier tokens, a
+    later one the columns that the cache still has. With a window of 1 the mask of a prompt hides all but the token
+    itself, but the cache drops nothing (it keeps `[-window + 1:]`). Texts are those of `generate()` in both cases.
+    Sparse attention with an indexer (DeepSeek) sees the `index_topk` tokens with the best scores: those below zero are
+    cut to zero, so many are equal, and which of them `topk` takes depends on the shape of its input.
     """
     chosen = [module.index_topk for module in model.modules() if type(getattr(module, "index_topk", None)) is int]
     config = model.config.get_text_config(decoder=True)

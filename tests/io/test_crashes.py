@@ -16,7 +16,6 @@ from genctl.io import resumable
 from genctl.io.output import open_beside
 from genctl.io.record_output import RecordOutput
 from genctl.io.writers import FORMATS, open_output, open_writer
-from genctl.models import fingerprint
 from genctl.tree import saved, token_tree
 from genctl.tree.explorer import Explorer
 from genctl.tree.saved import read_tree
@@ -72,14 +71,8 @@ def tree(path: Path) -> None:
     saved.create(open_beside(path, force=True), opened).close()
 
 
-def chat(path: Path) -> None:
-    one = log(path, force=True)
-    turn(one, "Hello", "Hi")
-    one.close()
-
-
 REPLACING: dict[str, Callable[[Path], None]] = {
-    "page": page, "events": events, "tree": tree, "chat": chat, **{name: records(name) for name in FORMATS},
+    "page": page, "events": events, "tree": tree, **{name: records(name) for name in FORMATS},
 }  # fmt: skip
 
 
@@ -102,16 +95,6 @@ def test_a_new_page_is_there_when_it_is_whole(folder: Path) -> None:
         page(path)
     assert {files.get(NAME) for files in disk.crashes} == {None, path.read_bytes()}
     assert len(disk.left) == 1
-
-
-def test_a_cache_of_digests_is_whole_or_not_there(folder: Path) -> None:
-    for number in range(2):
-        disk = Disk(folder)
-        before = {path.name: path.read_bytes() for path in folder.iterdir()}
-        entries = {f"{each}": f"sha256:{each:064x}" for each in range(number + 1)}
-        with disk.recording():
-            fingerprint._write(folder / NAME, entries)
-        assert {files.get(NAME) for files in disk.crashes} == {before.get(NAME), (folder / NAME).read_bytes()}
 
 
 # -- trees and chats, which grow -------------------------------------------------------------------------------------
@@ -173,22 +156,6 @@ def test_an_answer_that_is_over_lasts(folder: Path, tmp_path: Path) -> None:
             assert contents(again)[: len(done)] == done
         else:
             assert not done
-
-
-def test_force_keeps_the_old_chat_until_there_is_an_answer(folder: Path, tmp_path: Path) -> None:
-    path = folder / NAME
-    path.write_bytes(OLD)
-    disk = Disk(folder)
-    with disk.recording():
-        chat(path)
-    for files in disk.crashes:
-        if files[NAME] != OLD:
-            again = ChatLog.open(restore(files, tmp_path / "after") / NAME)
-            assert contents(again) == ["Hello", "Hi"]
-            again.close()
-    (renamed,) = (place for place, call in enumerate(disk.calls) if call.startswith("rename"))
-    assert disk.calls[renamed - 1].startswith("fsync file.jsonl.")
-    assert disk.calls[renamed + 1] == "fsync ."
 
 
 # -- a batch with a journal ------------------------------------------------------------------------------------------

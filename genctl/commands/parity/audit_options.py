@@ -104,7 +104,7 @@ AUDIT = Command(
     (
         "genctl audit rollouts.jsonl -m ./model",
         "genctl audit out.json -m ./model --prompts prompts.jsonl",
-        "genctl audit openai:http://127.0.0.1:8080 -m ./model -i prompts.txt -n 64",
+        "genctl audit openai:http://host:8080 -m model -i in.txt",
     ),
     {
         AUDITED: ("prompts_file", "field", "rows", "also", "max_new_tokens"),

@@ -116,14 +116,13 @@ def test_the_cost_of_a_token_does_not_grow_with_the_row(
     tokens = tokenizer(kind).backend_tokenizer.encode(filler, add_special_tokens=False).ids * 200
     stop = criterion(kind, ["never!!"])
     text, lengths = row_text(kind, [stop]), [0]
-    decoded = text.words.vocabulary.raw
+    decoded = text.words.vocabulary.text
 
-    def counting(ids: list[int]) -> str:
+    def counting(ids: list[int], *, clean: bool | None = None) -> str:
         lengths.append(len(ids))
-        return decoded(ids)
+        return decoded(ids, clean=clean)
 
-    monkeypatch.setattr(text.words.vocabulary, "raw", counting)
-    monkeypatch.setattr(text.words.vocabulary, "text", None)  # nothing is decoded from the beginning
+    monkeypatch.setattr(text.words.vocabulary, "text", counting)
     for token in tokens:
         text.push(token)
         assert stop(written([token], text=text)) is None
