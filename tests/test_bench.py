@@ -14,12 +14,12 @@ from scripts.benchmarks.work import Ran, Setup, Side, Unavailable, Work
 
 PLAN = rows.Plan(
     rows.Lengths(new=6, new_large=4, long=24, short=6, source=9, text=90, prompts=5, mixed_in=(3, 9), mixed_out=(2, 6)),
-    checkpoints.gpt2("tiny-gpt2", 300, 128, n_layer=2, n_head=2, n_embd=32),
+    checkpoints.gpt2("tiny-gpt2", 300, 160, n_layer=2, n_head=2, n_embd=32),
     checkpoints.qwen2(
-        "tiny-qwen2", 300, 64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+        "tiny-qwen2", 300, 160, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
     ),
-    by_position=checkpoints.gpt2("tiny-large", 300, 64, n_layer=2, n_head=2, n_embd=32),
-    deep=checkpoints.deep("tiny-deep", 300, 64, hidden_size=32, intermediate_size=64, num_attention_heads=4),
+    by_position=checkpoints.gpt2("tiny-large", 300, 160, n_layer=2, n_head=2, n_embd=32),
+    deep=checkpoints.deep("tiny-deep", 300, 160, hidden_size=32, intermediate_size=64, num_attention_heads=4),
     seq2seq=checkpoints.t5("tiny-t5", 300, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4),
 )
 
