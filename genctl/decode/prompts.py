@@ -63,8 +63,9 @@ def load(path: Path, identity: PromptIdentity, forward: ModelRuntime) -> Prefix:
 
     try:
         with reader.opened(path, regular=True) as start:
-            if not int.from_bytes(start.read(8), "little"):
-                raise ValueError("it has no header")  # before all of a sparse file is mapped
+            header = int.from_bytes(start.read(8), "little")
+        if not header:  # all of a sparse file would be mapped
+            raise ValueError("it has no header")
         with safe_open(path, framework="pt", device="cpu") as file:
             metadata = reader.loads((file.metadata() or {}).get("genctl", "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — a handle, not a dict
