@@ -23,7 +23,7 @@ from genctl.events import Event, Loading, Stepped
 from genctl.terminal import loading_line, theme, widgets
 
 FRAME_S = 0.05
-# how Rich redraws: when it is told to, and what other code prints is left alone
+# Rich redraws only on request, and leaves alone what other code prints
 REDRAWN: dict[str, Any] = {"transient": True, "auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
 
 

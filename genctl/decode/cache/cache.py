@@ -51,9 +51,7 @@ class Cache:
     is_fixed: bool = _of_layers(any, "is_fixed")  # allocated once, for an exact `room`
     is_shareable: bool = _of_layers(any, "is_shareable")  # a prompt that is long enough to share
     is_shared: bool = _of_layers(any, "prompt")  # its first columns are stored once for all rows
-    records_past: bool = _of_layers(
-        any, "record_past"
-    )  # keeps columns that it would otherwise drop, until the next `crop`
+    records_past: bool = _of_layers(any, "record_past")  # columns that would be dropped stay until the next `crop`
 
     @property
     def sample(self) -> list[CacheLayer]:
