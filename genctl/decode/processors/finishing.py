@@ -68,7 +68,7 @@ class Finishing:
         spelled = len(language.words.memo["llguidance"].greedy_tokenize(body))
         # about how many tokens one token can require: what the grammar spells out, and what it repeats
         self.reach = spelled + 4 * sum(int(one or other) for one, other in counts)
-        self._found: dict[tuple[int, Tokens, int], Tokens | None] = {}  # ways out after a token
+        self._found: dict[tuple[bytes, bool, int], Tokens | None] = {}  # ways out after a token
         self._first = self.find(language.start)
 
     def shortest(self, room: int) -> Tokens | None:
@@ -141,8 +141,7 @@ class Finishing:
         for rest in dict.fromkeys((way[1:], way, *(way[start:] for start in range(len(way), 1, -1)))):
             note(rest, np.flatnonzero(np.isinf(lengths)))
         for place in np.flatnonzero(lengths > most)[:searches]:
-            # positions are alike if the same ids may follow and the same way leads out
-            key = hash(position.bits), way, int(ids[place])
+            key = position.text, position.started, int(ids[place])
             if key not in self._found:
                 if len(self._found) == _STORED:
                     self._found.clear()

@@ -156,6 +156,20 @@ def test_a_budget_bars_what_cannot_end_in_time_and_nothing_else(
             assert set(written(made, room - 1)) == fits
 
 
+def test_what_other_rows_wrote_bars_no_token() -> None:
+    """After b, as after a, the same ids may follow and the same way leads out, but q needs another one."""
+    pieces = (b"<pad>", b"<bos>", b"", *(letter.encode() for letter in "abxy!qrst"))
+    a_row, b_row, following = ([pieces.index(letter.encode()) for letter in row] for row in ("ax", "bx", "xy!q"))
+    after = []
+    for earlier in ([], [a_row]):
+        words = Spelling(pieces, {})
+        made = grammar(words, 8, regex="a[xy]*(!|qr)|b[xy]*(!|qst)")
+        for row in earlier:
+            allowed(made, row)
+        after.append(allowed(made, b_row))
+    assert after[0] == after[1] == [set(following)]
+
+
 WANTED = [
     ({"regex": r"[^\n]*\n"}, "wö\n"),
     ({"grammar": 'root ::= [^\\n]+ "\\n"'}, "grün\n"),
