@@ -147,7 +147,7 @@ class DecodingVocabulary:
 
     def lead(self, prompt: Sequence[int]) -> list[int]:
         """The end of a prompt that decides what text new tokens add: nothing before it changes that."""
-        least = 1  # doubled where a clean-up may change earlier text: the cost stays that of the result
+        least = 1  # doubled if a clean-up may change earlier text: the total cost is proportional to the result
         for place in range(len(prompt) - 1, -1, -1) if self.mode != "whole" else ():
             if len(prompt) - place >= least and self._begins(prompt[place]):
                 lead = list(prompt[place:])

@@ -42,7 +42,7 @@ MOVED = 10  # a cause must move at least this many positions
 RESOLVED = 4.0  # by more than this multiple of the noise
 TINY = 1e-9  # nats: a smaller change is none
 OFF = 0.3  # share of a form's effect that may be left: engines round in other orders
-HALF = 0.5  # share of the codes' effect that may be left by a cause beside them
+HALF = 0.5  # share of the codes' effect that an additional cause may leave
 TAIL = 0.9  # a hypothesis fits if this share of positions is within the largest ratio of noise
 SURE = 10  # times the bound: a cheap cause with this much evidence makes expensive ones unnecessary
 LEFT = 0.1  # a named cause may leave this share of rows unexplained
@@ -66,7 +66,7 @@ class Auditor(Rereader):
         """`others`: checkpoints that the engine may have run instead. `how`: arguments of `Rereader`."""
         super().__init__(side, rows, **how)
         self._prompts, self._others, self._stage = prompts, others, on_stage
-        self._codes = 0.0  # nats of noise from the engine's own codes, beside a cause
+        self._codes = 0.0  # nats of noise from the engine's own codes, in addition to a cause
         self._count = 0  # hypotheses tried so far
         self._notes: dict[str, None] = {}
         self._beaten: list[Explanation] = []  # dropped on the most telling row, not tried on others
@@ -106,7 +106,7 @@ class Auditor(Rereader):
                 (audit for audit in audits if audit.verdict == "explained"), first)  # fmt: skip
 
     def _explained(self, form: Form | None, nothing: Explanation) -> Audit:
-        """The verdict if honest rounding is not enough. `form`: how the engine rounds, beside any cause."""
+        """The verdict if honest rounding is not enough. `form`: how the engine rounds, in addition to any cause."""
         self._base, self._codes, self._beaten, self._most = form, nothing.off, [], 0.0
         if self.grid is not None:
             self._cut = self.places.sizes(self._resolution)

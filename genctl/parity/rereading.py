@@ -59,7 +59,7 @@ class Rereader:
         self._side, self._rows = side, tuple(rows)
         self._oracle = Oracle(side, kind_of(side))
         self._dtype, self._declared = dtype, form
-        self._base: Form | None = None  # how the engine rounds, beside what is tried
+        self._base: Form | None = None  # how the engine rounds, in addition to what is tried
         self._interrupted = interrupted
         self._loaded: tuple[Callable[[], LocalSide] | None, LocalSide] = (None, side)
         self._every = range(len(self._rows))
@@ -116,7 +116,7 @@ class Rereader:
         return self.places.few(self._at(rows))
 
     def _spans(self, rows: Iterable[int]) -> Iterator[tuple[int, slice]]:
-        """Each of these rows, with the slice of its positions among those of all of them."""
+        """Each of these rows, with the slice of its positions in those of all rows given."""
         begin = 0
         for row in rows:
             end = begin + len(self._rows[row].text.token_ids)
@@ -124,7 +124,7 @@ class Rereader:
             begin = end
 
     def _logits(self, way: Way, rows: Sequence[int], *, exact: bool = False) -> Tensor:
-        """Logits f64 [K, V] at all positions of rows, computed in float32 where that suffices. Raises ModelError."""
+        """Logits f64 [K, V] at all positions of rows, computed in float32 if that suffices. Raises ModelError."""
         if self._interrupted():
             raise SystemExit(self._interrupted())
         texts = [self._rows[row].text for row in rows]

@@ -252,7 +252,7 @@ def changes(config: Mapping[str, Any]) -> Iterator[Change]:
 def other_models(
     side: LocalSide, others: Sequence[str], stack: ExitStack
 ) -> Iterator[tuple[str, str, Callable[[], LocalSide]]]:
-    """Key and parameter of each cause, and what loads its model in place of a side's. Loading raises ModelError.
+    """Key and parameter of each cause, and a function that loads its model instead of a side's; it raises ModelError.
 
     `others`: checkpoints that may have run instead. `stack`: removes the folders of changed config files.
     """
