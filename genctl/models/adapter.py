@@ -1,6 +1,6 @@
-"""`--adapter FOLDER`: the weights of a PEFT adapter, added into those of its base or computed beside them.
+"""`--adapter FOLDER`: a PEFT adapter, merged into the weights of its base or computed beside them.
 
-The adapter is checked before and after: its files without torch, and each tensor of it against the base.
+The adapter is checked twice: its files without torch, then each of its tensors against the base.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from genctl.models.libraries import guarded
 from genctl.models.weights import Tensor
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-# The kinds that change only the base's own layers, so that callers of the base are not affected.
+# The kinds that change only the base's own layers: callers of the base are not affected.
 _INSIDE = ("LORA", "ADALORA", "IA3", "LOHA", "LOKR", "OFT", "BOFT", "VERA", "HRA", "FOURIERFT", "LN_TUNING")
 _SIZES = (
     "r", "init_r", "target_r", "oft_block_size", "boft_block_size", "boft_block_num", "n_frequency", "num_vectors",
 )  # fmt: skip
 _LEAST = 64  # sizes up to this one are always accepted
-_PATTERNS = (  # settings with regular expressions: texts, lists, or the keys of objects
+_PATTERNS = (  # settings with regular expressions: strings, lists, or the keys of objects
     "target_modules", "exclude_modules", "rank_pattern", "alpha_pattern", "modules_to_save", "layers_pattern",
 )  # fmt: skip
-_REPEAT = re.compile(r"[*+{]|(?<![(*+?}])\?")  # neither (?: nor the ? of a lazy one
+_REPEAT = re.compile(r"[*+{]|(?<![(*+?}])\?")  # neither (?: nor the ? of a lazy repeat
 _SHARED = "the layers that it makes share their weights"
 
 
@@ -42,7 +42,7 @@ class Adapter:
     files: Stamps
 
     def combined(self, base: str) -> str:
-        """The identity of a base with this adapter: a digest of both. Raises ModelError for files that changed."""
+        """The identity of a base with this adapter: a digest of both. Raises ModelError if files have changed."""
         own = fingerprint.fingerprint(self.folder, self.files)
         return FINGERPRINT + hashlib.sha256(f"{base}\n{own}\n".encode()).hexdigest()
 
@@ -72,7 +72,7 @@ def find(place: str, *, merge: bool | None) -> Adapter:
 
 
 def _check_sizes(what: str, config: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Refuse sizes above every dimension of the tensors, before peft makes layers of them. Raises ModelError."""
+    """Refuse sizes above every dimension of the tensors, before peft builds layers from them. Raises ModelError."""
     widest = max(_LEAST, *(max(tensor.shape, default=1) for tensor in tensors.values()))
     patterns, copies = config.get("rank_pattern") or {}, config.get("layer_replication") or []
     if not isinstance(patterns, dict):
@@ -93,11 +93,11 @@ def _check_sizes(what: str, config: dict[str, Any], tensors: Mapping[str, Tensor
 
 
 def _check_patterns(what: str, config: dict[str, Any]) -> None:
-    """Refuse regular expressions for which `re`, with which peft matches names, may take years. Raises ModelError."""
+    """Refuse regular expressions that may keep `re`, which peft uses for names, busy for years. Raises ModelError."""
     for value in filter(None, map(config.get, _PATTERNS)):
         patterns = [value] if isinstance(value, str) else value if isinstance(value, (list, dict)) else []
         for pattern in map(str, patterns):
-            bare = re.sub(r"\\.|\[(\\.|[^]\\])*\]", "x", pattern[:1001])  # without escapes and sets of characters
+            bare = re.sub(r"\\.|\[(\\.|[^]\\])*\]", "x", pattern[:1001])  # without escapes and character classes
             if len(pattern) > 1000 or re.search(r"\)[*+{]", bare) or len(_REPEAT.findall(bare)) > 6:
                 raise ModelError(
                     f"{what}: matching {weights.shown(pattern, 60)} in {CONFIG} may take for ever: patterns with "
@@ -108,8 +108,8 @@ def _check_patterns(what: str, config: dict[str, Any]) -> None:
 def apply(model: Any, adapter: Adapter, *, merge: bool | None) -> tuple[Any, str]:
     """The base with the adapter inside, and a note. Raises ModelError if the two do not fit together.
 
-    With `merge` the product is added to the weights, and nothing of the adapter is left. None merges where that is
-    right (see `_why_beside`).
+    With `merge` the product is added to the weights, and the adapter is gone. None merges if that is correct
+    (see `_why_beside`).
     """
     from peft import PeftModel, get_peft_model_state_dict
 
@@ -137,12 +137,12 @@ def apply(model: Any, adapter: Adapter, *, merge: bool | None) -> tuple[Any, str
 
 
 def _of_base(name: str) -> str:
-    """The name in the base of a tensor that an adapter file has from it: peft saves the layers of embeddings, too."""
+    """The base's name for a tensor of an adapter file: peft saves layers of embeddings, too."""
     return name.removeprefix("base_model.model.").replace(".base_layer.", ".")
 
 
 def _why_beside(wrapped: Any, config: dict[str, Any]) -> str:
-    """Why the products cannot be added to the weights: then they would change another layer, or have no place there."""
+    """Why the product cannot be added to the weights: it would change another layer, or has no place there."""
     if config.get("layer_replication"):
         return f"layer_replication: {_SHARED}"
     users: dict[int, set[str]] = {}
@@ -150,7 +150,7 @@ def _why_beside(wrapped: Any, config: dict[str, Any]) -> str:
         users.setdefault(weight.data_ptr(), set()).add(_of_base(name))
     for name, module in wrapped.named_modules():
         layer = getattr(module, "base_layer", None)
-        if layer is None or name.endswith(".token_adapter"):  # which knows of tied weights
+        if layer is None or name.endswith(".token_adapter"):  # token_adapter handles tied weights
             continue
         weight, name = getattr(layer, "weight", None), _of_base(name)
         others = set() if weight is None else users.get(weight.data_ptr(), set()) - {f"{name}.weight"}

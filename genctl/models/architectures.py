@@ -14,7 +14,7 @@ from typing import Any, Literal
 from genctl.native.config import Config, NotNative, read_config
 from genctl.native.spec import Found
 
-# Values of `tokenizer` that are not the name of a class with a recipe.
+# Values of `tokenizer` other than the name of a class with a recipe.
 BACKEND = "TokenizersBackend"  # transformers registers the class that takes tokenizer.json unchanged
 NO_CLASS = "no class"  # transformers registers none: the folder may name one
 LEFT_TO_TRANSFORMERS = "left to transformers"  # a class with special rules
@@ -24,12 +24,12 @@ LEFT_TO_TRANSFORMERS = "left to transformers"  # a class with special rules
 class Native:
     """A family of the native runtime."""
 
-    function: str  # FILE.FUNCTION, in `genctl/native/FILE_families.py`: imported where it is used
+    function: str  # FILE.FUNCTION, in `genctl/native/FILE_families.py`: imported on use
     model_class: str  # transformers' class of its language model, as `architectures` in config.json names it
-    context: int | None = None  # `max_position_embeddings` of transformers' class, where config.json has none
+    context: int | None = None  # `max_position_embeddings` of transformers' class, if config.json has none
 
     def read(self, config: Config) -> Found:
-        """What the family's function reads in a config.json. Raises NotNative."""
+        """Read a config.json with the family's function. Raises NotNative."""
         file, _, function = self.function.partition(".")
         read: Callable[[Config], Found] = getattr(import_module(f"genctl.native.{file}_families"), function)
         return read(config)
@@ -43,7 +43,7 @@ class Architecture:
     native: Native | None = None
 
     # -- the tokenizer (see `tokenizer_class`) -------------------------------------------------------------------------
-    tokenizer: str = ""  # the class that transformers registers for it, or one of the values above; "": not known
+    tokenizer: str = ""  # the class that transformers registers for it, or one of the values above; "": unknown
     tokenizer_wins: bool = False  # the registered class is used even if the folder names another one
     reads_tekken: bool = False  # the registered class reads tekken.json if mistral-common is installed
 
@@ -53,26 +53,26 @@ class Architecture:
     cache_differs: bool = False  # logits differ with and without a cache: the cache is used, as in `generate()`
     dense: bool = False  # attention from transformers' table of attention functions: a mask may have the final form
     relative: bool = False  # an encoder-decoder whose decoder has relative positions only: its rows may be padded
-    # `generate()` reads the full text again when it passes the bound of longrope: its preparation of inputs drops the
-    # cache. genctl does this in `decode.runtime`, and does not call that preparation.
+    # `generate()` reads the full text again when it passes the bound of longrope, because its preparation of inputs
+    # drops the cache. genctl does this in `decode.runtime`, and does not call that preparation.
     reads_again: bool = False
-    returns: str = ""  # the field of the output whose states are the `past_key_values` of the next pass
+    returns: str = ""  # the field of the output that becomes the `past_key_values` of the next pass
     reads_history: bool = False  # its preparation of inputs reads the full text, not only the new tokens
-    states_in_modules: bool = False  # recurrent states are kept in the modules (see `foreign.ModuleStates`)
+    states_in_modules: bool = False  # the modules hold the recurrent states (see `foreign.ModuleStates`)
 
     # -- config.json ---------------------------------------------------------------------------------------------------
     unbounded: bool = False  # the length in its config is not a limit: positions are relative or recurrent
-    # a `max_position_embeddings` that published files have with linear scaling, whose factor it counts already
+    # a `max_position_embeddings` of published files with linear scaling that already includes the factor
     scaled_context: int | None = None
-    computes_positions: bool = False  # computes a table of positions when it is built: no weight bounds its size
+    computes_positions: bool = False  # computes a table of positions when it is built, so no weight bounds its size
     audio_parts: bool = False  # nested configs describe audio models, not the language model
-    unfit: str = ""  # why it cannot continue a text, although transformers lists it among language models
+    unfit: str = ""  # why it cannot continue a text, although transformers lists it as a language model
 
 
 def _family(
     file: str, name: str, model_class: str, tokenizer: str, context: int | None = None, **facts: Any
 ) -> Architecture:
-    """The row of a native family, which is the function `name` of `genctl/native/FILE_families.py`."""
+    """The row of a native family: the function `name` of `genctl/native/FILE_families.py`."""
     compared: Literal["decoder", "encoder-decoder"] = "encoder-decoder" if file == "seq2seq" else "decoder"
     return Architecture(name, Native(f"{file}.{name}", model_class, context), tokenizer, compared=compared, **facts)
 

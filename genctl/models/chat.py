@@ -1,9 +1,9 @@
 """Turn messages into a prompt with the checkpoint's chat template, which is untrusted code.
 
 Templates are rendered in jinja's immutable sandbox: no attribute reaches Python's internals, nothing is written. The
-sandbox limits neither time nor memory, so templates are rendered in a separate process (`chat_worker`), which is killed
-after `SECONDS`; it serves all prompts of a run. The result equals that of
-`apply_chat_template(add_generation_prompt=True)`, but for content that is null: transformers leaves it out.
+sandbox limits neither time nor memory, so one separate process (`chat_worker`) renders all prompts of a run, and is
+killed if a prompt takes more than `SECONDS`. The result equals that of
+`apply_chat_template(add_generation_prompt=True)`, except for null content, which transformers leaves out.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def render_chat_text(
 ) -> str:
     """The text of a conversation, special tokens included. `system` goes first; `name` is the checkpoint's.
 
-    With `continues` it ends within the last message, which is to be continued, as with `continue_final_message` of
-    transformers. `variables` are more for the template, which `template` chooses among several by its name.
+    With `continues` it ends within the last message, to be continued, like `continue_final_message` of transformers.
+    `variables` are further variables for the template; `template` is the name of one of several templates.
 
     Raises InputError for malformed messages, ModelError without a template or if it fails, loops or writes too much.
     """
     conversation = check_messages(messages, system)
     source = check_template(tokenizer, name, template, tools=bool((variables or {}).get("tools")))
-    # null is no value, as in transformers, but templates tell content that is null (beside tool_calls) from none
+    # null counts as missing, as in transformers, but templates distinguish null content (beside tool_calls) from none
     fields = [
         {key: value for key, value in one.items() if value is not None or key == "content"} for one in conversation
     ]
@@ -73,16 +73,16 @@ def render_chat_text(
     before, mark, after = _RENDERER.render(request).rpartition(_HERE.strip())
     if not mark or not before.rstrip().endswith(last.strip()):
         raise ModelError("the chat template leaves out the last message, so it cannot be continued")
-    return before if after.startswith(" ") else before.rstrip()  # a template may strip blanks at the end
+    return before if after.startswith(" ") else before.rstrip()  # a template may strip trailing blanks
 
 
 def render_prefilled(
     tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], prefill: str, **how: Any
 ) -> str:
-    """The text of a conversation with the beginning of its answer, as the template writes an unfinished answer.
+    """The text of a conversation with the beginning of its answer, which the template renders as unfinished.
 
-    Where the template changes such an answer (it takes out a thought), the beginning follows the generation prompt.
-    `how` is given to `render_chat_text`. Raises as it does.
+    If the template changes such an answer (it removes a thought), the beginning follows the generation prompt.
+    `how` goes to `render_chat_text`. Raises as it does.
     """
     try:
         answer = {"role": "assistant", "content": prefill}
@@ -94,10 +94,10 @@ def render_prefilled(
 def after_messages(
     tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], rendered: str, **how: Any
 ) -> str:
-    """The end of a rendered prompt, which the template adds after all messages: the answer begins with it.
+    """The end of a rendered prompt that the template adds after all messages: the answer begins with it.
 
-    It is what the template adds for `add_generation_prompt`; where that changes nothing, what follows a mark at the end
-    of the last message. "" if neither can be found. `how` is given to `render_chat_text`.
+    It is what the template adds for `add_generation_prompt`; if that changes nothing, what follows a mark at the end
+    of the last message. "" if neither can be found. `how` goes to `render_chat_text`.
     """
     plain = {**how, "variables": {**(how.get("variables") or {}), "add_generation_prompt": False}}
     with suppress(ModelError):
@@ -124,7 +124,7 @@ def _marked(message: dict[str, Any]) -> dict[str, Any]:
 def check_template(
     tokenizer: PreTrainedTokenizerBase, name: str = "", chosen: str | None = None, *, tools: bool = False
 ) -> str:
-    """The checkpoint's chat template; of several that of the name `chosen`, or of `tools` as in transformers.
+    """The checkpoint's chat template; of several the one named `chosen`, or that for `tools` as in transformers.
 
     Raises ModelError if it has none.
     """
@@ -142,9 +142,9 @@ def check_template(
 
 
 def check_messages(messages: Any, system: str | None = None) -> list[dict[str, Any]]:
-    """The conversation with its system message, arguments of tools as objects. Raises InputError.
+    """The conversation with its system message, and tool arguments as objects. Raises InputError.
 
-    Rows are checked as they are read (`io.jsonl`); here only what would break the code below.
+    Rows are checked as they are read (`io.jsonl`); this only checks what would break the code below.
     """
     if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
         raise InputError('messages must be a list of objects such as {"role": "user", "content": "Hello"}')
@@ -170,7 +170,7 @@ def _is_message(message: Any) -> bool:
 
 
 def _with_arguments(call: Any) -> Any:
-    """A call of a tool with its arguments as an object, which is what templates read. Raises InputError."""
+    """A tool call with its arguments as an object, as templates expect. Raises InputError."""
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or "name" not in function:
         return call
@@ -227,13 +227,13 @@ class _Renderer:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=environment,
-            start_new_session=True,  # genctl handles Ctrl-C
+            start_new_session=True,  # genctl handles Ctrl-C itself
         )
         if self._exchange(b"", _STARTING) is None:
             raise ModelError("the process that renders chat templates could not be started")
 
     def _exchange(self, line: bytes, seconds: float) -> dict[str, Any] | None:
-        """Send a request and read the answer; None, and the worker is killed, if it does not answer in time."""
+        """Send a request and read the answer; if it does not come in time, kill the worker and return None."""
         process: Any = self.process
         alarm = threading.Timer(seconds, process.kill)
         alarm.daemon = True

@@ -1,4 +1,4 @@
-"""The process that renders chat templates, so that a hostile one can be killed: started by `chat`.
+"""The process that renders chat templates for `chat`: a hostile one can be killed.
 
 One JSON object per line on stdin is a request, one per line on stdout the answer. A template is untrusted: it is
 rendered in jinja's immutable sandbox, with the functions of transformers' `apply_chat_template`. The sandbox does not
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 MOST_CHARACTERS = 4_000_000
-MOST_MEMORY = 1 << 30  # bytes above what the process needs for itself
+MOST_MEMORY = 1 << 30  # bytes beyond what the process itself needs
 
 
 def limit_memory() -> None:
@@ -30,7 +30,7 @@ def limit_memory() -> None:
 
 
 def answer(request: dict[str, Any]) -> dict[str, str]:
-    """{"text": …} or {"error": …} for {"template", "messages", "special"} and perhaps {"variables"}."""
+    """{"text": …} or {"error": …} for {"template", "messages", "special"} and optionally {"variables"}."""
     try:
         messages = [_reasoning(message) for message in request["messages"]]
         variables = {"tools": None, "documents": None, "add_generation_prompt": True, **request["special"]}
@@ -48,7 +48,7 @@ def answer(request: dict[str, Any]) -> dict[str, str]:
 
 
 def _reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """A message with its reasoning under all names that templates use."""
+    """A message with its reasoning under every name that templates use."""
     names = ("reasoning_content", "thinking", "reasoning")
     reasoning = next((message[name] for name in names if message.get(name) is not None), None)
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}

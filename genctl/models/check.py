@@ -32,7 +32,7 @@ _PARTS = ("decoder", "generator", "text_config")  # where a nested config has th
 
 
 class GenerationSettings(NamedTuple):
-    """Raw keys and values without those that are None, and the name of the file they come from."""
+    """Raw keys and values, without those that are None, and the name of their file."""
 
     values: dict[str, Any]
     file: str = FILE
@@ -49,7 +49,7 @@ def read_settings(folder: Path, config: dict[str, Any]) -> GenerationSettings:
 
 
 def settings_of_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The settings in a config.json: its own fields, and for those that it lacks the ones of its text decoder."""
+    """The settings in a config.json: its own fields, and missing ones from its text decoder."""
     settings = {name: config[name] for name in FIELDS if config.get(name) is not None}
     if config.get("force_bos_token_to_be_generated"):  # an old name in BART's configs
         settings["forced_bos_token_id"] = config.get("bos_token_id")
@@ -60,7 +60,7 @@ def settings_of_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def known_ids(settings: GenerationSettings, vocabulary: int) -> tuple[GenerationSettings, list[str]]:
-    """The settings without the special ids of a config.json that the model does not have, and a note on each.
+    """The settings without the special ids of a config.json that the model lacks, and a note on each.
 
     Such an id is often left over from another checkpoint, and never occurs in a text. Raises ModelError for one in
     generation_config.json, or for the decoder start token.
@@ -89,7 +89,7 @@ TOKENIZERS = (
     "tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "sentencepiece.model",
     "source.spm", "vocab.json", "vocab.txt", "tekken.json", "tiktoken.model",
 )  # fmt: skip
-_READ_WHOLE = (".json", ".jinja", ".txt", ".model", ".spm", ".tiktoken")  # libraries read these into memory completely
+_READ_WHOLE = (".json", ".jinja", ".txt", ".model", ".spm", ".tiktoken")  # libraries read these completely into memory
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def inspect(folder: Path, *, allow_pickle: bool, trust_remote_code: bool, need_t
 
 
 def check_tokenizer(folder: Path, *, needed: bool) -> bool:
-    """Whether a folder has a tokenizer, whose files are checked. Raises ModelError if it is `needed` and missing."""
+    """Whether a folder has a tokenizer; checks its files. Raises ModelError if it is `needed` and missing."""
     has_tokenizer = any((folder / name).is_file() for name in TOKENIZERS)
     tokenizer_limits.check(folder)
     if needed and not has_tokenizer:
@@ -144,13 +144,13 @@ def check_tokenizer(folder: Path, *, needed: bool) -> bool:
 
 
 def check_vocabulary(tokenizer: Any, vocab_size: int) -> list[str]:
-    """A note if the tokenizer has more tokens than the model. Raises ModelError if it adds one of them to each text."""
+    """A note if the tokenizer has more tokens than the model. Raises ModelError if it adds such a token to texts."""
     try:
         added = tokenizer("", add_special_tokens=True)["input_ids"]
     except BaseException as error:
         if not is_library_error(error):
             raise
-        added = []  # it reads no empty text
+        added = []  # it cannot read an empty text
     if (beyond := next((id for id in added if id >= vocab_size), None)) is not None:
         name = tokenizer.convert_ids_to_tokens(beyond)
         raise ModelError(
@@ -163,7 +163,7 @@ def check_vocabulary(tokenizer: Any, vocab_size: int) -> list[str]:
 
 
 def check_files(folder: Path) -> None:
-    """Refuse files that no checkpoint contains, and those on which a reader would block. Raises ModelError.
+    """Refuse files that no checkpoint contains, and those that would block a reader. Raises ModelError.
 
     Libraries open the files of a checkpoint by their usual names; a pipe or a device may never end.
     """
@@ -220,24 +220,24 @@ def check_code(config: dict[str, Any], trust_remote_code: bool) -> None:
                 )
 
 
-_CHECKED = 2 << 30  # bytes of weights up to which every number is checked
+_CHECKED = 2 << 30  # bytes of weights up to which all numbers are checked
 
 
 def finite_check(size: int) -> Callable[[str, torch.Tensor], None]:
-    """A check of each tensor that raises ModelError. Of more than `_CHECKED` bytes of weights it checks nothing."""
+    """A check for each tensor that raises ModelError; for more than `_CHECKED` bytes of weights it checks nothing."""
     return _check_finite if size <= _CHECKED else lambda name, weight: None
 
 
 def _check_finite(name: str, weight: torch.Tensor) -> None:
     import torch
 
-    if type(weight) not in (torch.Tensor, torch.nn.Parameter):  # codes and scales in one tensor, torchao's
+    if type(weight) not in (torch.Tensor, torch.nn.Parameter):  # torchao has codes and scales in one tensor
         if not hasattr(weight, "dequantize"):
             return
         weight = weight.dequantize()
     if weight.device.type == "meta" or not weight.is_floating_point() or not weight.numel():
         return
-    # one pass: the extremes of a tensor are finite exactly if all its numbers are
+    # one pass: minimum and maximum are finite exactly if all numbers are
     low, high = torch.aminmax(weight.detach().float() if weight.element_size() < 2 else weight.detach())
     if not (math.isfinite(low) and math.isfinite(high)):
         bad = int((~torch.isfinite(weight.detach().float())).sum())

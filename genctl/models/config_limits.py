@@ -1,6 +1,6 @@
-"""The numbers of a config.json: which no model can have, and how many tokens fit. No torch and no transformers.
+"""The numbers in a config.json: those that no model can have, and how many tokens fit. No torch and no transformers.
 
-Sizes are refused before anything is built of them. Libraries have more than a thousand names for numbers that become
+Sizes are refused before anything is built from them. Libraries have more than a thousand names for numbers that become
 dimensions, so a number counts as a size unless its name says otherwise. The limits are generous: no published model
 comes near them, and a number within them costs megabytes at most.
 """
@@ -34,8 +34,8 @@ _MOST = {
     **dict.fromkeys((*_HIDDEN, *_INNER, "vocab_size"), 1 << 24),
     **dict.fromkeys((*_POSITIONS, *_WINDOWS), 1 << 27),
 }
-_MOST_COMPUTED = 1 << 20  # positions of a table that is computed
-_MOST_ROWS = 1 << 20  # of other tables
+_MOST_COMPUTED = 1 << 20  # positions in a computed table
+_MOST_ROWS = 1 << 20  # rows of other tables
 MOST = 1 << 16  # a size that is not a dimension of a tensor in the weight files
 _DEEPEST = 8
 # Not sizes: ids of tokens, lengths in tokens, samples and pixels, rates, seeds, and training parameters.
@@ -45,7 +45,7 @@ _OTHERWISE = re.compile(
     r"|limit|bucket|distance|duration|frames|seconds|clip|param|bytes|flops|epoch|batch|timestamp|seen).*"
     r"|n_positions|pad_.*|.*_(ms|sec)"
 )
-# Rows of a table, many of which a checkpoint may keep in parts.
+# Rows of tables, which a checkpoint may hold in parts.
 _TABLE = re.compile(r".*(vocab|position|hash|bucket).*")
 
 
@@ -58,9 +58,9 @@ def parts(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def check_numbers(config: dict[str, Any], source: str = "config.json") -> None:
-    """Refuse sizes that are not positive whole numbers or larger than any model's. Raises ModelError.
+    """Refuse sizes that are no positive whole numbers, or larger than any model's. Raises ModelError.
 
-    `source` is what the message calls the place of the config.
+    `source` names the place of the config in messages.
     """
     for part, where in parts(config):
         computes_positions = facts_of(part.get("model_type")).computes_positions
@@ -84,15 +84,15 @@ def check_numbers(config: dict[str, Any], source: str = "config.json") -> None:
 def check_size(config: dict[str, Any], files: WeightFiles, source: str = "config.json") -> None:
     """Refuse a config that implies far more than the weight files hold, before anything is allocated.
 
-    The config implies at least vocabulary x hidden + layers x (2 hidden² + 2 hidden x inner) parameters, and queries of
-    heads x their size. At most four times what the headers hold, plus a million, is accepted. Layers are compared with
-    the number of tensors, widths with the largest dimension, and positions with the rows of a position table.
+    The config implies at least vocabulary x hidden + layers x (2 hidden² + 2 hidden x inner) parameters, and once
+    hidden x heads x head size (queries). Four times what the headers hold, plus a million, is accepted. Layers are
+    compared with the number of tensors, widths with the largest dimension, and positions with the rows of their table.
 
-    Raises ModelError. `source` is what the message calls the place of the config.
+    Raises ModelError. `source` names the place of the config in messages.
     """
     audio = facts_of(config.get("model_type")).audio_parts
-    built = [(part, where) for part, where in parts(config) if not (where and audio)]  # of the language model
-    packed = 8 if config.get("quantization_config") else 1  # weights of four bits and more, in words of up to 32
+    built = [(part, where) for part, where in parts(config) if not (where and audio)]  # configs of the language model
+    packed = 8 if config.get("quantization_config") else 1  # weights of at least four bits, in words of up to 32
     if packed == 1:
         check_widths(config, max(max(tensor.shape, default=1) for tensor in files.tensors.values()), source)
         tables = [tensor for name, tensor in files.tensors.items() if name.endswith(_POSITION_TABLES)]
@@ -114,7 +114,7 @@ def check_size(config: dict[str, Any], files: WeightFiles, source: str = "config
 
 
 def most_layers(tensors: int) -> int:
-    """The largest number of layers that this many tensors may belong to: layers may share them."""
+    """The largest number of layers that this many tensors may form: layers may share them."""
     return 4 * tensors + 256
 
 
@@ -123,14 +123,14 @@ def _implied(part: dict[str, Any]) -> int:
         return max((part[name] for name in names if type(part.get(name)) is int), default=0)
 
     hidden, vocabulary, layers = largest(_HIDDEN), part.get("vocab_size") or 0, largest(LAYERS)
-    heads = largest(_HEADS) * largest(_HEAD_DIM) * hidden  # the queries of one layer: other layers may have none
+    heads = largest(_HEADS) * largest(_HEAD_DIM) * hidden  # queries of one layer: others may have none
     return int(vocabulary * hidden + layers * (2 * hidden * hidden + 2 * hidden * largest(_INNER)) + heads)
 
 
 def check_widths(config: dict[str, Any], widest: int, source: str = "config.json") -> None:
-    """Refuse sizes of any name that no tensor has; `widest` is the largest dimension of all tensors.
+    """Refuse sizes of any name above `MOST` and above `widest`, the largest dimension of all tensors.
 
-    Positions and windows have limits of their own. Raises ModelError.
+    Other numbers, positions and windows have their own limits. Raises ModelError.
     """
     for where, value in _sizes(config, ""):
         name = where.rpartition(".")[2]
@@ -140,7 +140,7 @@ def check_widths(config: dict[str, Any], widest: int, source: str = "config.json
 
 
 def _sizes(part: dict[str, Any], where: str) -> Iterator[tuple[str, int]]:
-    """Each size with its name, including nested objects and lists."""
+    """Each size with its name, also in nested objects and lists."""
     if where.count(".") > _DEEPEST:
         return
     for key, value in part.items():
@@ -159,21 +159,21 @@ _NAMES = ("max_position_embeddings", "n_positions", "max_target_positions", "n_c
 _SOURCE_NAMES = ("max_source_positions", "max_encoder_position_embeddings", "max_position_embeddings", "n_positions")
 _SCALINGS = ("rope_scaling", "rope_parameters")
 _STRETCHED = ("linear", "yarn", "longrope", "su", "llama3", "proportional")  # kinds of scaling that have a factor
-MOST_POSITIONS = 1 << 53  # of a scaled context: every reader of JSON keeps the number
+MOST_POSITIONS = 1 << 53  # of a scaled context: every JSON reader represents this exactly
 _BEFORE = "original_max_position_embeddings"
-_PARTS = ("decoder", "text_config")  # of a composite config.json: the part that writes texts
+_PARTS = ("decoder", "text_config")  # the part of a composite config.json that writes texts
 
 
 def context_of(config: Any) -> int | None:
-    """The most tokens that a model or its decoder reads, as far as `generate()` does; None if nothing bounds them.
+    """The most tokens that a model or its decoder reads, as in `generate()`; None if there is no limit.
 
-    Where rotary positions are scaled, texts may be longer than `trained_length`. `config` is a loaded configuration, or
+    With scaled rotary positions, texts may be longer than `trained_length`. `config` is a loaded configuration or
     the fields of a config.json.
     """
     length, part = trained_length(config), _decoder(config)
     if length is None or (hasattr(type(part), "rope_scaling") and not hasattr(type(part), "rope_parameters")):
         return length  # no limit, or a class of transformers without rotary positions
-    fields = vars(part)  # of transformers' classes rope_parameters alone, with one form for all files
+    fields = vars(part)  # transformers' classes have only rope_parameters, in one form for all files
     scaling, parameters = (fields.get(name) if isinstance(fields.get(name), dict) else {} for name in _SCALINGS)
     kinds = {name: entry for name, entry in parameters.items() if isinstance(entry, dict)}
     if kinds:  # only layers that see the whole text count: a window bounds the distances in the others
@@ -193,8 +193,8 @@ def trained_length(config: Any) -> int | None:
 
 
 def source_context_of(config: Any) -> int | None:
-    """The maximum number of tokens of an encoder; None if there is no limit. `config` is a loaded configuration."""
-    own = getattr(config, "encoder", None) or config  # others than composites have one config for both sides
+    """The most tokens that an encoder reads; None if there is no limit. `config` is a loaded configuration."""
+    own = getattr(config, "encoder", None) or config  # only composites have a config for each side
     return _limit(getattr(own, "model_type", None), own, _SOURCE_NAMES)
 
 
@@ -222,7 +222,7 @@ def _reach(length: int, rope: dict[str, Any], original: object, part: Any) -> in
         return None
     before = next((one for one in (original, rope.get(_BEFORE)) if type(one) is int and one > 0), length)
     if factor is None and rope.get("long_factor") and before >= length:
-        return None  # frequencies for longer texts, and nothing says how long
+        return None  # frequencies for longer texts, but no length
     published = facts_of(getattr(part, "model_type", None)).scaled_context == length
     if kind not in _STRETCHED or not isinstance(factor, (int, float)) or not math.isfinite(factor) or published:
         return length

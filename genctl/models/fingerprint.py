@@ -73,7 +73,7 @@ def stamps(folder: Path, weights: Iterable[Path], *, code: bool) -> Stamps:
 # -- the digest --------------------------------------------------------------------------------------------------------
 
 # A file may be written again with the same time: within a tick of its file system's clock (up to 2 seconds, FAT), or
-# through a mapping whose first write set the time. A checkpoint with younger files is not stored.
+# through a mapping whose first write set the time. The digest of younger files is not stored.
 _SETTLED_S = 30.0
 _CHUNK = 16 << 20  # bytes of one leaf of a file's digest; part of the definition of `FINGERPRINT`
 _PIECE = 1 << 20  # bytes read at once
@@ -83,7 +83,7 @@ _THREADS = 8
 def fingerprint(folder: Path, files: Stamps, *, clock: Callable[[], float] = time.time) -> str:
     """`sha256:` and 64 hex digits over the names and all bytes of `files`, independent of their location.
 
-    A file in genctl's cache folder, named by the folder and the stamps, holds it. That only saves time: if the file is
+    A file in genctl's cache folder, named by the folder and the stamps, caches it. That only saves time: if the file is
     damaged, or cannot be written, the checkpoint is read again without a message. Raises ModelError for a file that
     cannot be read, or that changed since its stamp was taken.
     """
@@ -107,7 +107,7 @@ def fingerprint(folder: Path, files: Stamps, *, clock: Callable[[], float] = tim
     if stored is not None and newest / 1e9 <= began - _SETTLED_S:
         with suppress(OSError, ValueError):
             stored.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            stored.write_text(found)  # one that is cut short counts as damaged
+            stored.write_text(found)  # a truncated file counts as damaged
     return found
 
 
@@ -127,7 +127,7 @@ def _digests(files: Mapping[str, tuple[Path, int]]) -> dict[str, str]:
         for (name, _, _), leaf in zip(starts, leaves, strict=True):
             wholes[name].update(leaf)
     finally:
-        workers.shutdown(cancel_futures=True)  # after an interrupt wait only for leaves that are being read
+        workers.shutdown(cancel_futures=True)  # after an interrupt, only wait for leaves that are being read
     return {name: whole.hexdigest() for name, whole in wholes.items()}
 
 

@@ -1,11 +1,11 @@
-"""GGUF files: their header, and what transformers has read of them. Every claimed length is checked against the file.
+"""GGUF files: their header, and checks of what transformers reads. Every claimed length is checked against the file.
 
 Little endian (github.com/ggml-org/ggml/blob/master/docs/gguf.md): `GGUF`, u32 version, u64 count of tensors, u64 count
 of keys; each key as a string (u64 length, bytes), u32 type, value; each tensor as a name, u32 count of dimensions, u64
 dimensions (the fastest first), u32 type, u64 offset. The tensors follow at the next multiple of `general.alignment`.
 
-The native runtime reads the tensors (`native.plan`, `native.blocks`), as they lie or unpacked, or
-transformers, unpacked. It skips tensors without a word, so what it has read is compared with the file (`check_read`).
+The native runtime reads the tensors (`native.plan`, `native.blocks`), as stored or unpacked; or transformers does,
+unpacked. transformers skips tensors silently, so what it has read is compared with the file (`check_read`).
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _MOST_DIMENSIONS = 4  # ggml's limit
-_MOST_ITEMS = 1 << 22  # in all arrays; three times those of the largest public vocabularies
+_MOST_ITEMS = 1 << 22  # in all arrays: three times those of the largest public vocabularies
 _MOST_FACTORS = 1 << 16
 _ALIGNMENT, _LARGEST_ALIGNMENT = 32, 1 << 20
 _KEY = "tokenizer.ggml"
-_LISTS: dict[str, Any] = {  # of a tokenizer, and the type of their items
+_LISTS: dict[str, Any] = {  # arrays of a tokenizer, and the types of their items
     "tokens": str, "token_type": int, "scores": (float, int), "merges": str, "precompiled_charsmap": int,
 }  # fmt: skip
-# Tokens that end a turn or a text where the file has no key for them, as llama.cpp knows them.
+# Tokens that end a turn or a text if the file has no key for them, as in llama.cpp.
 _ENDING = """
     <|eot_id|> <|eom_id|> <|im_end|> <|end|> <|return|> <|call|> <|calls|> <|flush|> <end_of_turn> <|endoftext|> </s>
     <|end_of_text|> <EOT> _<EOT> [EOT] [EOS] <end_of_utterance> <eos> <turn|> <|tool_response> [e~[
@@ -52,17 +52,17 @@ _ENDING = """
     <reponame> <|file_sep|>
 """
 END_TEXTS = frozenset(_ENDING.split())
-# Keys that change nothing for a text, beside those that do not begin with the architecture (general.*, split.*).
+# Keys that do not affect a text, besides those that do not begin with the architecture (general.*, split.*).
 HARMLESS = ("tensor_data_layout", "pooling_type", "classifier.output_labels", "rope.scaling.finetuned")
-_LARGEST = 3e38  # of float32, nearly
-_NUMBERS = ("F", "BF", "Q", "IQ", "TQ", "MXFP", "NVFP")  # beginnings of the names of types that hold weights
+_LARGEST = 3e38  # nearly the maximum of float32
+_NUMBERS = ("F", "BF", "Q", "IQ", "TQ", "MXFP", "NVFP")  # prefixes of the types that hold weights
 # Tensors without an effect: tables computed from the config, layers that predict further tokens, other modalities.
 _UNREAD = re.compile(r".*(rot_embd|\.nextn\.|mtp).*|(v|a|mm)\..*|rope_factors_(short|long)\.weight")
 
 
 @dataclass(frozen=True)
 class GgufTensor(Tensor):
-    """A tensor of a file that may be in several parts."""
+    """A tensor of a file that may consist of several parts."""
 
     part: int = 0  # of the file, from 0
 
@@ -73,7 +73,7 @@ class Header:
 
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
-    files: tuple[Path, ...] = ()  # the parts, the first of which has the metadata
+    files: tuple[Path, ...] = ()  # the parts; the first has the metadata
 
     @property
     def architecture(self) -> str:
@@ -81,18 +81,18 @@ class Header:
 
     @property
     def tokens(self) -> list[str]:
-        """The tokens by their ids; [] without a tokenizer."""
+        """The tokens by id; [] without a tokenizer."""
         return list(self.metadata.get(f"{_KEY}.tokens", ()))
 
     def ends(self) -> tuple[int, ...]:
-        """Ids of tokens that end a turn or a text: those that keys name, and those known by their texts."""
+        """Ids of tokens that end a turn or a text: those named by keys, and those known by their texts."""
         named = (self.metadata.get(f"{_KEY}.{name}_token_id") for name in ("eos", "eot", "eom"))
         ids = {text: id for id, text in enumerate(self.tokens)}
         known = sorted(ids[text] for text in END_TEXTS.intersection(ids).difference(inner_ends(ids)))
         return tuple(dict.fromkeys([*(id for id in named if type(id) is int), *known]))
 
     def factors(self, name: str) -> tuple[float, ...]:
-        """The numbers of a small tensor; () without it. Raises ModelError."""
+        """The values of a small tensor; () if it is missing. Raises ModelError."""
         tensor = self.tensors.get(name)
         if tensor is None:
             return ()
@@ -108,7 +108,7 @@ class Header:
 
 
 def inner_ends(tokens: Collection[str]) -> list[str]:
-    """Texts of END_TEXTS that end nothing in a vocabulary with these tokens, by llama.cpp's rules.
+    """Those of END_TEXTS that do not end a text in a vocabulary with these tokens, by llama.cpp's rules.
 
     <|end|> ends a part of an answer beside <|return|> and <|call|> (gpt-oss); </s> is a normal token of Gemma 4.
     """
@@ -137,9 +137,9 @@ def read(path: Path) -> Header:
 
 
 def decimal(value: Any) -> Any:
-    """The shortest decimal number that is this one in float32: 1e-06, which the file has as 9.99999997e-07.
+    """The shortest decimal number with the same float32 value: 1e-06 for 9.99999997e-07 in the file.
 
-    Other values are returned as they are.
+    Other values are returned unchanged.
     """
     if not isinstance(value, float) or not abs(value) < _LARGEST:
         return value
@@ -148,7 +148,7 @@ def decimal(value: Any) -> Any:
 
 
 def tokenizer_header(path: Path, *, needed: bool = True) -> Header:
-    """The header of a GGUF file that holds a tokenizer, if one is `needed`. Raises ModelError."""
+    """The header of a GGUF file. Raises ModelError, also if a tokenizer is `needed` and missing."""
     name = shown(path.name)
     libraries.require(name, ("gguf",), "gguf")
     header = read(path)
@@ -159,7 +159,7 @@ def tokenizer_header(path: Path, *, needed: bool = True) -> Header:
 
 
 def rope_factors(checkpoint: Checkpoint) -> tuple[float, ...]:
-    """By what the frequencies of the rotary positions are divided; () if the file does not say. Raises ModelError."""
+    """The divisors of the rotary frequencies; () if the file has none. Raises ModelError."""
     weights = checkpoint.weights
     header = Header({}, weights.tensors, weights.files)  # type: ignore[arg-type]
     return header.factors(ROPE_FACTORS)
@@ -177,7 +177,7 @@ def _read(path: Path, part: int) -> Header:
 
 
 class _Reader:
-    """A place in a mapped file. Every step raises ModelError if the file is shorter than it claims."""
+    """A position in a mapped file. Every step raises ModelError if the file is shorter than it claims."""
 
     def __init__(self, name: str, data: mmap.mmap, part: int) -> None:
         self.name, self.data, self.part, self.at, self.items = name, data, part, len(MAGIC), 0
@@ -214,7 +214,7 @@ class _Reader:
         return list(struct.unpack_from(f"<{count}{_SCALARS[kind][1:]}", self.data, self.at - count * size))
 
     def check_lists(self, metadata: dict[str, Any]) -> None:
-        """Raises ModelError for a vocabulary of which a library would make tables larger than those of any model."""
+        """Raises ModelError for a vocabulary from which a library would build larger tables than any model has."""
         lists = {name: metadata.get(f"{_KEY}.{name}", []) for name in _LISTS}
         for name, kind in _LISTS.items():
             if not isinstance(lists[name], list) or not all(isinstance(item, kind) for item in lists[name][:1]):
@@ -263,7 +263,7 @@ class _Reader:
         return struct.unpack_from(form, self.data, self.at - size)[0]
 
     def strings(self, count: int, what: str) -> list[str]:
-        """So many strings, one after another."""
+        """The next `count` strings."""
         at, size, length_at, found = self.at, len(self.data), struct.Struct("<Q").unpack_from, []
         for _ in range(count):
             begin = at + 8
@@ -293,7 +293,7 @@ class _Reader:
 
 # -- files that transformers' classes run ------------------------------------------------------------------------------
 
-# Keys that transformers leaves out, with the fields whose defaults they must equal.
+# Keys that transformers ignores, with the fields whose defaults they must equal.
 _LEFT_OUT = {
     "attention.key_length": ("head_dim", "d_kv"),
     "attention.value_length": ("head_dim", "d_kv"),
@@ -307,7 +307,7 @@ _SHARED_GATE = re.compile(r"model\.layers\.(\d+)\.mlp\.shared_expert_gate\.weigh
 
 
 def their_config(path: Path, header: Header) -> dict[str, Any]:
-    """The config as transformers reads it. Raises ModelError for a key that may mean something, and is not read."""
+    """The config as transformers reads it. Raises ModelError for a key that is not read and may matter."""
     from transformers import AutoConfig
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
@@ -315,12 +315,12 @@ def their_config(path: Path, header: Header) -> dict[str, Any]:
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
     fields = {**json.loads(config.to_json_string(use_diff=False)), "model_type": config.model_type}
     fields.pop("_model_name_or_path", None)  # general.name
-    if header.architecture == "t5":  # transformers takes every one for gated, with the activation of those that are not
+    if header.architecture == "t5":  # transformers treats all as gated, with the activation of ungated ones
         for field in ("is_gated_act", "dense_act_fn", "scale_decoder_outputs"):
             fields.pop(field, None)
         fields["feed_forward_proj"] = "gated-gelu" if "enc.blk.0.ffn_gate.weight" in header.tensors else "relu"
-        fields["tie_word_embeddings"] = "output.weight" not in header.tensors  # scales what the head reads
-    if not header.tokens:  # transformers counts them, and takes its class's default where there are none
+        fields["tie_word_embeddings"] = "output.weight" not in header.tensors  # scales the input of the head
+    if not header.tokens:  # transformers counts the tokens; without any it takes its class's default
         fields["vocab_size"] = keys.get(f"{begin}vocab_size", fields.get("vocab_size"))
     read = GGUF_CONFIG_MAPPING.get(header.architecture.replace("-", "_"))
     for key, value in keys.items():
@@ -335,9 +335,9 @@ def their_config(path: Path, header: Header) -> dict[str, Any]:
 
 
 def read_gates(model: PreTrainedModel, mismatched: list[str], path: Path) -> list[str]:
-    """Read Qwen2-MoE's gates [1, hidden], to which transformers gives one dimension more than they have.
+    """Read Qwen2-MoE's gates [1, hidden], for which transformers expects one dimension too many.
 
-    Returns the other names that are `mismatched`.
+    Returns the other names of `mismatched`.
     """
     import torch
 
@@ -352,7 +352,7 @@ def read_gates(model: PreTrainedModel, mismatched: list[str], path: Path) -> lis
 def check_read(model: PreTrainedModel, unexpected: list[str], path: Path) -> list[str]:
     """Apply the tensors that transformers skips. Returns the names of those without an effect.
 
-    `unexpected` are the names that transformers reports. Raises ModelError for tensors that the model has no place for.
+    `unexpected`: names that transformers reports. Raises ModelError for tensors without a place in the model.
     """
     header = read(path)
     if header.architecture == "falcon" and getattr(model.config, "new_decoder_architecture", False):
@@ -372,7 +372,7 @@ def check_read(model: PreTrainedModel, unexpected: list[str], path: Path) -> lis
 
 
 def reader_of(model: Any, architecture: str) -> Callable[[str], bool] | None:
-    """Whether a tensor of a GGUF file goes into `model`, by its name; None if transformers reports those left out."""
+    """A test by name: does a GGUF tensor go into `model`? None if transformers itself reports those left out."""
     with suppress(ImportError):  # an older transformers has only the other reader
         from transformers.integrations.gguf.utils import is_gguf_arch_supported
 
@@ -387,7 +387,7 @@ def reader_of(model: Any, architecture: str) -> Callable[[str], bool] | None:
 
 
 def _scale_frequencies(model: PreTrainedModel, header: Header) -> bool:
-    """Divide the rotary frequencies by the factors of the file (Llama 3.1); whether the model has such frequencies."""
+    """Divide the rotary frequencies by the file's factors (Llama 3.1); returns whether the model has such ones."""
     import torch
 
     factors, scaled = torch.tensor(header.factors(ROPE_FACTORS)), False

@@ -1,8 +1,8 @@
-"""A GGUF file as a checkpoint: its metadata as the fields of a config.json, by a row for each architecture. No torch.
+"""A GGUF file as a checkpoint: its metadata as fields of a config.json, with a row for each architecture. No torch.
 
-Keys are those of llama.cpp without the name of the architecture (gguf-py/gguf/constants.py, `Keys`). Where no key says
-something, it is what llama.cpp's code takes (src/models/), or what the tensors show. A key that the table lacks is an
-error: whatever it means would be left out.
+Keys are those of llama.cpp without the name of the architecture (gguf-py/gguf/constants.py, `Keys`). Values without a
+key come from llama.cpp's code (src/models/), or from the tensors. A key that the table lacks is an error: its meaning
+would be lost.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def inspect(path: Path, *, need_tokenizer: bool) -> check.Checkpoint:
     """Check a GGUF file and read its config. Raises ModelError."""
     name, header = shown(path.name), tokenizer_header(path, needed=need_tokenizer)
     for key in (f"{header.architecture}.{kind}block_count" for kind in ("", "decoder_")):
-        # before a library makes lists of such lengths; a layer has several tensors
+        # before a library builds lists of such lengths; a layer has several tensors
         if (count := header.metadata.get(key, 1)) not in range(1, len(header.tensors)):
             raise ModelError(f"{name} holds {len(header.tensors)} tensors, but {key} is {count!r:.40}")
     if header.architecture in ROWS:
         config = config_of(name, header)
     else:
         config = guarded(lambda: their_config(path, header), f"the metadata of {name} cannot be used")
-    # activations are in float32 where matrices have blocks or float16
+    # activations are in float32 if matrices have blocks or float16
     dtypes = {tensor.dtype for tensor in header.tensors.values() if len(tensor.shape) > 1}
     dtype = "bfloat16" if "BF16" in dtypes else "float32"
     weights = WeightFiles(header.files, {**header.tensors}, dtype=dtype)
@@ -47,20 +47,20 @@ def inspect(path: Path, *, need_tokenizer: bool) -> check.Checkpoint:
     config_limits.check_size(config, weights, source=name)
     files = stamps(path.parent, header.files, code=False)
     own, ends = {file.name: files[file.name] for file in header.files}, header.ends()
-    further = ends and ends != (header.metadata.get("tokenizer.ggml.eos_token_id"),)  # which the config has
+    further = ends and ends != (header.metadata.get("tokenizer.ggml.eos_token_id"),)  # the config has this one
     settings = GenerationSettings({"eos_token_id": list(ends)} if further else {}, name)
     return check.Checkpoint(path.parent, config, settings, weights, bool(header.tokens), own, path.name)
 
 
 class _File:
-    """The metadata and the tensors of a file. Every key that is taken is known."""
+    """The metadata and the tensors of a file. Keys that were taken are `known`."""
 
     def __init__(self, name: str, header: Header) -> None:
         self.name, self.header, self.begin = name, header, f"{header.architecture}."
         self.known: set[str] = {*HARMLESS}
 
     def take(self, key: str, default: Any = None) -> Any:
-        """The value of a key; a list of one value for all layers is that value."""
+        """The value of a key; a list with one value for all layers becomes that value."""
         self.known.add(key)
         value = self.header.metadata.get(self.begin + key, default)
         if isinstance(value, list) and key != _PATTERN and len(set(value)) == 1:
@@ -82,7 +82,7 @@ class _File:
         return value
 
     def only(self, key: str, *allowed: Any) -> None:
-        """Raises ModelError for a key with another value than these."""
+        """Raises ModelError if the key has another value than these."""
         if self.take(key, allowed[0]) not in allowed:
             raise self.refused(key, " or ".join(map(str, allowed)))
 
@@ -92,7 +92,7 @@ class _File:
 
     @property
     def head_dim(self) -> int:
-        """Features of a head."""
+        """The size of a head."""
         return self.size("attention.key_length", self.size("embedding_length") // self.size("attention.head_count"))
 
     def holds(self, tensor: str) -> bool:
@@ -102,19 +102,19 @@ class _File:
 
 
 class _GgufRow(NamedTuple):
-    """What is known of an architecture."""
+    """The facts about an architecture."""
 
     model_type: str
     keys: Mapping[str, str]  # key -> field of the config
     fixed: Mapping[str, Any] = _NONE  # fields without a key
-    present: Mapping[str, str] = _NONE  # field that is true where the first layer has this tensor
-    # the field for the share of a head that turns; "": whole heads turn; None: positions are no angles
+    present: Mapping[str, str] = _NONE  # field that is true if the first layer has this tensor
+    # the field for the rotary share of a head; "": the whole head; None: no rotary positions
     rotary: str | None = ""
     theta: str = "rope_theta"
-    own_angles: bool = False  # the layers with a window have their own
-    period: int = 0  # of the layers one in so many has no window, where no key says which
-    only: Mapping[str, tuple[Any, ...]] = _NONE  # keys with the only values that are known
-    finish: Callable[[_File, Config], None] | None = None  # what needs code
+    own_angles: bool = False  # layers with a window have their own rotary settings
+    period: int = 0  # one in so many layers has no window, if no key says which
+    only: Mapping[str, tuple[Any, ...]] = _NONE  # keys with the only values that are supported
+    finish: Callable[[_File, Config], None] | None = None  # for what needs code
 
 
 def config_of(name: str, header: Header) -> Config:
@@ -160,7 +160,7 @@ def config_of(name: str, header: Header) -> Config:
 
 
 def _angles(file: _File, row: _GgufRow, config: Config) -> None:
-    """Rotary positions: their base, how much of a head turns, and how they are stretched."""
+    """Rotary positions: their base, the rotary share of a head, and their scaling."""
     config[row.theta] = file.number("rope.freq_base", 10000.0)
     size = file.head_dim
     turning = file.size("rope.dimension_count", size)
@@ -169,7 +169,7 @@ def _angles(file: _File, row: _GgufRow, config: Config) -> None:
         config[row.rotary] = share if int(size * share) == turning else math.nextafter(share, 2)
     elif turning != size:
         raise file.refused("rope.dimension_count", str(size))
-    if not row.own_angles:  # the layers with a window turn as the others
+    if not row.own_angles:  # layers with a window rotate like the others
         file.only("rope.freq_base_swa", config[row.theta])
     if scaling := _scaling(file, turning):
         config["rope_scaling"] = scaling
@@ -207,7 +207,7 @@ def _scaling(file: _File, turning: int) -> Config:
 
 
 def _windows(file: _File, period: int, config: Config) -> None:
-    """`layer_types`: the layers with a window, by an array, by a period, or by that of llama.cpp's code."""
+    """`layer_types`: the layers with a window, by the file's array or period, or by the period of llama.cpp's code."""
     layers, pattern = file.size("block_count"), file.take(_PATTERN, period)
     if isinstance(pattern, list) and len(pattern) == layers:
         sliding = [bool(each) for each in pattern]
@@ -220,7 +220,7 @@ def _windows(file: _File, period: int, config: Config) -> None:
     config["layer_types"] = ["sliding_attention" if each else "full_attention" for each in sliding]
 
 
-# -- what needs code in the rows of some architectures -----------------------------------------------------------------
+# -- code for some architectures ---------------------------------------------------------------------------------------
 
 
 def _llama(file: _File, config: Config) -> None:
@@ -236,14 +236,14 @@ def _llama(file: _File, config: Config) -> None:
 
 
 def _granite(file: _File, config: Config) -> None:
-    """llama.cpp takes 0 for a multiplier that is not there."""
+    """In llama.cpp a multiplier of 0 means that there is none."""
     config["attention_multiplier"] = config.get("attention_multiplier") or file.head_dim**-0.5
     for name in ("embedding_multiplier", "residual_multiplier", "logits_scaling"):
         config[name] = config.get(name) or 1.0
 
 
 def _gemma(largest: int, file: _File, config: Config) -> None:
-    """Scores are divided by the root of the size of a head, but in the `largest` model by that of hidden / heads."""
+    """Scores are divided by the root of the head size; in the `largest` model, by that of hidden / heads."""
     is_largest = file.size("block_count") == largest
     whole = file.size("embedding_length") // file.size("attention.head_count")
     config["query_pre_attn_scalar"] = whole if is_largest else file.head_dim
@@ -255,7 +255,7 @@ def _gemma3(file: _File, config: Config) -> None:
 
 
 def _olmo2(file: _File, config: Config) -> None:
-    """OLMo 3 is OLMo 2 with windows, in whose layers angles are not stretched."""
+    """OLMo 3 is OLMo 2 with windows; layers with a window have no rope scaling."""
     if config["sliding_window"] is None:
         del config["sliding_window"], config["layer_types"]
         return
@@ -268,13 +268,13 @@ def _olmo2(file: _File, config: Config) -> None:
 
 
 def _phi3(file: _File, config: Config) -> None:
-    config["sliding_window"] = config.get("sliding_window") or None  # 0 of Phi-4
+    config["sliding_window"] = config.get("sliding_window") or None  # 0 in Phi-4
     context = file.size("context_length")
     config["original_max_position_embeddings"] = file.size("rope.scaling.original_context_length", context)
 
 
 def _falcon(file: _File, config: Config) -> None:
-    """One head of keys and values (7B), or groups of heads, with two norms (40B) or one (Falcon 2)."""
+    """One head of keys and values (7B), or groups of heads with two norms (40B) or one (Falcon 2)."""
     two = file.holds("attn_norm_2.weight")
     if config["num_kv_heads"] == 1 and not two:
         config |= {"multi_query": True, "new_decoder_architecture": False}
@@ -296,7 +296,7 @@ def _mpt(file: _File, config: Config) -> None:
 
 
 def _sizes(layers: str, context: str, hidden: str, heads: str, **more: str) -> dict[str, str]:
-    """The keys that every architecture has, and how its config names them."""
+    """The keys that every architecture has, with the fields of its config."""
     names = {"inner": "feed_forward_length", "kv": "attention.head_count_kv", "norm": "attention.layer_norm_epsilon"}
     found = {"block_count": layers, "context_length": context, "embedding_length": hidden}
     return found | {"attention.head_count": heads} | {names[name]: what for name, what in more.items()}
@@ -315,7 +315,7 @@ _EXPERTS = {
     "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }  # fmt: skip
-# of routers that choose by a softmax, without groups and factors
+# routers that choose by a softmax, without groups and factors
 _SOFTMAX = {"expert_gating_func": (1, 0), "expert_weights_scale": (1.0, 0.0)}
 _MULTIPLIERS = {
     "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
@@ -351,7 +351,7 @@ ROWS = {
     ),
     "granite": _GgufRow(
         "granite", {**_RMS, **_MULTIPLIERS}, _SILU, _BIASES, finish=_granite,
-        only={"rope.scaling.finetuned": (True,), "expert_count": (0,)},  # llama.cpp: without the first nothing turns
+        only={"rope.scaling.finetuned": (True,), "expert_count": (0,)},  # llama.cpp: without the first nothing rotates
     ),
     "olmo": _GgufRow(
         "olmo", {**_SIZES, "attention.clamp_kqv": "clip_qkv"}, _SILU, _BIAS,

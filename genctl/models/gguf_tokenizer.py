@@ -2,13 +2,13 @@
 
 Four of its kinds (`tokenizer.ggml.model`) are read, the others are refused by name: `gpt2` and `gemma4` are a BPE whose
 merges the file lists, `llama` is SentencePiece's BPE, whose scores imply the merges, and `t5` a Unigram vocabulary.
-Files beside it change nothing.
+Other files in its folder are ignored.
 
-A BPE splits a text before its merges, for each value of `tokenizer.ggml.pre` in its own way (`SPLITS`, from
+A BPE splits a text before its merges, in its own way for each value of `tokenizer.ggml.pre` (`SPLITS`, from
 `llama_vocab::impl::load` and `llm_tokenizer_bpe`, and the splitters in src/unicode.cpp). Expressions apply one after
-another, each to the pieces that the one before left; a piece is a match, or what lies between two. llama.cpp does not
-tell the cases of \\p{Lu} and \\p{Ll} apart. Its Unicode is 15.1; the tokenizers library has 16 and so knows 5,000
-characters more.
+another, each to the pieces of the one before; a piece is a match, or the text between two. llama.cpp does not
+distinguish \\p{Lu} and \\p{Ll}. Its Unicode is 15.1; the tokenizers library has 16 and so knows 5,000 more
+characters.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Split(NamedTuple):
     """The rules of a pre-tokenizer."""
 
     expressions: tuple[str, ...]
-    ignore_merges: bool = False  # a piece that is a token is taken whole
-    add_bos: bool = False  # where the file does not say
+    ignore_merges: bool = False  # a piece that is a token is not split
+    add_bos: bool = False  # if the file does not say
     by_bytes: bool = True  # bytes are spelled as letters; else as in SentencePiece: ▁ is a space, <0x0A> a byte
 
 
@@ -46,7 +46,7 @@ _WORD, _MARKS = r"[^\r\n\p{L}\p{N}]?\p{L}+", r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 _HALVES = r"\s*[\r\n]+|" + "".join(rf"\s{{{2**n}}}(?!\S)|" for n in range(9, 1, -1)) + r"\s{1,2}(?!\S)|\s"
 _KANA = "[一-龥぀-ゟ゠-ヿ]+"
 _CODE = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+"""
-# Digits by three from the right; what is before them stays with the first three.
+# Digits in threes from the right; the text before them stays with the first three.
 _THREES = r"\P{N}*+(?:\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))|\z)"
 _HAN = r"\x{3400}-\x{4dbf}\x{4e00}-\x{9fff}\x{f900}-\x{faff}\x{20000}-\x{2a6df}\x{2a700}-\x{2ebef}\x{2f800}-\x{2fa1f}"
 _CASED = (  # letters of alphabets with two cases, as deepseek-llm lists them
@@ -55,7 +55,7 @@ _CASED = (  # letters of alphabets with two cases, as deepseek-llm lists them
     "Ꞌ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
 )
 _ASIAN = "一-鿿㐀-䶿豈-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-힯ᄀ-ᇿ"
-_CJK = r"[一-龥ࠀ-一가-퟿&&\S]+"  # spaces of any kind are none of it
+_CJK = r"[一-龥ࠀ-一가-퟿&&\S]+"  # without spaces of any kind
 _PUNCTUATION = "!-/:-~！-／：-～‘-‟\u3000-。"
 
 
@@ -64,7 +64,7 @@ def _joined(words: str, digits: str, marks: str = _MARKS, spaces: str = _SPACES,
 
 
 def _cased(letters: str, ends: str, digits: str) -> str:
-    """Words of capitals and small letters, of which only those of ASCII differ."""
+    """Words of capital and small letters, which differ only in ASCII."""
     capital, small, before = rf"[{letters}&&[^a-z]]", rf"[{letters}&&[^A-Z]]", r"[^\r\n\p{L}\p{N}]?"
     words = f"{before}{capital}*{small}+{ends}|{before}{capital}+{small}*{ends}"
     return _joined(words, digits, _PATHS, short="")
@@ -126,11 +126,11 @@ _ROWS = {
 SPLITS = {name: split for names, split in _ROWS.items() for name in names.split()}
 
 _KEY = "tokenizer.ggml"
-_NORMAL, _UNKNOWN, _CONTROL, _USER = range(1, 5)  # types of tokens
+_NORMAL, _UNKNOWN, _CONTROL, _USER = range(1, 5)  # token types
 _NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
-_FALCON = 11  # the id of its end, which llama.cpp puts before a text where a BPE names no other
+_FALCON = 11  # the id of Falcon's EOS, which llama.cpp takes as BOS and EOS of a BPE that names none
 _UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")
-_DEFAULTS: dict[Any, dict[str, int]] = {  # ids of special tokens without a key
+_DEFAULTS: dict[Any, dict[str, int]] = {  # ids of special tokens that no key gives
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
     "gpt2": {},
     "gemma4": {},
@@ -146,7 +146,7 @@ _SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # u
 
 
 def plain(path: Path) -> PlainTokenizer:
-    """The tokenizer of a GGUF file. Raises ModelError for one that is damaged or of an unknown kind."""
+    """The tokenizer of a GGUF file. Raises ModelError if it is damaged or of an unknown kind."""
     return _Vocabulary(shown(path.name), gguf.read(path)).tokenizer(path.parent)
 
 
@@ -168,11 +168,11 @@ class _Vocabulary:
         self.types = self._types()
 
     def _list(self, key: str) -> list[Any]:
-        """A list of the file, an item for each token or merge; [] without it."""
+        """A list in the file, with an item for each token or merge; [] if it is missing."""
         return list(self.metadata.get(f"{_KEY}.{key}", ()))
 
     def _types(self) -> list[int]:
-        """The type of each token; llama.cpp knows some better than the file."""
+        """The type of each token; llama.cpp overrides some types of the file."""
         types = self._list("token_type")[: len(self.tokens)] or [_NORMAL] * len(self.tokens)
         inner = gguf.inner_ends(self.ids)
         known = dict.fromkeys(_CONTROL_TEXTS, _CONTROL) | dict.fromkeys(_SHOWN_TEXTS, _USER)
@@ -211,12 +211,12 @@ class _Vocabulary:
         return PlainTokenizer(backend, names, template=template, place=str(folder), literal=literal)
 
     def _special(self, key: str) -> int | None:
-        """The id of a special token; one beyond the vocabulary does not count."""
+        """The id of a special token; an id beyond the vocabulary does not count."""
         named = (self.metadata.get(f"{_KEY}.{key}_token_id"), _DEFAULTS[self.kind].get(key))
         return next((id for id in named if type(id) is int and 0 <= id < len(self.tokens)), None)
 
     def _around(self, key: str, id: int | None, added: bool) -> list[str]:
-        """The special token that each text gets, if one is `added`."""
+        """The special token that is put before or after each text, if one is `added`."""
         if added and id is None and self.kind == "gpt2" and len(self.tokens) > _FALCON:
             id = _FALCON
         if added and id is None:
@@ -234,7 +234,7 @@ class _Vocabulary:
         return backend
 
     def _sentencepiece(self, split: Split) -> Tokenizer:
-        """A vocabulary with ▁ for spaces: of a BPE, or of SentencePiece's, where scores take the place of merges."""
+        """A vocabulary with ▁ for spaces: of a BPE, or of SentencePiece, where scores replace merges."""
         scored = self.kind == "llama"
         prefix = scored and self._flag("add_space_prefix", True)
         unknown = self._special("unknown") if scored else None
@@ -252,7 +252,7 @@ class _Vocabulary:
         )
         steps: list[Any] = _splits(split)
         if scored:
-            if not any("▁" in token.lstrip("▁") for token in self.tokens):  # so that no token spans two words
+            if not any("▁" in token.lstrip("▁") for token in self.tokens):  # then no token spans two words
                 steps = [pre_tokenizers.Split(Regex("▁+[^▁]*"), "isolated")]
             scores = self._list("scores") or [0.0] * len(self.tokens)
             steps.append(pre_tokenizers.PreTokenizer.custom(ScoredMerges(dict(zip(self.tokens, scores, strict=False)))))
@@ -278,14 +278,14 @@ class _Vocabulary:
         return backend
 
     def _listed_merges(self) -> list[tuple[str, str]]:
-        """The pairs of the file; where one is there twice, its first place counts."""
+        """The merges of the file; of duplicates the first counts."""
         places = ((merge, merge.find(" ", 1)) for merge in self._list("merges"))
         pairs = dict.fromkeys((merge[:at], merge[at + 1 :]) for merge, at in places if at > 0)
         ids = self.ids
         return [pair for pair in pairs if pair[0] in ids and pair[1] in ids and pair[0] + pair[1] in ids]
 
     def _add_tokens(self, backend: Tokenizer) -> None:
-        """Add the tokens that texts hold whole. Those of Phi-3 take the white space behind them along."""
+        """Add the tokens that are never split in a text. Those of Phi-3 include the white space after them."""
         name = str(self.metadata.get("general.name")).lower()
         strips = "phi-3" in name or "phi3" in name
         for types, add in (((_UNKNOWN, _CONTROL), backend.add_special_tokens), ((_USER,), backend.add_tokens)):
@@ -301,14 +301,14 @@ def _splits(split: Split) -> list[Any]:
 
 
 class ScoredMerges:
-    """A pre-tokenizer that parts a text into tokens as llama.cpp's `llm_tokenizer_spm_session` does.
+    """A pre-tokenizer that splits a text into tokens like llama.cpp's `llm_tokenizer_spm_session`.
 
-    Two neighbours become one where they make a token: the best score first, of equal ones the leftmost.
+    Two neighbours merge if they form a token: the best score first, on a tie the leftmost.
     """
 
     def __init__(self, scores: dict[str, float]) -> None:
         self.scores = scores
-        self.word_ends = lru_cache(1 << 14)(self._ends)  # most words come again
+        self.word_ends = lru_cache(1 << 14)(self._ends)  # most words recur
 
     def pre_tokenize(self, text: Any) -> None:
         """Called by the library, with a `tokenizers.PreTokenizedString`."""
@@ -319,7 +319,7 @@ class ScoredMerges:
         return self._parts(part, self.word_ends(text) if len(text) < 64 else self._ends(text), 0)
 
     def _parts(self, part: Any, ends: Sequence[int], begin: int) -> list[Any]:
-        """A part cut at `ends`, by halves: a cut takes as long as the part is."""
+        """Cut a part at `ends`, by halves: a cut takes time in proportion to the part."""
         if len(ends) == 1:
             return [part]
         half = len(ends) // 2
@@ -331,7 +331,7 @@ class ScoredMerges:
         """Where the tokens of a text end."""
         scores, size = self.scores, len(text)
         queue: list[tuple[float, int, int, int]] = []
-        ends, before = list(range(1, size + 1)), list(range(-1, size - 1))  # of the piece that begins at a place
+        ends, before = list(range(1, size + 1)), list(range(-1, size - 1))  # for the piece that begins at a position
 
         def offer(left: int, right: int) -> None:
             if left >= 0 and right < size and (score := scores.get(text[left : ends[right]])) is not None:
@@ -341,7 +341,7 @@ class ScoredMerges:
             offer(right - 1, right)
         while queue:
             _, left, right, end = heappop(queue)
-            if ends[left] == right and ends[right] == end:  # both pieces are as they were
+            if ends[left] == right and ends[right] == end:  # both pieces are unchanged
                 ends[left], ends[right] = end, 0
                 if end < size:
                     before[end] = left

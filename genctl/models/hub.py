@@ -74,8 +74,8 @@ class LoadedModel:
     runtime: str = ""  # with the reason: "native (llama)", "transformers (--compile)"
     adapter: Adapter | None = None
     tokenizer_of: str = ""  # if not genctl's own: "transformers (there is no tokenizer.json)"
-    quantize: Quantized | None = None  # the form of its weights; "gguf": a file's, as they lie
-    unpacked: str = ""  # why blocks are unpacked that nobody asked to unpack
+    quantize: Quantized | None = None  # the form of its weights; "gguf": as in the file
+    unpacked: str = ""  # why blocks are unpacked although no option requests it
 
     @property
     def verbose_notes(self) -> tuple[str, ...]:
@@ -159,7 +159,7 @@ def load(
         if native is not None and device is not None and not reason:
             from genctl.native import pages
 
-            # before the weights: parsing its files takes several times the memory of the result
+            # before the weights: parsing the tokenizer's files takes several times the memory of the result
             tokenizer, left_to = tokenizer_of(checkpoint)
             pages.trim_rest()
             finite = check.finite_check(checkpoint.weights.bytes)

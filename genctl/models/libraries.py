@@ -1,4 +1,4 @@
-"""The libraries that read a checkpoint: those that only some need, their errors as ModelErrors, and their progress.
+"""The libraries that read a checkpoint: optional ones, their errors as ModelErrors, and their progress.
 
 A panic of a Rust library also writes a report (with a backtrace if RUST_BACKTRACE is set) to file descriptor 2 before
 Python sees the exception. It is kept off the terminal; replacing `sys.stderr` would not help.
@@ -118,12 +118,12 @@ OnEvent: TypeAlias = Callable[[Loading], None]
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence the loggers and warnings of transformers and huggingface_hub, and restore them after."""
+    """Silence the loggers and warnings of transformers and huggingface_hub, and restore them afterwards."""
     loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub", "accelerate")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL + 1)
-    # transformers sets its level as it is imported, which may happen within; none of its records is above CRITICAL
+    # transformers sets its level when it is imported, perhaps in this context; none of its records is above CRITICAL
     verbosity = os.environ.get("TRANSFORMERS_VERBOSITY")
     os.environ["TRANSFORMERS_VERBOSITY"] = "critical"
     try:
@@ -164,7 +164,7 @@ def bar_class(on_event: OnEvent | None, what: str, unit: str) -> Any:
 
 @contextmanager
 def weights_bar(on_event: OnEvent | None, what: str) -> Iterator[None]:
-    """Route transformers' progress bars for weights to `on_event`; that of its reader of GGUF files has no setting."""
+    """Route transformers' progress bars for weights to `on_event`; the one of its GGUF reader has no setting."""
     from transformers import modeling_gguf_pytorch_utils as gguf_reader
     from transformers.utils import logging as hf
 

@@ -1,7 +1,7 @@
-"""Replace linear layers of transformers' models by ones that genctl's own products compute (`native.linear`).
+"""Replace linear layers of transformers' models by ones with genctl's own products (`native.linear`).
 
-Weights stay as they lie in the file, and the numbers agree to 1e-4; int8 weights are rounded. An unsuitable layer stays
-as it is.
+Weights stay as stored in the file, and results agree to 1e-4; int8 weights are rounded. An unsuitable layer is not
+changed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from genctl.errors import ModelError
 from genctl.native import pages
 from genctl.native.linear import Linear, maker
 
-# Numbers in a weight below which a layer stays as it is: a call takes some µs more than a plain product. 8-bit weights
-# also save memory, so fewer layers stay as they are.
+# Layers with fewer numbers in the weight are not changed: a call takes some µs more than a plain product. 8-bit weights
+# also save memory, so fewer layers stay unchanged.
 SMALLEST, SMALLEST_INT8 = 1 << 18, 1 << 14
 _READ = re.compile(r"\bself(?:\.\w+)*\.(\w+)\.weight\b")
 
@@ -64,7 +64,7 @@ class PackingReport:
     """The result of `pack`."""
 
     packed: int = 0
-    left: Counter[str] = field(default_factory=Counter)  # why -> how many layers stayed as they were
+    left: Counter[str] = field(default_factory=Counter)  # why -> how many layers were not changed
 
 
 def pack(
@@ -73,7 +73,7 @@ def pack(
     """Replace every suitable linear layer of `model`, one by one; each original is freed before the next.
 
     `check_tensor` receives each parameter once, by name, before its layer is packed, and may raise. `quantize` is None
-    for the same numbers in another layout, or "int8". Only for inference.
+    to keep the numbers, or "int8". Only for inference.
     """
     report = PackingReport()
     if smallest is None:
@@ -85,7 +85,7 @@ def pack(
     parameters = (weight for module in model.modules() for weight in module.parameters(recurse=False))
     users = Counter(weight.data_ptr() for weight in parameters if weight.device.type == "cpu")  # tied ones: several
     mapped = pages.mapped_files()
-    for name in [name for name, _ in model.named_modules()]:  # names, because a list of modules would keep them
+    for name in [name for name, _ in model.named_modules()]:  # names: a list of modules would keep them alive
         module = model.get_submodule(name)
         for key, parameter in module.named_parameters(recurse=False):
             if check_tensor is not None and id(parameter) not in seen:
@@ -125,7 +125,7 @@ def weights_bytes(model: nn.Module) -> int:
 
 
 def _unfit(model: nn.Module, module: nn.Module, names: Sequence[str], quantize: str | None, smallest: int) -> str:
-    """Why a linear layer with these names stays as it is; "" if it can be packed."""
+    """Why a linear layer with these names is not changed; "" if it can be packed."""
     kind = type(module)
     # Falcon's class computes the same product
     is_falcon = kind.__name__ == "FalconLinear" and kind.__module__.startswith("transformers.")
@@ -153,7 +153,7 @@ def _unfit(model: nn.Module, module: nn.Module, names: Sequence[str], quantize: 
 def _reads(model: nn.Module, name: str) -> bool:
     """Whether the module around a layer reads its weight directly, as Mamba does: `self.dt_proj.weight @ x`.
 
-    Found in the source of their files; a weight that is only read for its dtype counts too.
+    Judged by the source of their files; a weight that is only read for its dtype counts, too.
     """
     around, _, key = name.rpartition(".")
     return any(key in _weights_read(base.__module__) for base in type(model.get_submodule(around)).__mro__)
@@ -165,7 +165,7 @@ def _weights_read(name: str) -> frozenset[str]:
         return frozenset()
     try:
         return frozenset(_READ.findall(inspect.getsource(sys.modules[name])))
-    except (OSError, TypeError):  # in no file, or not in Python
+    except (OSError, TypeError):  # not in a file, or not in Python
         return frozenset()
 
 

@@ -26,7 +26,7 @@ BUILTIN = Path(__file__).with_name("builtin")
 _HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?(?<!\.git)(?<!\.safetensors)")
 _SIDE = re.compile(r"([^@]+)@([A-Za-z_][\w-]*)=([^@,]+)")  # a model with a setting, as `parity` and `compare` take it
 _UNWRITABLE = (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EPERM, errno.EDQUOT)
-_FILES = (".gguf", ".safetensors")  # ends of names that are files
+_FILES = (".gguf", ".safetensors")  # suffixes of file names
 # Owners under whom the Hub keeps the checkpoints that once had bare ids ("gpt2"); "x/gpt2" is another model.
 _CANONICAL = (
     "openai-community/", "google-t5/", "google-bert/", "FacebookAI/", "distilbert/", "Salesforce/", "xlnet/", "albert/",
@@ -65,7 +65,7 @@ def resolve(
     on_event: OnEvent | None = None,
     configs_only: bool = False,
 ) -> CheckpointFolder:
-    """Find `model`, downloading it (or its configs) if necessary, and not `offline` (or why not, in words).
+    """Find `model`; download it (or its configs) if necessary and not `offline` (True, or the reason in words).
 
     Raises ModelError, or UsageError for conflicting options.
     """
@@ -105,7 +105,7 @@ def resolve(
 
 
 def needs_download(model: str, revision: str | None) -> bool:
-    """Whether a name is that of a Hub checkpoint which is not in the cache. Never uses the network."""
+    """Whether a name means a Hub checkpoint that is not in the cache. Never uses the network."""
     try:
         is_id = bool(_HUB_ID.fullmatch(model)) and not Path(model).expanduser().exists()
         return is_id and not HubCheckpoint(model, revision, configs_only=True).cached()
@@ -143,7 +143,7 @@ class HubCheckpoint:
             if (folder := self.cached()) is None:
                 raise self._not_cached(f"{named} is not in the cache, and {why}")
             return CheckpointFolder(folder)
-        is_commit = self.revision is not None and _COMMIT.fullmatch(self.revision)  # one that is cached is valid
+        is_commit = self.revision is not None and _COMMIT.fullmatch(self.revision)  # a cached commit is valid
         if is_commit and (folder := self.cached()) is not None:
             return CheckpointFolder(folder)
         try:
@@ -183,7 +183,7 @@ class HubCheckpoint:
 
     @property
     def _files(self) -> dict[str, Any]:
-        """The arguments of `snapshot_download` that say which files are wanted."""
+        """The arguments of `snapshot_download` that select files."""
         wanted = _CONFIGS if self.configs_only else _ALLOW + (_PICKLES if self.allow_pickle else [])
         wanted = wanted + (["*.py"] if self.trust_remote_code else [])
         named = {"repo_id": self.model, "revision": self.revision}

@@ -94,7 +94,7 @@ def placement(runtime: Runtime) -> dict[str, Any]:
     if runtime.offload_folder is not None:
         if not runtime.offload_folder:
             raise UsageError("--offload-folder is empty, and an empty text names no folder")
-        try:  # make the folder, and write a file there
+        try:  # try to make the folder and to write a file there
             folder = Path(runtime.offload_folder).expanduser()
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder) as file:
@@ -108,7 +108,7 @@ def placement(runtime: Runtime) -> dict[str, Any]:
 
 
 def _max_memory(text: str) -> dict[int | str, str]:
-    """`0=20GiB,cpu=64GiB` in accelerate's form. Raises UsageError."""
+    """Parse `0=20GiB,cpu=64GiB` into accelerate's form. Raises UsageError."""
     limits: dict[int | str, str] = {}
     for item in text.split(","):
         match = _MEMORY.fullmatch(item.strip())
@@ -223,7 +223,7 @@ def _check_dtype(spec: Spec, dtype: str) -> None:
 
 
 def _weight_plan(checkpoint: Checkpoint) -> WeightPlan:
-    """Raises NotNative."""
+    """The native runtime's plan for the weights. Raises NotNative."""
     if checkpoint.weights.pickled:
         raise NotNative("its weights are pickled")
     config = checkpoint.config
@@ -259,10 +259,10 @@ def _weight_plan(checkpoint: Checkpoint) -> WeightPlan:
 def as_it_lies(
     runtime: Runtime, checkpoint: Checkpoint, native: WeightPlan | None, device: torch.device | None, reason: str
 ) -> tuple[Runtime, str]:
-    """The options with which a GGUF file runs: its matrices as they lie, unless something is in the way.
+    """The options for running a GGUF file: its matrices as stored, unless something prevents that.
 
-    And a note where blocks are unpacked without being requested. `native` is the native runtime's plan, or None
-    for the `reason`; `device` is None if accelerate chooses. Raises ModelError where --quantize gguf cannot be.
+    Also a note if blocks are unpacked without a request. `native` is the native runtime's plan, or None
+    for the `reason`; `device` is None if accelerate chooses. Raises ModelError if --quantize gguf is impossible.
     """
     from genctl.native.blocks import KINDS
 
@@ -303,9 +303,9 @@ def stored_dtype(checkpoint: Checkpoint) -> str:
 
 
 def dtype_on_gpu(stored: str, *, bfloat16: bool) -> tuple[str, list[str]]:
-    """The dtype of `--dtype auto` on a GPU for a checkpoint stored as `stored`, and a note if it is another.
+    """The dtype of `--dtype auto` on a GPU for a checkpoint stored as `stored`, and a note if they differ.
 
-    A GPU computes float32 at a fraction of its speed: it becomes bfloat16, or float16 if the GPU has no `bfloat16`.
+    float32 is much slower on a GPU, so it becomes bfloat16, or float16 if the GPU has no `bfloat16`.
     """
     if stored != "float32":
         return stored, []
@@ -337,7 +337,7 @@ def load(
     check_tensor: Callable[[str, Tensor], None],
     on_event: OnEvent | None,
 ) -> tuple[NativeModel, list[str]]:
-    """Map the weights, or move them to a GPU while reading; the model, and notes for --verbose.
+    """Map the weights, or move them to a GPU while reading. Returns the model, and notes for --verbose.
 
     `check_tensor` receives each tensor and may raise. On a GPU `--dtype auto` is that of `dtype_on_gpu`.
     """

@@ -80,7 +80,7 @@ def doubled_bos(tokenizer: Any, ids: Sequence[int], bos: Sequence[int | None], w
 
 
 def check_ids(ids: Sequence[int], vocab_size: int) -> None:
-    """Raises InputError for an id that the model's embedding does not have."""
+    """Raises InputError for an id beyond the model's embedding."""
     for place, id in enumerate(ids, 1):
         if not 0 <= id < vocab_size:
             raise InputError(f"token {place} of the prompt has id {id}, but the model's ids are 0 to {vocab_size - 1}")
@@ -94,7 +94,7 @@ def decode(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> str:
 def decode_as(
     tokenizer: PreTrainedTokenizerBase, ids: list[int], *, skip_special_tokens: bool, clean: bool | None = None
 ) -> str:
-    """The text of ids, with special tokens or without them. `clean`: by default as `_cleans`. Raises ModelError."""
+    """The text of ids, with or without special tokens. `clean`: by default as `_cleans`. Raises ModelError."""
     clean = _cleans(tokenizer) if clean is None else clean
     try:
         return str(tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=clean))
@@ -133,13 +133,13 @@ class DecodingVocabulary:
         self.backend = getattr(tokenizer, "backend_tokenizer", None)
         self.mode, self.fallback = _decode_mode(tokenizer)
         self.special = frozenset(tokenizer.all_special_ids) if self.backend is None else special_of(self.backend)
-        # of one id; called for each token of a text
+        # cached by id: called for each token of a text
         self.bytes_of, self.piece, self.alone = cache(self._bytes_of), cache(self._piece), cache(self._alone)
-        # whether the text depends on it: decode() leaves out skipped ids and those without a token
+        # whether an id affects the text: decode() leaves out skipped ids and those without a token
         self.writes = cache(lambda id: not (skip and id in self.special) and self.token(id) is not None)
 
     def text(self, ids: list[int], *, clean: bool | None = None) -> str:
-        """decode() of ids, with the clean-up of spaces as the tokenizer has it, or as `clean` says."""
+        """decode() of ids, with the tokenizer's own clean-up of spaces, or as `clean` says."""
         return decode_as(self.tokenizer, ids, skip_special_tokens=self.skip, clean=clean)
 
     def _alone(self, id: int) -> str:
@@ -147,7 +147,7 @@ class DecodingVocabulary:
 
     def lead(self, prompt: Sequence[int]) -> list[int]:
         """The end of a prompt that decides what text new tokens add: nothing before it changes that."""
-        least = 1  # doubled where a clean-up may change what is before, so that the cost is that of the result
+        least = 1  # doubled if a clean-up may change earlier text: the total cost is proportional to the result
         for place in range(len(prompt) - 1, -1, -1) if self.mode != "whole" else ():
             if len(prompt) - place >= least and self._begins(prompt[place]):
                 lead = list(prompt[place:])
@@ -229,7 +229,7 @@ class Detokenizer:
     """Text from ids that come one by one.
 
     The results of `push` and the last one of `flush` add up to decode(ids). `push` has constant amortised cost. A new
-    one begins a text; that of `after` continues a prompt.
+    detokenizer begins a text; the one from `after` continues a prompt.
     Byte-level vocabularies hold back at most three bytes. Byte-fallback ones hold back the current run of byte tokens,
     since one bad byte changes the text of the whole run. A clean-up of spaces holds back about a word.
     Vocabularies whose decoder can change any earlier text (rare) hold back everything.
@@ -242,20 +242,20 @@ class Detokenizer:
         self.vocabulary = _vocabulary_of(tokenizer, skip_special_tokens)
         self.writes, self.piece = self.vocabulary.writes, self.vocabulary.piece
         # Everything below is replaced and never changed in place, so that a fork may share it.
-        self._bytes = b""  # in the mode "bytes": of a character that is incomplete
+        self._bytes = b""  # in the mode "bytes": of an incomplete character
         self._context: list[int] = []  # in the mode "pieces": the id before `_pending`
         self._pending: list[int] = []
         self._held = ""  # decoded, but the clean-up of spaces may still change it
         self._searched = 0  # characters of `_held` that were searched for a place to cut
-        self._lead: list[int] = []  # the end of the prompt, as much of it as changes what follows
+        self._lead: list[int] = []  # as much of the prompt's end as affects what follows
         self._lead_text = ""
         self._shown = ""  # the end of `_lead_text` that new tokens may change: the first text may repeat it
-        self._repeated = ""  # as much of it as came again
+        self._repeated = ""  # as much of it as was repeated so far
 
     def after(self, prompt: Sequence[int], cut: Sequence[int] = ()) -> Detokenizer:
-        """A detokenizer of new tokens behind a prompt: their text is what decode(prompt + ids) adds to decode(prompt).
+        """A detokenizer of new tokens after a prompt: their text is what decode(prompt + ids) adds to decode(prompt).
 
-        Where new tokens change the end of the prompt (they complete a character), their text begins with the first
+        If new tokens change the end of the prompt (they complete a character), their text begins with the first
         character that differs. `cut` are tokens removed from the prompt's end, whose text new tokens write again.
         """
         words = Detokenizer(self.tokenizer, self.vocabulary.skip)
@@ -271,7 +271,7 @@ class Detokenizer:
         return self._added(self._cleaned(text, final=False) if self.vocabulary.clean else text)
 
     def flush(self) -> str:
-        """The rest. An incomplete character is U+FFFD, as in decode()."""
+        """The rest. An incomplete character becomes U+FFFD, as in decode()."""
         if self.vocabulary.mode == "bytes":
             text, self._bytes = self._bytes.decode(errors="replace"), b""
         else:
@@ -279,7 +279,7 @@ class Detokenizer:
         return self._added(self._cleaned(text, final=True) if self.vocabulary.clean else text)
 
     def rest(self) -> str:
-        """What `flush` would return, and the text does not end."""
+        """What `flush` would return, without ending the text."""
         return self.fork().flush() if self._bytes or self._pending or self._held or self._repeated else ""
 
     def fork(self) -> Detokenizer:
@@ -295,7 +295,7 @@ class Detokenizer:
         return text[len(known) if text.startswith(known) else shared_length(text, known) :]
 
     def _added(self, text: str) -> str:
-        """A text without what it repeats of the prompt."""
+        """A text without the part that repeats the prompt."""
         if not self._shown or not text:
             return text
         text = self._repeated + text
@@ -330,7 +330,7 @@ class Detokenizer:
         return text
 
     def _cleaned(self, text: str, *, final: bool) -> str:
-        """As much of the text as the clean-up of spaces will not change any more, cleaned."""
+        """The part of the text that the clean-up of spaces will not change any more, cleaned."""
         text = self._held + text
         cut = len(text) if final else _safe_cut(text, self._searched)
         self._held = text[cut:]

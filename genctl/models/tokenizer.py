@@ -58,7 +58,7 @@ class PlainTokenizer:
         place: str = "",
         literal: dict[int, str] | None = None,
     ) -> None:
-        """`literal` are tokens of a byte-level vocabulary that are text as they stand, not letters for bytes."""
+        """`literal`: tokens of a byte-level vocabulary that are plain text, not letters for bytes."""
         self.backend_tokenizer = backend
         self.literal = literal or {}
         self.name_or_path = place
@@ -111,7 +111,7 @@ class PlainTokenizer:
     def decode(
         self, ids: Sequence[int], skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
     ) -> str:
-        """The text of ids. Nothing is cleaned up: vocabularies with that are left to transformers."""
+        """The text of ids. Nothing is cleaned up: tokenizers that do so are left to transformers."""
         runs = ((text, list(run)) for text, run in groupby(ids, self.literal.get))
         return "".join(
             text * len(run) if text else self.backend_tokenizer.decode(run, skip_special_tokens=skip_special_tokens)
@@ -185,7 +185,7 @@ def _plain(folder: Path, model: dict[str, Any]) -> PlainTokenizer:
 
 
 def _settings(folder: Path, settings: Settings, file: dict[str, Any]) -> tuple[Settings, Settings, list[AddedToken]]:
-    """The arguments of the class, special tokens under the checkpoint's own names, and added tokens by their ids.
+    """The arguments of the class, special tokens under the checkpoint's own names, and added tokens by id.
 
     Without an added_tokens_decoder an older special_tokens_map.json overrides the fields. Lists in that file, and an
     added_tokens.json, are left to transformers.
@@ -250,7 +250,7 @@ def _token(fields: dict[str, Any]) -> AddedToken:
 
 
 def _converted(value: Any) -> Any:
-    """JSON with AddedToken objects for the dictionaries that describe them."""
+    """JSON, with AddedToken objects for the dictionaries that describe tokens."""
     if isinstance(value, dict) and value.get("__type") == "AddedToken":
         return _token(value)
     return [_converted(entry) for entry in value] if isinstance(value, list) else value

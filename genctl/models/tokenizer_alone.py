@@ -36,7 +36,7 @@ class LoneTokenizer:
         return text.encode(self._tokenizer, prompt, add_special_tokens=True)
 
     def text(self, ids: tuple[int, ...]) -> str:
-        """The text that has these ids. Raises InputError if there is none."""
+        """The text with these ids. Raises InputError if there is none."""
         words = text.decode(self._tokenizer, ids)
         if not words or self.ids(words) != list(ids):
             raise InputError("the token ids are not those of any text, and the server takes no ids")
@@ -44,7 +44,7 @@ class LoneTokenizer:
 
 
 class FoundTokenizer(NamedTuple):
-    """The tokenizer of a checkpoint, and its BOS by all its files."""
+    """The tokenizer of a checkpoint, and its BOS according to all its files."""
 
     tokenizer: Any
     left_to: str  # "transformers (there is no tokenizer.json)"; "" for genctl's own
@@ -52,7 +52,7 @@ class FoundTokenizer(NamedTuple):
 
 
 def find(name: str, revision: str | None = None) -> FoundTokenizer:
-    """The tokenizer of a checkpoint on this machine; of its files only those are read. Raises ModelError, UsageError.
+    """The tokenizer of a checkpoint on this machine; reads no other files of it. Raises ModelError, UsageError.
 
     One that genctl does not read itself is read by transformers, which imports torch.
     """
@@ -94,7 +94,7 @@ class TokenPiece:
 
 @dataclass(frozen=True)
 class TokenReading:
-    """A text as one tokenizer reads it. Of --decode, ids as one writes them."""
+    """A text as one tokenizer reads it; for --decode, ids as it writes them."""
 
     model: str
     text: str
@@ -162,14 +162,14 @@ class TokenReader:
         return TokenReading(self.name, rendered, self._pieces(ids, range(len(ids))), tuple(filter(None, notes)))
 
     def _bare(self, words: str, *, special: bool = False) -> list[int]:
-        """The ids of a text without those that the tokenizer adds, or with them; [] if there is none."""
+        """The ids of a text, with added special tokens only if `special`; [] if there is none."""
         try:
             return text.encode(self.tokenizer, words, add_special_tokens=special)
         except InputError:
             return []
 
     def _pieces(self, ids: Sequence[int], own: range) -> tuple[TokenPiece, ...]:
-        """The tokens; those outside of `own` are added by the tokenizer."""
+        """The tokens; those outside `own` were added by the tokenizer."""
         vocabulary, before, pieces = self.vocabulary, b"", []
         for place, id in enumerate(ids):
             special, part = "", b""
@@ -194,7 +194,7 @@ class TokenReader:
         return f"the prompt does not begin with {self.tokenizer.convert_ids_to_tokens(bos[0])}: {why}"
 
     def _specials(self, whose: str, words: str, ids: Sequence[int] | None = None) -> str:
-        """A note on special tokens that a text spells, whose `ids` may be known."""
+        """A note on special tokens that are spelled in a text; `ids` if they are known."""
         ids, special = self._bare(words) if ids is None else ids, self.vocabulary.special
         names = dict.fromkeys(self.vocabulary.piece(id) for id in ids if id in special)
         spelled = [printable(name) for name in names if name in words]
@@ -213,7 +213,7 @@ class TokenReader:
 
 
 def watched_ids(loaded: LoadedModel, tokens: Sequence[str]) -> tuple[int, ...]:
-    """The ids of the tokens of --watch, each a text or `id:N`, without repetition. Raises UsageError."""
+    """The ids of the tokens of --watch, each a text or `id:N`, without duplicates. Raises UsageError."""
     return tuple(dict.fromkeys(_watched_id(loaded, token) for token in tokens))
 
 
@@ -229,7 +229,7 @@ def _watched_id(loaded: LoadedModel, token: str) -> int:
     try:
         ids = text.encode(tokenizer, token, add_special_tokens=False)
         if len(ids) != 1 or (piece(ids[0]) != token and token[0].isspace()):
-            behind = text.continuation(tokenizer, token)  # one token only behind other text
+            behind = text.continuation(tokenizer, token)  # one token only after other text
             ids = behind if len(behind) == 1 and piece(behind[0]) == token else ids
     except InputError as error:
         raise UsageError(f"{what}: {error.message}") from None
@@ -252,7 +252,7 @@ def _watched_id(loaded: LoadedModel, token: str) -> int:
 
 
 def languages_of(tokenizer: Any) -> dict[str, int]:
-    """The id of the token of each language, by the tokenizer's own names; {} where it has none."""
+    """The id of the token of each language, by the tokenizer's own names; {} if there are none."""
     if not hasattr(type(tokenizer), "src_lang"):
         return {}
     added = [str(token) for token in tokenizer.added_tokens_decoder.values()]
@@ -269,7 +269,7 @@ def languages_of(tokenizer: Any) -> dict[str, int]:
 
 
 def language_id(tokenizer: Any, setting: str, name: str, checkpoint: str) -> int:
-    """The id of the token of a language; `setting` names it with its place. Raises UsageError where there is none."""
+    """The id of the token of a language; `setting` names it with its place. Raises UsageError if there is none."""
     languages = languages_of(tokenizer)
     if not languages:
         raise UsageError(f"{setting}: the tokenizer of {checkpoint} has no languages")
@@ -281,7 +281,7 @@ def language_id(tokenizer: Any, setting: str, name: str, checkpoint: str) -> int
 
 @contextmanager
 def reading(tokenizer: Any, language: str | None) -> Iterator[None]:
-    """Texts that are read meanwhile are in `language`; None: in the tokenizer's own."""
+    """Read texts in this context as `language`; None: as the tokenizer's own."""
     if language is None:
         yield
         return

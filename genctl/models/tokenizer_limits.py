@@ -18,14 +18,14 @@ from typing import Any
 from genctl.errors import ModelError
 from genctl.models.weights import read_json, shown
 
-MOST_TOKENS = 1 << 20  # no published vocabulary of a model that writes texts has half of them
+MOST_TOKENS = 1 << 20  # more than twice the largest published vocabulary of a text model
 MOST_MERGES = 1 << 21  # Gemma 3 has 514,906
 MOST_ADDED = 1 << 22  # bytes of all added tokens and settings: 200,000 tokens of usual length
-MOST_PIECES = 1 << 22  # bytes of a Unigram vocabulary; mT5's has half of them
-LARGEST_LIST = 1 << 23  # bytes of a file that is not JSON; Gemma's tokenizer.model has half of them
+MOST_PIECES = 1 << 22  # bytes of a Unigram vocabulary; mT5's has half of this
+LARGEST_LIST = 1 << 23  # bytes of a file that is not JSON; Gemma's tokenizer.model has half of this
 MOST_IDS = 1 << 24
-MOST_COUNTED = 1 << 16  # tokens that a class creates, tokens of padding
-MOST_GROWTH = 100  # times that all steps of a part may lengthen a text
+MOST_COUNTED = 1 << 16  # tokens that a class creates, or padding tokens
+MOST_GROWTH = 100  # factor by which all steps of a part may lengthen a text
 
 SPECIAL_TYPES = (2, 3, 4)  # unknown, control and user-defined tokens of a GGUF file, which become added tokens
 _FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "added_tokens.json", "special_tokens_map.json",
@@ -41,7 +41,7 @@ SENTENCEPIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", 
 
 @lru_cache(maxsize=1)  # large files take half a second
 def parsed(path: Path) -> dict[str, Any]:
-    """tokenizer.json, which stays in memory until `forget`."""
+    """tokenizer.json, cached until `forget`."""
     return read_json(path, path.name)
 
 
@@ -61,7 +61,7 @@ def check(folder: Path) -> None:
 
 
 def _check_file(name: str, data: dict[str, Any]) -> None:
-    """One JSON file: a vocabulary, added tokens, and settings, as far as it has them."""
+    """Check a JSON file: its vocabulary, added tokens and settings, if it has them."""
     model: dict[str, Any] = data["model"] if isinstance(data.get("model"), dict) else {}
     vocabulary: Any = model.get("vocab", data.get("vocab"))  # of tokenizer.json, of tekken.json
     listed = next((data[key] for key in _LISTED if key in data), None)
@@ -100,9 +100,9 @@ def check_vocabulary(name: str, *, tokens: int = 0, merges: int = 0, added: int 
 
 
 def check_charsmap(name: str, data: bytes) -> None:
-    """The trie of a SentencePiece normaliser: 4 bytes with its length in bytes, little endian, then the bytes.
+    """Check the trie of a SentencePiece normaliser: 4 bytes with its length in bytes, little endian, then the bytes.
 
-    Raises ModelError, with the `name` of its file.
+    Raises ModelError, which names the file.
     """
     length = int.from_bytes(data[:4], "little")
     if data and (length > len(data) - 4 or length % 4):
@@ -115,7 +115,7 @@ def _at_most(name: str, what: str, number: int, most: int) -> None:
 
 
 def _check_steps(part: str, steps: Any) -> None:
-    """The steps of a part of tokenizer.json: each may insert a string or a list at every character of a text."""
+    """Check the steps of a part of tokenizer.json: each may insert a string or a list at every character of a text."""
     growth = 1
     for step in _objects(steps):
         for key in _INSERTED:

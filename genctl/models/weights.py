@@ -21,8 +21,8 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _OTHER_FORMATS = ("*.safetensors", "*.gguf", "*.h5", "*.msgpack", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 _FLOATS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
-LARGEST_JSON = 64_000_000  # bytes; the index of the largest public checkpoints has a tenth of it
-LARGEST_NUMBER = 1 << 63  # of a shape or a byte range
+LARGEST_JSON = 64_000_000  # bytes; the index of the largest public checkpoints has a tenth of this
+LARGEST_NUMBER = 1 << 63  # in a shape or a byte range
 _SHARD = re.compile(r"\w[\w .+-]{,200}\.safetensors", re.ASCII)
 
 
@@ -44,7 +44,7 @@ class Tensor:
 class WeightFiles:
     """The weight files of a checkpoint. `tensors` is empty for pickle files, which cannot be inspected.
 
-    transformers reads them as `dtype` if config.json has none: the type in the index, else that of the
+    `dtype` is what transformers uses if config.json has none: the type in the index, else that of the
     first floating-point tensor of the first file, by name.
     """
 
@@ -111,7 +111,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
         with path.open("rb") as file:
             data = 8 + int.from_bytes(file.read(8), "little")
             if data == 8:
-                raise ValueError("its header is empty")  # before all of a sparse file is mapped
+                raise ValueError("its header is empty")  # before a sparse file is mapped completely
             with safe_open(path, framework="np"):  # which checks types, shapes and byte ranges
                 header = json.loads(file.read(data - 8), object_pairs_hook=once)
     except OSError as error:
@@ -148,7 +148,7 @@ def _sharded(folder: Path, index: Path) -> WeightFiles:
 
 
 def _first_dtype(header: dict[str, Tensor]) -> str:
-    """The type of the first floating-point tensor by name, in torch's words; "" if there is none."""
+    """The type of the first floating-point tensor by name, in torch's spelling; "" if there is none."""
     kinds = (header[name].dtype for name in sorted(header))
     return next((_FLOATS[kind] for kind in kinds if kind in _FLOATS), "")
 

@@ -65,7 +65,7 @@ def _over_ranks(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def check_plan(config: Any, ranks: int) -> None:
-    """Raises ModelError for an architecture without a plan, and for heads that cannot be shared out evenly."""
+    """Raises ModelError for an architecture without a plan, and for heads that cannot be divided evenly."""
     text = config.get_text_config(decoder=True)
     if not (getattr(config, "base_model_tp_plan", None) or getattr(text, "base_model_tp_plan", None)):
         raise ModelError(f"--tensor-parallel: transformers has no plan for {config.model_type}")
@@ -111,7 +111,7 @@ def read_config(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTra
 
 
 def auto_class(checkpoint: check.Checkpoint, config: PreTrainedConfig, trust_remote_code: bool) -> Any:
-    """The class that loads this checkpoint, an auto class in general. Raises ModelError if it cannot continue a text.
+    """The class that loads this checkpoint, usually an auto class. Raises ModelError if it cannot continue a text.
 
     Models of audio and text that transformers lists as encoder-decoders are decoders for text alone. For models of
     images and text, AutoModelForCausalLM loads the text model if it supports it.
@@ -142,7 +142,7 @@ def auto_class(checkpoint: check.Checkpoint, config: PreTrainedConfig, trust_rem
             return AutoModelForCausalLM
         if kind in sequences:
             return AutoModelForSeq2SeqLM
-        for name in [] if is_seq2seq else names:  # a text model that the table has as part of a larger one (Mllama)
+        for name in [] if is_seq2seq else names:  # a text model that the table lists as part of a larger one (Mllama)
             own = getattr(transformers, name, None) if name in _names(causal) else None
             if own is not None and getattr(own, "config_class", None) is type(config):
                 return own
@@ -239,10 +239,10 @@ def _check_unused(model: nn.Module, names: list[str], checkpoint: check.Checkpoi
     buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
     prefix, unused = str(getattr(model, "base_model_prefix", "")), set(names)
     held = checkpoint.weights.tensors
-    # transformers ignores a layer by its number in one public checkpoint, for any config: check all names
+    # transformers ignores one layer by number, for any config, because of one public checkpoint: check all names
     every = sorted({*names, *held})
     further = tuple(f"{match[1]}." for name in every if (match := _PREDICTS_FURTHER.fullmatch(name)))
-    beyond, owned = list[tuple[str, int]](), list[str]()  # lists of layers, and numbers that they do not have; others
+    beyond, owned = list[tuple[str, int]](), list[str]()  # lists of layers, with numbers beyond them; others
     for name in every:
         path, after = _part_of(name, modules, prefix)
         first, _, rest = after.partition(".")
@@ -252,7 +252,7 @@ def _check_unused(model: nn.Module, names: list[str], checkpoint: check.Checkpoi
             is_list = isinstance(modules[path], (torch.nn.ModuleList, torch.nn.Sequential))
             if is_list and not name.startswith(further):
                 beyond.append((path, int(first)))
-        elif name in unused and first != "encoder":  # of an encoder-decoder of which only the decoder is loaded
+        elif name in unused and first != "encoder":  # of an encoder-decoder whose decoder alone is loaded
             # `attn.bias` of GPT-2 and similar: the triangular mask of a module that contains projections
             attends = "att" in path.rpartition(".")[2].lower() and any(True for _ in modules[path].children())
             is_mask = after == "bias" and attends and (name not in held or len(held[name].shape) > 2)
@@ -290,7 +290,7 @@ def _part_of(name: str, modules: dict[str, nn.Module], prefix: str) -> tuple[str
     return found
 
 
-# -- a model that was read ---------------------------------------------------------------------------------------------
+# -- a loaded model ----------------------------------------------------------------------------------------------------
 
 
 def _prepare(model: nn.Module, runtime: Runtime, device: torch.device | None, config: dict[str, Any]) -> list[str]:

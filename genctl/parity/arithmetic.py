@@ -1,12 +1,12 @@
-"""One model's forward pass in another arithmetic: in float64 over its weights as they are, or with its rounding shaken.
+"""A model's forward pass in another arithmetic: in float64 with its weights as they are, or with random rounding.
 
-Both are modes of torch's functions (`torch.overrides.TorchFunctionMode`), which see every call of an operation. Nothing
-of a model is changed or copied: weights are widened as they are used, large ones in slices.
+Both are a `torch.overrides.TorchFunctionMode`, which intercepts every call of a torch function. The model is neither
+changed nor copied: weights are widened as they are used, large ones in slices.
 
-`Exact` computes in float64. Where code goes to float32 to be exact (norms, softmax, rotary angles), it stays in
-float64. `Shaken` computes in the dtype of a side and moves each result by up to half a unit in the last place, at
-random: Monte Carlo arithmetic (Parker 1997, UCLA CSD-970002). Its spread is what rounding does to this model on this
-text, in whatever order an implementation sums.
+`Exact` computes in float64. Where the model casts to float32 for precision (norms, softmax, rotary angles), it stays
+in float64. `Shaken` computes in the dtype of a side and moves each result by up to half a unit in the last place, at
+random: Monte Carlo arithmetic (Parker 1997, UCLA CSD-970002). The spread is the effect of rounding on this model and
+this text, whatever the order in which an implementation sums.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 
 from genctl.native import pages
 
-SLICE = 2**21  # numbers of a weight that are widened at a time: 16 MiB in float64
-# operations whose results are rounded; all others move or select numbers
+SLICE = 2**21  # elements of a weight that are widened at a time: 16 MiB in float64
+# operations with rounded results; all others only move or select elements
 ROUNDING = frozenset(
     """
     linear matmul bmm addmm baddbmm einsum conv1d layer_norm group_norm rms_norm softmax log_softmax add sub mul div pow
@@ -31,18 +31,18 @@ ROUNDING = frozenset(
     imul itruediv rpow
     """.split()  # noqa: SIM905 — one name to a line would fill a page
 )
-CODING = frozenset({"round", "round_"})  # activations become codes of 8 bits
+CODING = frozenset({"round", "round_"})  # these turn activations into 8-bit codes
 
 
 class Weights:
-    """The weights of a model, as a side has them: rounded to `dtype`, if that is narrower than their own."""
+    """The weights of a model as a side uses them: rounded to `dtype` if that is narrower than their own."""
 
     def __init__(self, tensors: Iterable[Tensor], dtype: torch.dtype, *, from_one: Iterable[Tensor] = ()) -> None:
-        """`from_one`: weights of norms that were stored as their distance from 1 (Gemma)."""
+        """`from_one`: norm weights that are stored as their distance from 1 (Gemma)."""
         self._places = {tensor.data_ptr() for tensor in tensors if tensor.is_floating_point()}
         self._from_one = {tensor.data_ptr() for tensor in from_one}
         self.dtype = dtype
-        self.mapped = pages.mapped_files()  # whose pages go once they are used
+        self.mapped = pages.mapped_files()  # their pages are released after use
 
     def __contains__(self, tensor: Tensor) -> bool:
         return tensor.is_floating_point() and tensor.data_ptr() in self._places
@@ -55,14 +55,14 @@ class Weights:
 
 
 class _Mode(TorchFunctionMode):
-    """Operations on a model's weights and activations of `dtype`."""
+    """Intercepts operations on a model's weights and on activations of `dtype`."""
 
     dtype: torch.dtype
 
     def __init__(self, weights: Weights) -> None:
         super().__init__()
         self.weights = weights
-        self.coded = 0  # numbers of activations that were rounded to codes
+        self.coded = 0  # how many activations were rounded to codes
         self._spaces: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
     def __torch_function__(
@@ -89,14 +89,14 @@ class _Mode(TorchFunctionMode):
         args, kwargs = self.operands(func, args, kwargs)
         return self.result(name, func(*args, **kwargs))
 
-    # -- what the arithmetics differ in --------------------------------------------------------------------------------
+    # -- where the arithmetics differ ----------------------------------------------------------------------------------
 
     def cast(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """A conversion to another dtype."""
         return func(*args, **kwargs)
 
     def operands(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The arguments of an operation: weights as the side has them."""
+        """The arguments of an operation, with weights as the side uses them."""
         if not any(tensor in self.weights for tensor in _tensors(args)) or not self._computes(args):
             return args, kwargs
         return _mapped(args, lambda tensor: self._wide(tensor) if tensor in self.weights else tensor), kwargs
@@ -106,17 +106,17 @@ class _Mode(TorchFunctionMode):
         return value
 
     def before_coding(self, numbers: Tensor, *, in_place: bool) -> Tensor:
-        """Activations in units of their codes, before they are rounded to them."""
+        """Activations in units of their codes, just before they are rounded."""
         return numbers
 
     def coded_weight(self, rows: Tensor) -> Tensor:
-        """Rows [R, N] of a matrix, as the side has them."""
+        """Rows [R, N] of a matrix, as the side uses them."""
         return rows
 
     # -- operations ----------------------------------------------------------------------------------------------------
 
     def _computes(self, args: Any) -> bool:
-        """Whether activations are among the operands: others only reshape a weight."""
+        """Whether activations are among the operands; without any, a weight is only reshaped."""
         floats = [tensor for tensor in _tensors(args) if tensor.is_floating_point()]
         return len(floats) > 1
 
@@ -131,7 +131,7 @@ class _Mode(TorchFunctionMode):
         """x Wᵀ + b, a slice of the outputs at a time."""
         if weight not in self.weights:
             return F.linear(*self._same(x, weight, bias))
-        # processors without products of a narrow dtype are slow at them; all sum up in float32
+        # CPUs without native products of a narrow dtype are slow at them; all accumulate in float32
         dtype = torch.float32 if self.dtype.itemsize < 4 and x.device.type == "cpu" else self.dtype
         if bias is not None:
             bias = (self._wide(bias) if bias in self.weights else bias).to(dtype)
@@ -149,7 +149,7 @@ class _Mode(TorchFunctionMode):
         return (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).to(self.dtype)
 
     def _space(self, weight: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
-        """Space for some rows of a weight. It is used again: the C library's heap grows with each freed slice."""
+        """A reused buffer for some rows of a weight: the C library's heap grows with each freed slice."""
         key = weight.device, dtype
         size = rows * weight.shape[1]
         if key not in self._spaces or len(self._spaces[key]) < size:
@@ -157,7 +157,7 @@ class _Mode(TorchFunctionMode):
         return self._spaces[key][:size].view(rows, -1)
 
     def _same(self, *tensors: Tensor | None) -> list[Any]:
-        """Tensors in the widest of their dtypes."""
+        """Tensors cast to the widest of their dtypes."""
         widest = torch.float16
         for tensor in tensors:
             if tensor is not None:
@@ -175,7 +175,7 @@ class _Mode(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """softmax(q kᵀ · scale + mask) v, product by product: fused kernels have no float64, and nothing to shake."""
+        """softmax(q kᵀ · scale + mask) v, as separate products: fused kernels lack float64 and hide their rounding."""
         query, key, value = self._same(query, key, value)
         if enable_gqa:
             key, value = (part.repeat_interleave(query.shape[-3] // part.shape[-3], -3) for part in (key, value))
@@ -192,7 +192,7 @@ class _Mode(TorchFunctionMode):
         return self.mixed(scores, value)
 
     def mixed(self, scores: Tensor, value: Tensor) -> Tensor:
-        """Values [..., T, D] by the softmax of scores [..., F, T]."""
+        """Values [..., T, D] weighted by the softmax of scores [..., F, T]."""
         wide = scores if scores.dtype == torch.float64 else scores.float()
         shares = self.result("softmax", wide.softmax(-1).nan_to_num(0.0).to(value.dtype))  # padding sees nothing
         return torch.as_tensor(self.result("matmul", shares @ value))
@@ -230,10 +230,10 @@ class Exact(_Mode):
 
 
 class Shaken(_Mode):
-    """The side's own dtype; each rounded result moves by up to half a unit in the last place.
+    """The side's own dtype; each rounded result moves by up to half a unit in the last place, at random.
 
-    Activations that become codes move by up to `border` codes more, so that some fall to the other side of a border of
-    two codes: by rounding alone few do, a few readings may miss them, and one that does is a jump in all that follows.
+    Activations that become codes also move by up to `border` codes first, to push some across the border of two codes:
+    rounding alone rarely does, a few readings may miss it, and a single crossing makes all later values jump.
     """
 
     def __init__(self, weights: Weights, seed: int, border: float = 0.0) -> None:
@@ -258,7 +258,7 @@ class Shaken(_Mode):
         return numbers.copy_(moved) if in_place else moved
 
     def _noise(self, value: Tensor) -> Tensor:
-        """Uniform from -1 to 1, f64 of the shape of a tensor."""
+        """Uniform noise from -1 to 1, f64 in the shape of `value`."""
         if value.device not in self._random:
             self._random[value.device] = torch.Generator(value.device).manual_seed(self._seed)
         drawn = torch.rand(value.shape, generator=self._random[value.device], dtype=torch.float64, device=value.device)
@@ -275,7 +275,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Arguments with every tensor changed."""
+    """Arguments with `change` applied to every tensor."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""What an engine computed, from what it wrote alone: causes are tried on a reference that reads the same tokens.
+"""Diagnose an engine from its log alone: causes are tried on a reference that reads the same tokens.
 
-Each cause predicts the written numbers: read again in another way (prompt, arithmetic, model), or the reference's own
-distributions turned into another number. docs/audit.md says when one is named. M positions, E entries, V vocabulary.
+Each cause predicts the logged numbers: texts are read another way (prompt, arithmetic, model), or the reference's
+distributions give another number. docs/audit.md says when a cause is named. M positions, E entries, V vocabulary.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from genctl.parity.ways import (
     slope,
 )
 
-SAMPLE = 200  # positions of the sample on which causes are tried, at most, once there is a row
-WAYS, DEAR_WAYS = 10, 3  # ways of reading with which all numbers are tried; of a large model
-BEST = 6  # ways of reading that are tried together
-MOVED = 10  # positions that a cause moves, at least
-RESOLVED = 4.0  # times the noise, by which it moves them
-TINY = 1e-9  # nats: nothing is moved
-OFF = 0.3  # of what a form changes may be left: engines round in other orders
-HALF = 0.5  # of what codes change may be left by a cause beside them
-TAIL = 0.9  # of all positions are within the most that noise does, where a hypothesis fits
-SURE = 10  # times the bound: a cheap cause that explains all so well leaves nothing to dear ones
-LEFT = 0.1  # of all rows may be left unexplained, where a cause is named
-LEFT_TOKENS = 0.02  # of all tokens, where more rows are
+SAMPLE = 200  # most positions of the sample on which causes are tried, unless its only row has more
+WAYS, DEAR_WAYS = 10, 3  # readings that are combined with every kind of number; for a large model
+BEST = 6  # readings that are tried in pairs
+MOVED = 10  # a cause must move at least this many positions
+RESOLVED = 4.0  # by more than this multiple of the noise
+TINY = 1e-9  # nats: a smaller change is none
+OFF = 0.3  # share of a form's effect that may be left: engines round in other orders
+HALF = 0.5  # share of the codes' effect that an additional cause may leave
+TAIL = 0.9  # a hypothesis fits if this share of positions is within the largest ratio of noise
+SURE = 10  # times the bound: a cheap cause with this much evidence makes expensive ones unnecessary
+LEFT = 0.1  # a named cause may leave this share of rows unexplained
+LEFT_TOKENS = 0.02  # or more rows, if at most this share of tokens is beyond noise
 FLASH = Way(cause("flash-float16"), form=FORMS["flash-float16"][0])
 
 
 class Auditor(Rereader):
-    """Says what an engine computed."""
+    """Diagnoses an engine from its trace."""
 
     def __init__(
         self,
@@ -63,25 +63,25 @@ class Auditor(Rereader):
         on_stage: Callable[[str], object] = lambda stage: None,
         **how: Any,
     ) -> None:
-        """`others`: checkpoints that may run in place of this one. `how`: of the `Rereader`."""
+        """`others`: checkpoints that the engine may have run instead. `how`: arguments of `Rereader`."""
         super().__init__(side, rows, **how)
         self._prompts, self._others, self._stage = prompts, others, on_stage
-        self._codes = 0.0  # nats, by which what the engine rounds beside a cause may differ
-        self._count = 0  # hypotheses
+        self._codes = 0.0  # nats of noise from the engine's own codes, in addition to a cause
+        self._count = 0  # hypotheses tried so far
         self._notes: dict[str, None] = {}
-        self._beaten: list[Explanation] = []  # on a row, and not tried on others
-        self._most = 0.0  # the most that a hypothesis gains on this row
-        self._cut = torch.zeros(len(self.places.token), dtype=torch.float64)  # what cut digits may change
-        self._known: dict[Any, Tensor] = {}  # what is left, by the base, rows, ways and number
-        self._held: tuple[Any, Tensor] | None = None  # the logits that were read last
+        self._beaten: list[Explanation] = []  # dropped on the most telling row, not tried on others
+        self._most = 0.0  # the largest gain of a hypothesis on that row
+        self._cut = torch.zeros(len(self.places.token), dtype=torch.float64)  # effect of cut digits on each position
+        self._known: dict[Any, Tensor] = {}  # residuals by base form, rows, ways and number
+        self._held: tuple[Any, Tensor] | None = None  # the logits of the latest reading, with their key
 
     def run(self, name: str) -> Audit:
-        """The verdict on the trace of this name. Raises ModelError."""
+        """Return the verdict on the trace `name`. Raises ModelError."""
         self._name = name
         self._stage("reading")
         found: list[tuple[Form | None, Explanation]] = []
         forms: Sequence[Form | None] = ways.declared(self._declared) or [None]
-        for form in forms:  # engines have other codes
+        for form in forms:  # engines code a declared format differently
             self._base = form
             nothing = self._plainly()
             if self._is_within(nothing, self._every):
@@ -106,7 +106,7 @@ class Auditor(Rereader):
                 (audit for audit in audits if audit.verdict == "explained"), first)  # fmt: skip
 
     def _explained(self, form: Form | None, nothing: Explanation) -> Audit:
-        """The verdict where honest rounding is not all. `form`: in which the engine rounds beside a cause."""
+        """The verdict if honest rounding is not enough. `form`: how the engine rounds, in addition to any cause."""
         self._base, self._codes, self._beaten, self._most = form, nothing.off, [], 0.0
         if self.grid is not None:
             self._cut = self.places.sizes(self._resolution)
@@ -122,13 +122,13 @@ class Auditor(Rereader):
         return self._concluded(nothing, first, tried)
 
     def _beside_codes(self, nothing: Explanation) -> Audit | None:
-        """The verdict where an engine has other codes than those of the form that is declared; None: not the same.
+        """The verdict if an engine's codes differ from those of the form `_base`; None if that does not explain all.
 
-        What codes change counts as noise then. A number or a prompt that leaves less than half of it is a cause still.
+        Their effect then counts as noise. A number or a prompt that leaves less than half of it is still a cause.
         """
         form, self._base = self._base, None
         plain, self._base = self._left(self._every), form
-        moved = self.places.sizes(self._left(self._every) - plain)[self.places.known]  # by the codes
+        moved = self.places.sizes(self._left(self._every) - plain)[self.places.known]  # the effect of the codes
         codes, most, own = float(moved.median()), float(moved.square().mean().sqrt()), nothing.scale
         nothing.scale, nothing.plausible = (own.square() + most**2).sqrt(), True
         self._rated([nothing], nothing, self._every)
@@ -140,19 +140,19 @@ class Auditor(Rereader):
             return None
         sample, first = self._begun(beside)
         tried = self._rated(self._singles(sample, first, families=("number", "prompt")), first, sample)
-        best = max(tried, key=lambda one: one.total, default=first)  # all may be beaten on a row
+        best = max(tried, key=lambda one: one.total, default=first)  # all may have been dropped on a row
         if best.median > HALF * first.median or not beats(best, first, self._count):
             return self._same(nothing)
         self._codes = most
         return self._concluded(beside, first, tried)
 
     def _plainly(self, nothing: Explanation | None = None, *tried: Way) -> Explanation:
-        """All rows as they should be read and written; `nothing`: the same before."""
+        """All rows read as declared (and by `tried`), with raw log-probabilities, rated against `nothing` or itself."""
         one = self._try(tried, [RAW], self._every, exact=True)[0]
         return self._rated([one], nothing or one, self._every)[0]
 
     def _begun(self, nothing: Explanation) -> tuple[list[int], Explanation]:
-        """The most telling rows, on which causes are tried, as `COST` allows, and what `nothing` leaves there."""
+        """The sample of most telling rows, within `COST` and `SAMPLE`, and what `nothing` leaves there."""
         sample: list[int] = []
         tokens = positions = 0
         for row in self._telling(nothing, self._every):
@@ -168,7 +168,7 @@ class Auditor(Rereader):
     # -- hypotheses ----------------------------------------------------------------------------------------------------
 
     def _left(self, rows: Sequence[int], tried: tuple[Way, ...] = (), number: Number = RAW) -> Tensor:
-        """Written less predicted where texts are read in some ways, f64 [E]; each is read once."""
+        """Written less predicted with texts read by `tried`, f64 [E]; cached."""
         key = self._base, tuple(rows), tried, number
         if key not in self._known:
             parts = [remains(number, self._read_as(tried, group), self._few(group)) for group in self._groups(rows)]
@@ -176,7 +176,7 @@ class Auditor(Rereader):
         return self._known[key]
 
     def _read_as(self, tried: tuple[Way, ...], rows: Sequence[int], *, exact: bool = False) -> Tensor:
-        """Logits f64 [K, V]; those that were read last are kept."""
+        """Logits f64 [K, V] with texts read by `tried`; the latest are cached."""
         way = PLAIN
         for each in tried:
             way = each.and_(way)
@@ -189,12 +189,12 @@ class Auditor(Rereader):
     def _try(
         self, tried: tuple[Way, ...], wanted: Iterable[Number] | None, rows: Sequence[int], *, exact: bool = False
     ) -> list[Explanation]:
-        """What is left where texts are read in some ways: for each of `wanted`, or for all numbers that fit (None).
+        """The residuals with texts read by `tried`: for each of `wanted`, or for all numbers that fit (None).
 
-        Hypotheses that move no numbers beyond noise are left out, such as a temperature of 1.
+        Hypotheses that move no number beyond noise, such as a temperature of 1, are left out unless `exact` is set.
         """
         groups = [*self._groups(rows)]
-        if wanted is None:  # parameters are fitted on what fits into memory
+        if wanted is None:  # fit parameters on the rows that fit into memory
             wanted = numbers(self._read_as(tried, groups[0], exact=exact), self._few(groups[0]))
         wanted = [*wanted]
         parts: list[list[Tensor]] = [[] for _ in wanted]
@@ -214,7 +214,7 @@ class Auditor(Rereader):
         return found
 
     def _scale(self, one: Explanation, rows: Sequence[int]) -> None:
-        """The noise of a hypothesis, and whether the direction of what it rounds is in the data."""
+        """Set the noise of a hypothesis, and whether the data confirm the direction of its rounding."""
         at, few = self._at(rows), self._few(rows)
         dtype = next((way.dtype for way in one.ways if way.dtype), self._dtype)
         scale = self.noise(dtype).typical[at] / one.number.temperature
@@ -226,7 +226,7 @@ class Auditor(Rereader):
             if any(way.form for way in one.ways):
                 one.plausible, sizes = 0.5 <= slope(before, moved) <= 1.6, few.sizes(moved)
                 one.off = OFF * float(sizes[few.known].square().mean().sqrt())
-                off = torch.where(sizes > TINY, one.off, 0.0)  # other numbers are exact
+                off = torch.where(sizes > TINY, one.off, 0.0)  # numbers that the form does not move are exact
             else:
                 one.plausible = 0.3 <= slope(before, moved) <= 3.0
         one.sharp = (scale.square() + self._cut[at].square()).sqrt()
@@ -248,7 +248,7 @@ class Auditor(Rereader):
         return True
 
     def _rated(self, tried: list[Explanation], nothing: Explanation, rows: Sequence[int]) -> list[Explanation]:
-        """Hypotheses that were tried on rows, with their figures."""
+        """Fill in the figures of hypotheses that were tried on `rows`, and return them."""
         known = self.places.known[self._at(rows)]
         whole, count = excess(nothing, known), int(known.sum())
         for one in tried:
@@ -288,9 +288,9 @@ class Auditor(Rereader):
     def _singles(
         self, sample: Sequence[int], first: Explanation, families: Sequence[str] = ("prompt", "arithmetic", "model")
     ) -> list[Explanation]:
-        """All numbers, and every cause of some families, on the sample.
+        """Try all numbers, and every cause of `families`, on the sample.
 
-        Of a large model each is first tried on the most telling row. Once one explains all, its family is the last.
+        For a large model each is first tried on the most telling row. If one explains all, later families are skipped.
         """
         self._stage("trying causes")
         tried, sure = self._screened((), None, sample, first), False
@@ -315,7 +315,7 @@ class Auditor(Rereader):
         return tried
 
     def _ways(self, families: Sequence[str]) -> Iterator[Way]:
-        """The ways in which an engine may read texts otherwise, the cheapest first."""
+        """The other ways in which an engine may have read texts, the cheapest first."""
         yield from (Way(cause(key, more), prompts=tuple(ids)) for key, more, ids in self._prompts.changes(self._rows))
         if "arithmetic" in families:
             yield from ways.arithmetic(self._oracle, self._dtype, self._declared, tokens=self._tokens)
@@ -326,7 +326,7 @@ class Auditor(Rereader):
     def _screened(
         self, tried: tuple[Way, ...], wanted: Sequence[Number] | None, sample: Sequence[int], first: Explanation
     ) -> list[Explanation]:
-        """`_try` on the sample; of a large model only what no other one beats on the most telling row."""
+        """`_try` on the sample; for a large model only what fits, or is not beaten, on the most telling row."""
         if not self._is_dear or len(sample) == 1:
             return self._try(tried, wanted, sample)
         few = self._telling(first, sample)[:1]
@@ -339,9 +339,9 @@ class Auditor(Rereader):
         return self._try(tried, retained, sample) if retained else []
 
     def _pairs(self, singles: Sequence[Explanation], sample: Sequence[int], first: Explanation) -> list[Explanation]:
-        """Causes together: the best ways of reading with every number, and those that change different things.
+        """Pairs of causes: the best readings with every number, and readings that change different things.
 
-        llama.cpp's attention in float16 is always one of them: it hides behind every other cause.
+        llama.cpp's float16 attention is always among them: it hides behind every other cause.
         """
         self._stage("trying pairs of causes")
         best = [one.ways[0] for one in sorted(singles, key=lambda one: one.median) if one.ways and one.number == RAW]
@@ -357,7 +357,7 @@ class Auditor(Rereader):
         return pairs + [one for way in self._truncations(sample) for one in self._try((way,), [RAW], sample)]
 
     def _truncations(self, sample: Sequence[int]) -> Iterator[Way]:
-        """The limit of the prompt that explains the first tokens of the longest prompt best."""
+        """The prompt limit that best explains the first tokens after the longest prompt."""
         row = max(sample, key=lambda row: len(self._rows[row].text.prompt_ids))
         text, length = self._rows[row].text, len(self._rows[row].text.prompt_ids)
         few = min(len(text.token_ids), 4)
@@ -390,7 +390,7 @@ class Auditor(Rereader):
                 reason += f"; the nearest is {tried[0].words} ({percent(tried[0].explained)} of it)"
             return self._audit("unexplained", reason, nothing, tried=tried)
         parts = (one for one in tried if contains(best, one) and self._fits(one) and not beats(best, one, self._count))
-        best = next(parts, best)  # the numbers do not show more causes
+        best = next(parts, best)  # the numbers do not support more causes
         rivals = [one for one in tried if one.keys != best.keys and not contains(one, best)]
         doubtful = [one for one in rivals if one.plausible and not beats(best, one, self._count)]
         if doubtful:
@@ -456,7 +456,7 @@ class Auditor(Rereader):
 
 
 def _are_apart(one: Way, other: Way) -> bool:
-    """Whether two ways change different things of a reading; a model is only tried beside llama.cpp's attention."""
+    """Whether two ways change different things; another model is only paired with llama.cpp's attention."""
     if (one.load or other.load) and one is not FLASH:
         return False
     if one.form and other.form:

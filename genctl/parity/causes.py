@@ -1,6 +1,6 @@
-"""What an engine may compute otherwise than it should, and what an audit finds of it, as values. Imports no torch.
+"""The causes that an audit tries, and its findings, as values. Imports no torch.
 
-A cause has a name, words, advice, and, if it is arithmetic, the forms in which numbers are rounded.
+A cause has a key, words, advice and, if it is arithmetic, the forms in which numbers are rounded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Family: TypeAlias = Literal["number", "prompt", "arithmetic", "model"]
 
 @dataclass(frozen=True)
 class Cause:
-    """A cause. `words` and `advice` may have a {} for a parameter."""
+    """A cause. `words` may have a {} for the parameter."""
 
     key: str
     family: Family
@@ -28,36 +28,36 @@ class Cause:
 
     @property
     def sentence(self) -> str:
-        """What it is."""
+        """Its words, with the parameter."""
         return self.words.format(self.parameter)
 
 
 @dataclass(frozen=True)
 class Form:
-    """How an engine rounds numbers, beside its dtype. Roundings are names of `forms.ROUNDINGS`; "" rounds nothing."""
+    """How an engine rounds numbers, besides its dtype. Roundings are names for `forms.rounded`; "" rounds nothing."""
 
-    parameter: str = ""  # of the cause: which of its forms this is
-    weights: str = ""  # a rounding, a file type of llama.cpp, or "file": the types of the GGUF file that is read
-    activations: str = ""  # what the products of weights read; of a file type its own, where this is ""
-    linears: bool = False  # the embeddings and the head are as they are
+    parameter: str = ""  # of the cause: names this form among its forms
+    weights: str = ""  # a rounding, a file type of llama.cpp, or "file": the types in the GGUF file that is read
+    activations: str = ""  # for the inputs of products with weights; file types of llama.cpp have their own
+    linears: bool = False  # linear layers only: embeddings and head are not rounded
     keys: str = ""
     values: str = ""
-    flash: bool = False  # llama.cpp's attention adds up in float16, and rounds what is multiplied with keys
-    rotated: bool = False  # keys and values are turned by a Hadamard matrix before they are rounded (llama.cpp, 2026)
+    flash: bool = False  # llama.cpp's attention: accumulates in float16 and rounds queries, too
+    rotated: bool = False  # a Hadamard matrix rotates keys and values before they are rounded (llama.cpp, 2026)
 
     def and_(self, other: Form) -> Form:
-        """Both; where both round the same numbers, as this one does."""
+        """Both forms combined; where they conflict, this one wins."""
         own = {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
         return replace(other, **own)
 
     @property
     def is_wide(self) -> bool:
-        """Whether it rounds within operations that are seen in float64 alone."""
+        """Whether it rounds keys or values: the attention of float32 readings does not do that."""
         return bool(self.keys or self.values)
 
 
 BLOCKS = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")  # types of llama.cpp's cache, and of its files
-SEARCHED = ("q6_k", "q5_k_m", "q5_k_s", "q4_k_m", "q4_k_s")  # file types whose codes are searched for, of mixed types
+SEARCHED = ("q6_k", "q5_k_m", "q5_k_s", "q4_k_m", "q4_k_s")  # file types of mixed block types, with searched codes
 GGUF = (*BLOCKS, *SEARCHED)
 _PROCESSED = "ask for raw log-probabilities (vLLM: logprobs_mode=raw_logprobs; llama-server: post_sampling_probs=false)"
 _DTYPE = "load the weights in the dtype of the checkpoint"
@@ -68,7 +68,7 @@ _FULL = "llama.cpp: --cache-type-k f32 --cache-type-v f32 --flash-attn off"
 
 
 def _cached(kind: str) -> tuple[Form, ...]:
-    """A cache in blocks of llama.cpp, also of keys alone and of values alone."""
+    """Forms of a cache in llama.cpp's blocks: for keys and values, for keys alone, and for values alone."""
     flash = [Form(keys=kind, values=kind, flash=True)]
     flash += [Form(", keys alone", keys=kind, values=other, flash=True) for other in ("f16", "")]
     flash += [Form(", values alone", keys=other, values=kind, flash=True) for other in ("f16", "")]
@@ -145,11 +145,11 @@ _ARITHMETIC: tuple[tuple[str, str, str, tuple[Form, ...]], ...] = (
 )  # fmt: skip
 _ALL = {**_ROWS, "arithmetic": tuple(row[:3] for row in _ARITHMETIC)}
 CAUSES = {key: Cause(key, family, words, advice) for family, rows in _ALL.items() for key, words, advice in rows}
-FORMS = {key: forms for key, _, _, forms in _ARITHMETIC}  # in which an engine may have rounded numbers, by cause
+FORMS = {key: forms for key, _, _, forms in _ARITHMETIC}  # how an engine may have rounded numbers, by cause
 
 
 def cause(key: str, parameter: str = "") -> Cause:
-    """A cause with its parameter."""
+    """The cause `key` with its parameter."""
     return replace(CAUSES[key], parameter=parameter)
 
 
@@ -178,27 +178,27 @@ class TriedCause:
     causes: tuple[str, ...]
     words: str
     explained: float
-    log_likelihood: float  # over that of no cause
+    log_likelihood: float  # minus that of no cause
     ratio: float
 
 
 @dataclass(frozen=True)
 class Audit:
-    """All that is found about a trace."""
+    """The findings about a trace."""
 
     trace: str
     reference: str
     verdict: str  # same, explained, unexplained
     reason: str
     causes: tuple[Cause, ...] = ()
-    candidates: tuple[TriedCause, ...] = ()  # between which the numbers do not decide
+    candidates: tuple[TriedCause, ...] = ()  # they fit equally well
     tried: tuple[TriedCause, ...] = ()
     positions: tuple[AuditPosition, ...] = ()
     texts: tuple[Text, ...] = ()
     explained: float = 0.0
     rows_left: int = 0
     first: tuple[str, int] | None = None  # the first position with a difference
-    ratio: float = math.nan  # median of the difference to noise, before an explanation
+    ratio: float = math.nan  # median ratio of the difference to noise, before an explanation
     allowed: float = math.nan
     noise: float = math.nan  # nats, median
     notes: tuple[str, ...] = ()
@@ -208,21 +208,21 @@ class Audit:
         return f"<{self.trace} against {self.reference}: {self.verdict}>"
 
 
-# -- numbers that no model gives ---------------------------------------------------------------------------------------
+# -- impossible numbers ------------------------------------------------------------------------------------------------
 
-LEAST = -9999.0  # servers write this, or less, for the logarithm of 0
+LEAST = -9999.0  # servers write this, or less, for log 0
 
 
 class Impossible:
-    """Finds what no model gives: a chosen token of probability 0, NaN, an id beyond the vocabulary.
+    """Finds impossible values: a chosen token of probability 0, NaN, an id beyond the vocabulary.
 
-    A log-probability above 0 counts where no cause explains it: a probability is one.
+    A log-probability above 0 counts only if no cause explains it: the engine may have logged probabilities.
     """
 
     def __init__(self, vocabulary: int) -> None:
         self.vocabulary = vocabulary
         self._counts: Counter[str] = Counter()
-        self._firsts: dict[str, str] = {}  # the first of each kind that is evidence
+        self._firsts: dict[str, str] = {}  # the first occurrence of each kind
 
     def _add(self, kind: str, row: str, index: int | None, value: float) -> None:
         place = "its prompt" if index is None else f"token {index + 1}"
@@ -230,7 +230,7 @@ class Impossible:
         self._counts[kind] += 1
 
     def known(self, row: str, index: int | None, ids: Sequence[int]) -> int:
-        """How many ids from the beginning are in the vocabulary; `index` is that of the first, None in a prompt."""
+        """How many leading ids are in the vocabulary; `index` is the position of the first, None in a prompt."""
         for place, id in enumerate(ids):
             if id >= self.vocabulary:
                 self._add("ids", row, None if index is None else index + place, id)
@@ -238,7 +238,7 @@ class Impossible:
         return len(ids)
 
     def number(self, row: str, index: int, number: float | None, *, unlisted: bool) -> float:
-        """A number of a chosen token, as far as a model can give it, else NaN. `unlisted`: its list lacks it."""
+        """The number of a chosen token, or NaN if no model gives it. `unlisted`: its list lacks the token."""
         self._counts["tokens"] += 1
         if number is None or (number == LEAST and unlisted):
             self._counts["missing" if number is None else "unlisted"] += 1
@@ -251,7 +251,7 @@ class Impossible:
         return number
 
     def listed(self, row: str, index: int, numbers: Mapping[int, float]) -> dict[int, float]:
-        """The numbers of a list, and of the chosen token, that a model can give."""
+        """The numbers of a list and of the chosen token, without those that no model gives."""
         wrong = [number for number in numbers.values() if math.isnan(number) or number == math.inf]
         if wrong:
             self._add("nan", row, index, wrong[0])
@@ -259,7 +259,7 @@ class Impossible:
         return {other: number for other, number in numbers.items() if LEAST < number < math.inf}
 
     def judge(self, one: Audit) -> Audit:
-        """An audit with this evidence: no cause explains it."""
+        """Add this evidence to an audit; with evidence the verdict is `unexplained`."""
         counts, tokens = self._counts, self._counts["tokens"]
         notes = {
             "missing": f"{counts['missing']} of {tokens} tokens have no number",

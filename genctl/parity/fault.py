@@ -1,7 +1,7 @@
-"""Where a difference comes from: files of two checkpoints, and the first layer that differs by more than rounding.
+"""Where a difference comes from: the files of two checkpoints, and the first layer that differs by more than rounding.
 
-The method for layers is that of the verdict (`noise`), on their outputs instead of logits. A text is read in one
-pass first. If both sides agree there, it is read step by step, and at last the batch is what remains.
+Layers are judged as in the verdict (`noise`), by their outputs instead of logits. A text is read in one pass first.
+If both sides agree there, it is read step by step; if they still agree, only the batch is left.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from genctl.parity.values import ENCODER, Fault, LayerDifference, Text
 
 # -- files of two checkpoints ------------------------------------------------------------------------------------------
 
-MOST = 2**22  # numbers of a tensor that are compared: rows spread over it
-SHOWN, SHOWN_FIELDS = 3, 4  # tensors, and fields of config.json, in a sentence
-# fields of config.json that do not say what is computed
+MOST = 2**22  # elements of a tensor that are compared: rows spread over it
+SHOWN, SHOWN_FIELDS = 3, 4  # tensors, and fields of config.json, that a sentence names
+# fields of config.json that do not affect what is computed
 OTHER = {
     "_name_or_path", "architectures", "auto_map", "bos_token_id", "dtype", "eos_token_id", "id2label", "label2id",
     "pad_token_id", "quantization_config", "torch_dtype", "transformers_version", "use_cache",
@@ -35,7 +35,7 @@ OTHER = {
 
 
 def different_settings(reference: Path, other: Path) -> str:
-    """The fields of both folders' config.json that differ, with their values; "" for none, or without such a file."""
+    """The fields of both folders' config.json that differ, with their values; "" if none does or a file is missing."""
     try:
         mine, theirs = (dict(_fields(read_json(path / "config.json", "config.json"))) for path in (reference, other))
     except ModelError:
@@ -51,12 +51,12 @@ def different_settings(reference: Path, other: Path) -> str:
 
 
 def _some(found: Sequence[str], most: int) -> str:
-    """The first of many."""
+    """The first `most` names, and how many more there are."""
     return ", ".join([*found[:most], *([f"{len(found) - most} more"] if len(found) > most else [])])
 
 
 def _fields(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """All fields with their paths; null is as no field."""
+    """All fields with their paths, except `OTHER`; null counts as absent."""
     for name, value in config.items():
         if isinstance(value, Mapping) and name not in OTHER:
             yield from _fields(value, f"{before}{name}.")
@@ -67,7 +67,7 @@ def _fields(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, 
 def other_weights(reference: LoadedModel, other: LoadedModel) -> str:
     """Which tensors of `other` are neither rounded nor quantised copies, and by how much they differ; "" for none.
 
-    Files that cannot be compared tensor by tensor (GGUF, pickles, other names) say nothing.
+    Files that cannot be compared tensor by tensor (GGUF, pickles, other names) are skipped.
     """
     found: list[tuple[float, str]] = []
     count = 0
@@ -91,7 +91,7 @@ def equal_weights(reference: LoadedModel, other: LoadedModel) -> bool:
 
 
 def _pairs(reference: LoadedModel, other: LoadedModel) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """The tensors of both with their names, rows f32 spread over each."""
+    """The float tensors that both have, with their names: f32, and of large ones rows spread over each."""
     from safetensors import safe_open
 
     places: list[dict[str, Path]] = []
@@ -115,7 +115,7 @@ def _pairs(reference: LoadedModel, other: LoadedModel) -> Iterator[tuple[str, Te
 
 
 def _is_copy(mine: Tensor, theirs: Tensor) -> bool:
-    """Whether one is the other, rounded to a dtype or to codes."""
+    """Whether one is a copy of the other, rounded to a dtype or to codes."""
     for one, copy in ((mine, theirs), (theirs, mine)):
         if any(torch.equal(one.to(dtype).float(), copy) for dtype in (torch.float32, torch.bfloat16, torch.float16)):
             return True
@@ -125,7 +125,7 @@ def _is_copy(mine: Tensor, theirs: Tensor) -> bool:
 
 
 def _is_coded(numbers: Tensor, codes: Tensor, size: int) -> bool:
-    """Whether `codes` are `numbers` on a grid of 8 bits, or of 16 values, in blocks: none is further than a step."""
+    """Whether `codes` are `numbers` on a blockwise grid of 8 bits or 16 values: none is off by more than a step."""
     if codes.shape[-1] % size:
         return False
     blocks = codes.reshape(-1, size)
@@ -141,7 +141,7 @@ def _is_coded(numbers: Tensor, codes: Tensor, size: int) -> bool:
 # -- layers ------------------------------------------------------------------------------------------------------------
 
 SEEDS = 2
-POSITIONS = 32  # the last ones of a text, up to the first that differs; and the last ones of a source
+POSITIONS = 32  # the last ones of a text, which ends soon after the first that differs; and the last ones of a source
 IN_STEPS = "only in steps: read in one pass both sides agree, so it is the cache, a position or a mask"
 
 
@@ -154,22 +154,22 @@ class FoundFault(NamedTuple):
 
 
 class LayerCurve(NamedTuple):
-    """A curve, and the first of its points that is beyond rounding."""
+    """A curve, and its first point beyond rounding."""
 
     curve: tuple[LayerDifference, ...]
     first: LayerDifference | None
 
 
 def find_fault(reference: LocalSide, other: LocalSide, measured: MeasuredNoise) -> FoundFault:
-    """The first layer that differs, read in one pass or in steps. Raises ModelError.
+    """Find the first layer that differs, read in one pass or in steps. Raises ModelError.
 
-    Sides of different architectures have no layers in common: then there is no curve.
+    Sides of different architectures have no layers in common, so there is no curve.
     """
     text, begin = _text(measured)
     reads = [partial(_outputs, oracle.side, text, whole=True) for oracle in measured.oracles]
     sides = [*zip(measured.oracles, measured.dtypes, reads, strict=True)]
     exact = [oracle.exactly(dtype, read) for oracle, dtype, read in sides]
-    rounding: list[Outputs] = []  # of the difference of both sides
+    rounding: list[Outputs] = []  # of the difference between both sides
     for seed in range(SEEDS):
         one, another = (
             oracle.shakily(dtype, seed + place * SEEDS, read) for place, (oracle, dtype, read) in enumerate(sides)
@@ -198,13 +198,13 @@ def find_fault(reference: LocalSide, other: LocalSide, measured: MeasuredNoise) 
 
 
 def _left_out(side: LocalSide, own: Outputs, others: Outputs) -> tuple[str, ...]:
-    """A sentence on the parts that the other side does not have."""
+    """A sentence on the parts that the other side lacks."""
     names = [part.name for part in own if part not in others]
     return (f"layers: only {side.name} has {_some(names, SHOWN)}; this is left out",) if names else ()
 
 
 def _text(measured: MeasuredNoise) -> tuple[Text, int]:
-    """The text with the largest ratio, up to a little beyond the first position that differs; and that position."""
+    """The text with the largest ratio, cut a little after the first position that differs; and that position."""
     worst = int(measured.ratios.argmax())
     text, index = [(reading.text, index) for reading in measured.readings for index in reading.indices][worst]
     bound = min(measured.noise.allowed, max(measured.noise.typical_allowed, ALLOWANCE))
@@ -214,7 +214,7 @@ def _text(measured: MeasuredNoise) -> tuple[Text, int]:
 
 
 def _outputs(side: LocalSide, text: Text, *, whole: bool) -> Outputs:
-    """The outputs of a side's layers at the last `POSITIONS` of a text that is read alone. Raises ModelError."""
+    """The outputs of a side's layers at the last `POSITIONS` of a text, read on its own. Raises ModelError."""
     length = len(text.token_ids)
     count = min(POSITIONS, length)
     with tapped(side.session, count) as (session, taps):
@@ -230,7 +230,7 @@ def _outputs(side: LocalSide, text: Text, *, whole: bool) -> Outputs:
 def _compare(
     text: Text, outputs: Sequence[Outputs], exact: Sequence[Outputs], rounding: Sequence[Outputs], eps: float
 ) -> LayerCurve:
-    """The curve over all layers that every reading has, in the order of the reference's."""
+    """The curve over all layers that every reading has, in the reference's order."""
     curve: list[LayerDifference] = []
     first: LayerDifference | None = None
     for part in outputs[0]:
@@ -242,13 +242,13 @@ def _compare(
         size = a.norm(dim=-1).clamp(min=TINY)
         difference, by_weights = b - a, exact[1][part] - exact[0][part]
         shaken = torch.stack([each[part].double().norm(dim=-1) for each in rounding])  # [SEEDS, positions]
-        # a result is rounded at least once, also where no operation of torch is seen
+        # a result is rounded at least once, even if no torch operation is visible
         scale = torch.maximum(shaken.square().mean(0).sqrt(), eps * size)
         spread = float((shaken.amax(0) / shaken.amin(0).clamp(min=TINY)).median())
         beyond = (difference - by_weights).norm(dim=-1) > ALLOWANCE * max(spread, 2.0) * scale
         relative = difference.norm(dim=-1) / size
         explained = (by_weights.norm(dim=-1).square() + scale.square()).sqrt() / size
-        # indices of the text, or of the source where the layer is that of an encoder
+        # indices in the text, or in the source for a layer of an encoder
         begin = len(text.prompt_ids if part.of_encoder else text.token_ids) - len(relative)
         points = [
             LayerDifference(

@@ -1,7 +1,7 @@
-"""Forms in which engines hold weights, activations and caches, as rounding of numbers in exact arithmetic.
+"""Formats in which engines hold weights, activations and caches, simulated by rounding in exact arithmetic.
 
-A rounding turns blocks [..., N] into the numbers that their codes stand for. Then an engine's numbers are known,
-and only its order of sums is not. Those of llama.cpp are in ggml.py.
+A rounding maps blocks [..., N] to the values of their codes. This reproduces an engine's values up to the order of
+its sums. The roundings of llama.cpp are in ggml.py.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _NF4 = (
 
 
 def symmetric(blocks: Tensor) -> Tensor:
-    """8-bit codes: the largest number is 127."""
+    """8-bit codes: the largest magnitude becomes 127."""
     scale = blocks.abs().amax(-1, keepdim=True) / 127
     return (blocks / scale.clamp(min=1e-30)).round() * scale
 
 
 def asymmetric(blocks: Tensor) -> Tensor:
-    """4-bit codes from the least to the largest number (GPTQ, AWQ: Lin et al. 2023, arXiv:2306.00978)."""
+    """4-bit codes from minimum to maximum, 0 included (GPTQ, AWQ: Lin et al. 2023, arXiv:2306.00978)."""
     least, most = blocks.amin(-1, keepdim=True).clamp(max=0), blocks.amax(-1, keepdim=True).clamp(min=0)
     scale = ((most - least) / 15).clamp(min=1e-30)
     zero = (-least / scale).round()
@@ -53,12 +53,12 @@ def cast(blocks: Tensor, *, dtype: torch.dtype) -> Tensor:
 
 
 def scaled(blocks: Tensor) -> Tensor:
-    """8-bit floats; the largest number is the largest of them (compressed-tensors, torchao)."""
+    """8-bit floats, scaled so that the largest magnitude is the largest float (compressed-tensors, torchao)."""
     scale = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-30) / torch.finfo(torch.float8_e4m3fn).max
     return cast(blocks / scale, dtype=torch.float8_e4m3fn) * scale
 
 
-# Roundings by name, besides the types of llama.cpp, and how many numbers share a scale; 0: a row
+# Roundings by name, besides the types of llama.cpp, and how many values share a scale; 0: a row
 ROUNDINGS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
     "bf16": (partial(cast, dtype=torch.bfloat16), 0), "f16": (partial(cast, dtype=torch.float16), 0),
     "fp8": (partial(cast, dtype=torch.float8_e4m3fn), 0), "fp8-rows": (scaled, 0), "int8": (symmetric, 0),
@@ -67,7 +67,7 @@ ROUNDINGS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
 
 
 def rounded(rows: Tensor, name: str) -> Tensor:
-    """Rows [..., N] as the codes of a rounding stand for them; as they are for "", and where they are no blocks."""
+    """Rows [..., N] after the rounding `name`; unchanged for "", and if they do not divide into its blocks."""
     if not name:
         return rows
     if name in ggml.TYPES:
@@ -79,29 +79,29 @@ def rounded(rows: Tensor, name: str) -> Tensor:
 
 @dataclass(frozen=True)
 class MatrixPart:
-    """Which matrix of a model a tensor is, as llama.cpp names them."""
+    """Which matrix of a model a tensor is, in llama.cpp's names."""
 
     name: str
     layer: int
-    type: str  # in the GGUF file that is read; "" for others
+    type: str  # in the GGUF file that is read; "" otherwise
     matrix: Tensor = field(compare=False)  # [O, I]
 
 
 class Coded(Exact):
-    """A wide dtype, with numbers rounded as a form says."""
+    """A wide dtype, with values rounded as a form says."""
 
     def __init__(
         self, weights: Weights, form: Form, dtype: torch.dtype = torch.float64, *, parts: Mapping[int, MatrixPart],
         layers: int = 1, neighbours: bool = False, codes: dict[int, Tensor] | None = None,
     ) -> None:  # fmt: skip
-        """`parts`: by the address of each matrix. `neighbours`: llama.cpp rotates neighbouring numbers by position.
+        """`parts`: by matrix address. `neighbours`: llama.cpp's rotary pairs are neighbouring elements of a head.
 
-        `codes` retains what searched codes stand for.
+        `codes` caches the values of codes that are found by a search.
         """
         super().__init__(weights, dtype)
         self.form, self._parts, self._layers, self._neighbours = form, parts, layers, neighbours
         self._codes = {} if codes is None else codes
-        self._rounding = ""  # of the weight that is read
+        self._rounding = ""  # of the current weight
 
     def type_of(self, weight: Tensor) -> str:
         """The rounding of a matrix [O, I]."""
@@ -140,7 +140,7 @@ class Coded(Exact):
         turned = form.rotated and form.keys in ggml.TYPES
         if form.keys:
             query, key = self._in_pairs(query, 2), self._in_pairs(key, 2)
-            if form.flash:  # llama.cpp rounds what is multiplied with keys, too
+            if form.flash:  # llama.cpp rounds queries, too
                 query = _in_cache(query, ggml.beside(form.keys), turned=turned)
             key = _in_cache(key, form.keys, turned=turned)
             query, key = (self._in_pairs(part, part.shape[-1] // 2) for part in (query, key))
@@ -148,7 +148,7 @@ class Coded(Exact):
         return super()._attention(query, key, value, *args, **kwargs)
 
     def _in_pairs(self, rows: Tensor, pairs: int) -> Tensor:
-        """Heads [..., D] whose rotary pairs lie half a head apart, as neighbours (`pairs` = 2), and back (D / 2)."""
+        """Reorder heads [..., D]: rotary pairs half a head apart become neighbours (`pairs` = 2), or back (D / 2)."""
         parts = rows.reshape(*rows.shape[:-1], pairs, -1)
         return parts.transpose(-1, -2).flatten(-2) if self._neighbours else rows
 
@@ -159,7 +159,7 @@ class Coded(Exact):
 
 
 def _in_cache(rows: Tensor, kind: str, *, turned: bool, most: int = 2**20) -> Tensor:
-    """Queries, keys or values [..., D] as they are multiplied. `turned`: by a Hadamard matrix before."""
+    """Queries, keys or values [..., D] after rounding. `turned`: rounded in the basis of a Hadamard matrix."""
     if not turned or rows.shape[-1] % 64:
         return rounded(rows, kind)
     size = min(rows.shape[-1] & -rows.shape[-1], most)

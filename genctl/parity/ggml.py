@@ -1,7 +1,7 @@
-"""How llama.cpp rounds: its blocks of numbers, the types of its files, its rotated cache and its attention.
+"""How llama.cpp rounds: its block types, the types in its files, its rotated cache and its attention.
 
-Formulas are those of ggml/src/ggml-quants.c, ggml-cpu/ops.cpp and src/llama-quant.cpp. A rounding turns blocks
-f32 [B, N] into the numbers that their codes stand for.
+Formulas are those of ggml/src/ggml-quants.c, ggml-cpu/ops.cpp and src/llama-quant.cpp. A rounding maps blocks
+f32 [B, N] to the values of their codes.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from functools import partial
 import torch
 from torch import Tensor
 
-WIDE = 256  # numbers of a block of K-quants
+WIDE = 256  # values in a block of a K-quant
 
 
 def _short(scale: Tensor) -> Tensor:
-    """Scales as they are written, in float16."""
+    """Scales as they are stored, in float16."""
     return scale.half().float()
 
 
 def _ratio(numbers: Tensor, divisor: Tensor) -> Tensor:
-    """numbers / divisor, and 0 where that is 0."""
+    """numbers / divisor, or 0 where the divisor is 0."""
     return numbers / torch.where(divisor == 0, torch.inf, divisor)
 
 
 def _extreme(blocks: Tensor) -> Tensor:
-    """The number of each block that is furthest from 0 [B, 1]."""
+    """The value of each block that is furthest from 0 [B, 1]."""
     return blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
 
 
 def _fitted(codes: Iterable[Tensor], numbers: Tensor) -> Tensor:
-    """Of scales that fit codes to numbers by least squares, weighted by their squares, the one that fits best."""
+    """The best scale: one per candidate of codes, by least squares weighted by the squares of `numbers`."""
     found: list[tuple[Tensor, Tensor]] = []
     for code in codes:
         weighted = numbers.square() * code
@@ -45,37 +45,37 @@ def _fitted(codes: Iterable[Tensor], numbers: Tensor) -> Tensor:
 
 
 def q8_0(blocks: Tensor) -> Tensor:
-    """The largest number of a block is 127."""
+    """The largest magnitude of a block becomes 127."""
     scale = blocks.abs().amax(-1, keepdim=True) / 127
     return _ratio(blocks, scale).round() * _short(scale)
 
 
 def q8_k(blocks: Tensor) -> Tensor:
-    """The number furthest from 0 is -127. Products with K-quants read rows in this form."""
+    """The value furthest from 0 becomes -127. Products with K-quants round activations to this type."""
     scale = _extreme(blocks) / -127
     return _ratio(blocks, scale).round().clamp(max=127) * scale
 
 
 def signed(blocks: Tensor, *, most: int) -> Tensor:
-    """Q4_0, Q5_0: the number furthest from 0 is `-most`."""
+    """Q4_0, Q5_0: the value furthest from 0 becomes `-most`."""
     scale = _extreme(blocks) / -most
     return ((_ratio(blocks, scale) + most + 0.5).floor().clamp(max=2 * most - 1) - most) * _short(scale)
 
 
 def ranged(blocks: Tensor, *, most: int) -> Tensor:
-    """Q4_1, Q5_1: codes from the least number, 0, to the largest, `most`."""
+    """Q4_1, Q5_1: codes from 0 for the minimum to `most` for the maximum."""
     least = blocks.amin(-1, keepdim=True)
     scale = (blocks.amax(-1, keepdim=True) - least) / most
     return (_ratio(blocks - least, scale) + 0.5).floor().clamp(max=most) * _short(scale) + _short(least)
 
 
 def ranged_k(blocks: Tensor, *, most: int, first: float, steps: int) -> Tensor:
-    """Q4_K, Q5_K: ranges of 32 numbers by weighted least squares, each scale and offset in 6 bits: [B / 8, 256]."""
+    """Q4_K, Q5_K: groups of 32 by weighted least squares, with a scale and an offset in 6 bits each: [B, 256]."""
     x = blocks.view(len(blocks), -1, 32)
     weights = x.square().mean(-1, keepdim=True).sqrt() + x.abs()
     high, offset = x.amax(-1, keepdim=True), x.amin(-1, keepdim=True).clamp(max=0)
 
-    def codes(factor: float) -> Tensor:  # from the offset that is the best so far
+    def codes(factor: float) -> Tensor:  # from the best offset so far
         return (_ratio(x - offset, high - offset) * factor).round().clamp(0, most)
 
     def total(numbers: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ def ranged_k(blocks: Tensor, *, most: int, first: float, steps: int) -> Tensor:
 
 
 def q6_k(blocks: Tensor) -> Tensor:
-    """Scales of 16 numbers by weighted least squares, each in 8 bits: [B / 8, 256]."""
+    """Q6_K: groups of 16 by weighted least squares, with a scale in 8 bits each: [B, 256]."""
     x = blocks.view(len(blocks), -1, 16)
     extreme, mosts = _extreme(x), (32, *(32 + 0.1 * step for step in (*range(-9, 0), *range(1, 10))))
     scale = _fitted(((_ratio(x, extreme) * -most).round().clamp(-32, 31) for most in mosts), x)
@@ -118,7 +118,7 @@ def q6_k(blocks: Tensor) -> Tensor:
     return (_ratio(x, scale).round().clamp(-32, 31) * scale).flatten(1)
 
 
-# The types: rounding, numbers in a block, and the type of the rows that are multiplied with a matrix of this type
+# The types: rounding, values in a block, and the type of the activations in products with a matrix of this type
 TYPES: dict[str, tuple[Callable[[Tensor], Tensor], int, str]] = {
     "q8_0": (q8_0, 32, "q8_0"), "q8_k": (q8_k, WIDE, "q8_k"), "q5_0": (partial(signed, most=16), 32, "q8_0"),
     "q4_0": (partial(signed, most=8), 32, "q8_0"), "q5_1": (partial(ranged, most=31), 32, "q8_0"),
@@ -126,11 +126,11 @@ TYPES: dict[str, tuple[Callable[[Tensor], Tensor], int, str]] = {
     "q4_k": (partial(ranged_k, most=15, first=-1.0, steps=20), WIDE, "q8_k"),
     "q5_k": (partial(ranged_k, most=31, first=-0.5, steps=15), WIDE, "q8_k"),
 }  # fmt: skip
-_LESS = {"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}  # where rows are no whole blocks
+_LESS = {"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}  # for rows that do not divide into blocks
 
 
 def in_blocks(rows: Tensor, name: str) -> Tensor:
-    """Rows [..., N] in a type of llama.cpp; unchanged where they are no whole blocks."""
+    """Rows [..., N] in a type of llama.cpp; unchanged if they do not divide into blocks."""
     rounding, size, _ = TYPES[name]
     if rows.shape[-1] % size:
         return rows
@@ -138,14 +138,14 @@ def in_blocks(rows: Tensor, name: str) -> Tensor:
 
 
 def beside(name: str) -> str:
-    """The type of rows that llama.cpp multiplies with a matrix of this type; "": unchanged."""
+    """The type to which llama.cpp rounds the activations in products with a matrix of this type; "": none."""
     if name in TYPES:
         return TYPES[name][2]
     return {"": "", "f16": "f16", "bf16": "bf16", "iq4_nl": "q8_0"}.get(name, "q8_k")
 
 
 def type_in(file: str, part: str, layer: int, layers: int, width: int) -> str:
-    """The type of a matrix [O, `width`] in a file that llama-quantize writes."""
+    """The type that llama-quantize gives a matrix [O, `width`] in a file of type `file`."""
     base, _, size = file.partition("_k")
     kind = f"{base}_k" if "_k" in file else file
     early = layer < layers // 8
@@ -164,7 +164,7 @@ def type_in(file: str, part: str, layer: int, layers: int, width: int) -> str:
 
 
 def rotated(rows: Tensor, size: int) -> Tensor:
-    """Rows [..., D] turned by a Walsh-Hadamard matrix in parts of `size`; turned twice, they are as before."""
+    """Rows [..., D] times a Walsh-Hadamard matrix, in parts of `size`; its own inverse."""
     matrix = torch.ones(1, 1, dtype=rows.dtype)
     while len(matrix) < size:
         matrix = torch.kron(torch.tensor([[1, 1], [1, -1]], dtype=rows.dtype), matrix)
@@ -172,10 +172,10 @@ def rotated(rows: Tensor, size: int) -> Tensor:
 
 
 def flash(scores: Tensor, value: Tensor) -> Tensor:
-    """Shares of scores [..., F, T] times values [..., T, D], added up in float16, a column at a time.
+    """Softmax of scores [..., F, T] times values [..., T, D], accumulated in float16, a column at a time.
 
-    The softmax is that of one pass (Milakov and Gimelshein 2018, arXiv:1805.02867): where a score is the highest so
-    far, the sum is scaled down, and rounded again.
+    The softmax takes one pass (Milakov and Gimelshein 2018, arXiv:1805.02867): at each new maximum the sum is scaled
+    down and rounded again.
     """
     scores, value = scores.float(), value.float()
     sums = scores.new_zeros(*scores.shape[:-1], value.shape[-1])
@@ -185,11 +185,11 @@ def flash(scores: Tensor, value: Tensor) -> Tensor:
         seen = score > -torch.inf
         if not bool(seen.any()):
             continue
-        first = int(seen.any(-1).flatten(0, -2).any(0).nonzero()[0])  # earlier rows do not see it
+        first = int(seen.any(-1).flatten(0, -2).any(0).nonzero()[0])  # earlier rows do not attend to it
         rows = slice(first, None)
         score, before = score[..., rows, :], most[..., rows, :]
         after = torch.maximum(before, score)
-        less = (before - after).exp().nan_to_num(1.0)  # 1 where nothing is seen yet
+        less = (before - after).exp().nan_to_num(1.0)  # 1 while nothing is attended to
         share = (score - after).exp().nan_to_num(0.0)
         own = (sums[..., rows, :] * less).half().float()
         sums[..., rows, :] = (own + share * value[..., column : column + 1, :]).half().float()

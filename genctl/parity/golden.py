@@ -1,12 +1,12 @@
-"""A reference that is a recording: compare a side with the best tokens of each position of an earlier run.
+"""A recorded reference: compare a side with the most probable tokens at each position of an earlier run.
 
-What rounding does is measured on the side itself. Where it differs from the recorded one in a knob that changes the
-weights, and has the same checkpoint, the recorded side is loaded for a moment, so that the effect of the weights can be
-taken away as for two sides; `noise` explains how.
+Rounding is measured on the side itself. If it differs from the recorded side in a knob that changes the weights, and
+has the same checkpoint, the recorded side is loaded temporarily, to subtract the effect of the weights as for two
+sides; `noise` explains how.
 
-A recording has the most probable tokens of each distribution, and the probability of all others together: KL is bounded
-then. From below by the log-sum inequality, with all other tokens as one; from above with their probability on the token
-that the other side finds least probable. T known tokens, V vocabulary.
+A recording has the most probable tokens of each distribution, and the total probability of the others, so KL is only
+bounded: from below by the log-sum inequality, with the others as one token; from above by putting their probability
+on the token that the other side finds least probable. T known tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from genctl.parity.statistics import first_choice
 from genctl.parity.values import Bounds, Golden, KnownTop, Parity, Place, Position, Text, TextParting, Verdict
 from genctl.process import versions
 
-# knobs that change what is computed from the same checkpoint; with an adapter it is another one
+# knobs that change what is computed from the same checkpoint; an adapter makes it another checkpoint
 WEIGHTS = ("dtype", "quantize", "runtime")
-CHECKED = 64  # positions on which noise is measured at most
-TOP = 20  # tokens of a distribution
-ENOUGH = 1e-6  # of the probability: where the best tokens leave less, the others are not listed
+CHECKED = 64  # most positions on which noise is measured
+TOP = 20  # most tokens that are recorded of a distribution
+ENOUGH = 1e-6  # no more are recorded once the others have less probability than this
 
 
 def record(
@@ -44,9 +44,9 @@ def record(
     prompts: Mapping[str, str],
     interrupted: Callable[[], str] = never,
 ) -> tuple[Golden, dict[str, str]]:
-    """What the side writes for requests, or reads of texts; and why texts are missing, by id.
+    """Record what the side writes for requests, or reads of texts; also return why texts are missing, by id.
 
-    `prompts` are as people wrote them, by id.
+    `prompts` are as users wrote them, by id.
     """
     failed: dict[str, str] = {}
     if requests:
@@ -77,13 +77,13 @@ def record(
 
 
 def _knobs(side: LocalSide) -> dict[str, Any]:
-    """The knobs of a side that decide what it computes, as far as they are set."""
+    """The knobs of a side that affect what it computes, if set."""
     loaded, forward = side.session.loaded, side.session.forward
     found = {
         "quantize": loaded.quantize,
         "adapter": side.session.planner.runtime.adapter,
         "cache_implementation": side.resolved.generation.cache_implementation,
-        # each runtime rounds layers of its own to codes
+        # each runtime quantises other layers
         "runtime": None if loaded.quantize is None else forward.kind,
         "dtype": str(forward.dtype).removeprefix("torch."),
     }
@@ -101,7 +101,7 @@ def compare(
     """Compare a side with a recording. Raises ModelError."""
     on_stage("reading")
     found: dict[Place, Position] = {}
-    own: dict[Place, tuple[float, float]] = {}  # log-probabilities of both first choices, where these differ
+    own: dict[Place, tuple[float, float]] = {}  # the side's log-probabilities of both first choices, where these differ
 
     def receive(place: int, index: int, logits: Tensor) -> None:
         text = golden.texts[place]
@@ -148,7 +148,7 @@ def compare(
 
 
 def differences(golden: Golden, side: LocalSide) -> dict[str, str]:
-    """The knobs in which a side differs from the recorded one, with sentences; "checkpoint" is one of them."""
+    """The knobs in which a side differs from the recorded one, each with a sentence; "checkpoint" counts as one."""
     found: dict[str, str] = {}
     then, now = golden.fingerprint, side.session.loaded.fingerprint()
     if then != now:
@@ -166,7 +166,7 @@ def _measured(
     parted: Sequence[Position],
     differ: Mapping[str, str],
 ) -> MeasuredNoise:
-    """The measured noise, with what remains of the recorded numbers at each checked position."""
+    """The measured noise, with the ratios of the recorded log-probabilities at the checked positions."""
     texts = {text.id: text for text in golden.texts}
     pairs = [Parted(texts[each.text], texts[each.text], each.index) for each in parted]
     readings = pick(positions, golden.texts, pairs, CHECKED)
@@ -181,7 +181,7 @@ def _measured(
         logprobs = rows[number].double().log_softmax(-1)[ids]
         remains.append(shift_of(logprobs - torch.tensor(values, dtype=torch.float64) - measured.weights[number, ids]))
         shaken = shift_of(measured.rounding[:, number, ids])
-        smallest = torch.finfo(torch.float32).eps * float(logprobs.abs().max())  # the file has float32 numbers
+        smallest = torch.finfo(torch.float32).eps * float(logprobs.abs().max())  # the file stores float32
         scales.append(max(float(shaken.square().mean().sqrt()), smallest))
         largest = max(largest, float(shaken.max()))
     floor = ALLOWANCE * largest / measured.noise.allowed  # as for two sides: rounding may jump anywhere
@@ -206,7 +206,7 @@ def _recorded(golden: Golden, side: LocalSide) -> LocalSide:
 
 
 def _verdict_of_parting(each: Position, measured: MeasuredNoise | None) -> tuple[Verdict, str]:
-    """The verdict where the side's own text parts from the recorded one."""
+    """The verdict where the side's own text diverges from the recorded one."""
     if measured is None:
         return "drift", "rounding could not be measured"
     noise, ratios = measured.noise, dict(zip(places_read(measured.readings), measured.ratios.tolist(), strict=True))
@@ -218,13 +218,13 @@ def _verdict_of_parting(each: Position, measured: MeasuredNoise | None) -> tuple
     return "tie" if measured.equal else "drift", f"{margin}, and what differs is explained"
 
 
-# -- distributions of which the most probable tokens are known ---------------------------------------------------------
+# -- distributions with only the most probable tokens known ------------------------------------------------------------
 
 
 def known_top(logits: Tensor, token: int) -> KnownTop:
-    """What is kept of logits f32 [V]."""
+    """What is recorded of logits f32 [V]."""
     logprobs = logits.detach().cpu().double().log_softmax(-1)
-    first = int(first_choice(logits.detach().cpu().float()[None])[0])  # of equals the first, as everywhere
+    first = int(first_choice(logits.detach().cpu().float()[None])[0])  # the first on a tie, as everywhere
     values, ids = (part.tolist() for part in logprobs.topk(min(TOP, logprobs.shape[-1])))
     top, left = [], 1.0
     for id, value in sorted(zip(ids, values, strict=True), key=lambda one: (-one[1], one[0] != first, one[0])):
@@ -242,9 +242,9 @@ def f32(value: float) -> float:
 
 
 def position(place: tuple[str, int, int], known: KnownTop, logits: Tensor) -> Position:
-    """The figures of a position: text, index and token. `logits` f32 [V] are those of the other side.
+    """The figures of a position (text, index, token). `logits` f32 [V] are those of the other side.
 
-    Regret and rank are the least possible ones where the other's first choice is not among the known tokens.
+    Regret and rank are lower bounds if the other side's first choice is not among the known tokens.
     """
     logits = logits.detach().cpu()
     q = logits.double().log_softmax(-1)

@@ -22,7 +22,7 @@ from genctl.parity.sides import LocalSide, ReceiveLogits
 from genctl.parity.statistics import Pairs, summary
 from genctl.parity.values import Noise, Parity, Place, Position, Text, TextParting, Verdict, worst
 
-CHECKED, LEAST_CHECKED = 128, 16  # positions on which noise is measured at most, and at least
+CHECKED, LEAST_CHECKED = 128, 16  # most and fewest positions on which noise is measured
 CHECKED_LOGITS = 2**21  # logits of a side at these positions: 16 MiB in float64
 WEIGHTS = "weights and dtype"
 UNMEASURED = Noise(
@@ -32,7 +32,7 @@ UNKNOWN = (math.nan, math.nan)  # log-probabilities
 
 
 class Parted(NamedTuple):
-    """Two texts after one prompt."""
+    """Two texts that continue one prompt."""
 
     mine: Text
     theirs: Text
@@ -52,8 +52,8 @@ def measure(
 ) -> Parity:
     """Compare a side with the reference on given `texts`, and on those that the reference writes for `requests`.
 
-    With `layers` there is a curve by layer whatever the verdict is. `on_position` receives each position as it is
-    compared, `on_stage` what begins, in words. Raises ModelError, UsageError and InputError.
+    With `layers` the result has a curve by layer, whatever the verdict. `on_position` receives each position when it is
+    compared, `on_stage` the name of each stage. Raises ModelError, UsageError and InputError.
     """
     failed: dict[str, str] = {}
     parted: list[Parted] = []
@@ -118,9 +118,9 @@ def measure(
 
 
 def _same_prompts(requests: Sequence[Request], written: Sequence[Text], other: LocalSide) -> list[Request]:
-    """The prompts of texts, in the tokens that the reference read, with the settings of the other side.
+    """Requests for the other side, with its settings: the prompts in the tokens that the reference read.
 
-    Its texts may be as long as those of the reference.
+    Its texts may be as long as the reference's.
     """
     prompts, same = {text.id: text.prompt_ids for text in written}, []
     for request in requests:
@@ -133,10 +133,10 @@ def _same_prompts(requests: Sequence[Request], written: Sequence[Text], other: L
 
 
 def pick(positions: Sequence[Position], texts: Sequence[Text], parted: Sequence[Parted], most: int) -> list[Reading]:
-    """The positions on which noise is measured: at most `most`, of the text with the largest shift and of some others.
+    """Choose at most `most` positions to measure noise on, in the text with the largest shift and some others.
 
-    The position with the largest shift is among them: what explains it explains the others, too. So are the first
-    partings. The other positions are spread evenly.
+    The position with the largest shift is among them: an explanation of it also explains the others. So are the first
+    divergences. The other positions are spread evenly.
     """
     by_id = {text.id: text for text in texts}
     largest = max(positions, key=lambda position: position.shift)
@@ -160,9 +160,9 @@ def pick(positions: Sequence[Position], texts: Sequence[Text], parted: Sequence[
 def verdict_of(
     positions: Sequence[Position], measured: MeasuredNoise | None, explained_by: str = WEIGHTS, what: str = "logit"
 ) -> tuple[Verdict | None, str]:
-    """The verdict of positions, with its reason; there is none without a position.
+    """The verdict of positions, with its reason; None without positions.
 
-    `explained_by` names what the sides have of their own, `what` what is compared.
+    `explained_by` names what may explain a difference, `what` the compared quantity.
     """
     if not positions:
         return None, "no position was compared"
@@ -175,7 +175,7 @@ def verdict_of(
     unexplained = f"{explained_by} do not explain this"
     if not noise.typical_ratio <= noise.typical_allowed:
         return "defect", f"{unexplained}: {remains}, and rounding reaches {noise.typical_allowed:.2g}"
-    if not noise.largest_ratio <= noise.allowed:  # NaN is not
+    if not noise.largest_ratio <= noise.allowed:  # also true for NaN
         where = measured.token(int(measured.ratios.argmax()))
         most = f"the rest is {noise.largest_ratio:.2g} × rounding error"
         return "defect", f"{where}: {unexplained}: {most}, and rounding reaches {noise.allowed:.2g}"
@@ -192,7 +192,7 @@ def concluded(
     shown: tuple[Verdict | None, str],
     noise: Noise,
 ) -> Parity:
-    """What is found about a pair: the worst of what its positions show, with the reason (`shown`), and its partings."""
+    """The findings about a pair: the worst verdict of its positions (`shown`, with a reason) and its partings."""
     verdict, reason = shown
     by_id = {text.id: text for text in texts}
     for each in partings:
@@ -203,7 +203,7 @@ def concluded(
     return Parity(*names, tuple(texts), read, parted, figures, noise, verdict, reason)
 
 
-# -- where texts part that both sides write on their own ---------------------------------------------------------------
+# -- where the sides' own texts diverge --------------------------------------------------------------------------------
 
 
 def _partings(
@@ -227,12 +227,12 @@ def _partings(
 
 
 def _verdict_of_margin(margin: float, moved: float, noise: Noise, reach: float) -> tuple[Verdict, str]:
-    """The verdict of a parting, whose `margin` the other side moves by `moved`; `reach` of it is explained."""
+    """The verdict of a parting. The other side moves its `margin` by `moved`; `reach` of that is explained."""
     if abs(margin) <= noise.margin:
         return "tie", f"the margin of {margin:.2g} nats is below the noise of {noise.margin:.2g}"
     change = f"the other side moves the margin of {margin:.2g} nats by {abs(moved):.2g}"
     if abs(moved) < abs(margin) - noise.margin:
-        # read with the same text before it, the other side chooses as the reference does
+        # after the same text, the other side chooses as the reference does
         return "defect", f"{change} only, so that its own distribution does not choose the token that it wrote"
     if abs(moved) <= max(reach, noise.margin):
         return "drift", f"{change}; weights and rounding explain up to {reach:.2g}"
@@ -243,7 +243,7 @@ def _verdict_of_margin(margin: float, moved: float, noise: Noise, reach: float) 
 
 
 class ReadOnce(LocalSide, AbstractContextManager["ReadOnce"]):
-    """A side that writes and reads a text once: its logits wait in a temporary file until the context is left."""
+    """A side that writes and reads each text once: its logits stay in a temporary file until the context exits."""
 
     def __init__(self, side: LocalSide) -> None:
         super().__init__(side.name, side.session, side.resolved, width=side.width, whole=side.whole)
@@ -259,7 +259,7 @@ class ReadOnce(LocalSide, AbstractContextManager["ReadOnce"]):
     def write(
         self, requests: Sequence[Request], *, interrupted: Callable[[], str] = never
     ) -> tuple[list[Text], dict[str, str]]:
-        """As `LocalSide.write`; the same requests are written once."""
+        """Like `LocalSide.write`, but the same requests are written only once."""
         key = tuple(request.id for request in requests)
         if key not in self._written:
             self._written[key] = self._side.write(requests, interrupted=interrupted)
@@ -268,7 +268,7 @@ class ReadOnce(LocalSide, AbstractContextManager["ReadOnce"]):
     def read(
         self, texts: Sequence[Text], receive: ReceiveLogits, *, interrupted: Callable[[], str] = never
     ) -> dict[str, str]:
-        """As `LocalSide.read`; texts in the file are not read again."""
+        """Like `LocalSide.read`, but texts in the file are not read again."""
         failed = self.fill(texts, interrupted=interrupted)
         for place, text in enumerate(texts):
             for index in range(len(text.token_ids)):
@@ -277,9 +277,9 @@ class ReadOnce(LocalSide, AbstractContextManager["ReadOnce"]):
         return failed
 
     def fill(self, texts: Sequence[Text], *, interrupted: Callable[[], str] = never) -> dict[str, str]:
-        """Read those of these texts that the file does not have. Returns those that cannot be read.
+        """Read those of `texts` that the file lacks. Returns those that cannot be read.
 
-        Raises ModelError where the disk is full.
+        Raises ModelError if the disk is full.
         """
         missing = [text for text in texts if text.id not in self._failed and not self.has((text.id, 0))]
 
@@ -317,7 +317,7 @@ def read_both(
 ) -> dict[str, str]:  # fmt: skip
     """Hand out the figures of each position that both sides read. Returns the texts that either cannot read.
 
-    Raises ModelError for sides whose distributions have different sizes.
+    Raises ModelError if the distributions of the sides differ in size.
     """
     if theirs.vocabulary != mine.vocabulary:
         sizes = f"{mine.name} has {mine.vocabulary} entries in a distribution, {theirs.name} has"

@@ -1,8 +1,8 @@
-"""How far apart two sides may be without a difference in what they compute: measured, on a few positions.
+"""How far apart two sides may be while computing the same function: measured at a few positions.
 
 docs/parity.md, "How the verdict is found", explains the method. a and b are the logits of the reference and of the
-other side, A and B those of exact arithmetic with the weights of each. B - A is what the weights explain. What remains,
-r = (b - a) - (B - A), is rounding if both sides compute the same; and how large rounding is, shaken readings say.
+other side, A and B those of exact arithmetic with the weights of each. The weights explain B - A. The rest,
+r = (b - a) - (B - A), is rounding if both sides compute the same; shaken readings show how large rounding is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from genctl.parity.sides import LocalSide
 from genctl.parity.statistics import quantiles, shift
 from genctl.parity.values import Noise, Variation
 
-EQUAL = 1e-9  # of the largest logit
+EQUAL = 1e-9  # times the largest logit
 TINY = torch.finfo(torch.float64).tiny
 SEEDS = 4  # shaken readings of each side
 ALLOWANCE = 2.0  # an implementation may round twice as much as the shaken readings of another
@@ -32,10 +32,10 @@ class MeasuredNoise:
 
     noise: Noise
     readings: tuple[Reading, ...]
-    ratios: Tensor  # f64 [M], of what remains to rounding
+    ratios: Tensor  # f64 [M], of the rest r to rounding
     weights: Tensor  # f64 [M, V], what the weights explain: B - A
-    rounding: Tensor  # f32 [SEEDS, M, V], of the difference of both sides
-    moved: float  # nats by which rounding moves the margin of the first two choices at most
+    rounding: Tensor  # f32 [SEEDS, M, V], of the difference between both sides
+    moved: float  # nats: the most by which rounding moves the margin of the first two choices
     equal: bool  # whether both sides have equal weights and compute in one dtype
     oracles: tuple[Oracle, Oracle]
     dtypes: tuple[torch.dtype, torch.dtype]
@@ -47,7 +47,7 @@ class MeasuredNoise:
     def reach(self, text: str, index: int, tokens: tuple[int, int]) -> float:
         """The most by which weights and rounding move the margin between two tokens at a position, in nats.
 
-        Of a position that was not checked, the most at those that were.
+        For a position that was not checked: the most at those that were.
         """
         places = places_read(self.readings)
         if (text, index) not in places:
@@ -64,7 +64,7 @@ def measure_noise(
     readings: Sequence[Reading],
     rows: tuple[Tensor, Tensor],
 ) -> MeasuredNoise:
-    """Measure on `readings`, whose logits f32 [M, V] both sides have read as `rows`. Raises ModelError."""
+    """Measure noise on `readings`; `rows` are the logits f32 [M, V] of both sides there. Raises ModelError."""
     a, b = rows
     mine, theirs = _oracles(reference, other)
     dtypes = reference.session.forward.dtype, other.session.forward.dtype
@@ -72,7 +72,7 @@ def measure_noise(
     same = theirs is mine and dtypes[0] == dtypes[1]
     exact_b = exact_a if same else theirs.exact(readings, dtypes[1])
     by_weights = torch.zeros_like(exact_a) if same else exact_b - exact_a
-    # a folder and its GGUF file, say: in float64 equal weights differ by the order of sums alone
+    # such as a folder and its GGUF file: with equal weights, float64 differs only by the order of sums
     same = same or (dtypes[0] == dtypes[1] and float(by_weights.abs().max()) < EQUAL * float(exact_a.abs().max()))
     form = other.resolved.generation.cache_implementation
     if form == "quantized" != reference.resolved.generation.cache_implementation:
@@ -80,10 +80,10 @@ def measure_noise(
         coded = LocalSide(
             reference.name, reference.session, replace(reference.resolved, generation=generation), width=reference.width
         )
-        by_weights = by_weights + read_rows(coded, readings).double() - a  # what rounding keys and values does
+        by_weights = by_weights + read_rows(coded, readings).double() - a  # the effect of rounding keys and values
         same = False
     best = a.topk(min(2, a.shape[-1]), -1).indices
-    # one reading of the vocabulary is held at a time; what stays is in float32
+    # holds one reading of the vocabulary at a time; what stays is in float32
     rounding, shaken, margins = [], [], list[float]()
     before: Tensor | None = None
     for seed in range(SEEDS):
@@ -110,11 +110,11 @@ def measure_noise(
     by_rounding = torch.stack(shaken)  # [SEEDS, M]
     scale = by_rounding.square().mean(0).sqrt()
     for each in own:
-        scale = torch.maximum(scale, each)  # what the reference itself does is no fault of another
-    spread = by_rounding / mean_of_others(by_rounding).sqrt().clamp(min=TINY)  # without a fault, what `ratios` are
+        scale = torch.maximum(scale, each)  # what the reference does to itself is no fault of the other
+    spread = by_rounding / mean_of_others(by_rounding).sqrt().clamp(min=TINY)  # the `ratios` of a side without a fault
     remains = shift(b.double() - a - by_weights)
     typical = float((remains / scale.clamp(min=TINY)).median())
-    # codes of 8 bits make rounding jump at some positions, and a jump may come where no shaken reading had one
+    # 8-bit codes make rounding jump at some positions, perhaps where no shaken reading jumped
     scale = torch.maximum(scale, by_rounding.max() / spread.max())
     ratios = remains / scale.clamp(min=TINY)
     allowed, typical_allowed = reached(spread)
@@ -147,29 +147,29 @@ def _margin(best: Tensor, difference: Tensor) -> float:
 
 
 def reached(spread: Tensor) -> tuple[float, float]:
-    """What the largest and the typical ratio may be, by those that shaken readings have among themselves [SEEDS, M]."""
+    """The largest and the typical ratio allowed, from the ratios of shaken readings among themselves [SEEDS, M]."""
     return ALLOWANCE * float(spread.max()), ALLOWANCE * max(float(spread.median(dim=1).values.max()), 1.0)
 
 
 def mean_of_others(shaken: Tensor) -> Tensor:
-    """The mean square of the other shaken readings than each, [SEEDS, M]."""
+    """For each shaken reading the mean square of the others, [SEEDS, M]."""
     square = shaken.square()
     return (square.sum(0, keepdim=True) - square) / (len(shaken) - 1)
 
 
 def _oracles(reference: LocalSide, other: LocalSide) -> tuple[Oracle, Oracle]:
-    """The oracle of each side: one for both, if they have the same files and weights."""
+    """The oracle of each side: a shared one if they have the same files and weights."""
     kind: Any = reference.session.forward.kind
     own: Any = other.session.forward.kind
     adapters = [side.session.planner.runtime.adapter for side in (reference, other)]
     quantized = [side.session.loaded.quantize for side in (reference, other)]
     mine = Oracle(reference, kind, quantize=quantized[0])
     same = quantized[0] == quantized[1] and adapters[0] == adapters[1]
-    if quantized[0] is not None:  # which layers have codes, and of which numbers
+    if quantized[0] is not None:  # runtime and dtype decide which layers have codes, and of which numbers
         same = same and kind == own and reference.session.forward.dtype == other.session.forward.dtype
     if same and reference.session.loaded.fingerprint() == other.session.loaded.fingerprint():
         return mine, mine
-    if quantized[1] is not None or adapters[1] is not None:  # explained by the codes that the side holds
+    if quantized[1] is not None or adapters[1] is not None:  # the side's own codes explain the difference
         return mine, Oracle(other, own, quantize=quantized[1])
     try:
         return mine, Oracle(other, kind)

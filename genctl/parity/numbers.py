@@ -1,9 +1,9 @@
-"""Which number an engine wrote of a token: made of the reference's logits, with parameters that are fitted to a trace.
+"""Which number an engine logged for a token: computed from the reference's logits, with parameters fitted to a trace.
 
-Filters of samplers renormalise what they keep. They follow one another as in transformers and llama.cpp; a temperature
-comes before them (transformers, vLLM) or behind them (llama.cpp).
+Filters of samplers renormalise what they keep. They are applied in the order of transformers and llama.cpp; a
+temperature comes before them (transformers, vLLM) or after them (llama.cpp).
 
-M positions, V vocabulary, E entries: a token at a position whose number is known, the chosen one or one of the best.
+M positions, V vocabulary, E entries: tokens with a logged number at a position, the chosen one or a listed one.
 P values of a parameter.
 """
 
@@ -18,27 +18,27 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-CAP = 20.0  # nats: a larger difference is no worse
-HEAD = 2048  # best tokens that are sorted; all others only where a filter keeps more
-TAIL = 1024  # groups of alike tokens that stand for the others where parameters are fitted
-FITTED = 16  # positions on which parameters are fitted, at least
-LARGE = 2**18  # their logits, where there are more positions
-ALIKE = 1.02  # times as much is left by parameters that are as good
+CAP = 20.0  # nats: a larger difference counts as this
+HEAD = 2048  # most probable tokens that are sorted; all others only if a filter keeps more
+TAIL = 1024  # groups of similar tokens that stand for the others when parameters are fitted
+FITTED = 16  # fewest positions on which parameters are fitted
+LARGE = 2**18  # logits of these positions, if that allows more
+ALIKE = 1.02  # parameters that leave up to this many times the least are as good
 STEPS = 12  # of a golden-section search
 Ids: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Entries:
-    """Positions in order, and the entries at them."""
+    """Positions in order, and their entries."""
 
     token: Tensor  # int64 [M], the chosen one
-    follows: Tensor  # bool [M]: whether the position before is the one of the token before
+    follows: Tensor  # bool [M]: whether the position before belongs to the token before
     position: Tensor  # int64 [E]
     entry: Tensor  # int64 [E], a token
-    chosen: Tensor  # bool [E]: whether the number is that of the chosen token
+    chosen: Tensor  # bool [E]: whether it is the chosen token
     value: Tensor  # f64 [E], as written
-    before: tuple[tuple[Ids, Ids], ...] = ()  # [M]: the prompt, and what is written so far
+    before: tuple[tuple[Ids, Ids], ...] = ()  # [M]: the prompt, and the tokens written so far
 
     def few(self, keep: Tensor) -> Entries:
         """The entries at some positions int64 [K], in order."""
@@ -54,14 +54,14 @@ class Entries:
         )  # fmt: skip
 
     def sizes(self, residual: Tensor) -> Tensor:
-        """The root mean square of what remains at each position [..., M], from that of entries [..., E]."""
+        """The root mean square of residuals at each position [..., M], from those of entries [..., E]."""
         residual = residual.nan_to_num(CAP, CAP, -CAP).clamp(-CAP, CAP)
         total = torch.zeros(*residual.shape[:-1], len(self.token), dtype=torch.float64)
         return (total.index_add_(-1, self.position, residual.square()) / self.counts.clamp(min=1)).sqrt()
 
     @cached_property
     def seen(self) -> tuple[Tensor, Tensor]:
-        """Positions, and the tokens before each, of prompts too: int64 [P] each."""
+        """Positions, and the tokens before each (also those of the prompt): int64 [P] each."""
         pairs = {(place, id) for place, row in enumerate(self.before) for part in row for id in part}
         found = torch.tensor([*pairs], dtype=torch.long).reshape(-1, 2)
         return found[:, 0], found[:, 1]
@@ -80,7 +80,7 @@ class Entries:
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 FILTERS = ("top-k", "top-p", "min-p")  # in the order in which they are applied
-_UNITS: dict[str, Callable[[Tensor], Tensor]] = {  # from what is written to nats
+_UNITS: dict[str, Callable[[Tensor], Tensor]] = {  # from the logged value to nats
     "": lambda value: value,
     "base-2": lambda value: value * math.log(2),
     "base-10": lambda value: value * math.log(10),
@@ -92,19 +92,19 @@ _UNITS: dict[str, Callable[[Tensor], Tensor]] = {  # from what is written to nat
 
 @dataclass(frozen=True)
 class Number:
-    """How a written number is made of logits."""
+    """How a logged number is computed from logits."""
 
     temperature: float = 1.0
-    filters: tuple[tuple[str, float], ...] = ()  # after which the rest is renormalised
+    filters: tuple[tuple[str, float], ...] = ()  # what they keep is renormalised
     filters_first: bool = False  # before the temperature
-    repetition: float = 1.0  # of prompts, too
-    shift: int = 0  # it belongs to the position so much later
-    first: bool = False  # it is the first choice's
+    repetition: float = 1.0  # for tokens of the prompt, too
+    shift: int = 0  # it is the number of the token this many positions later
+    first: bool = False  # it is the number of the first choice
     unit: str = ""
 
     @property
     def fitted(self) -> tuple[tuple[str, str], ...]:
-        """Keys of causes that have a fitted parameter, with it."""
+        """Keys of causes with a fitted parameter, and this parameter."""
         fields = {"repetition": self.repetition, "temperature": self.temperature}
         own = [(key, f"{value:.4g}") for key, value in fields.items() if value != 1.0]
         filters = [(name, f"{value:g}") for name, value in self.filters]
@@ -112,13 +112,13 @@ class Number:
 
     @property
     def causes(self) -> tuple[tuple[str, str], ...]:
-        """Keys of what is not as it should be, each with its parameter."""
+        """Keys of its causes, each with its parameter."""
         shifted = (("shifted", "later" if self.shift > 0 else "earlier"),) if self.shift else ()
         return (*self.fitted, *shifted, *((("drafted", ""),) * self.first), *(((self.unit, ""),) * bool(self.unit)))
 
     @property
     def changes_something(self) -> bool:
-        """Whether no parameter has the value, as it is shown, that changes nothing."""
+        """Whether no fitted parameter is shown as the value that changes nothing."""
         return all(float(value) != 1.0 for key, value in self.fitted if key in ("repetition", "temperature"))
 
 
@@ -147,11 +147,11 @@ def remains(number: Number, logits: Tensor, places: Entries) -> Tensor:
     found = _UNITS[number.unit](places.value) - predicted
     if missing is None:
         return found
-    return torch.where(missing, torch.where(places.value == 0, 0.0, torch.nan), found)  # 0 fills the place
+    return torch.where(missing, torch.where(places.value == 0, 0.0, torch.nan), found)  # 0 as a filler
 
 
 def _among_kept(number: Number, logits: Tensor, places: Entries) -> Tensor:
-    """Log-probabilities of entries among the tokens that filters keep [E]."""
+    """Log-probabilities of entries among the tokens that filters keep, f64 [E]."""
     filters, most = dict(number.filters), HEAD
     kept = Kept(logits, in_order(logits, most), places, number.temperature, first=number.filters_first)
     if int(kept.counts(filters).max()) >= most:
@@ -161,15 +161,15 @@ def _among_kept(number: Number, logits: Tensor, places: Entries) -> Tensor:
 
 
 def in_order(logits: Tensor, most: int = HEAD) -> Tensor:
-    """The best of logits f64 [M, V]; all, unless there are far more than `most`."""
+    """The largest of logits f64 [M, V], in order: all, unless there are more than about twice `most`."""
     size = logits.shape[-1]
     return logits.topk(most if most < size // 2 else size).values
 
 
 def grouped(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits in order, of a large vocabulary the best and groups of alike others; and the log of what each stands for.
+    """Logits in order, in a large vocabulary the best and groups of similar others; and the log of each group's size.
 
-    A temperature of 150,000 tokens took two minutes: each try of a parameter added them all up.
+    To sum over all 150,000 tokens in each trial of a temperature took two minutes.
     """
     if logits.shape[-1] <= 2 * HEAD:
         return in_order(logits), torch.zeros(1)
@@ -183,13 +183,13 @@ def grouped(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Kept:
-    """What filters keep of logits, with a temperature before or behind them."""
+    """What filters keep of logits, with a temperature before or after them."""
 
     def __init__(
         self, logits: Tensor, ordered: Tensor, places: Entries, temperature: float, *, first: bool,
         alike: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """`ordered`: of `in_order`, or with `alike` of `grouped`. `first`: filters come before the temperature."""
+        """`ordered`: from `in_order`, or with `alike` from `grouped`. `first`: filters come before the temperature."""
         every, copies = (logits, torch.zeros(1)) if alike is None else (ordered, alike)
 
         def spread(drawn: float) -> tuple[Tensor, Tensor]:
@@ -213,7 +213,7 @@ class Kept:
                 value = torch.as_tensor(filters[name], dtype=torch.float64).reshape(1, -1).expand(len(count), -1)
                 if name == "top-k":
                     kept = value.clamp(max=size).long()
-                elif name == "top-p":  # of what is kept before
+                elif name == "top-p":  # of what earlier filters keep
                     whole = torch.where(count < size, self._masses.gather(1, count - 1), 1.0)
                     kept = torch.searchsorted(self._masses, value * whole - 1e-12) + 1
                 else:
@@ -223,7 +223,7 @@ class Kept:
         return count
 
     def predicted(self, filters: Mapping[str, Tensor | float]) -> Tensor:
-        """Log-probabilities of entries among what is kept [P, E]; -inf of those that are not."""
+        """Log-probabilities of entries among what is kept [P, E]; -inf for the others."""
         if not filters:
             return self._drawn[None]
         count = self.counts(filters) - 1
@@ -232,7 +232,7 @@ class Kept:
         return torch.where(self._filtered < least - 1e-9, -torch.inf, self._drawn - whole)
 
     def typical(self, filters: Mapping[str, Tensor | float]) -> Tensor:
-        """What typically remains, for one value of each filter or for P of one: f64 [P]."""
+        """The typical residual, for one value of each filter or for P of one: f64 [P]."""
         return _typical(self._places.value - self.predicted(filters), self._places)
 
 
@@ -248,7 +248,7 @@ _FILTERS: dict[str, tuple[float, ...]] = {
 
 
 def numbers(logits: Tensor, places: Entries) -> Iterator[Number]:
-    """What the numbers may be, with fitted parameters that change something. `logits` f64 [M, V] of a reading."""
+    """Candidates for the logged number, with fitted parameters that change something. `logits` f64 [M, V]."""
     yield from (Number(unit=unit) for unit in _UNITS if unit)
     yield from (Number(shift=shift) for shift in (-1, 1))
     if bool((logits.argmax(-1) != places.token).any()):
@@ -279,13 +279,13 @@ def _fitted_on(logits: Tensor, places: Entries) -> tuple[Entries, Tensor]:
 
 
 def _typical(residual: Tensor, places: Entries) -> Tensor:
-    """What typically remains, of residuals [..., E]: f64 [...]."""
+    """The typical residual of [..., E]: f64 [...]."""
     sizes = places.sizes(residual)[..., places.known]
     return sizes.median(-1).values + 1e-3 * sizes.mean(-1)
 
 
 def _refined(fit: Callable[[float], tuple[float, Number]], grid: Sequence[float]) -> Number:
-    """The best number near the best value of a grid, by golden sections (Kiefer 1953); settings are round numbers."""
+    """The best number near the best value of a grid, by golden sections (Kiefer 1953); prefers round values."""
     found = {value: fit(value) for value in grid}
 
     def left(value: float) -> float:
@@ -305,11 +305,11 @@ def _refined(fit: Callable[[float], tuple[float, Number]], grid: Sequence[float]
 
 
 def _filtered(kept: Callable[..., Kept], first: bool, drawn: float) -> tuple[float, Number]:
-    """The filters that leave the least beside a temperature, each found beside the others in turn; and what remains."""
+    """The filters that leave the least at a temperature, each fitted in turn beside the others; and what they leave."""
     one = kept(drawn, first=first)
 
     def best_of(name: str, others: dict[str, float]) -> tuple[float, dict[str, float]]:
-        """What the best value of a filter leaves beside others; of values as good, the roundest."""
+        """The least that a filter leaves beside others, and the filters with its roundest value that is as good."""
         sizes = one.typical({**others, name: torch.tensor(_FILTERS[name], dtype=torch.float64)}).tolist()
         least = ALIKE * min(sizes) + 1e-9
         alike = [value for value, size in zip(_FILTERS[name], sizes, strict=True) if size <= least]
@@ -325,7 +325,7 @@ def _filtered(kept: Callable[..., Kept], first: bool, drawn: float) -> tuple[flo
     for name in (*FILTERS, *FILTERS):
         others = {key: value for key, value in filters.items() if key != name}
         without, (size, more) = float(one.typical(others)), best_of(name, others)
-        if without <= ALIKE * min(size, least) + 1e-9:  # it changes nothing
+        if without <= ALIKE * min(size, least) + 1e-9:  # this filter changes nothing
             filters, least = others, without
         elif size < least:
             filters, least = more, size
@@ -334,7 +334,7 @@ def _filtered(kept: Callable[..., Kept], first: bool, drawn: float) -> tuple[flo
 
 
 def resolution(places: Entries) -> tuple[tuple[str, str] | None, Tensor]:
-    """The cause that numbers are cut to a grid, if all lie on one, and by how much each may be off, f64 [E]."""
+    """The cause if all numbers lie on a grid (cut digits, a dtype), and by how much each may be off, f64 [E]."""
     value = places.value
     some = value[value != 0]
     if len(some) >= 10:

@@ -1,8 +1,8 @@
-"""A second reading of a side's checkpoint in another arithmetic: exact, or with its rounding shaken.
+"""A second reading of a side's checkpoint in another arithmetic: exact, or with random rounding.
 
 The checkpoint is loaded again, as plainly as possible: by the runtime of the reference (of the side itself if its
-weights are quantised: each runtime has codes in layers of its own), with torch's own products, in the dtype in which it
-is stored, so that its weights stay mapped from the files.
+weights are quantised, because each runtime quantises other layers), with torch's own products, in the stored dtype,
+which keeps its weights memory-mapped.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from genctl.parity.sides import LocalSide
 from genctl.parity.values import Place, Text
 
 Found = TypeVar("Found")
-NEIGHBOURS = ("llama", "mistral", "mixtral", "granite", "olmo", "smollm3")  # of which llama.cpp turns neighbours
-CHANGED = 0.25  # numbers of a token that shaking moves to another code: one of every four tokens
+NEIGHBOURS = ("llama", "mistral", "mixtral", "granite", "olmo", "smollm3")  # llama.cpp pairs neighbours in RoPE
+CHANGED = 0.25  # activations of each token that get another code in `shaken`: one for every four tokens
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Positions of a text that are read again."""
+    """Positions of a text to read again."""
 
     text: Text
-    indices: tuple[int, ...]  # in order
+    indices: tuple[int, ...]  # ascending
 
 
 def places_read(readings: Sequence[Reading]) -> list[Place]:
@@ -49,15 +49,15 @@ def places_read(readings: Sequence[Reading]) -> list[Place]:
 
 
 class Oracle:
-    """One checkpoint, read in the arithmetics of the sides that have it."""
+    """One checkpoint, read in the arithmetic of each side that has it."""
 
     def __init__(
         self, side: LocalSide, kind: Literal["native", "transformers"], *, quantize: str | None = None
     ) -> None:
-        """`kind`: the runtime that reads; that of the side if `quantize` is set. Raises ModelError."""
+        """`kind`: the runtime that reads; the side's own if `quantize` is set. Raises ModelError."""
         planner = side.session.planner
         checkpoint = side.session.loaded.checkpoint
-        types: dict[int, str] = {}  # of the matrices of a GGUF file, by their address
+        types: dict[int, str] = {}  # of a GGUF file's matrices, by address
         runtime = replace(
             planner.runtime, runtime=kind, dtype="auto", quantize=None,
             dequantize=checkpoint is not None and bool(checkpoint.gguf), pack=False, compile=False, prompt_cache=None,
@@ -74,31 +74,31 @@ class Oracle:
             if quantize is not None:
                 _use_codes(session.loaded.model, side)
         self.side = LocalSide(side.name, session, side.resolved, whole=True)
-        self.border = 0.0  # codes by which activations move before they are rounded to codes
+        self.border = 0.0  # activations move by up to this many codes before they are rounded to codes
         model: Any = session.loaded.model
         named = model.named_tensors() if isinstance(model, NativeModel) else model.named_parameters()
         self.stored = {tensor.dtype for _, tensor in named if tensor.is_floating_point()}
         self.parts = _parts(model, types)
-        self._codes: tuple[str, dict[int, Tensor]] = ("", {})  # of the weights that were rounded last
+        self._codes: tuple[str, dict[int, Tensor]] = ("", {})  # rounding and values of the latest rounded weights
 
     def exact(self, readings: Sequence[Reading], dtype: torch.dtype) -> Tensor:
-        """Logits f64 [M, V] of the wanted positions, with weights of `dtype`, without any rounding."""
+        """Logits f64 [M, V] at the positions of `readings`, with weights of `dtype` and without any rounding."""
         with self._model_of(torch.float64), Exact(self._weights(dtype)) as exact:
             rows = self._read(readings)
-        # half of `border` of all numbers change their codes: with fewer a reading of a short text may have none, and
-        # with more the shaking hides small faults
+        # a share of `border` / 2 of all activations changes its code: with less, a short text may have no such change,
+        # and with more, the noise hides small faults
         tokens = sum(len(reading.text.prompt_ids) + max(reading.indices) + 1 for reading in readings)
         self.border = 2 * CHANGED * tokens / exact.coded if exact.coded else 0.0
         return rows
 
     def shaken(self, readings: Sequence[Reading], dtype: torch.dtype, seed: int) -> Tensor:
-        """The same in arithmetic of `dtype`, its rounding moved at random; f64 [M, V]."""
+        """The same in arithmetic of `dtype` with random rounding; f64 [M, V]."""
         return self.shakily(dtype, seed, lambda: self._read(readings)).double()
 
     def exactly(
         self, dtype: torch.dtype, read: Callable[[], Found], form: Form | None = None, wide: torch.dtype = torch.float64
     ) -> Found:
-        """What `read` finds with weights of `dtype`, without any rounding but that of `form` and of `wide`."""
+        """The result of `read` with weights of `dtype`, without any rounding except that of `form` and of `wide`."""
         if form is None:
             with self._model_of(wide), Exact(self._weights(dtype), wide):
                 return read()
@@ -106,12 +106,12 @@ class Oracle:
             return read()
 
     def types(self, form: Form) -> tuple[str, ...]:
-        """The rounding of each matrix: two types of files may come to the same."""
+        """The rounding of each matrix: two file types may turn out to be the same."""
         coded = self._coded(form, torch.float32, torch.float32)
         return tuple(coded.type_of(part.matrix) for part in self.parts.values())
 
     def holds(self, form: Form) -> bool:
-        """Whether weights are already as a form rounds them. Some rows of some matrices are looked at."""
+        """Whether weights are already rounded as in `form`, judged by some rows of some matrices."""
         coded = self._coded(form, torch.float32, torch.float32)
         some = [*self.parts.values()][:: max(len(self.parts) // 12, 1)]
         for matrix in (part.matrix for part in some):
@@ -130,7 +130,7 @@ class Oracle:
         )  # fmt: skip
 
     def shakily(self, dtype: torch.dtype, seed: int, read: Callable[[], Found]) -> Found:
-        """What `read` finds in arithmetic of `dtype`, its rounding moved at random."""
+        """The result of `read` in arithmetic of `dtype` with random rounding."""
         with self._model_of(dtype), Shaken(self._weights(dtype), seed, self.border):
             return read()
 
@@ -146,14 +146,14 @@ class Oracle:
             return Weights([*model.parameters()], dtype)
         products = [part for product in model.products() for part in getattr(product, "parts", [product])]
         codes = [held for part in products if not all(map(torch.is_floating_point, held := part.tensors()))]
-        rounded = {id(tensor) for held in codes for tensor in held}  # already
+        rounded = {id(tensor) for held in codes for tensor in held}  # already rounded
         named = [(name, tensor) for name, tensor in model.named_tensors() if id(tensor) not in rounded]
         norms = [tensor for name, tensor in named if "norm" in name] if model.spec.weight_plus_one else []
         return Weights([tensor for _, tensor in named if tensor.is_floating_point()], dtype, from_one=norms)
 
     @contextmanager
     def _model_of(self, dtype: torch.dtype) -> Iterator[None]:
-        """The native model's activations have a dtype for the while; transformers' follow the embeddings."""
+        """Give the native model's activations this dtype for a while; those of transformers follow the embeddings."""
         model = self.side.session.loaded.model
         stacks = [model.decoder, model.encoder] if isinstance(model, NativeModel) else []
         before = [(stack, stack.dtype) for stack in stacks if stack is not None]
@@ -167,7 +167,7 @@ class Oracle:
 
 
 def _parts(model: Any, types: Mapping[int, str]) -> dict[int, MatrixPart]:
-    """Which matrix of a native model lies at which address. `types`: of those in a GGUF file."""
+    """The matrices of a model by address; of a transformers model its ends only. `types`: those in a GGUF file."""
     if not isinstance(model, NativeModel):
         ends = (("output", model.get_output_embeddings()), ("token_embd", model.get_input_embeddings()))
         plain = [(name, end.weight) for name, end in ends if hasattr(end, "weight")]  # a packed layer has none
@@ -188,7 +188,7 @@ def _parts(model: Any, types: Mapping[int, str]) -> dict[int, MatrixPart]:
 
 
 def _unpacked(side: LocalSide, runtime: Runtime, types: dict[int, str]) -> LoadedModel | None:
-    """A GGUF file on the native runtime, all blocks unpacked; None for other files, and where that has no such model.
+    """A GGUF file on the native runtime, all blocks unpacked; None for other files, adapters and unsupported models.
 
     `types` gets the type of each matrix, by its address.
     """
@@ -216,7 +216,7 @@ def _unpacked(side: LocalSide, runtime: Runtime, types: dict[int, str]) -> Loade
 
 
 def _use_codes(model: Any, side: LocalSide) -> None:
-    """Give the linear layers of transformers' `model` 8-bit weights where the side has them; torch multiplies."""
+    """Give the linear layers of transformers' `model` the side's 8-bit weights; torch multiplies."""
     from genctl.models.packed_layers import PackedLinear, plain_int8
 
     coded: Any = side.session.loaded.model
@@ -243,7 +243,7 @@ def _plain(side: LocalSide, runtime: Runtime, quantize: Any) -> LoadedModel:
         checkpoint.weights.files,
         checkpoint.config,
         SpecialTokens(checkpoint.generation.values),
-        # weights are rounded to the side's dtype before they are quantised
+        # round weights to the side's dtype before they are quantised
         dtype=side.session.forward.dtype if quantize else getattr(torch, stored),
         device=None if device.type == "cpu" else device,
         products=Products(quantize, pack=quantize is not None, compiled=False),

@@ -21,7 +21,7 @@ from genctl.parity.trace_rows import TracePiece, TraceRow, with_ids
 from genctl.parity.values import Text
 
 Ids: TypeAlias = "tuple[int, ...]"
-# Templates of well-known chats, for one turn
+# Well-known chat templates, for one turn
 _TEMPLATES = {
     "ChatML": "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n",
     "Llama 2": "[INST] {} [/INST]",
@@ -34,7 +34,7 @@ _TEMPLATES = {
 
 @dataclass(frozen=True)
 class AuditRow:
-    """A row in tokens. `tops` has the numbers of listed tokens before each, without the chosen one."""
+    """A row as tokens. `tops` has the numbers of listed tokens at each position, without the chosen one."""
 
     text: Text
     numbers: tuple[float, ...]  # NaN where there is none
@@ -43,7 +43,7 @@ class AuditRow:
 
 
 class TokenNames:
-    """The ways in which servers write a token: as in the text, decoded alone, or as the vocabulary has it."""
+    """How servers spell a token: as in the text, decoded alone, or as in the vocabulary."""
 
     def __init__(self, tokenizer: Any, piece: Callable[[int], str]) -> None:
         """`tokenizer` is a transformers tokenizer; `piece` returns the text of a token within a text."""
@@ -58,17 +58,17 @@ class TokenNames:
         return str(self._tokenizer.convert_ids_to_tokens(id))
 
     def way_of(self, ids: Sequence[int], texts: Iterable[str]) -> int:
-        """The way in which most tokens are written. Parts of a character are written in many ways, and do not count."""
+        """The spelling that most tokens have. Parts of a character are spelled in many ways, and do not count."""
         pairs = [(id, text) for id, text in zip(ids, texts, strict=False) if "\ufffd" not in text]
         return max(range(len(self.ways)), key=lambda way: sum(self.ways[way](id) == text for id, text in pairs))
 
     def text_of(self, ids: Sequence[int]) -> str | None:
-        """The text that is read as these tokens; None where there is none."""
+        """The text that tokenises to these ids; None if there is none."""
         text = str(self._tokenizer.decode([*ids], skip_special_tokens=True))
         return text if text and [*self._tokenizer(text)["input_ids"]] == [*ids] else None
 
     def id_of(self, way: int, text: str) -> int | None:
-        """The only token with this text; None where there are several, or none."""
+        """The only token with this text; None if there are several, or none."""
         if way not in self._ids:
             found: dict[str, int | None] = {}
             for id in sorted(self._tokenizer.get_vocab().values()):
@@ -84,10 +84,10 @@ class TokenNames:
 
 
 class AuditPrompts:
-    """Reads rows with the tokenizer of the reference, and changes their prompts."""
+    """Tokenises rows with the reference's tokenizer, and changes their prompts."""
 
     def __init__(self, loaded: LoadedModel, resolved: Resolved, *, bos: int | None) -> None:
-        """`resolved`: how chats are rendered. `bos`: of the model, where the tokenizer names none."""
+        """`resolved`: how chats are rendered. `bos`: the model's, if the tokenizer has none."""
         self._loaded, self._resolved = loaded, resolved
         self._tokenizer: Any = loaded.tokenizer
         own = getattr(self._tokenizer, "bos_token_id", None)
@@ -95,13 +95,13 @@ class AuditPrompts:
         self._names = None
         if self._tokenizer is not None:
             self._names = TokenNames(self._tokenizer, detokenizer(self._tokenizer).piece)
-        self.dropped = 0  # listed tokens whose text several tokens have
+        self.dropped = 0  # listed tokens whose text belongs to several tokens or none
         self.impossible = Impossible(loaded.vocab_size)
 
     # -- as they should be ---------------------------------------------------------------------------------------------
 
     def row(self, row: TraceRow) -> AuditRow | None:
-        """A row in tokens; None if the reference can read none of it. Raises InputError or ModelError."""
+        """A row as tokens; None if the reference can read none of it. Raises InputError or ModelError."""
         name, prompt = row.name, self._read(row)
         if self.impossible.known(name, None, prompt) < len(prompt):
             return None
@@ -137,7 +137,7 @@ class AuditPrompts:
             raise InputError("it does not say what was read: --prompts FILE has the prompts")
         check_is_chat(self._resolved.runtime)
         given = tuple(encode_prompt(self._loaded, row.prompt))
-        once = given  # servers and trainers write a prompt with the BOS that was read
+        once = given  # servers and trainers log a prompt with the BOS that was read
         while len(once) > 1 and once[0] == once[1] == self._bos:
             once = once[1:]
         if not row.prompt_tokens:
@@ -153,11 +153,11 @@ class AuditPrompts:
         )
 
     def _runtime(self, row: TraceRow) -> Runtime:
-        """The settings of the chat template for a row. Raises PresetError."""
+        """The chat template settings for a row. Raises PresetError."""
         return overlay(self._resolved, row_layer(row.settings, f"row {row.name}")).runtime
 
     def _messages(self, row: TraceRow) -> list[dict[str, Any]] | None:
-        """The conversation of a row; None where the prompt is plain. Raises InputError and PresetError."""
+        """The conversation of a row; None if the prompt is plain. Raises InputError and PresetError."""
         runtime = self._runtime(row) if row.messages is not None or row.settings else self._resolved.runtime
         messages = None if row.messages is None else list(row.messages)
         if messages is None and row.prompt is not None and (row.is_chat or runtime.is_chat):
@@ -181,7 +181,7 @@ class AuditPrompts:
         return None if text is None or self._names is None else self._names.id_of(way, text)
 
     def _tokens(self, row: TraceRow) -> tuple[Sequence[TracePiece], Ids, int]:
-        """All tokens, their ids, and the way in which their texts are written. Raises InputError."""
+        """All tokens, their ids, and the spelling of their texts. Raises InputError."""
         ids, way = self._ids(row)
         text = row.text or ""
         if self._names is None or not text:
@@ -202,7 +202,7 @@ class AuditPrompts:
         return pieces, tuple(piece.id for piece in pieces if piece.id is not None), way
 
     def _ids(self, row: TraceRow) -> tuple[Ids, int]:
-        """The ids of pieces, and the way in which their texts are written."""
+        """The ids of pieces, and the spelling of their texts."""
         given = [piece.id for piece in row.pieces]
         known = tuple(id for id in given if id is not None)
         if self._names is None:
@@ -234,7 +234,7 @@ class AuditPrompts:
     # -- as an engine may have read them -------------------------------------------------------------------------------
 
     def changes(self, rows: Sequence[AuditRow]) -> Iterator[tuple[str, str, list[Ids]]]:
-        """Key and parameter of a cause, and the prompts of all rows with it; those that change none are left out."""
+        """Key and parameter of each cause, and the prompts of all rows with it; causes without effect are left out."""
         seen = {tuple(row.text.prompt_ids for row in rows)}
         for key, parameter, change in self._kinds():
             prompts = []
@@ -316,7 +316,7 @@ class AuditPrompts:
             backend.encode_special_tokens = before
 
     def _text(self, row: AuditRow) -> str | None:
-        """The text of a plain prompt; None where its tokens are not those of any."""
+        """The text of a plain prompt; None if no text has these tokens."""
         if row.trace.prompt is not None:
             return row.trace.prompt
         return None if self._names is None else self._names.text_of(row.text.prompt_ids)
@@ -334,5 +334,5 @@ class AuditPrompts:
 
 
 def with_prompts(rows: Sequence[AuditRow], prompts: Sequence[Ids]) -> list[Text]:
-    """The texts of rows behind other prompts."""
+    """The texts of rows with other prompts."""
     return [replace(row.text, prompt_ids=prompt) for row, prompt in zip(rows, prompts, strict=True)]

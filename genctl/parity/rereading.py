@@ -1,4 +1,4 @@
-"""Rows of a trace, read by the reference in one way after another, and the noise of their numbers.
+"""Rows of a trace, reread by the reference in various ways, and the noise of their numbers.
 
 M positions, E entries, K positions of some rows, V vocabulary.
 """
@@ -26,16 +26,16 @@ from genctl.parity.values import Text
 from genctl.parity.ways import Way
 
 CHECKED = 128  # positions on which noise is measured
-LOGITS = 2**23  # logits of a group of rows that are in memory: 64 MiB
-PADDED = 2 * LOGITS  # logits of a pass in float32, with those that nobody wants: 64 MiB
-COST = 2**37  # weights times tokens that are read for a cause; at least one row
-FEW = 64  # tokens that are read for it, at least
+LOGITS = 2**23  # logits that a group of rows holds in memory: 64 MiB
+PADDED = 2 * LOGITS  # float32 logits of a pass, including unused ones: 64 MiB
+COST = 2**37  # weights times tokens that may be read for a cause, but at least one row
+FEW = 64  # and at least this many tokens
 DEAR = 2**27  # weights beyond which a reading takes seconds
 
 
 @dataclass(frozen=True)
 class RowNoise:
-    """Rounding at each position of all rows [M]: typical where it is not measured, and the most."""
+    """Rounding at each position of all rows [M]: `typical` (estimated where it is not measured) and `most`."""
 
     typical: Tensor
     most: Tensor
@@ -44,7 +44,7 @@ class RowNoise:
 
 
 class Rereader:
-    """Reads rows in one way after another."""
+    """Reads rows in various ways."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Rereader:
         self._side, self._rows = side, tuple(rows)
         self._oracle = Oracle(side, kind_of(side))
         self._dtype, self._declared = dtype, form
-        self._base: Form | None = None  # in which the engine rounds, beside what is tried
+        self._base: Form | None = None  # how the engine rounds, in addition to what is tried
         self._interrupted = interrupted
         self._loaded: tuple[Callable[[], LocalSide] | None, LocalSide] = (None, side)
         self._every = range(len(self._rows))
@@ -72,14 +72,14 @@ class Rereader:
         size = weights() if callable(weights) else loaded.checkpoint.weights.bytes / 2
         self._tokens = max(int(COST / max(size, 1)), FEW)
         self._is_dear = size > DEAR
-        # whether the session has the weights as the engine does: then it reads in float32 what is tried
+        # whether the session has the same weights as the engine: then it reads trials itself, in float32
         stored = self._oracle.stored
         self._is_whole = (
             side.session.forward.dtype == torch.float32
             and stored <= {dtype, torch.bfloat16, torch.float16}
             and all(torch.promote_types(one, dtype) == dtype for one in stored)
         )
-        # rounding of float32 is nothing beside that of a narrow dtype
+        # rounding of float32 is negligible beside that of a narrow dtype
         self._is_narrow = torch.finfo(dtype).eps > 1e-4
         self.grid, self._resolution = resolution(self.places)
         self._noises: dict[torch.dtype, RowNoise] = {}
@@ -116,7 +116,7 @@ class Rereader:
         return self.places.few(self._at(rows))
 
     def _spans(self, rows: Iterable[int]) -> Iterator[tuple[int, slice]]:
-        """Where the positions of each of these rows are among those of all of them."""
+        """Each of these rows, with the slice of its positions in those of all rows given."""
         begin = 0
         for row in rows:
             end = begin + len(self._rows[row].text.token_ids)
@@ -124,7 +124,7 @@ class Rereader:
             begin = end
 
     def _logits(self, way: Way, rows: Sequence[int], *, exact: bool = False) -> Tensor:
-        """Logits f64 [K, V] at all positions of rows: in float32 where that has the weights. Raises ModelError."""
+        """Logits f64 [K, V] at all positions of rows, computed in float32 if that suffices. Raises ModelError."""
         if self._interrupted():
             raise SystemExit(self._interrupted())
         texts = [self._rows[row].text for row in rows]
@@ -134,7 +134,7 @@ class Rereader:
         form = way.form.and_(self._base) if way.form and self._base else way.form or self._base
         if (self._is_narrow or self._is_dear or not exact) and form is None and way.dtype is None and self._is_whole:
             return _read(side, texts)
-        # the compiled attention takes float32, and does not round what a cache holds
+        # the compiled attention takes float32, and does not round cached values
         is_wide = form is not None and form.is_wide
         wide = torch.float32 if (self._is_dear or self._is_narrow) and not is_wide else torch.float64
         oracle = self._oracle if way.load is None else Oracle(side, kind_of(side))
@@ -143,7 +143,7 @@ class Rereader:
     # -- noise ---------------------------------------------------------------------------------------------------------
 
     def noise(self, dtype: torch.dtype) -> RowNoise:
-        """What rounding of a dtype does to the numbers, by readings whose rounding is moved at random."""
+        """The effect of rounding to a dtype on the numbers, from readings with random rounding."""
         if dtype not in self._noises:
             self._noises[dtype] = self._measured(dtype, self._oracle, self._side)
         return self._noises[dtype]
@@ -172,7 +172,7 @@ class Rereader:
             logits = oracle.exact(readings, dtype)
         exact = logits.log_softmax(-1)[few.position, few.entry]
         if SEEDS * max(len(one.text.token_ids) for one in readings) * side.vocabulary <= 4 * LOGITS:
-            rows = []  # all seeds at once: most of the time goes to weights
+            rows = []  # all seeds in one batch: reading weights takes most of the time
             for place, one in enumerate(readings):
                 read = partial(oracle.side.together, [one.text] * SEEDS)
                 rows.append(torch.stack(oracle.shakily(dtype, place, read))[:, [*one.indices]])
@@ -181,7 +181,7 @@ class Rereader:
             logits = torch.stack([oracle.shaken(readings, dtype, seed) for seed in range(SEEDS)])
         moved = [row.log_softmax(-1)[few.position, few.entry] - exact for row in logits]
         shaken = torch.stack([few.sizes(one) for one in moved])
-        eps = torch.finfo(torch.float32).eps  # of numbers as they are written
+        eps = torch.finfo(torch.float32).eps  # for the logged numbers
         own = shaken.square().mean(0).sqrt()
         others = mean_of_others(shaken).sqrt().clamp(min=TINY)
         spread = (shaken / others)[:, few.known]
@@ -199,7 +199,7 @@ def kind_of(side: LocalSide) -> Any:
 
 
 def _read(side: LocalSide, texts: Sequence[Text]) -> Tensor:
-    """Logits f64 [K, V] at all positions of texts, side by side where they are short."""
+    """Logits f64 [K, V] at all positions of texts; short texts are batched."""
     texts = [text for text in texts if text.token_ids]
     if not texts:
         return torch.zeros(0, side.vocabulary, dtype=torch.float64)
@@ -218,7 +218,7 @@ def _read(side: LocalSide, texts: Sequence[Text]) -> Tensor:
 
 
 def _batches(texts: Sequence[Text], vocabulary: int) -> Iterator[list[int]]:
-    """Places of texts that are read side by side: a pass has logits from the shortest prompt to the longest end."""
+    """Batches of texts, by index: a pass has logits from the end of the shortest prompt to that of the longest text."""
     batch: list[int] = []
     begin = end = 0
     for place in sorted(range(len(texts)), key=lambda place: len(texts[place].prompt_ids)):

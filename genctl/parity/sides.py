@@ -1,6 +1,6 @@
-"""A side that runs here: reads given texts and writes its own, in its own way of running.
+"""A side that runs here: reads given texts and writes its own, with its own runtime settings.
 
-`tapped` also records what each layer puts out, which the forward pass of either runtime reports.
+`tapped` also records the output of each layer, which the forward pass of either runtime reports.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ Observe: TypeAlias = Callable[[int, Tensor], None]  # index of a token, logits f
 
 @dataclass(frozen=True)
 class Forced:
-    """Write `given`, whatever the scores are (teacher forcing, Williams and Zipser 1989).
+    """Write `given`, whatever the scores (teacher forcing, Williams and Zipser 1989).
 
-    With `drafted` above 0 the tokens come as drafts of that length whose last token is wrong, so that a pass reads
-    several tokens and the cache takes one back, as in speculative decoding.
+    With `drafted` above 0 the tokens come as drafts of that length, the last token of each wrong: a pass then reads
+    several tokens and the cache drops one, as in speculative decoding.
     """
 
     given: tuple[int, ...]
@@ -56,13 +56,13 @@ class Forced:
 
     def search(self, scores: Scores, context: Context) -> Search:
         row = torch.zeros(1, dtype=torch.long, device=scores.raw.device)
-        index, right = 0, 0  # `right` tokens of the draft are those of the text
+        index, right = 0, 0  # the first `right` tokens of the draft are correct
         while True:
             for place in range(right + 1):
                 self.observe(index + place, scores.raw[0, place])
             token, accepted = self.given[index + right], right
             index += right + 1
-            room = min(self.drafted, len(self.given) - index - 1)  # the pass that checks a draft writes one further
+            room = min(self.drafted, len(self.given) - index - 1)  # the pass that checks a draft writes one more token
             if room > 0:
                 room = int(min(room, context.model.draft_room(scores.rows.prompt_len + index)))
             draft = list(self.given[index : index + max(room, 0)])
@@ -73,27 +73,27 @@ class Forced:
             scores = yield Choice(row, row.new_tensor([token]), accepted=accepted, draft=tried)
 
 
-ReceiveLogits: TypeAlias = Callable[[int, int, Tensor], None]  # place of a text, index of a token, logits f32 [V]
-LARGEST = 2**20  # logits of a pass that reads a whole text, unless it has fewer than LEAST tokens: 8 MiB in float64
+ReceiveLogits: TypeAlias = Callable[[int, int, Tensor], None]  # index of a text, index of a token, logits f32 [V]
+LARGEST = 2**20  # logits of a pass over a whole text, which has at least LEAST tokens: 8 MiB in float64
 LEAST, LONGEST = 16, 128  # tokens of such a pass: with logits, and without
 IDS = ("eos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_id", "forced_bos_token_id")
 
 
 def greedy(resolved: Resolved, kept: Iterable[str], **changes: Any) -> Resolved:
-    """The same settings without all that chooses among tokens but `kept`: the most probable one is written."""
+    """The same settings for greedy decoding: only `kept` and `changes` may influence the choice of tokens."""
     values = {name: getattr(resolved.generation, name) for name in (*kept, *IDS)}
     return replace(resolved, generation=Generation(**{**values, **changes}), processors=None, stopping=None)
 
 
 def prompt_of(lane: Lane) -> tuple[int, ...]:
-    """The prompt that a lane reads: an encoder-decoder's source."""
+    """The prompt that a lane reads: for an encoder-decoder, the source."""
     return lane.tokens if lane.source is None else lane.source
 
 
 class LocalSide:
     """A session with the settings of a side.
 
-    `width` texts are read at once. A `whole` side reads by `whole_text` and `together` alone, without the steps.
+    `width` texts are read at once. A `whole` side reads only by `whole_text` and `together`, not step by step.
     """
 
     def __init__(self, name: str, session: Session, resolved: Resolved, *, width: int = 1, whole: bool = False) -> None:
@@ -107,7 +107,7 @@ class LocalSide:
 
     @property
     def drafted(self) -> int:
-        """Tokens that are on trial at a time, if the side speculates; else 0."""
+        """Tokens of a draft, if the side speculates; else 0."""
         generation = self.resolved.generation
         if generation.prompt_lookup_num_tokens:
             return int(generation.prompt_lookup_num_tokens)
@@ -116,7 +116,7 @@ class LocalSide:
         return 0
 
     def loaded_again(self, runtime: Runtime) -> Session:
-        """A session of its own, loaded as that of the side, but with `runtime`."""
+        """A new session, loaded like the side's but with `runtime`."""
         flags = {name: value for name, value in self.session.planner.flags.items() if name != "on_event"}
         return Session.load(runtime, **flags, threads=self.session.threads)
 
@@ -148,13 +148,13 @@ class LocalSide:
             yield replace(lane, name=str(place), strategy=forced, max_new_tokens=len(text.token_ids))
 
     def _lane(self, text: Text) -> Lane:
-        """The lane of a text's prompt: with its cache, and with no token that ends it."""
+        """The lane of a text's prompt, with its cache, and without processors or stops."""
         lane = self.session.planner.plan(Request(text.id, self.resolved, 0, prompt_ids=text.prompt_ids), Report()).lane
         lane = replace(lane, processors=(), criteria=(), eos=(), returned=1)
         return replace(lane, tokens=text.prompt_ids) if lane.source is None else replace(lane, source=text.prompt_ids)
 
     def together(self, texts: Sequence[Text]) -> list[Tensor]:
-        """Logits [T, V] before the tokens of each text, read side by side: what pads their ends changes none before."""
+        """Logits [T, V] before the tokens of each text, read in one batch: padding at the end does not change them."""
         rows = [[*self._lane(text).tokens, *text.token_ids][:-1] for text in texts]
         longest = max(map(len, rows))
         feed = torch.tensor([row + row[-1:] * (longest - len(row)) for row in rows], device=self.session.forward.device)
@@ -167,14 +167,14 @@ class LocalSide:
         ]
 
     def whole_text(self, text: Text, wanted: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-        """Index and logits before the `wanted` tokens of a text, in order, read in as few passes as memory allows."""
+        """Each `wanted` index of a text with the logits before its token, in as few passes as memory allows."""
         from genctl.engines.score_passes import Passes
 
         if not wanted:
             return
         forward = self.session.forward
         lane = self._lane(text)
-        first = len(lane.tokens) - 1  # the position whose logits are those of the first token
+        first = len(lane.tokens) - 1  # this position has the logits of the first token
         places = [first + index for index in wanted]
         end = places[-1] + 1
         feed = torch.tensor([[*lane.tokens, *text.token_ids][:end]], device=forward.device)
@@ -200,7 +200,7 @@ class LocalSide:
     def write(
         self, requests: Sequence[Request], *, interrupted: Callable[[], str] = never
     ) -> tuple[list[Text], dict[str, str]]:
-        """The texts that the side writes on its own, the first sequence of each; and why others are missing, by id."""
+        """The texts that the side writes on its own (the first sequence of each), and why others are missing, by id."""
         self._use_threads()
         collector, texts, failed = Collector(), dict[str, Text](), dict[str, str]()
         wanted = {request.id: request for request in requests}
@@ -220,17 +220,17 @@ class LocalSide:
         self.session.use_threads(self.session.plan(self.resolved).rows * self.width)
 
 
-# -- what the layers put out -------------------------------------------------------------------------------------------
+# -- outputs of the layers ---------------------------------------------------------------------------------------------
 
-LOGITS = 4096  # entries of a distribution that are compared, spread evenly
+LOGITS = 4096  # entries of a distribution that are compared, evenly spaced
 
 
 @dataclass(frozen=True)
 class Sublayer:
-    """A part of a model. Parts of two models have the same place if all but their names are equal."""
+    """A part of a model. Parts of two models match if all but their names are equal."""
 
     layer: int | None  # None: before the first layer, or after the last
-    sublayer: str  # embedding, layer, head; ENCODER before what the encoder puts out
+    sublayer: str  # embedding, layer, head; prefixed with ENCODER for outputs of an encoder
     name: str = field(compare=False)
 
     @property
@@ -244,31 +244,31 @@ Outputs: TypeAlias = dict[Sublayer, Tensor]  # [positions, E] of each part
 
 @dataclass
 class Taps:
-    """What each part puts out at the last `count` positions of a text that is read alone."""
+    """Outputs of each part at the last `count` positions of a text that is read alone."""
 
     count: int
     passes: dict[Sublayer, list[Tensor]] = field(default_factory=dict)  # [F, E] each, pass by pass
-    inside: bool = False  # in a pass, which may be made of others
+    inside: bool = False  # within a pass, which may consist of others
 
     def receive(self, part: Sublayer, output: Tensor) -> None:
         """Record the output [F, E] of a part."""
         self.passes.setdefault(part, []).append(output[-self.count :].detach().cpu().clone())
 
     def receive_logits(self, logits: Tensor) -> None:
-        """Record the logits [V] at a position: an even selection of them."""
+        """Record evenly spaced ones of the logits [V] at a position."""
         some = logits.detach()[:: -(-len(logits) // LOGITS)].double()
         some = some.where(some.isfinite(), 0.0)  # some models forbid tokens by -inf
         self.receive(Sublayer(None, "head", "logits"), some[None])
 
     def outputs(self) -> Outputs:
-        """The outputs of all parts at so many positions; a source may have fewer."""
+        """The outputs of all parts at the last `count` positions; a source may have fewer."""
         found = {part: torch.cat(passes)[-self.count :] for part, passes in self.passes.items()}
         return {part: output for part, output in found.items() if part.of_encoder or len(output) == self.count}
 
 
 @contextmanager
 def tapped(session: Session, count: int) -> Iterator[tuple[Session, Taps]]:
-    """A session that reads as the given one does, and the outputs of its parts at the last `count` positions."""
+    """A session that reads like the given one, and the outputs of its parts at the last `count` positions."""
     taps, kind = Taps(count), type(session.forward)
 
     class Tapped(kind):  # type: ignore[misc, valid-type]

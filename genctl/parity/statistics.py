@@ -1,10 +1,10 @@
-"""The figures of positions, from the logits of both sides, and all positions in a few figures.
+"""The figures of each position, from the logits of both sides, and a summary of all positions.
 
-Positions are computed in float64 from the float32 logits, so that their own rounding (1e-16) is far below that of any
+Figures are computed in float64 from the float32 logits: their own rounding (1e-16) is far below that of any
 model. M positions, V vocabulary.
 
-The few are those of `llama-perplexity --kl-divergence`, by its formulas, and ours beside them. Its standard errors take
-positions as independent, and propagate to first order (llama.cpp tools/perplexity).
+The summary has the figures of `llama-perplexity --kl-divergence`, by its formulas, and some of ours. Standard errors
+treat positions as independent and propagate to first order (llama.cpp tools/perplexity).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NOTHING = Quantiles(*(math.nan for _ in range(9)))
 
 
 def quantiles(values: Sequence[float]) -> Quantiles:
-    """The distribution of a figure; between two values quantiles are interpolated."""
+    """The distribution of a figure; quantiles between two values are interpolated."""
     import numpy
 
     if not values:
@@ -31,7 +31,7 @@ def quantiles(values: Sequence[float]) -> Quantiles:
     data = numpy.sort(numpy.asarray(values, dtype=numpy.float64))
     places = numpy.asarray(QUANTILES) * (len(data) - 1)
     below, above = data[numpy.floor(places).astype(int)], data[numpy.ceil(places).astype(int)]
-    with numpy.errstate(invalid="ignore"):  # infinite values: between equal ones there is no difference to interpolate
+    with numpy.errstate(invalid="ignore"):  # equal infinite values need no interpolation
         between = numpy.where(below == above, below, below + (places - numpy.floor(places)) * (above - below))
         mean = mean_of(data)
     median, q90, q95, q99, q999, *others = map(float, between)
@@ -40,7 +40,7 @@ def quantiles(values: Sequence[float]) -> Quantiles:
 
 
 def mean_of(data: Any) -> Estimate:
-    """The mean of an array, and its standard error; NaN for that of one value."""
+    """The mean of an array, and its standard error; NaN for a single value."""
     count = len(data)
     if count < 2:
         return Estimate(float(data.mean()) if count else math.nan, math.nan)
@@ -48,7 +48,7 @@ def mean_of(data: Any) -> Estimate:
 
 
 def summary(positions: Sequence[Position]) -> Summary:
-    """The summary of all positions. Perplexities leave out positions whose token a server does not report."""
+    """The summary of all positions. Perplexities leave out tokens without a log-probability."""
     import numpy
 
     known = [each for each in positions if not math.isnan(each.logprob_other)]
@@ -111,7 +111,7 @@ def _exponential(log: Estimate) -> Estimate:
 
 
 def _root(square: float) -> float:
-    """A root that rounding may have brought below 0."""
+    """A square root, where rounding may have brought the square below 0."""
     return math.sqrt(max(square, 0.0)) if not math.isnan(square) else math.nan
 
 
@@ -146,12 +146,12 @@ def figures(places: Sequence[tuple[str, int, int]], reference: Tensor, other: Te
 
 
 def first_choice(logits: Tensor) -> Tensor:
-    """The most probable token, the first of equals: f32 [M, V] -> int64 [M]."""
+    """The most probable token, the first on a tie: f32 [M, V] -> int64 [M]."""
     return torch.from_numpy(logits.numpy().argmax(-1))
 
 
 def shift(difference: Tensor) -> Tensor:
-    """Root mean square of differences of logits [M, V] without their mean, which no probability shows -> f64 [M]."""
+    """Root mean square of differences of logits [M, V] without their mean, which the softmax cancels -> f64 [M]."""
     few = max(AT_ONCE // difference.shape[-1], 1)
     if len(difference) > few:
         return torch.cat([shift(rows) for rows in torch.split(difference, few)])
@@ -178,7 +178,7 @@ class Pairs:
             self.flush()
 
     def flush(self) -> None:
-        """Hand out what is left."""
+        """Hand out the rest."""
         if self._rows:
             a, b = (torch.stack(rows) for rows in zip(*self._rows, strict=True))
             places, self._places, self._rows = self._places, [], []

@@ -1,4 +1,4 @@
-"""What engines wrote, as values: completions with their tokens, numbers and prompts. Imports no torch."""
+"""Logs of engines, as values: completions with their tokens, numbers and prompts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from genctl.config.shapes import BadShape, Natural, Written, value_of
 
 
 class TracePiece(NamedTuple):
-    """A token as it was written, chosen or listed. A chosen one may have a list of the best.
+    """A token as an engine wrote it, chosen or listed. A chosen one may have a list of the most probable tokens.
 
-    Its number is None where there is none, and may be NaN or infinite.
+    Its number is None if it is missing, and may be NaN or infinite.
     """
 
     id: int | None
@@ -38,10 +38,10 @@ class TraceRow:
     is_chat: bool = False
     own_id: bool = True
     sequence: int = 0  # among the completions of the request
-    prompt_tokens: int | None = None  # that the engine counted in `prompt`, where it reports both
-    is_exact: bool = False  # the engine is genctl, which reads `prompt` as the tokenizer does
-    model: str = ""  # of a record of genctl
-    request: int = 0  # its place in the file: among the requests, and among all rows
+    prompt_tokens: int | None = None  # of `prompt`, as the engine counted them, if it reports both
+    is_exact: bool = False  # the engine is genctl, which reads `prompt` just as the tokenizer does
+    model: str = ""  # from a record of genctl
+    request: int = 0  # the row's place in the file: among the requests, and among all rows
     place: int = 0
 
     @property
@@ -56,7 +56,7 @@ Word: TypeAlias = str | None
 
 
 def fit(hint: Any, value: Any, path: str) -> Any:
-    """A value of the type `hint`, at a path. Raises BadShape."""
+    """The value at a path, checked against the type `hint`. Raises BadShape."""
     return value_of(dict[str, hint], {path: value})[path]
 
 
@@ -76,14 +76,14 @@ class WrittenToken(TypedDict, total=False):
 
 
 class Entry(WrittenToken, total=False):
-    """A token that was chosen, with the best ones."""
+    """A chosen token, with the most probable ones."""
 
     top_logprobs: list[WrittenToken] | None
     top_probs: list[WrittenToken] | None
 
 
 def piece(id: int | None, text: str | None, number: float | None, top: Iterable[TracePiece] = ()) -> TracePiece:
-    """A token; its id may be its text."""
+    """A token; its text may be an id (`token_id:N`)."""
     match = None if text is None else _AS_ID.fullmatch(text)
     return TracePiece(*((id, text) if match is None else (int(match[1]), None)), number, tuple(top))
 
@@ -104,9 +104,9 @@ def pieces_of(
     path: str, ids: Sequence[int | None] | None, texts: Sequence[str | None] | None,
     values: Sequence[float | None], tops: Sequence[Best],
 ) -> tuple[TracePiece, ...]:  # fmt: skip
-    """The tokens of lists side by side, of which some are missing; that of numbers is at `path`.
+    """The tokens of parallel lists, some of which may be missing; the numbers are at `path`.
 
-    `tops` has the best ones of each token, or nothing. Raises BadShape for lists of different lengths.
+    `tops` has the most probable tokens of each, or nothing. Raises BadShape for lists of different lengths.
     """
     count = len((texts or ()) if ids is None else ids)
     for name, column in ((path, values), ("top_logprobs", tops or values)):
@@ -117,7 +117,7 @@ def pieces_of(
 
 
 def best_of(tops: Any, path: str) -> list[tuple[int | None, str | None, float | None]]:
-    """The best tokens of a trainer: an object by id, or a list of objects, pairs or triples. Raises BadShape."""
+    """A trainer's most probable tokens: an object by id, or a list of objects, pairs or triples. Raises BadShape."""
     if isinstance(tops, dict):
         are_ids = all(key.isdecimal() and len(key) < 19 for key in tops)
         tops = [[int(key) if are_ids else key, number] for key, number in tops.items()]
@@ -135,9 +135,9 @@ def best_of(tops: Any, path: str) -> list[tuple[int | None, str | None, float | 
 
 
 def with_ids(pieces: Sequence[TracePiece], ids: Sequence[int] | None, path: str) -> tuple[TracePiece, ...]:
-    """Pieces with the ids of all tokens; one that their list leaves out has no number. Raises BadShape.
+    """Pieces with the ids of all tokens; a token without a piece has no number. Raises BadShape.
 
-    llama-server lists no token that ends within a character.
+    llama-server leaves out tokens that end within a character.
     """
     if not ids or not pieces:
         return tuple(pieces)
@@ -161,7 +161,7 @@ PROMPT_IDS = ("prompt_ids", "prompt_token_ids", "input_ids", "context_ids")
 
 
 class TemplateSettings(TypedDict, total=False):
-    """What a request, or a row of genctl, sets of the chat template."""
+    """The chat template settings of a request, or of a row of genctl."""
 
     chat: bool
     system: str
@@ -172,7 +172,7 @@ class TemplateSettings(TypedDict, total=False):
 
 
 def prompt_of(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a TraceRow that say what was read, as far as a document has them. Raises BadShape."""
+    """The fields of a TraceRow for the prompt, as far as a document has them. Raises BadShape."""
     prompt, messages = data.get("prompt"), data.get("messages")
     key = next((key for key in PROMPT_IDS if data.get(key) is not None), "prompt")
     ids = None if key == "prompt" else data[key]

@@ -1,7 +1,7 @@
-"""Files of traces: one JSON value or JSON lines, in the shapes of servers, trainers and programs. Imports no torch.
+"""Trace files: one JSON value or JSON lines, in the shapes of servers, trainers and programs. Imports no torch.
 
-A shape is recognised by its keys, and a function makes rows of it. A document that fits no shape is refused with the
-first path that does not fit.
+A shape is recognised by its keys, and a function turns it into rows. A document that fits no shape is refused with
+the first path that does not fit.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ STREAM = "an event of a stream: record answers without stream, or with all event
 
 
 class NoLogprobs(BadShape):
-    """What genctl wrote, without log-probabilities."""
+    """Output of genctl without log-probabilities."""
 
 
 def _text(value: Any) -> str | None:
@@ -88,7 +88,7 @@ def _openai(data: Row) -> Iterator[Row]:
 
 
 def _sglang(data: Row) -> Iterator[Row]:
-    """An answer of SGLang's own interface: number, id and text of each token."""
+    """A response of SGLang's own interface: number, id and text of each token."""
     path, place = "meta_info.output_token_logprobs", tuple[Number, Count, Word]
     meta = fit(Row, data["meta_info"], "meta_info")
     chosen = fit(list[place], meta.get("output_token_logprobs"), path)  # type: ignore[valid-type]
@@ -101,7 +101,7 @@ def _sglang(data: Row) -> Iterator[Row]:
 
 
 def _entry_list(data: Row) -> Iterator[Row]:
-    """An answer of llama-server's or Ollama's own interface; that of a chat has a message."""
+    """A response of llama-server's or Ollama's own interface; only one of a chat has a message."""
     key = "completion_probabilities" if data.get("completion_probabilities") else "logprobs"
     message = fit(Row | None, data.get("message"), "message")
     yield {
@@ -114,7 +114,7 @@ def _entry_list(data: Row) -> Iterator[Row]:
 
 
 def _record(data: Row) -> Iterator[Row]:
-    """A record of genctl. Of `score`, `token_ids` has the whole text, and `tokens` is how many tokens were scored."""
+    """A record of genctl. In those of `score`, `token_ids` has the whole text, and `tokens` counts scored tokens."""
     key = "scores" if data.get("scores") else "tokens"
     if data.get(key) is None or isinstance(data[key], int):
         raise NoLogprobs("the record has no log-probabilities of its tokens")
@@ -149,7 +149,7 @@ LOGPROBS = (
 
 
 def _trainer(data: Row) -> Iterator[Row]:
-    """A rollout: token ids and their numbers."""
+    """A rollout: token ids and their log-probabilities."""
     ids_key = next((key for key in COMPLETION_IDS if isinstance(data.get(key), list)), "completion_ids")
     values_key = next((key for key in LOGPROBS if isinstance(data.get(key), list)), "logprobs")
     ids, values = (fit(list[Any], data.get(key), key) for key in (ids_key, values_key))
@@ -164,7 +164,7 @@ def _trainer(data: Row) -> Iterator[Row]:
 
 
 def _reader_of(data: Row) -> Callable[[Row], Iterator[Row]] | None:
-    """What makes rows of a document, which is recognised by its keys; None for none."""
+    """The function that turns a document into rows, found by its keys; None if there is none."""
     if "choices" in data:
         return _openai
     if "completion_probabilities" in data:
@@ -203,21 +203,21 @@ def _at(data: Any, path: str) -> Any:
 
 
 def rows_of(data: Any, where: str, id: str, fields: Mapping[str, str] = {}) -> list[TraceRow]:
-    """The rows of one JSON value. Raises InputError with the first path that does not fit. `fields`: of --field."""
+    """The rows of one JSON value. `fields`: from --field. Raises InputError with the first path that does not fit."""
     try:
         data = fit(Row, data, "the row")
         bodies = (part.get("body") for part in (data.get("response"), data) if isinstance(part, dict))
-        body = next((body for body in bodies if isinstance(body, dict)), data)  # of a line in a batch file
+        body = next((body for body in bodies if isinstance(body, dict)), data)  # a line in a batch file
         named = {name: _at(body if _at(data, path) is None else data, path) for name, path in fields.items()}
         if missing := next((name for name, value in named.items() if value is None), None):
             raise BadShape(f"{fields[missing]}: expected {missing}, as --field says, got null")
         own = _id_of({"id": named.pop("id")} if "id" in named else data)
         if not named.keys().isdisjoint(OF_PROMPTS):
             body = {key: value for key, value in body.items() if key not in (*OF_PROMPTS, *PROMPT_IDS)}
-        # what is named of a completion is that of a trainer
+        # fields of a completion can only be a trainer's
         rows_in = _reader_of(body) if named.keys() <= {*OF_PROMPTS} else _trainer
         if rows_in is None:
-            if "event" in body and "lane" in body:  # of --events
+            if "event" in body and "lane" in body:  # a line of --events
                 raise NoLogprobs("an event of a run, in place of its record with log-probabilities")
             keys = ", ".join(printable(key[:40]) for key in [*body][:8]) or "nothing"
             raise BadShape(f"no numbers of tokens: it has {keys}")
@@ -257,7 +257,7 @@ def _documents(given: Iterable[bytes]) -> Iterator[tuple[str, Any]]:
 
 
 def _loaded(text: bytes) -> Any:
-    """A JSON value, or why it is none."""
+    """A JSON value, or a BadJson with the reason."""
     try:
         return reader.loads(text, finite=False)
     except BadJson as error:
@@ -266,7 +266,7 @@ def _loaded(text: bytes) -> Any:
 
 @dataclass
 class TraceFile:
-    """Rows of a file, spread evenly over it, and why others cannot be audited."""
+    """Rows of a file, evenly spaced, and why others cannot be audited."""
 
     rows: list[TraceRow] = field(default_factory=list)
     bad: dict[str, str] = field(default_factory=dict)  # of the first `MOST_SHOWN`
@@ -275,14 +275,14 @@ class TraceFile:
     requests: int = 0
 
     def fail(self, id: str, reason: str) -> None:
-        """A row that cannot be audited."""
+        """Record a row that cannot be audited."""
         self.failed += 1
         if len(self.bad) < MOST_SHOWN:
             self.bad[id] = reason
 
 
 def read(path: str, most: int, fields: Mapping[str, str] = {}) -> TraceFile:
-    """At most `most` rows of a file. Raises InputError if it has none."""
+    """Read at most `most` rows of a file. Raises InputError if it has none."""
     trace, kept, step, name = TraceFile(), list[TraceRow](), 1, printable(path)
     error = InputError(f"{name}: there is no row", hint=FITTING)
     try:
@@ -319,9 +319,9 @@ def read(path: str, most: int, fields: Mapping[str, str] = {}) -> TraceFile:
 
 
 def with_prompts(trace: TraceFile, name: str, found: Sequence[tuple[str | None, Mapping[str, Any]]]) -> None:
-    """Give rows the prompts of a file: by their id, else in order. Raises InputError.
+    """Give rows the prompts of a file, by id, else in order. Raises InputError.
 
-    `found` has the id of each prompt, None where it has none, and the fields of a `TraceRow` that it sets.
+    `found` has the id of each prompt (None without one), and the fields of a `TraceRow` that it sets.
     """
     by_id = {id: prompt for id, prompt in found if id is not None}
     if any(row.own_id and row.id in by_id for row in trace.rows):
@@ -346,7 +346,7 @@ def with_prompts(trace: TraceFile, name: str, found: Sequence[tuple[str | None, 
 
 
 def field_paths(given: Sequence[str]) -> dict[str, str]:
-    """`NAME=PATH` of --field. Raises InputError."""
+    """Parse each `NAME=PATH` of --field. Raises InputError."""
     found: dict[str, str] = {}
     for text in given:
         name, equals, path = text.partition("=")

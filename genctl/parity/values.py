@@ -1,7 +1,7 @@
-"""What a comparison of two sides finds, as values, and a recorded reference. Imports no torch.
+"""The results of comparing two sides, as values, and a recorded reference. Imports no torch.
 
-The first side is the reference, the second the other. Logarithms are natural; lengths are in tokens; indices are from 0
-and count the compared tokens of a text, not its prompt.
+The first side is the reference. Logarithms are natural; lengths are in tokens; indices count from 0 over the
+compared tokens of a text, without its prompt.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any, Literal, TypeAlias
 Verdict: TypeAlias = Literal["tie", "drift", "other weights", "defect"]
 SEVERITY: dict[Verdict, int] = {"tie": 0, "drift": 1, "other weights": 2, "defect": 3}
 Place: TypeAlias = tuple[str, int]  # the id of a text, the index of a token
-ENCODER = "encoder "  # what the parts of an encoder begin with
+ENCODER = "encoder "  # prefix for the parts of an encoder
 
 
 def worst(*verdicts: Verdict | None) -> Verdict | None:
-    """The most severe of verdicts; None where there is none."""
+    """The most severe verdict; None if there is none."""
     return max((verdict for verdict in verdicts if verdict is not None), key=SEVERITY.__getitem__, default=None)
 
 
@@ -61,11 +61,11 @@ class Position:
     rank_in_other: int | None  # rank, from 1, of the reference's first choice in the other
     logprob_reference: float  # of `token`
     logprob_other: float  # of `token`
-    # root mean square over the vocabulary of the difference of logits, its mean removed, in nats; beside a recording
-    # that of the log-probabilities that it has
+    # root mean square over the vocabulary of the difference of logits without its mean, in nats; against a recording
+    # over the log-probabilities that it has
     shift: float
     margin: float  # nats between the reference's first and second choice
-    kl_bounds: Bounds | None = None  # beside a recording, which has the best tokens alone: then KL is only bounded
+    kl_bounds: Bounds | None = None  # against a recording, which only has the best tokens: then KL is only bounded
 
     @property
     def difference(self) -> float:
@@ -76,7 +76,7 @@ class Position:
 
 @dataclass(frozen=True)
 class TextParting:
-    """Where the texts that both sides write on their own part."""
+    """Where the texts that both sides write on their own diverge."""
 
     text: str  # the id of the text
     index: int  # of the first token that differs
@@ -91,7 +91,7 @@ class TextParting:
 
 @dataclass(frozen=True)
 class Quantiles:
-    """The distribution of a figure over all positions. All are NaN where there are no positions."""
+    """The distribution of a figure over all positions. All fields are NaN if there are none."""
 
     mean: float
     median: float
@@ -102,7 +102,7 @@ class Quantiles:
     max: float
     min: float
     uncertainty: float  # standard error of the mean, positions taken as independent
-    q001: float = math.nan  # 0.1 percent; and so on
+    q001: float = math.nan  # the quantile of 0.1 percent; and so on
     q01: float = math.nan
     q05: float = math.nan
     q10: float = math.nan
@@ -139,7 +139,7 @@ class Summary:
     probability_change: Quantiles  # Δp of the tokens of the texts, from -1 to 1
     probability_rms: Estimate  # root mean square of Δp
     kl_high: Quantiles | None = None  # of the upper bounds, where KL is bounded
-    perplexity_positions: int | None = None  # where fewer positions have log-probabilities of their tokens
+    perplexity_positions: int | None = None  # those with log-probabilities of their tokens, if fewer
 
     def __repr__(self) -> str:
         return f"Summary({self.positions} positions, kl={self.kl!r}, agreement={self.agreement!r})"
@@ -156,32 +156,32 @@ class Variation:
 
 @dataclass(frozen=True)
 class Noise:
-    """How far apart sides may be without a difference in what they compute; every number of it is measured."""
+    """How far apart sides may be while computing the same function; every number is measured."""
 
     positions: int  # on which it was measured
     variations: tuple[Variation, ...]
     margin: float  # nats: a margin up to this is a tie
-    reference: float  # the median `Position.shift` that the reference's own rounding makes
-    explained: float  # the median `Position.shift` that weights and rounding of the other side explain
-    residual: float  # the median `Position.shift` that remains once the effect of the weights is taken away
-    allowed: float  # the largest ratio of remainder to rounding that rounding itself reaches
+    reference: float  # the median `Position.shift` from the reference's own rounding
+    explained: float  # the median `Position.shift` that the other side's weights and rounding explain
+    residual: float  # the median `Position.shift` that is left without the effect of the weights
+    allowed: float  # the largest allowed ratio of remainder to rounding: twice what rounding itself reaches
     typical_ratio: float  # the median ratio of remainder to rounding on the other side
     largest_ratio: float  # the largest ratio of a position
     how: str  # one sentence: what was measured, and how
-    typical_allowed: float = 0.0  # the largest median ratio that rounding itself reaches
-    changed: float | None = None  # of a server as a side, which was removed; records have it as null
+    typical_allowed: float = 0.0  # the largest allowed median ratio: twice what rounding itself reaches
+    changed: float | None = None  # for a server as a side, which was removed; null in records
 
 
 @dataclass(frozen=True)
 class LayerDifference:
-    """One point of the curve by layer: what a part puts out on both sides."""
+    """One point of the curve by layer: the outputs of a part on both sides."""
 
     layer: int | None  # None: before the first layer, or after the last
-    sublayer: str  # embedding, layer, head; ENCODER before what the encoder puts out
+    sublayer: str  # embedding, layer, head; prefixed with ENCODER for outputs of an encoder
     name: str  # "embeddings", "layers.3", "logits" or "encoder"
-    size: float  # norm of the difference over the norm of the output, the largest of all positions
+    size: float  # norm of the difference over the norm of the output, the largest over all positions
     noise: float  # the same for what weights and rounding explain
-    position: int  # the index of the text's token before which the difference is largest; of an encoder the source's
+    position: int  # the index of the text's token before which the difference is largest; for an encoder, of the source
 
 
 @dataclass(frozen=True)
@@ -192,14 +192,14 @@ class Fault:
     layer: int | None  # None: before the first layer, after the last, or outside of the layers
     sublayer: str  # as in `LayerDifference`; "batch" if a text that is read alone agrees
     name: str
-    position: int  # the first that parts, from the beginning of the prompt
+    position: int  # the first that diverges, counted from the beginning of the prompt
     size: float  # at that position, as `LayerDifference.size`; of "batch" the largest ratio to rounding
     reason: str  # one sentence
 
 
 @dataclass(frozen=True)
 class Parity:
-    """All that is found about a pair of sides."""
+    """The findings about a pair of sides."""
 
     reference: str  # the name of the side
     other: str
@@ -210,7 +210,7 @@ class Parity:
     noise: Noise
     verdict: Verdict | None  # the worst of what positions and partings show; None: no position was compared
     reason: str  # one sentence
-    fault: Fault | None = None  # looked for if the verdict is a defect, or if the curve is wanted
+    fault: Fault | None = None  # searched for if the verdict is a defect, or if the curve is wanted
     curve: tuple[LayerDifference, ...] = ()
     notes: tuple[str, ...] = ()  # sentences for the user, such as "config.json differs in rms_norm_eps"
     failed: Mapping[str, str] = field(default_factory=dict)  # id of a text -> why a side could not read it
@@ -233,7 +233,7 @@ class Parity:
 class KnownTop:
     """A distribution before a token: the log-probability of that token, those of the best ones, and what they leave.
 
-    All log-probabilities are float32 numbers, so that a file has them as they are.
+    All log-probabilities are float32 numbers, which a file stores exactly.
     """
 
     logprob: float

@@ -1,8 +1,8 @@
-"""The ways in which an engine may have read texts, and hypotheses of these: how well each explains a trace.
+"""The ways in which an engine may have read texts, and hypotheses about them: how well each explains a trace.
 
 docs/audit.md explains the test. M positions, E entries.
 
-The models that an engine may have run in place of a checkpoint: its weights with another config.json, and others.
+Also the models that an engine may have run instead of a checkpoint: its weights with another config.json, and others.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from genctl.parity.oracle import Oracle
 from genctl.parity.prompts import Ids
 from genctl.parity.sides import LocalSide
 
-ERROR_RATE = 0.01  # of naming a wrong cause, over all that are tried
-FREEDOM = 4.0  # of Student's t, by which rounding is distributed: a few positions count little
+ERROR_RATE = 0.01  # the chance of naming a wrong cause, over all that are tried
+FREEDOM = 4.0  # of Student's t, which models rounding: a few large deviations count little
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-SEARCH = 2**12  # tokens that the cost of a cause allows, at least, where codes are searched for
+SEARCH = 2**12  # tokens that the cost of a cause must allow for, to try forms with searched codes
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Way:
 
     @property
     def rounds(self) -> bool:
-        """Whether numbers are rounded otherwise: how exactly an engine does so is not known."""
+        """Whether it changes rounding, which is never known exactly for an engine."""
         return self.dtype is not None or self.form is not None
 
     def and_(self, other: Way) -> Way:
-        """Both; the causes stay those of `self`."""
+        """Both combined; `self` wins, and the cause stays its own."""
         form = self.form and other.form and self.form.and_(other.form)
         return replace(
             self, prompts=self.prompts or other.prompts, dtype=self.dtype or other.dtype,
@@ -60,12 +60,12 @@ PLAIN = Way()
 
 
 def declared(key: str | None) -> list[Form]:
-    """The forms of what an engine is declared to compute in."""
+    """The forms of the arithmetic that the engine is declared to use."""
     return [form for name, forms in FORMS.items() if key and name.startswith(key) for form in forms]
 
 
 def honest(oracle: Oracle) -> Iterator[Form]:
-    """How llama.cpp rounds rows beside the weights in codes that the reference has."""
+    """How llama.cpp rounds activations in products with quantised weights, if the reference has such weights."""
     forms = (form for forms in FORMS.values() for form in forms if form.weights)
     is_gguf = any(part.type for part in oracle.parts.values())
     held = Form(weights="file") if is_gguf else next(filter(oracle.holds, forms), None)
@@ -74,7 +74,7 @@ def honest(oracle: Oracle) -> Iterator[Form]:
 
 
 def arithmetic(oracle: Oracle, dtype: torch.dtype, declared: str | None, *, tokens: int) -> Iterator[Way]:
-    """Other roundings than in `dtype` and those that are declared. `tokens`: that the cost of a cause allows."""
+    """Roundings other than `dtype` and the declared ones. `tokens`: how many the cost of a cause allows."""
     model: Any = oracle.side.session.loaded.model
     is_wide = torch.float32 in oracle.stored and dtype == torch.float32
     heads = getattr(getattr(model, "spec", None), "head_dim", 1)
@@ -82,7 +82,7 @@ def arithmetic(oracle: Oracle, dtype: torch.dtype, declared: str | None, *, toke
         if is_wide and not oracle.holds(FORMS[key][0]):  # else it would only allow for more rounding
             yield Way(cause(key), dtype=DTYPES[key])
     types = {key: oracle.types(FORMS[key][0]) if oracle.parts else (key,) for key in GGUF}
-    alike: dict[tuple[str, ...], list[str]] = {}  # files whose matrices have the same types, by these
+    alike: dict[tuple[str, ...], list[str]] = {}  # file types that give all matrices the same types, by these types
     for key in GGUF:
         alike.setdefault(types[key], []).append(key)
     for key, forms in FORMS.items():
@@ -97,7 +97,7 @@ def arithmetic(oracle: Oracle, dtype: torch.dtype, declared: str | None, *, toke
 
 
 def cut(prompt: Ids, limit: int, *, keeps_first: bool) -> Ids:
-    """A prompt without its beginning."""
+    """The last `limit` tokens of a prompt; with `keeps_first`, its first and the last `limit - 1`."""
     return (*prompt[:1], *prompt[len(prompt) - limit + 1 :]) if keeps_first and limit > 1 else prompt[-limit:]
 
 
@@ -106,7 +106,7 @@ def cut(prompt: Ids, limit: int, *, keeps_first: bool) -> Ids:
 
 @dataclass
 class Explanation:
-    """A hypothesis with what it leaves, [M] of the rows that it was tried on."""
+    """A hypothesis and what it leaves, [M] of the rows that it was tried on."""
 
     causes: tuple[Cause, ...]
     ways: tuple[Way, ...]
@@ -115,21 +115,21 @@ class Explanation:
     scale: Tensor  # f64, of the noise
     left: Tensor = field(default_factory=lambda: torch.zeros(0))  # f64 [E], written less predicted
     likelihood: Tensor = field(default_factory=lambda: torch.zeros(0))  # f64, its logarithm
-    ratio: float = math.nan  # median of sizes to noise
-    tail: float = math.nan  # their upper quantile
+    ratio: float = math.nan  # median ratio of sizes to noise
+    tail: float = math.nan  # upper quantile of that ratio
     median: float = math.nan  # of sizes
-    explained: float = 0.0  # of the difference
-    off: float = 0.0  # nats, by which an engine may round otherwise than its form says
-    sharp: Tensor = field(default_factory=lambda: torch.zeros(0))  # f64, the noise where it rounds just so
-    plausible: bool = True  # the direction of what it changes is in the data, not only the size
+    explained: float = 0.0  # share of the difference
+    off: float = 0.0  # nats by which an engine may round differently from its form
+    sharp: Tensor = field(default_factory=lambda: torch.zeros(0))  # f64, the noise if it rounds exactly like its form
+    plausible: bool = True  # the data confirm the direction of its change, not only the size
 
     def nothing_at(self, keep: Tensor | slice) -> Explanation:
-        """No hypothesis, with the same sizes and noise, at some of the positions."""
+        """The empty hypothesis at some of the positions, with the same sizes and noise."""
         return Explanation((), (), RAW, self.sizes[keep], self.scale[keep], sharp=self.sharp[keep])
 
     @property
     def total(self) -> float:
-        """The logarithm of the likelihood of all that is left."""
+        """The log-likelihood of all that is left."""
         return float(self.likelihood.sum())
 
     @property
@@ -139,17 +139,17 @@ class Explanation:
 
     @property
     def words(self) -> str:
-        """The causes."""
+        """The causes in words."""
         return " and ".join(one.sentence for one in self.causes) or "nothing"
 
 
 def contains(one: Explanation, other: Explanation) -> bool:
-    """Whether a hypothesis has all causes of another, and more: where that fits, it is the simpler one."""
+    """Whether a hypothesis has all causes of another, and more: if the other fits, it is the simpler one."""
     return other.keys < one.keys
 
 
 def slope(base: Tensor, moved: Tensor) -> float:
-    """How much of what a cause changes is in the data: 1 where all of it is."""
+    """The share of a cause's effect that is in the data: 1 if all of it is."""
     there = base.isfinite() & moved.isfinite()
     size = moved[there].abs().median() * 8 + 1e-30
     x, y = moved[there].clamp(-size, size), base[there].clamp(-size, size)
@@ -157,15 +157,15 @@ def slope(base: Tensor, moved: Tensor) -> float:
 
 
 def excess(one: Explanation, known: Tensor) -> float:
-    """What is beyond noise, in nats."""
+    """What exceeds twice the noise, in nats, summed over known positions."""
     return float((one.sizes[known].clamp(max=CAP) - 2 * one.scale[known]).clamp(min=0).sum())
 
 
 def likelihood(one: Explanation, known: Tensor) -> Tensor:
-    """The logarithm of the density of what is left at each known position, for the scale that suits it best.
+    """The log-density of the residuals at each known position, with the factor on the scale that fits them best.
 
-    Codes of an engine are those of its form at some positions, and once rounding moves one of them, others follow: half
-    of the density is that of the noise alone.
+    An engine's codes equal those of its form at some positions, until rounding moves one, and then others: so half of
+    the density is that of the noise alone.
     """
     size = one.sizes[known] + 1e-12
     scales = [one.scale[known], one.sharp[known] if len(one.sharp) else one.scale[known]]
@@ -183,7 +183,7 @@ def likelihood(one: Explanation, known: Tensor) -> Tensor:
 
 
 def sign_test(wins: int, trials: int) -> float:
-    """The logarithm of the chance of so many wins, if each were a matter of luck."""
+    """The logarithm of the chance of at least this many wins, if each were a coin flip."""
     if not trials:
         return 0.0
     terms = [
@@ -195,10 +195,10 @@ def sign_test(wins: int, trials: int) -> float:
 
 
 def beats(one: Explanation, other: Explanation, count: int) -> bool:
-    """Whether a hypothesis is better than another: by its likelihood, and at most positions that tell them apart.
+    """Whether a hypothesis is better than another: by its likelihood, and at most of the positions that differ.
 
-    The likelihood of a wrong hypothesis is 1/p times that of the true one with a chance of p at most (Ville 1939).
-    A sign test does not rely on the distribution of rounding. `count` hypotheses are tried.
+    The chance that a wrong hypothesis is 1/p times as likely as the true one is at most p (Ville 1939).
+    A sign test does not rely on the distribution of rounding. `count`: hypotheses tried.
     """
     bound = math.log(max(count, 1) / ERROR_RATE)
     gain = one.likelihood - other.likelihood
@@ -209,11 +209,11 @@ def beats(one: Explanation, other: Explanation, count: int) -> bool:
 
 
 Config = dict[str, Any]
-Change = tuple[str, str, Config]  # the key of a cause, its parameter, and what config.json would say
+Change = tuple[str, str, Config]  # the key of a cause, its parameter, and fields of another config.json
 
 
 def changes(config: Mapping[str, Any]) -> Iterator[Change]:
-    """What an engine may have taken a config.json for."""
+    """How an engine may have misread a config.json."""
     rope = config.get("rope_parameters") if isinstance(config.get("rope_parameters"), dict) else None
     scaling = config.get("rope_scaling") if isinstance(config.get("rope_scaling"), dict) else None
     kind = str((scaling or rope or {}).get("rope_type", (scaling or rope or {}).get("type", "default")))
@@ -235,7 +235,7 @@ def changes(config: Mapping[str, Any]) -> Iterator[Change]:
             yield "rope-theta-ignored", f"{other:g}", {"rope_theta": other, **changed}
     window = config.get("sliding_window")
     if isinstance(window, int) and window > 1 and config.get("use_sliding_window") is not False:
-        longest = max(window, 1 << 24) + 1  # than any text
+        longest = max(window, 1 << 24) + 1  # longer than any text
         yield "window-ignored", "", {"sliding_window": longest}
         for other in (window - 1, window + 1):
             yield "window-off-by-one", str(other), {"sliding_window": other}
@@ -252,9 +252,9 @@ def changes(config: Mapping[str, Any]) -> Iterator[Change]:
 def other_models(
     side: LocalSide, others: Sequence[str], stack: ExitStack
 ) -> Iterator[tuple[str, str, Callable[[], LocalSide]]]:
-    """Key and parameter of a cause, and what loads its model in place of a side's. Loading raises ModelError.
+    """Key and parameter of each cause, and a function that loads its model instead of a side's; it raises ModelError.
 
-    `others`: checkpoints that may run in its place. `stack`: removes the folders of changed config files.
+    `others`: checkpoints that may have run instead. `stack`: removes the folders of changed config files.
     """
 
     def load(change: Config) -> LocalSide:
@@ -265,13 +265,13 @@ def other_models(
         return LocalSide(side.name, session, side.resolved, whole=True)
 
     def changed(field: str, source: Path, name: str, change: Config) -> LocalSide:
-        """The side with a folder whose config file of this name has other values; null takes one away."""
+        """The side loaded from a folder with other values in this config file; null only replaces existing fields."""
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="genctl-audit-")))
         for path in source.iterdir():
             if path.name != name:
                 (folder / path.name).symlink_to(path.resolve())
         own = json.loads((source / name).read_text(encoding="utf-8"))
-        # null is not the same as nothing, which may stand for a default
+        # null and a missing field differ: the latter may mean a default
         config = {key: value for key, value in (own | change).items() if value is not None or key in own}
         (folder / name).write_text(json.dumps(config), encoding="utf-8")
         return load({field: str(folder)})

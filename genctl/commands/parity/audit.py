@@ -1,4 +1,4 @@
-"""`genctl audit`: a trace is read, or requested from a server, and what its engine computed is looked for."""
+"""`genctl audit`: read a trace, or request one from a server, and find out what its engine computed."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from genctl.parity.ways import DTYPES
 from genctl.terminal.console import make_consoles
 
 DRAWN_TOO = 1.0  # a server is queried greedily, and at this temperature
-TOKENS = 64  # of an answer, where nothing says it
+TOKENS = 64  # length of an answer without another limit
 
 
 def audit(options: AuditOptions) -> int | None:
-    """`genctl audit`."""
+    """Run `genctl audit`."""
     with started(options) as job:
         check_words(options)
         layers, early = job.early_settings()
@@ -109,7 +109,7 @@ def audit(options: AuditOptions) -> int | None:
 
 
 def prompts_of(path: str, note: Callable[[str], object]) -> Iterator[tuple[str | None, dict[str, Any]]]:
-    """The prompts of a file, which is read as `--input` is, with their ids. Raises InputError."""
+    """The prompts of a file, read like `--input`, with their ids. Raises InputError."""
     format: readers.Format | None = "jsonl" if path.endswith(".json") else None
     rows = readers.open_prompts((), path, None, stdin_is_terminal=True, format=format, report=note)
     assert rows is not None
@@ -128,7 +128,7 @@ def _prompt_fields(row: InputRow) -> dict[str, Any]:
 
 
 def _prompts(job: Job, options: AuditOptions, trace: TraceFile) -> list[InputRow]:
-    """The prompts that a server continues. Raises InputError where there is none."""
+    """The prompts that a server continues. Raises InputError if there is none."""
     rows = replace(options, arguments=()).prompts(job.messages.print)
     if rows is None:
         raise InputError("a server needs prompts: --input FILE")
@@ -145,14 +145,14 @@ def _prompts(job: Job, options: AuditOptions, trace: TraceFile) -> list[InputRow
 
 
 def _named_by(trace: TraceFile, options: AuditOptions, early: Resolved) -> str | None:
-    """The checkpoint that genctl's records name, where it is the reference: no setting names one. Raises UsageError."""
+    """The checkpoint that the records name, unless the command line names one. Raises UsageError if neither does."""
     known, names = early.settings.get("model"), {row.model for row in trace.rows} - {""}
     if (known is not None and known.kind == "command") or (early.names_model and len(names) != 1):
         return None
     words = "genctl audit needs the checkpoint that the engine should have run: -m ./model"
     if len(names) != 1:
         raise UsageError(words, hint=f"the records name {' and '.join(sorted(names))}" if names else "")
-    if needs_download(name := names.pop(), None):  # nothing is downloaded because of a trace
+    if needs_download(name := names.pop(), None):  # a trace causes no download
         raise UsageError(words, hint=f"the records name {name}, which is not on this machine")
     return name
 
@@ -176,7 +176,7 @@ def _rows(job: Job, trace: TraceFile, prompts: AuditPrompts, context: int | None
 def _query_server(
     job: Job, stack: ExitStack, address: str, early: Resolved, prompts: list[InputRow], trace: TraceFile
 ) -> None:
-    """Add the answers of a server to the trace: to every prompt greedily, then drawn."""
+    """Add a server's answers to the trace: to every prompt greedily, then sampled."""
     from genctl.engines.server.server import answers
     from genctl.engines.server.session import RemoteSession
 
@@ -195,7 +195,7 @@ def _query_server(
             if isinstance(answer, GenctlError):
                 raise answer
             texts: Any = answer.get("choices") if isinstance(answer, dict) else None
-            if not isinstance(texts, list) or len(texts) == 1:  # of thousands none is read
+            if not isinstance(texts, list) or len(texts) == 1:  # of thousands of choices none is parsed
                 texts = rows_of(answer, f"the answer to prompt {row.name}", id)
             if len(texts) != 1:
                 raise InputError(f"prompt {row.name}: one text was requested, and the server gives {len(texts):,}")
@@ -228,8 +228,8 @@ def _body(row: InputRow, runtime: Runtime, temperature: float, most: int) -> tup
 
 
 def _declared(declared: dict[str, Any], own: str) -> tuple[str, str | None]:
-    """The dtype and the form that an engine is declared to compute in. Raises UsageError."""
+    """The dtype and the form in which an engine is declared to compute. Raises UsageError."""
     dtype = own if declared["dtype"] == "auto" else str(declared["dtype"])
     if dtype not in DTYPES:
         raise UsageError(f"dtype = {dtype}: must be one of {', '.join(DTYPES)}")
-    return dtype, None if declared["quantize"] == "gguf" else declared["quantize"]  # of a GGUF file that is --model
+    return dtype, None if declared["quantize"] == "gguf" else declared["quantize"]  # the GGUF file is --model itself

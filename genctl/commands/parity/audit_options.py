@@ -1,4 +1,4 @@
-"""`genctl audit`: its table, and what its flags alone can get wrong."""
+"""`genctl audit`: its options, and the mistakes that its flags alone can show."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ class AuditOptions(ModelOptions):
     positions: bool = SHOWN.switch("add a record for each position")
 
     def __post_init__(self) -> None:
-        """`-` is standard input."""
+        """Read standard input for `-`."""
         if self.arguments == ("-",):
             object.__setattr__(self, "arguments", ("/dev/stdin",))
         super().__post_init__()
 
     @property
     def trace(self) -> str:
-        """The file or the server, without what is declared of it."""
+        """The file or the server, without the declarations after it."""
         return split(self.arguments[0])[0]
 
     @property
     def declared(self) -> dict[str, object]:
-        """What the user declares of the engine, behind @. Raises UsageError."""
+        """What the user declares about the engine, after @. Raises UsageError."""
         name, rest = split(self.arguments[0])
         values = read_settings(rest, f"trace {name}")
         for key in values:
@@ -59,12 +59,12 @@ class AuditOptions(ModelOptions):
 
     @property
     def is_server(self) -> bool:
-        """Whether the trace comes from a server that is queried now."""
+        """Whether the trace is requested from a server now."""
         return self.trace.startswith(SERVER)
 
 
 def check_words(options: AuditOptions) -> None:
-    """Raises UsageError for a trace that is none or several, and for unknown causes."""
+    """Raises UsageError for no trace or several, and for unknown causes."""
     if len(options.arguments) != 1:
         have = ", ".join(options.arguments) or "none"
         raise UsageError(

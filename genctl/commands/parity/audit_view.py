@@ -1,4 +1,4 @@
-"""What an audit looks like, on a terminal, in records and on a page: the verdict, and each hypothesis."""
+"""An audit on a terminal, in records and on a page: the verdict, and each hypothesis."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from genctl.io.records import finding
 from genctl.parity.causes import Audit, TriedCause
 from genctl.terminal import theme, widgets
 
-SHOWN = 8  # hypotheses
-BAR = 10  # cells
+SHOWN = 8  # hypotheses that are shown
+BAR = 10  # width of a bar in cells
 STYLES = {"same": theme.colour(1.0), "explained": theme.colour(0.5), "unexplained": theme.ERROR}
 COLUMNS = (
     "kind", "trace", "reference", "verdict", "causes", "explained", "rows", "rows_left", "positions", "ratio", "words",
@@ -33,7 +33,7 @@ def _number(value: float) -> str:
 
 
 def _best(one: Audit) -> list[TriedCause]:
-    """The hypotheses that are shown: those of the greatest likelihood, each cause once."""
+    """The hypotheses to show: the likeliest, each cause once."""
     found: dict[tuple[str, ...], TriedCause] = {}
     for each in one.tried:
         found.setdefault(each.causes, each)
@@ -54,7 +54,7 @@ def _finding(one: Audit) -> Finding:
 
 
 def lines(one: Audit, width: int | None) -> list[Text]:
-    """All that is shown. Without a `width`, lines are not broken."""
+    """All lines of the audit. Without a `width`, lines are not broken."""
     found = _finding(one).lines(width)
     for each in _best(one):
         line = Text(no_wrap=True).append_text(widgets.bar(max(each.explained, 0.0), BAR))
@@ -64,7 +64,7 @@ def lines(one: Audit, width: int | None) -> list[Text]:
 
 
 def records(one: Audit, *, positions: bool, failed_check: str) -> Iterator[dict[str, Any]]:
-    """The audit, a record of each hypothesis, and each position if `positions`."""
+    """A record of the audit, one of each hypothesis, and with `positions` one of each position."""
     names = {"trace": one.trace, "reference": one.reference}
     yield finding("audit", {
         **names,
@@ -90,13 +90,13 @@ def records(one: Audit, *, positions: bool, failed_check: str) -> Iterator[dict[
 
 
 def flat(record: writers.Record) -> writers.Record:
-    """The columns of --format tsv: causes by their keys."""
+    """The columns of --format tsv, with causes as keys."""
     keys = [one["key"] if isinstance(one, dict) else one for one in record.get("causes", ())]
     return {**record, "causes": " ".join(keys)}
 
 
 def add_to_page(page: PageFile, one: Audit, piece: Callable[[int], str]) -> None:
-    """Add the findings, and each row as two runs of a comparison: as the reference reads it, and as the trace has it.
+    """Add the findings, and each row as two runs of a comparison: as read by the reference, and as logged in the trace.
 
     The row that differs most comes first. A page has no sign for a missing number: such tokens are left out.
     """

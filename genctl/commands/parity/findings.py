@@ -1,4 +1,4 @@
-"""What `genctl parity` and `genctl audit` show and write alike: progress, a verdict with details, records or text."""
+"""Output that `genctl parity` and `genctl audit` share: progress, a verdict with details, records or text."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from genctl.terminal import theme, widgets
 from genctl.terminal.live_region import LiveRegion
 from genctl.terminal.text_width import hanging, labelled
 
-PLAIN_WIDTH = 80  # of headings where there is no terminal
+PLAIN_WIDTH = 80  # width of headings without a terminal
 
 
 class Finding(NamedTuple):
-    """A verdict on something against a reference, with details, each behind its label."""
+    """A verdict on something against a reference, with labelled details."""
 
     name: str
     reference: str
@@ -45,7 +45,7 @@ class Finding(NamedTuple):
         return lines
 
     def fact(self) -> tuple[str, str]:
-        """The same for the summary of a page."""
+        """The finding for the summary of a page: its title, and the rest as one text."""
         details = [f"{label.strip(': ')}: {words}" for label, words in self.details]
         return self.title, "; ".join([f"{self.verdict}: {self.reason}", *details])
 
@@ -60,17 +60,17 @@ class StageLine:
         self._positions = 0
 
     def begin(self, name: str) -> None:
-        """Something else is read from now on."""
+        """Begin with another side or trace."""
         self._name, self._positions = name, 0
         self.stage("")
 
     def stage(self, stage: str) -> None:
-        """The next stage begins."""
+        """Begin the next stage."""
         self._stage = stage
         self._show(at_once=True)
 
     def position(self, position: object) -> None:
-        """One more position is compared."""
+        """Count one more compared position."""
         self._positions += 1
         self._show()
 
@@ -86,7 +86,7 @@ class StageLine:
 
 
 class FindingsWriter:
-    """Writes what a command finds to `sink`: each record as it comes, or text at the end.
+    """Writes the findings of a command to `sink`: each record as it comes, or text at the end.
 
     Without a `sink`, text is printed on the console. `lines` gives the text for a width; None: lines are not broken.
     `--format tsv` has `columns`: `flat` gives their values for a record, or None to leave the record out.
@@ -111,7 +111,7 @@ class FindingsWriter:
             self._writer = writers.open_writer(format, sink, on_error=lambda record: None, formats=formats)
 
     def records(self, records: Iterable[writers.Record]) -> None:
-        """Write records, in the formats that have them."""
+        """Write records if the format has them."""
         if self._writer is not None:
             for record in records:
                 written = record if self._flat is None else self._flat(record)
@@ -119,7 +119,7 @@ class FindingsWriter:
                     self._writer.write(written)
 
     def finish(self) -> None:
-        """Write what is left."""
+        """Write the rest."""
         if self._writer is not None:
             self._writer.close()
         elif self._sink is None:

@@ -1,8 +1,8 @@
-"""Golden files: what a reference computes, so that another side can be compared with it later.
+"""Golden files: the recorded results of a reference, to compare another side with later.
 
-JSON lines, so that a difference can be read: a head, a line for each text, below it one for each position, and a last
-line with the checksum of all others. A position has the log-probabilities of the best tokens (`TOP` of them at most, as
-float32 numbers) and the probability of all others.
+JSON lines, to keep diffs readable: a head, a line for each text, below it one for each position, and a last line with
+the checksum of all others. A position has the log-probabilities of the best tokens (at most `TOP`, as float32 numbers)
+and the total probability of all others.
 
 Parity for programs and tests: two sides, or one side and a golden file. Settings files are not read.
 """
@@ -48,7 +48,7 @@ AGAIN = "genctl parity MODEL --save FILE --force records it as it is now"
 
 
 def content(golden: Golden, text_of: Callable[[int], str]) -> bytes:
-    """The file. `text_of` gives the text of a token, for people who read it."""
+    """The content of a golden file. `text_of` gives the text of a token, for people who read the file."""
     head = {"schema": SCHEMA, "kind": KIND, "version": VERSION, **{name: getattr(golden, name) for name in HEAD}}
     head |= {"knobs": dict(golden.knobs), "texts": len(golden.texts), "versions": dict(golden.versions)}
     lines: list[dict[str, Any]] = [head]
@@ -65,7 +65,7 @@ def content(golden: Golden, text_of: Callable[[int], str]) -> bytes:
 
 
 def _short(value: float) -> float:
-    """The shortest decimal that is the same float32."""
+    """The shortest decimal that rounds to the same float32."""
     import numpy
 
     return float(str(numpy.float32(value)))
@@ -78,7 +78,7 @@ Logprob: TypeAlias = Annotated[Known, Ge(-LARGEST), Le(ROUNDING)]
 
 @dataclass(frozen=True)
 class _Knobs:
-    """The knobs of a head. No others decide what is compared."""
+    """The knobs of a head: all that affect the compared numbers."""
 
     quantize: Quantized | None = None
     adapter: str | None = None
@@ -108,7 +108,7 @@ class _TextLine:
     id: str
     prompt: str
     prompt_ids: tuple[Natural, ...]
-    new_tokens: Natural | None = None  # its own limit, which files of earlier versions have
+    new_tokens: Natural | None = None  # its own limit, in files of earlier versions
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class _PositionLine:
 
 
 def read(path: str) -> Golden:
-    """A golden file. Raises InputError, which names it, for one that is damaged or something else."""
+    """Read a golden file. Raises InputError, which names it, if it is damaged or no golden file."""
     name = printable(path)
     try:
         lines = list(reader.lines(path))
@@ -135,7 +135,7 @@ def read(path: str) -> Golden:
     if _object(lines[-1]).get("sha256") != hashlib.sha256(b"".join(lines[:-1])).hexdigest():
         raise InputError(f"--expect: {name} is cut off or damaged: its checksum is that of other lines", hint=HINT)
     texts: dict[str, _TextLine] = {}
-    tokens: dict[str, list[int]] = {}  # of the texts
+    tokens: dict[str, list[int]] = {}  # of each text
     known: dict[Place, KnownTop] = {}
     place = 1
     try:
@@ -180,7 +180,7 @@ def read(path: str) -> Golden:
 
 
 def _object(line: bytes) -> dict[str, Any]:
-    """The object of a line, empty if there is none."""
+    """The object of a line; empty without one."""
     try:
         found = reader.loads(line)
     except BadJson:
@@ -189,7 +189,7 @@ def _object(line: bytes) -> dict[str, Any]:
 
 
 def _position(data: Any, vocabulary: int) -> _PositionLine:
-    """A position. Raises ValueError."""
+    """Parse a position. Raises ValueError."""
     position: _PositionLine = value_of(_PositionLine, data)
     _check_ids("token", (position.token,), vocabulary)
     _check_ids("top", [id for id, _ in position.top], vocabulary)
@@ -206,13 +206,13 @@ def _check_ids(place: str, ids: Sequence[int], vocabulary: int) -> None:
         raise ValueError(f"{place}: the token {max(ids)} is beyond the vocabulary of {vocabulary}")
 
 
-# -- against the side that is compared with it: the same tokens --------------------------------------------------------
+# -- whether the compared side has the same tokens ---------------------------------------------------------------------
 
 
 def check_tokens(golden: Golden, side: LocalSide) -> None:
-    """Raises ModelError, which names the first difference, for a side that reads and writes other tokens.
+    """Raises ModelError, which names the first difference, if the side tokenises differently.
 
-    Raises InputError for a file that contradicts itself.
+    Raises InputError if the file contradicts itself.
     """
     if golden.vocabulary != side.vocabulary:
         raise ModelError(
@@ -240,11 +240,11 @@ def check_tokens(golden: Golden, side: LocalSide) -> None:
 
 # -- for programs and tests: two sides, or one side and a golden file; settings files are not read ---------------------
 
-NEW_TOKENS = 32  # of each prompt
+NEW_TOKENS = 32  # for each prompt
 
 
 def compare(reference: str, other: str, prompts: Sequence[str], max_new_tokens: int = NEW_TOKENS) -> Parity:
-    """Compare two sides on greedy texts of prompts. Raises GenctlError, also for a prompt that a side cannot read."""
+    """Compare two sides on their greedy texts. Raises GenctlError, also for a prompt that a side cannot read."""
     sides = [_side(text, max_new_tokens) for text in (reference, other)]
     with closing(LoadedSides(_setup)) as loaded:
         mine, theirs = (loaded.load(side) for side in sides)
@@ -257,7 +257,7 @@ def compare(reference: str, other: str, prompts: Sequence[str], max_new_tokens: 
 
 
 def check(path: Path, side: str, prompts: Sequence[str], max_new_tokens: int = NEW_TOKENS) -> str:
-    """Compare a side with a golden file. Returns what is found; raises CheckError unless it is a tie or drift."""
+    """Compare a side with a golden file. Returns the findings as a sentence; raises CheckError beyond tie and drift."""
     name = f"golden {path.stem}"
     if not path.exists():
         raise InputError(f"{name}: there is no {path}", hint="pytest --genctl-update records it")
@@ -281,7 +281,7 @@ def check(path: Path, side: str, prompts: Sequence[str], max_new_tokens: int = N
 
 
 def write(path: Path, side: str, prompts: Sequence[str], max_new_tokens: int = NEW_TOKENS) -> str:
-    """Write a golden file of a side, all of it or nothing. Returns what was done."""
+    """Write a golden file of a side, completely or not at all. Returns a message."""
     with closing(LoadedSides(_setup)) as loaded:
         here = loaded.load(_side(side, max_new_tokens))
         named = {str(at): prompt for at, prompt in enumerate(prompts)}

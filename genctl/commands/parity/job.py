@@ -1,4 +1,4 @@
-"""`genctl parity`: sides are loaded, compared pair by pair, shown and written."""
+"""`genctl parity`: load sides, compare them pair by pair, show and write the findings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NOTHING = "there is nothing to compare the sides on"
 
 
 def parity(options: ParityCommandOptions) -> int | None:
-    """`genctl parity`."""
+    """Run `genctl parity`."""
     with started(options) as job:
         sides = sides_of(options)
         for side in sides:
@@ -47,7 +47,7 @@ def parity(options: ParityCommandOptions) -> int | None:
         with job.outputs() as stack:
             out, err = make_consoles(options.color)
             sink = job.report_sink(stack)
-            saved_to: writers.Sink | None = None  # the golden file that is written
+            saved_to: writers.Sink | None = None  # the golden file to write
             if options.save is not None:
                 saved_to = writers.open_output(options.save, None, force=options.force, at_once=True)
                 stack.callback(saved_to.abandon)
@@ -57,7 +57,7 @@ def parity(options: ParityCommandOptions) -> int | None:
             results = comparison.results = FindingsWriter(options.format, out, sink, COLUMNS, flat, comparison.lines)
 
             def give_up() -> None:
-                """The model does not return after a signal: what is found so far is not all."""
+                """End with the signal's status if the model does not return: the findings so far are incomplete."""
                 stack.__exit__(SystemExit, SystemExit(job.interrupt.status), None)
 
             try:
@@ -70,7 +70,7 @@ def parity(options: ParityCommandOptions) -> int | None:
                         comparison.compare_golden(loaded, golden)
                     else:
                         comparison.compare_tokens(loaded, stack)
-            except GenctlError:  # of a later side: what is found is written
+            except GenctlError:  # of a later side: write the findings so far
                 job.hide()
                 results.finish()
                 raise
@@ -94,7 +94,7 @@ def _golden_rows(golden: Golden) -> list[InputRow]:
 
 
 def _rows(job: Job, options: ParityCommandOptions, reference: Side) -> list[InputRow] | None:
-    """The prompts, or the texts; None where there is no input. Raises InputError where none can be compared."""
+    """The prompts or the texts; None without input. Raises InputError if none can be compared."""
     input: Iterator[Row] | None
     if options.texts is not None:
         opened = readers.open_prompts(
@@ -119,9 +119,9 @@ def _rows(job: Job, options: ParityCommandOptions, reference: Side) -> list[Inpu
 
 
 class Comparison:
-    """The reference, and one after another the sides that are compared with it."""
+    """The reference, and the sides that are compared with it, one after another."""
 
-    results: FindingsWriter  # of `lines`, so it is made after this
+    results: FindingsWriter  # calls `lines`, so it is set later
 
     def __init__(
         self,
@@ -142,11 +142,11 @@ class Comparison:
         }  # fmt: skip
 
     def lines(self, width: int | None) -> Sequence[Line]:
-        """All pairs, in lines of at most `width` cells."""
+        """All pairs, in lines of at most `width` cells (None: unbroken)."""
         return view.lines(self.compared, self.naming, width)
 
     def compare_tokens(self, loaded: LoadedSides, stack: ExitStack) -> None:
-        """Compare each side with the reference on the texts that it writes, or on those of --texts."""
+        """Compare each side with the reference, on the reference's own texts or on those of --texts."""
         reference = stack.enter_context(ReadOnce(self._load(loaded, self.sides[0])))
         self._name(reference)
         requests, texts = list[Request](), list[Text]()
@@ -184,7 +184,7 @@ class Comparison:
         self._take(one)
 
     def _load(self, loaded: LoadedSides, side: Side) -> LocalSide:
-        """A side, with notes on it."""
+        """Load a side, and print its notes."""
         found = loaded.load(side)
         engine = found.session
         self.view.hide()
@@ -195,7 +195,7 @@ class Comparison:
         return found
 
     def _name(self, side: LocalSide) -> None:
-        """Take what tokens and rows are called, and what is known of the reference."""
+        """Set the names of tokens and rows, and the facts about the reference."""
         piece = detokenizer(side.session.loaded.tokenizer).piece
         self.naming = Naming(piece, {id: row.name for id, row in self.rows.items()}, self.options.expect or "")
         if self.job.page is not None:
@@ -203,7 +203,7 @@ class Comparison:
             self.job.page.facts = [("digest", session.loaded.fingerprint()), *session.about.facts]
 
     def _take(self, one: Parity) -> None:
-        """Check a pair, and write it."""
+        """Check a pair, and write its records."""
         if self.job.page is not None:
             view.add_to_page(self.job.page, one, self.naming, len(self.compared) + 1)
         failed = failed_checks(self.options, one)
@@ -213,7 +213,7 @@ class Comparison:
         self.results.records(records(one, self.naming, positions=self.options.positions, failed=failed))
 
     def _save(self, side: LocalSide, requests: Sequence[Request], texts: Sequence[Text]) -> None:
-        """Write the golden file, all of it or nothing."""
+        """Write the golden file, completely or not at all."""
         assert self.saved_to is not None
         self.view.begin(side.name)
         self.view.stage("recording")
@@ -231,7 +231,7 @@ class Comparison:
         self.job.messages.note(f"{self.options.save}: {what}, {len(content):,} bytes")
 
     def _end_if_interrupted(self) -> None:
-        """What is found so far is not all: nothing is written."""
+        """Exit if interrupted: the findings are incomplete, so none are written."""
         if self.interrupt.status:
             raise SystemExit(self.interrupt.status)
 

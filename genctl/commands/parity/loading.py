@@ -1,4 +1,4 @@
-"""Sides, loaded (a checkpoint that two share once), and whether they read and write the same tokens."""
+"""Loaded sides (a checkpoint that two share is loaded once), and whether they tokenise alike."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from genctl.models.text import encode
 from genctl.parity.sides import LocalSide, greedy
 from genctl.parity.values import Text
 
-# what may help where tokens differ
+# a hint if tokens differ
 BY_TEXT = "genctl score -m MODEL has the bits per byte of each: they are comparable"
 
-# -- whether two sides read and write the same tokens ------------------------------------------------------------------
+# -- whether two sides tokenise alike ----------------------------------------------------------------------------------
 
 
 def check_same(reference: LoadedModel, other: LoadedModel, texts: Iterable[tuple[str, str]]) -> None:
-    """Raises ModelError, which names the first difference, for tokenizers that are not the same on `texts`.
+    """Raises ModelError, which names the first difference, if the tokenizers of two sides differ on `texts`.
 
-    A text comes with its name.
+    Each text comes with its name, before it.
     """
     both = reference, other
     names = f"{reference.name} and {other.name}"
@@ -61,18 +61,18 @@ def check_same(reference: LoadedModel, other: LoadedModel, texts: Iterable[tuple
                 raise ModelError(f"{names} have different tokenizers: {words}", hint=BY_TEXT)
 
 
-WIDTH = 16  # texts read at once where no batch size is set, as `run` does in a pipe
+WIDTH = 16  # texts read at once if no batch size is set, as in a piped `run`
 
 
 @dataclass
 class LoadedSides:
-    """Loads sides. `setup` makes what an engine is loaded with."""
+    """Loads sides. `setup` returns the arguments for loading an engine."""
 
     setup: Callable[[Resolved, Sequence[Layer]], EngineSetup]
     engines: dict[tuple[str, ...], Engine] = field(default_factory=dict)
 
     def load(self, side: Side) -> LocalSide:
-        """A side, ready to read. Raises what loading raises."""
+        """Load a side. Raises the errors of loading."""
         key = loaded_with(side.early.runtime, "prompt_cache")
         if key not in self.engines:
             self.engines[key] = LOCAL.load(self.setup(side.early, side.layers))
@@ -83,7 +83,7 @@ class LoadedSides:
         return LocalSide(side.name, engine, resolved, width=engine.width(resolved, WIDTH))
 
     def retain(self, *sides: Side) -> None:
-        """Free all checkpoints but those of these sides."""
+        """Free all checkpoints except those of these sides."""
         kept = {loaded_with(side.early.runtime, "prompt_cache") for side in sides}
         for key in [key for key in self.engines if key not in kept]:
             self.engines.pop(key).close()
@@ -94,7 +94,7 @@ class LoadedSides:
 
 
 def check_models(sides: Sequence[Side]) -> None:
-    """Look for every checkpoint before the first is loaded. Raises ModelError for one that is not there."""
+    """Look for every checkpoint before the first is loaded. Raises ModelError for a missing one."""
     from genctl.models.resolve import resolve
 
     runtimes = [side.early.runtime for side in sides]
@@ -102,11 +102,11 @@ def check_models(sides: Sequence[Side]) -> None:
         resolve(model, revision=revision, offline=offline, configs_only=True)
 
 
-# -- the texts of --texts, as token ids: the first token of a text has no score, and is its prompt ---------------------
+# -- --texts as token ids: the first token of a text has no score, and serves as its prompt ----------------------------
 
 
 def given_text(reader: TextReader, most: int | None, row: InputRow) -> Text:
-    """The text of a row, after its context, or its target. `most`: tokens that the model reads. Raises InputError."""
+    """The text of a row, with its context or target. `most`: the tokens that the model can read. Raises InputError."""
     text, target, context = row.prompt or "", row.extra.get("target"), row.extra.get("context")
     if reader.is_encoder_decoder:
         if target is None:

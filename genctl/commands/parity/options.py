@@ -1,4 +1,4 @@
-"""`genctl parity`: its sides, which settings these and rows may have, its table, and what flags alone can get wrong."""
+"""`genctl parity`: its sides, the settings of sides and rows, its options, and the mistakes that flags can show."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ from genctl.params import Generation, Runtime
 
 # -- sides -------------------------------------------------------------------------------------------------------------
 
-KINDS: tuple[Kind, ...] = ("server", "file", "checkpoint", "mode", "preset")  # a name that is no other is a checkpoint
+KINDS: tuple[Kind, ...] = ("server", "file", "checkpoint", "mode", "preset")  # all other names are checkpoints
 REFUSED: dict[Kind, str] = {
     "file": "a file of results is the reference: give one, first, as --expect does",
     "mode": "greedy texts are compared here; genctl compare --strategy compares ways to decode",
 }
 
-# Knobs of decoding that must not change what the model computes: with or without them greedy texts should be equal.
+# Knobs of decoding that must not change what the model computes: greedy texts should be equal with and without them.
 DECODING = (
     "assistant_model", "prompt_lookup_num_tokens", "max_matching_ngram_size", "assistant_early_exit",
     "num_assistant_tokens", "assistant_confidence_threshold", "assistant_lookbehind", "target_lookbehind",
     "use_cache", "cache_implementation",
 )  # fmt: skip
-FLAGS = frozenset({"max_new_tokens", *DECODING})  # knobs of generation that count here
-FOR_ALL = ("offline", "truncate", "chat", "system")  # all sides read the same prompts
+FLAGS = frozenset({"max_new_tokens", *DECODING})  # knobs of generation that may be set here
+FOR_ALL = ("offline", "truncate", "chat", "system")  # all sides read the same prompts, so these are common settings
 _OTHERS = ("seed", "backend", "tensor_parallel", "row_timeout", *FOR_ALL)
 SIDE_SETTINGS = (*(key for key in LOADING if key not in _OTHERS), "batch_size", "prompt_cache", *DECODING)
 
 
 def is_prompt(text: str) -> bool:
-    """Whether an argument is a prompt: it has white space, and neither settings nor a file or folder of this name."""
+    """Whether an argument is a prompt: it contains white space and no settings, and is no existing file or folder."""
     return any(letter.isspace() for letter in text) and not split(text)[1] and not exists(text)
 
 
 def read_sides(texts: Sequence[str], beneath: Sequence[Layer]) -> tuple[Side, ...]:
-    """The sides of the command line, above the layers of all sides. Raises UsageError or PresetError: all mistakes."""
+    """The sides of the command line, on top of common layers. Raises UsageError or PresetError for all mistakes."""
     sides: list[Side] = []
     mistakes: list[GenctlError] = []
     for text in texts:
@@ -66,7 +66,7 @@ def read_sides(texts: Sequence[str], beneath: Sequence[Layer]) -> tuple[Side, ..
 
 
 def read_side(text: str, beneath: Sequence[Layer]) -> Side:
-    """One side. Raises UsageError with all its mistakes."""
+    """Parse one side. Raises UsageError with all its mistakes."""
     side = read(text, "side", KINDS, refused=REFUSED, bare="checkpoint")
     place = side.origin
     if side.kind == "server":
@@ -89,8 +89,8 @@ def _no_server(place: str, url: str) -> UsageError:
 
 
 def refused(key: str) -> str:
-    """Why a comparison takes no such knob of a side, or an empty string."""
-    if key in SIDE_SETTINGS or key == "backend":  # of which the error has a hint
+    """Why a side cannot set this knob; "" if it can."""
+    if key in SIDE_SETTINGS or key == "backend":  # its own error has a hint
         return ""
     if key not in known():
         near = did_you_mean(key, SIDE_SETTINGS) or did_you_mean(key, known())
@@ -103,14 +103,14 @@ def refused(key: str) -> str:
     return f"{key} cannot matter to a comparison: {reason}"
 
 
-# -- settings of single rows: a row has the length of its text, and nothing else; sides have the others ---------------
+# -- settings of rows: a row may only set the length of its text; all else belongs to sides ---------------------------
 
 LENGTH = "max_new_tokens"
 FIELDS = {"reference", "context", "target"}  # of other commands, and of --texts
 
 
 def refused_settings(row: InputRow) -> str:
-    """Why a row cannot have its settings, or an empty string."""
+    """Why a row cannot have its settings; "" if it can."""
     keys = sorted({*row.params, *row.extra} - FIELDS - {LENGTH})
     if not keys:
         return ""
@@ -118,13 +118,13 @@ def refused_settings(row: InputRow) -> str:
 
 
 def own_length(row: InputRow, base: Resolved) -> int | None:
-    """The length that a row sets above the settings of all rows; None if it sets none. Raises PresetError."""
+    """The length that a row sets itself; None if it sets none. Raises PresetError."""
     if LENGTH not in row.params:
         return None
     return overlay(base, row_layer({LENGTH: row.params[LENGTH]}, row.where)).generation.max_new_tokens
 
 
-# -- the table ---------------------------------------------------------------------------------------------------------
+# -- the options -------------------------------------------------------------------------------------------------------
 
 COMPARED = OptionGroup("What is compared")
 LIMITS = ("max_kl", "max_regret", "min_agreement")
@@ -132,7 +132,7 @@ LIMITS = ("max_kl", "max_regret", "min_agreement")
 
 @dataclass(frozen=True)
 class ParityCommandOptions(ModelOptions):
-    """The command line of `genctl parity`. `arguments` are the prompts among the arguments, the others are sides."""
+    """The command line of `genctl parity`. `arguments` are the prompts; all other arguments are sides."""
 
     arguments: tuple[str, ...] = argument(
         f"sides, the reference first: {FORM}; arguments with a space are prompts", "SIDE"
@@ -154,10 +154,10 @@ class ParityCommandOptions(ModelOptions):
     expect: str | None = CHECKS.option("compare with this golden file", "FILE")
     positions: bool = SHOWN.switch("add a record for each position")
     allow_plugins: bool = PLUGINS
-    sides: tuple[str, ...] = ()  # as they are typed
+    sides: tuple[str, ...] = ()  # as typed
 
     def __post_init__(self) -> None:
-        """Sort the arguments into sides and prompts; a file of results is that of --expect. Raises UsageError."""
+        """Sort the arguments into sides and prompts; a file of results becomes --expect. Raises UsageError."""
         if not self.sides:
             sides = [text for text in self.arguments if not is_prompt(text)]
             if sides and self.expect is None and is_results(sides[0]):
@@ -172,7 +172,7 @@ class ParityCommandOptions(ModelOptions):
 
 
 def sides_of(options: ParityCommandOptions) -> tuple[Side, ...]:
-    """The sides. Raises UsageError and PresetError: all mistakes in them, or too few of them."""
+    """The sides. Raises UsageError and PresetError for all mistakes, or for too few sides."""
     sides = read_sides(options.sides, options.layers())
     if options.expect is not None:
         if len(sides) != 1:

@@ -1,6 +1,6 @@
 """A pytest plugin: the fixtures `genctl_golden` and `genctl_parity`.
 
-Nothing of genctl beside this module is imported until a test uses one of the fixtures.
+No other module of genctl is imported until a test uses one of the fixtures.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 FOLDER = "goldens"  # beside the test
 _NAME = re.compile(r"\w[\w.-]{0,99}")
-LINE = "genctl"  # a property of tests, which is in reports, also in those of other processes
+LINE = "genctl"  # a property of tests, which reports carry, also those of worker processes
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--genctl-update`."""
+    """Add the option `--genctl-update`."""
     parser.getgroup("genctl").addoption(
         "--genctl-update",
         action="store_true",
@@ -30,9 +30,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def genctl_golden(request: pytest.FixtureRequest) -> Callable[..., str]:
-    """`genctl_golden(name, side, prompts)`: fails unless a side agrees with goldens/NAME.jsonl beside the test.
+    """`genctl_golden(name, side, prompts)`: fail unless a side agrees with goldens/NAME.jsonl beside the test.
 
-    Returns what was found, or recorded.
+    Returns the finding, or a note on what was recorded.
     """
 
     def golden(name: str, side: str, prompts: Sequence[str], *, max_new_tokens: int = 32) -> str:

@@ -1,6 +1,6 @@
-"""What a comparison looks like: a table of all pairs, then each pair, for a terminal, a file and a page.
+"""How a comparison is shown: a table of all pairs, then each pair, for a terminal, a file and a page.
 
-The records of a comparison, and the checks that it fails.
+Also the records of a comparison, and the checks that it fails.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ from genctl.terminal.widgets import first_column, table_lines, token_text
 
 HEADS = ("side", "verdict", "mean KL", "max KL", "agree", "max regret", "perplexity", "difference")
 CURVE_HEADS = ("part of the model", "difference", "explained", "position")
-PARTINGS = 5  # shown of each pair
+PARTINGS = 5  # shown for each pair
 STYLES: dict[Verdict | None, Style] = {
     "tie": theme.colour(1.0),
     "drift": theme.colour(0.5),
     "other weights": theme.ERROR,
     "defect": theme.ERROR,
-    None: theme.ERROR,  # no success
+    None: theme.ERROR,  # counts as a failure
 }
 
 
 @dataclass(frozen=True)
 class Naming:
-    """What tokens, rows and the reference are called.
+    """Names of tokens, rows and the reference.
 
     `text_of` gives the text of a token; `rows` the name of a row: its own id, else its place in the input.
     """
 
     text_of: Callable[[int], str] = lambda token: ""
     rows: Mapping[str, str] = field(default_factory=dict)
-    golden: str = ""  # the file that has the reference
+    golden: str = ""  # the file with the reference
 
     def reference(self, name: str) -> str:
-        """The reference, which may have the name of the side that is compared with it."""
+        """The name of the reference, which may equal that of the side compared with it."""
         return f"{printable(self.golden)} ({name})" if self.golden else name
 
     def row(self, id: str) -> str:
-        """A row."""
+        """The name of a row."""
         return printable(self.rows.get(id, id))
 
 
@@ -63,7 +63,7 @@ class Naming:
 
 
 def nats(value: float) -> str:
-    """A size that may be of any power of ten, in a few characters."""
+    """A value of any magnitude, in a few characters."""
     if math.isnan(value) or math.isinf(value):
         return "–" if math.isnan(value) else "∞"
     if value == 0:
@@ -90,7 +90,7 @@ def _with_error(value: Estimate, shown: Callable[[float], str], error: Callable[
 
 
 def sized(one: Parity) -> str:
-    """The reason of a verdict, after the size of the difference where there is one."""
+    """The reason of a verdict, after the size of the difference if there is one."""
     figures = one.summary
     if not figures.positions or not figures.kl.max > 0:
         return one.reason
@@ -102,7 +102,7 @@ def sized(one: Parity) -> str:
 
 
 def lines(comparisons: Sequence[Parity], naming: Naming, width: int | None) -> list[Text]:
-    """All pairs of sides. Without a `width`, lines are not broken."""
+    """All pairs. Without a `width`, lines are not broken."""
     found: list[Text] = []
     if len(comparisons) > 1:
         rows = []
@@ -130,7 +130,7 @@ def pair_finding(one: Parity, naming: Naming) -> Finding:
 
 
 def pair_lines(one: Parity, naming: Naming, width: int | None) -> list[Text]:
-    """One pair: the verdict with its reason, figures, where texts part, and layers."""
+    """One pair: the verdict with its reason, figures, where the texts diverge, and layers."""
     found, figures = pair_finding(one, naming).lines(width), one.summary
     if figures.positions:
         kl = {"KL": figures.kl}
@@ -154,7 +154,7 @@ def pair_lines(one: Parity, naming: Naming, width: int | None) -> list[Text]:
 
 
 def sentences(one: Parity) -> list[tuple[str, str]]:
-    """What is found in words, each with its label: first choices, perplexities, the noise."""
+    """The findings in words, each with a label: first choices, perplexities, the noise."""
     figures, over = one.summary, one.summary.perplexity_positions
     agreed = _with_error(figures.agreement, _share, _share)
     change = _with_error(figures.perplexity_difference, signed, _perplexity)
@@ -169,7 +169,7 @@ def sentences(one: Parity) -> list[tuple[str, str]]:
 
 
 def _partings(one: Parity, naming: Naming, width: int | None) -> list[Text]:
-    """How many texts part and how, and the worst of them: both tokens with their probabilities, and the verdict."""
+    """How many texts diverge and how, and the worst of them: both tokens with their probabilities, and the verdict."""
     verdicts = [parting.verdict for parting in one.partings]
     tally = ", ".join(f"{verdicts.count(kind)} {kind}" for kind in SEVERITY if kind in verdicts)
     diverge = "diverges" if len(one.partings) == 1 else "diverge"
@@ -197,7 +197,7 @@ def worst_first(partings: Sequence[TextParting]) -> list[TextParting]:
 
 
 def add_to_page(page: PageFile, one: Parity, naming: Naming, number: int) -> None:
-    """Add a pair: what is found of it, and the texts of both sides as runs of a comparison.
+    """Add a pair: its findings, and the texts of both sides as runs of a comparison.
 
     `number` counts pairs from 1; the texts of the reference are added with the first.
     """
@@ -229,7 +229,7 @@ COLUMNS = (
 
 
 def records(one: Parity, naming: Naming, *, positions: bool, failed: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The pair with all figures, then a record for each parting, and each position if `positions`.
+    """The pair with all figures, then a record for each parting, and with `positions` one for each position.
 
     `failed` are the sentences of the checks that failed.
     """
@@ -262,12 +262,12 @@ def records(one: Parity, naming: Naming, *, positions: bool, failed: Sequence[st
 
 
 def flat(record: writers.Record) -> writers.Record | None:
-    """The columns of --format tsv, without nested figures; None for records that it leaves out."""
+    """The columns of --format tsv, without nested figures; None if a record is left out."""
     if record["kind"] not in ("pair", "parting"):
         return None
     columns = dict(record)
     if record["kind"] == "pair":
-        columns["kl_bounded"] = str(record["kl_high"] is not None).lower()  # then the figures of KL are lower bounds
+        columns["kl_bounded"] = str(record["kl_high"] is not None).lower()  # if so, the figures of KL are lower bounds
     for name in ("kl", "regret"):
         if isinstance(values := record.get(name), Mapping):
             columns |= {f"{name}_{key}": value for key, value in values.items()}
@@ -278,9 +278,9 @@ def flat(record: writers.Record) -> writers.Record | None:
 
 
 def failed_checks(options: ParityCommandOptions, one: Parity) -> list[str]:
-    """A sentence for each check that a pair fails. Where KL is only bounded, its lower bound counts.
+    """A sentence for each check that a pair fails. If KL is only bounded, its lower bound counts.
 
-    Without a position, no check passes. A pair whose texts have failed fails them beside that.
+    Without a position, no check passes. Texts of a pair that could not be read do not count here, but fail the command.
     """
     figures, failed = one.summary, []
     if not figures.positions:

@@ -1,4 +1,4 @@
-"""`genctl score`: texts are read, scored, written and shown, coloured by the probabilities of their tokens."""
+"""`genctl score`: read texts, score, write and show them, coloured by the probabilities of their tokens."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from genctl.terminal.run_history import put, put_words
 from genctl.terminal.standard_streams import is_terminal
 from genctl.terminal.text_width import MarkedPiece, hanging, marked, one_line
 
-SORTED = 4  # batches that are sorted by length together
+SORTED = 4  # batches that are sorted by length at a time
 BY = {"mean": "mean log-probability", "total": "total log-probability", "bits-per-byte": "bits per byte"}
 
 
 def score(options: ScoreOptions) -> int | None:
-    """`genctl score`."""
+    """Run `genctl score`."""
     with started(options, engine_of(options), row="text") as job:
         view = ScoreView(options)
         _check_utf8(options)
@@ -64,7 +64,7 @@ def score(options: ScoreOptions) -> int | None:
 
             used, unset = early.runtime, {"prompt_cache": None, "compile": False, "row_timeout": None}
             for name, value in unset.items() if used.backend is None else ():
-                if getattr(used, name) != value:  # a settings file says so
+                if getattr(used, name) != value:  # set in a settings file
                     why = "is not used: genctl score reads every text as a whole"
                     job.messages.note(f"{name} ({early.origins[name]}) {why}")
                     used = replace(used, **{name: value})  # type: ignore[arg-type]  # each has its own type
@@ -121,7 +121,7 @@ def score(options: ScoreOptions) -> int | None:
 
 
 def _check_utf8(options: ScoreOptions) -> None:
-    """Raises UsageError for a flag that UTF-8 cannot encode."""
+    """Raises UsageError for a flag that is not valid UTF-8."""
     for name in ("context", "target"):
         try:
             (getattr(options, name) or "").encode()
@@ -130,7 +130,7 @@ def _check_utf8(options: ScoreOptions) -> None:
 
 
 def _candidates(rows: Iterator[Row], interrupt: Interrupt, options: ScoreOptions) -> Iterator[Row]:
-    """The rows; with --rank, all texts are the candidates of one."""
+    """The rows; with --rank and without rows of a file, one row that has all texts as candidates."""
     rows = _until_signal(rows, interrupt)
     if not options.rank or options.has_rows:
         yield from rows
@@ -145,7 +145,7 @@ def _candidates(rows: Iterator[Row], interrupt: Interrupt, options: ScoreOptions
 
 
 def _until_signal(rows: Iterator[Row], interrupt: Interrupt) -> Iterator[Row]:
-    """The rows, until a signal comes: what waits for input is ended at once, and what was read is scored."""
+    """The rows until a signal: waiting for input ends at once, and texts that were read are still scored."""
     while True:
         interrupt.gentle = False
         try:
@@ -160,7 +160,7 @@ def _until_signal(rows: Iterator[Row], interrupt: Interrupt) -> Iterator[Row]:
 
 
 def _text_of(options: ScoreOptions, row: InputRow) -> TextToScore:
-    """What is scored of a row: its own fields, else the flags. Raises InputError where they contradict."""
+    """The text to score for a row: its own fields, else the flags. Raises InputError if they contradict each other."""
     candidates = row.extra.get("candidates", ())
     context = row.extra.get("context", options.context)
     target = row.extra.get("target", options.target)
@@ -172,7 +172,7 @@ def _text_of(options: ScoreOptions, row: InputRow) -> TextToScore:
 
 
 def _record(row: InputRow, result: Scored, model: str, options: ScoreOptions, *, tokens: bool) -> dict[str, Any]:
-    """The record of a text. `nll` is in nats, summed over the last `tokens` of `token_ids`: the scored ones."""
+    """The record of a text. `nll` is in nats, summed over the scored tokens: the last `tokens` of `token_ids`."""
     named = {name: row.extra.get(name, getattr(options, name)) for name in ("context", "target")}
     extra: dict[str, Any] = {name: text for name, text in named.items() if text is not None}
     if result.rank is not None:
@@ -202,7 +202,7 @@ def _record(row: InputRow, result: Scored, model: str, options: ScoreOptions, *,
 
 
 class ScoreView:
-    """What a person sees: heat maps, rankings and tables of tokens, and the sum over all texts."""
+    """The output for people: heat maps, rankings and tables of tokens, and the sum over all texts."""
 
     def __init__(self, options: ScoreOptions) -> None:
         self.options = options
@@ -210,13 +210,13 @@ class ScoreView:
         self.shown = options.on_screen
         self.details = options.scores or options.top_logprobs is not None
         self.top = shown_top(options)
-        self.headed = False  # each text has a heading
+        self.headed = False  # whether each text has a heading
         self._texts = self._tokens = self._bytes = 0
         self._nll = 0.0
-        self._mapped = False  # a heat map was shown
+        self._mapped = False  # whether a heat map was shown
 
     def show(self, row: InputRow, outcome: Sequence[Scored]) -> None:
-        """Count a row, and show it: on a terminal, or with --scores on standard error beside results in a pipe."""
+        """Count a row, and show it: on a terminal, or with --scores on standard error beside piped results."""
         for one in outcome:
             self._texts += 1
             self._nll += one.nll
@@ -264,7 +264,7 @@ class ScoreView:
 
 CONTEXT = 3  # lines of context shown before the text
 NARROW = 72  # cells below which a ranking has fewer columns
-COLUMNS = {"rank": 4, "mean": 9, "total": 10, "perplexity": 10, "bits/byte": 9, "tokens": 6}  # their cells
+COLUMNS = {"rank": 4, "mean": 9, "total": 10, "perplexity": 10, "bits/byte": 9, "tokens": 6}  # their widths in cells
 
 
 def heat(context: str, lead: str, tokens: Sequence[Token], width: int) -> list[Text]:
@@ -277,7 +277,7 @@ def heat(context: str, lead: str, tokens: Sequence[Token], width: int) -> list[T
 
 
 def legend() -> Text:
-    """What the digits and colours mean: one line of 70 cells."""
+    """The meaning of digits and colours, in one line of 70 cells."""
     line = Text(no_wrap=True).append("digits: tenths of each token's probability, ", style=theme.DIM)
     for digit in range(10):
         line.append(str(digit), style=theme.colour(digit / 10 + 0.05))
@@ -337,7 +337,7 @@ def _groups(tokens: Iterable[Token]) -> Iterable[MarkedPiece]:
         probability = math.exp(min(logprob, 0.0))
         return MarkedPiece(text, theme.colour(probability), str(min(int(probability * 10), 9)))
 
-    logprob, ids = 0.0, list[int]()  # of the tokens whose character is not whole yet
+    logprob, ids = 0.0, list[int]()  # of tokens whose character is still incomplete
     for token in tokens:
         logprob += token.logprob
         ids.append(token.id)

@@ -1,4 +1,4 @@
-"""`genctl score`: its table, and what its flags alone can get wrong."""
+"""`genctl score`: its options, and the mistakes that its flags alone can show."""
 
 from __future__ import annotations
 
