@@ -93,7 +93,7 @@ class UsedIds:
         self._own = bytearray()  # by index: whether the row has an explicit id; 0 beyond its end
 
     def claim(self, own_id: str | None, index: int, unit: str = "line") -> None:
-        """Claim an id (None: the index). Raises RefusedRow if an earlier row has it. `unit`: "line", "row" or "prompt"."""
+        """Claim an id (None: the index). Raises RefusedRow if an earlier row has it. `unit` is a noun for rows."""
         name = str(index) if own_id is None else own_id
         earlier = self._rows.get(hash(name))
         if own_id is not None:
