@@ -95,7 +95,7 @@ def result_record(
 ) -> dict[str, Any]:
     """The record of a sequence of a result, with its own `hypothesis` or another.
 
-    `tokens` adds its tokens, `load_s` adds `timing` with the loading time; `extra` follows the remarks on the result.
+    `tokens` adds its tokens, `load_s` adds `timing` (load, prefill, decode); `extra` follows the remarks on the result.
     """
     sequence = result.sequences[number]
     timing = (

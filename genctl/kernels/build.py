@@ -174,7 +174,7 @@ def read_mark(mark: str) -> tuple[str, list[str], list[str]]:
 class Cpu:
     """The library of cpu.c: which variants this CPU runs, and which were compiled beside it.
 
-    `variants` were compiled, and `known` are all that the compiler knew; both best first.
+    `built_from` is its sources' digest; `variants` were compiled, `known` are all that the compiler knew; best first.
     """
 
     def __init__(self, path: Path) -> None:

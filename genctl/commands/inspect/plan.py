@@ -178,7 +178,7 @@ def largest(bytes_of: Callable[[int], int], room: int, most: int | None = None) 
 
 
 def _lengths(skeleton: Skeleton, length: int | None, source: int | None) -> tuple[int | None, int, int | None]:
-    """The context, the planned length, and the source's length. Raises UsageError for lengths that the model lacks."""
+    """The context, the planned length, and the source's length. Raises UsageError for lengths out of range."""
     name, config = skeleton.name, skeleton.config
     context = context_of(config)
     length = length or context or trained_length(config)
