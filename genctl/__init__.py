@@ -1,6 +1,6 @@
 """Generate text with transformer checkpoints, and inspect each step.
 
-The public names are imported when they are first used, so `import genctl` costs nothing.
+Public names are imported on first use, so `import genctl` takes no time.
 """
 
 from __future__ import annotations

@@ -21,15 +21,15 @@ ENDING = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """End at once: nothing is written yet. A command that writes has its own handler (see `terminal.interrupt`)."""
+    """Exit at once: nothing is written yet. A command that writes has its own handler (see `terminal.interrupt`)."""
     try:  # noqa: SIM105 (`contextlib` is not imported yet)
         sys.modules["genctl.terminal.loading_line"].clear()
-    except Exception:  # it is not imported, or half
+    except Exception:  # not imported, or only partly
         pass
     if number == signal.SIGINT:
         try:  # noqa: SIM105 (`contextlib` is not imported yet)
             os.write(2, b"\rinterrupted\n" if os.isatty(2) else b"interrupted\n")
-        except OSError:  # closed
+        except OSError:  # stderr is closed
             pass
     os._exit(128 + number)
 
@@ -73,7 +73,7 @@ def main() -> None:
             raise
         status = ending.code
     loading_line.clear()
-    _handle(signal.SIG_IGN)  # everything is done; a signal must not change the status
+    _handle(signal.SIG_IGN)  # everything is done; a signal must not change the exit status
     if status > 128:  # everything is written; unloading torch would take a second
         for stream in (sys.stdout, sys.stderr):
             try:

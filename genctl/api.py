@@ -26,7 +26,7 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 
 
 class Model:
-    """A loaded checkpoint, as `load` returns it. `generate` returns results, `stream` yields events and texts."""
+    """A loaded checkpoint, returned by `load`. `generate` returns results, `stream` yields events and texts."""
 
     def __init__(self, session: Session, layers: Sequence[Layer]) -> None:
         self._session = session
@@ -66,22 +66,22 @@ class Model:
     ) -> Iterator[events.Event]:
         """Decode and yield events as they happen: Began, Prefilled, Stepped …, Finished, for each prompt.
 
-        The `text` of an event is what it adds to the first text of its lane (its prompt), "" for most kinds:
+        The `text` of an event is its addition to the first text of its lane (its prompt), "" for most kinds:
         `for piece in model.stream("Once"): print(piece.text, end="")` prints the text while it grows. A search adds
-        only what it can no longer change.
+        only text that it can no longer change.
 
         A prompt is a text, a list of token ids, a list of chat messages, or a row as in `--input`: a dict with
         `prompt`, `prompt_ids` or `messages`, and optionally `id` (the name of its lane) and `params`. Several prompts
         are decoded together (`batch_size`). `settings` are those of presets (`do_sample=True`, `max_new_tokens=40` …).
         `top_logprobs` adds K alternatives to each token, `scores` its rank and entropy. `watch` names tokens, by their
-        text or as "id:N", whose log-probability and rank are added to every step (`Token.watched`).
+        text or as "id:N": their log-probability and rank are added to every step (`Token.watched`).
 
         Raises
         ------
         PresetError
             If settings are unknown, out of bounds or contradictory: all mistakes at once.
         UsageError
-            If `watch` is not a single token of this checkpoint, or something is not a prompt.
+            If an item of `watch` is not a single token of this checkpoint, or a prompt is invalid.
         """
         return _with_texts(self._stream(_rows(prompts), top_logprobs, watch, settings, scores=scores))
 
@@ -145,7 +145,7 @@ def load(
 ) -> Model:
     """Load a checkpoint: `builtin:NAME`, a local folder, a GGUF file, or a Hub id.
 
-    `settings` apply to everything that is generated with it, and to loading (`dtype`, `device` …). `preset` names
+    `settings` apply to loading (`dtype`, `device` …) and to everything generated with the model. `preset` names
     presets, which `settings` override. Raises ModelError or PresetError.
     """
     from genctl.config import presets
@@ -184,7 +184,7 @@ def _request(row: InputRow, resolved: Resolved, start: int) -> Request:
 
 
 def _with_texts(stream: Iterator[events.Event]) -> Iterator[events.Event]:
-    """The same events, each with what it adds to the first text of its lane."""
+    """The same events, each with its addition to the first text of its lane."""
     lanes: dict[str, GrowingText] = {}
     for event in stream:
         if isinstance(event, events.Began):
@@ -209,7 +209,7 @@ def _with_columns(
 
 
 def _rows(prompts: Any) -> list[InputRow]:
-    """A row for each prompt. Raises UsageError for what is no prompt, naming its place."""
+    """A row for each prompt. Raises UsageError for an invalid prompt, naming its place."""
     from genctl.io import jsonl
     from genctl.io.readers import Remarks
     from genctl.io.rows import InputRow, RefusedRow
@@ -233,7 +233,7 @@ def _rows(prompts: Any) -> list[InputRow]:
 
 
 def _several(prompts: Any) -> list[Any]:
-    """The prompts: one alone is a list of one. Raises UsageError."""
+    """The prompts as a list; a single prompt becomes a list of one. Raises UsageError."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
     if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, Iterable):
@@ -245,7 +245,7 @@ def _several(prompts: Any) -> list[Any]:
 
 
 def _own(prompt: Any) -> dict[str, Any]:
-    """The keys of a prompt as a row has them. Raises RefusedRow."""
+    """A prompt as the keys of a row. Raises RefusedRow."""
     from genctl.io.rows import RefusedRow
 
     if isinstance(prompt, str):

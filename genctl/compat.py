@@ -1,4 +1,4 @@
-"""The names of torch and transformers that their documentation does not list: the only file that uses them.
+"""Undocumented names of torch and transformers: only this file uses them.
 
 Nothing is looked up when this file is imported. tests/test_compat.py has a test for each, which fails with the name.
 """
@@ -17,15 +17,15 @@ from torch import Tensor, nn
 
 from genctl.errors import ModelError
 
-version = cache(metadata.version)  # a package's metadata take ten milliseconds to read
+version = cache(metadata.version)  # reading a package's metadata takes ten milliseconds
 TESTED_TORCH = ("2.13",)  # all tests run with it (scripts/constraints.txt)
-# all tests run with the last; the goldens and the architectures also with the first (scripts/constraints-oldest.txt)
+# all tests run with the last; tests of goldens and architectures also with the first (scripts/constraints-oldest.txt)
 TESTED_TRANSFORMERS = ("5.17", "5.24")
 CORRECTED = "5.23"  # the first version that needs no corrections of older ones
 
 
 def untested_versions() -> list[str]:
-    """A line for --verbose for each library whose version was not tested: it may behave otherwise than in the tests."""
+    """A line for --verbose for each library in an untested version: it may behave differently from the tests."""
     libraries = {"torch": (str(torch.__version__), TESTED_TORCH), "transformers": (_installed(), TESTED_TRANSFORMERS)}
     return [
         f"{name} {found.partition('+')[0]}: genctl is tested with {name} {' and '.join(tested)}"
@@ -35,7 +35,7 @@ def untested_versions() -> list[str]:
 
 
 def transformers_needed(what: str) -> ModelError:
-    """The refusal of what the newest tested transformers can do and the installed one cannot."""
+    """The error for `what`, which the newest tested transformers supports and the installed one does not."""
     needed = TESTED_TRANSFORMERS[-1]
     return ModelError(
         f"{what} needs transformers {needed}; {_installed()} is installed",
@@ -44,7 +44,7 @@ def transformers_needed(what: str) -> ModelError:
 
 
 def older_transformers() -> bool:
-    """Whether the installed transformers needs what is corrected here."""
+    """Whether the installed transformers needs the corrections in this file."""
     return _minor(_installed()) < _minor(CORRECTED)
 
 
@@ -63,7 +63,7 @@ def _minor(text: str) -> tuple[int, ...]:
 def attention_with_sums(
     query: Tensor, keys: Tensor, values: Tensor, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Attention on the CPU and the log-sum-exp of its scores, by which parts of it can be merged.
+    """Attention on the CPU and the log-sum-exp of its scores, with which partial results can be merged.
 
     query [R, H, Q, D], keys and values [R, H, S, D] -> [R, H, Q, D] and float32 [R, H, Q].
     """
@@ -73,9 +73,9 @@ def attention_with_sums(
 
 
 def raise_recompile_limit(least: int) -> None:
-    """Let one process hold at least `least` compilations of a function.
+    """Allow a process at least `least` compilations of a function.
 
-    At the limit torch.compile stops compiling without a word, and every later step is slow.
+    At the limit torch.compile silently stops compiling, and every later step is slow.
     """
     import torch._dynamo
 
@@ -84,7 +84,7 @@ def raise_recompile_limit(least: int) -> None:
 
 
 def mark_dynamic(tensor: Tensor, dimensions: int | Sequence[int]) -> None:
-    """Mark dimensions that change from step to step. Without the mark torch compiles once more to find out."""
+    """Mark dimensions that change between steps. Without the mark torch finds out by compiling once more."""
     import torch._dynamo
 
     mark: Any = torch._dynamo.maybe_mark_dynamic
@@ -97,7 +97,7 @@ def is_marked_dynamic(tensor: Tensor) -> bool:
 
 
 def mark_static_address(tensor: Tensor) -> None:
-    """Mark a tensor whose memory does not move. Without the mark a CUDA graph copies it in every step."""
+    """Mark a tensor that stays at its address. Without the mark a CUDA graph copies it in every step."""
     import torch._dynamo
 
     mark: Any = torch._dynamo.mark_static_address
@@ -114,9 +114,9 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def forward_hooks(model: nn.Module) -> int:
-    """The number of hooks that see a model's passes, without those of the libraries and of how it is loaded.
+    """The number of hooks that see a model's passes, except those of torch, transformers and `genctl.models`.
 
-    transformers places some at the first pass that returns hidden states.
+    transformers adds some in the first pass that returns hidden states.
     """
     hooks = [hook for module in model.modules() for name in _HOOKS for hook in vars(module)[name].values()]
     return sum(not _origin(hook).startswith(("transformers.", "torch.", "genctl.models.")) for hook in hooks)
@@ -131,7 +131,7 @@ def _origin(hook: Any) -> str:
 
 
 def takes_dynamic_cache(model: Any) -> bool:
-    """Whether transformers gives a model of this class a cache of keys and values. True for a model of other code."""
+    """Whether transformers gives models of this class a cache of keys and values. True for models of other code."""
     method = getattr(model, "_supports_default_dynamic_cache", None)
     return True if method is None else bool(method())
 
@@ -147,31 +147,31 @@ def attention_of(config: Any) -> str:
 
 
 def from_config(kind: Any, config: Any, **settings: Any) -> Any:
-    """A model of a class that is no auto class, without its weights."""
+    """A model of a class that is not an auto class, without its weights."""
     return kind._from_config(config, **settings)
 
 
 def kept_dtypes(model: Any, dtype: torch.dtype) -> Mapping[str, torch.dtype]:
-    """What `from_pretrained` keeps in another type than `dtype`: patterns of names -> type."""
+    """Weights that `from_pretrained` keeps in another type than `dtype`: patterns of names -> type."""
     plan: Mapping[str, torch.dtype] = model._get_dtype_plan(dtype)
     return plan
 
 
 def synthid_keys(processor: Any, contexts: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys of a watermark for tokens after contexts: int64 [R, V], [R, C] -> keys [R, V, D], hashes of contexts [R]."""
+    """Watermark keys of tokens after contexts: int64 [R, V], [R, C] -> keys [R, V, D], hashes of contexts [R]."""
     keys, hashes = processor._compute_keys(contexts, ids)
     return keys, hashes
 
 
-# -- transformers: what its versions have, from 5.17 on ----------------------------------------------------------------
+# -- transformers: differences between versions, from 5.17 on ----------------------------------------------------------
 
 _OLD_CACHE_NAMES = ("past_key_values", "cache_params")  # 5.24 calls both `cache`
 
 
 def cache_argument(method: Callable[..., Any], inherited: Callable[..., Any]) -> str:
-    """The name by which a method of a model takes its cache: as its signature says, else as in the `inherited` method.
+    """The name of the cache argument of a model's method: from its signature, else from the `inherited` method's.
 
-    `cache` counts only where the inherited method has it: XLM's was something else before.
+    `cache` counts only if the inherited method has it: XLM's `cache` used to be something else.
     """
     general = "cache" if "cache" in inspect.signature(inherited).parameters else _OLD_CACHE_NAMES[0]
     accepted = inspect.signature(method).parameters
@@ -179,18 +179,18 @@ def cache_argument(method: Callable[..., Any], inherited: Callable[..., Any]) ->
 
 
 def states_argument(method: Callable[..., Any], returned: str) -> str:
-    """The name by which an input preparation takes the states that a pass returned in the field `returned`."""
+    """The argument by which an input preparation takes the states that a pass returned in the field `returned`."""
     return _OLD_CACHE_NAMES[0] if _OLD_CACHE_NAMES[0] in inspect.signature(method).parameters else returned
 
 
 def returned_cache(output: Any) -> Any:
-    """The cache that a pass returned; None if there is none. As an attribute the old name would warn."""
+    """The cache that a pass returned; None if there is none. Not read as an attribute: the old name would warn."""
     fields = vars(output)
     return next((fields[name] for name in ("cache", *_OLD_CACHE_NAMES) if fields.get(name) is not None), None)
 
 
 def ends_by_draw() -> bool:
-    """Whether a sampled beam may end if it was among the first drawn, not among the best: `generate()` before 5.24."""
+    """Whether a sampled beam may end if among the first drawn, rather than the best: `generate()` before 5.24."""
     return _minor(_installed()) < (5, 24)
 
 
@@ -201,9 +201,9 @@ def layers_that_keep_nothing(library: Any) -> tuple[type, ...]:
 
 
 def attention_for(config: Any) -> dict[str, str]:
-    """Arguments of `from_pretrained` for attention that computes what the config says.
+    """Arguments of `from_pretrained` for attention that follows the config.
 
-    sdpa is the default of older versions where it leaves out the soft caps of attention (Gemma 2), or the order of the
+    Older versions default to sdpa even where it omits the soft caps of attention (Gemma 2), or the order of the
     decoder's tokens (UMT5).
     """
     parts = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))]
@@ -211,17 +211,17 @@ def attention_for(config: Any) -> dict[str, str]:
     return {"attn_implementation": "eager"} if differs and older_transformers() else {}
 
 
-# Fields that older versions do not read, with the values that they compute with: architecture -> field -> value
+# Fields that older versions ignore, with the values that they use: architecture -> field -> value
 _UNREAD_FIELDS: Mapping[str, Mapping[str, float]] = {"gpt_oss": {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}}
 
 
 def correct_config(kind: str, config: Any) -> None:
-    """Correct what the newest version corrects, for older ones. Raises ModelError for a field that they do not read."""
+    """Apply the newest version's corrections for older ones. Raises ModelError for a field that these ignore."""
     for name, value in _UNREAD_FIELDS.get(kind, {}).items():
         if not hasattr(type(config), name) and getattr(config, name, value) != value:
             raise transformers_needed(f"{name} = {getattr(config, name)!r:.40}")
-    if kind == "gemma" and config.hidden_act == "gelu":  # the first checkpoints say so, and mean the approximation
+    if kind == "gemma" and config.hidden_act == "gelu":  # in the first checkpoints, which mean the tanh approximation
         config.hidden_act = "gelu_pytorch_tanh"
-    if kind == "recurrent_gemma" and getattr(config, "layer_types", None) is None:  # by which a cache is made
+    if kind == "recurrent_gemma" and getattr(config, "layer_types", None) is None:  # needed to make a cache
         names = {"recurrent": "linear_attention", "attention": "sliding_attention"}
         config.layer_types = [names[block] for block in config.layers_block_type]

@@ -17,7 +17,7 @@ from typing import Any
 
 
 class Exit(IntEnum):
-    """The exit status of the process."""
+    """Exit statuses of the process."""
 
     DONE = 0
     ROWS_FAILED = 1
@@ -28,7 +28,7 @@ class Exit(IntEnum):
 
 
 def extra(name: str) -> str:
-    """The hint that installs an extra of genctl. Double quotes are for every shell, that of Windows too."""
+    """The hint to install an extra of genctl. Double quotes work in every shell, even on Windows."""
     return f'pip install "genctl[{name}]"'
 
 
@@ -36,17 +36,17 @@ SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "GENCTL_API_KEY", "OPENAI_API_K
 _TOKEN = re.compile(r"\b(?:hf|api_org)_[A-Za-z0-9]{16,}")
 _URL = re.compile(r"(?<=://)(?:(?!://)[^\s<>])+(?:(?<=@)\s+[A-Za-z_][\w-]*\s*=|\s+=)?")
 _KNOBS = re.compile(r"@\s*[A-Za-z_][\w-]*\s*=[^@]*$")  # `host:80@name=…` is a server with knobs
-_PLACE = re.compile(r"(?:\[[^\]\s/@]*\]|[^/\s@:]+)(?::\d+)?(?:/[^@]*)?")  # of a server, without a password
-_PAGE = re.compile(r"[^:@/]+/[^@]*")  # a path with an @ behind it is none
+_PLACE = re.compile(r"(?:\[[^\]\s/@]*\]|[^/\s@:]+)(?::\d+)?(?:/[^@]*)?")  # a server's address, without a password
+_PAGE = re.compile(r"[^:@/]+/[^@]*")  # before an @: a host with a path, not a password
 _KEYS = r"[\w.-]*(?:key|token|secret|passw(?:or)?d|pwd|credentials?|authorization|signature)"
 _KEYS = rf"(?:{_KEYS}|(?:[\w.-]*[._-])?(?:sig|auth))"
 _QUERY = re.compile(rf"([?&;]{_KEYS}=)[^&;#\s\"'<>]+", re.IGNORECASE)
 
 
 def without_secrets(text: str) -> str:
-    """`text` without Hub tokens, keys of servers, and the passwords and keys in URLs, since messages end up in logs.
+    """`text` without Hub tokens, keys of servers, and passwords and keys in URLs, since messages end up in logs.
 
-    A password may hold @, / and : as they are. Where it is not clear whether something is one, it is hidden.
+    A password may contain unescaped @, / and :. In unclear cases, text is hidden.
     """
     for name in SECRETS:
         if len(token := os.environ.get(name, "").strip()) >= 4:
@@ -56,7 +56,7 @@ def without_secrets(text: str) -> str:
 
 
 def hide_secrets(value: Any) -> Any:
-    """A setting, or settings, without secrets: a text that is an address as a whole may hold spaces in its password."""
+    """Settings without secrets. If a whole text is an address, its password may contain spaces."""
     if isinstance(value, str):
         scheme, there, rest = value.partition("://")
         return without_secrets(scheme + there + _without_password(rest) if there else value)
@@ -66,7 +66,7 @@ def hide_secrets(value: Any) -> Any:
 
 
 def _without_password(rest: str) -> str:
-    """What follows :// of a URL, with its secrets hidden."""
+    """The part of a URL after ://, with its secrets hidden."""
     knobs = _KNOBS.search(rest)
     end = knobs.start() if knobs else len(rest)
     place, more = rest[:end], rest[end:]
@@ -79,14 +79,14 @@ def _without_password(rest: str) -> str:
 
 
 def nearest(name: str, choices: Iterable[str], cutoff: float = 0.65) -> str:
-    """The choice that is spelled most like `name`, or an empty string where none is close."""
+    """The choice with the spelling closest to `name`, or an empty string if none is close."""
     if len(name) > 64:  # the comparison is quadratic in the length
         return ""
     return next(iter(difflib.get_close_matches(name, list(choices), n=1, cutoff=cutoff)), "")
 
 
 def is_one_edit(name: str, other: str) -> bool:
-    """Whether one letter more, less or changed, or two neighbours that change places, make `other` of `name`."""
+    """Whether one inserted, deleted or changed letter, or two swapped neighbours, turn `name` into `other`."""
     start = next((at for at, (a, b) in enumerate(zip(name, other, strict=False)) if a != b), min(len(name), len(other)))
     a, b = name[start:], other[start:]
     return a != b and (a[1:] in (b, b[1:]) or a == b[1:] or (a[2:] == b[2:] and a[:2] == b[1::-1]))
@@ -100,7 +100,7 @@ def count(number: int, singular: str, plural: str = "") -> str:
 def size(bytes: float, digits: int = 1, *, of: float = 0) -> str:
     """Bytes in the largest unit of 1024 that leaves a number of at least one: `12 bytes`, `3.6 MiB`.
 
-    `of` is the whole that they are a part of: `0.4/3.6 MiB`.
+    `of` is the total, for progress: `0.4/3.6 MiB`.
     """
     whole = of or bytes
     if whole < 1024:
@@ -112,7 +112,7 @@ def size(bytes: float, digits: int = 1, *, of: float = 0) -> str:
 
 
 def percent(share: float, digits: int = 1, *, significant: int = 0) -> str:
-    """A share as `75.2%`, one that would be 0 as `<0.1%`; – for NaN. With `significant` digits however small it is."""
+    """A share as `75.2%`; `<0.1%` if it would round to 0; – for NaN. `significant`: digits to keep for small shares."""
     if math.isnan(share):
         return "–"
     if significant:
@@ -121,7 +121,7 @@ def percent(share: float, digits: int = 1, *, significant: int = 0) -> str:
     return f"<{least:.{digits}f}%" if 0 < share < least / 200 else f"{share * 100:.{digits}f}%"
 
 
-# What the messages of Python's JSON reader mean.
+# Messages of Python's JSON parser, in plain words.
 _JSON = {
     "Expecting value": "expected a value",
     "Expecting ',' delimiter": "expected a comma or a closing bracket",
@@ -137,7 +137,7 @@ _JSON = {
 
 
 def cannot_read(name: str, error: Exception | str, option: str = "") -> str:
-    """The sentence for a file that is missing or unreadable, with the option that names it."""
+    """The message for a file that is missing or unreadable, with the option that names it."""
     if isinstance(error, (OSError, ValueError)):
         error = "no such file" if isinstance(error, FileNotFoundError) else reason_of(error)
     return f"{option and f'{option}: '}cannot read {name}: {error}"
@@ -155,7 +155,7 @@ def reason_of(error: Exception) -> str:
         return f"not JSON: {reason} at {place}"
     if isinstance(error, RecursionError):
         return "nested too deeply"
-    if isinstance(error, RuntimeError):  # of pathlib: links in a circle, ~ of an unknown user
+    if isinstance(error, RuntimeError):  # of pathlib: circular links, ~ of an unknown user
         return "no such file"
     return "not a file name" if "null" in str(error) else "a number has too many digits"
 
@@ -168,9 +168,9 @@ _SYSTEM: dict[type, str] = {
 
 
 class GenctlError(Exception):
-    """An error that the user can fix. `code` names its kind in error rows; `exit` is the exit status of a run it ends.
+    """An error that the user can fix. `code` is its kind in error rows; `exit` is the exit status of a run it ends.
 
-    The message and the hint hold no secrets. A line end in a file name or model name does not split a message: only the
+    Secrets are removed from the message and the hint. A line end in a file or model name does not split a message: only
     kinds with `several` have messages of several lines, one for each mistake.
     """
 
@@ -206,21 +206,21 @@ class InputError(GenctlError):
 
 
 class ModelError(GenctlError):
-    """A checkpoint that is missing, damaged, or cannot do what the settings ask for."""
+    """A checkpoint that is missing, damaged, or does not support the settings."""
 
     exit = Exit.MODEL
     code = "model"
 
 
 class BackendError(ModelError):
-    """A server that cannot be used, or cannot do what the settings ask for: it ends the run."""
+    """A server that cannot be used, or does not support the settings. It ends the run."""
 
     code = "backend"
     several = True
 
 
 class ContractError(ModelError):
-    """A model's code that does not do what generation relies on. It ends the whole job, not only one row."""
+    """A model's code that does not use its cache correctly. It ends the whole job, not only one row."""
 
 
 class OutputError(GenctlError):
@@ -237,7 +237,7 @@ class CheckError(GenctlError):
 
 
 def joined(errors: Sequence[GenctlError]) -> GenctlError:
-    """One error of the first one's kind, with every message, a line each, and every hint."""
+    """One error of the first error's kind, with all messages, one per line, and all hints."""
     error = errors[0]
     error.message = "\n".join(dict.fromkeys(one.message for one in errors))
     error.hint = "; ".join(dict.fromkeys(one.hint for one in errors if one.hint))
@@ -246,7 +246,7 @@ def joined(errors: Sequence[GenctlError]) -> GenctlError:
 
 
 def raised(error: BaseException) -> str:
-    """What somebody's code raised, in one line."""
+    """An exception raised by code outside genctl, in one line."""
     return f"{type(error).__name__}: {one_line(error)}"
 
 
@@ -273,26 +273,26 @@ def is_shortage(error: BaseException) -> bool:
     return any(f"{lack} memory" in words for lack in ("out of", "can't allocate", "cannot allocate", "not enough"))
 
 
-# -- what has changed between two jobs, in words ----------------------------------------------------------------------
+# -- changes between two jobs, in words -------------------------------------------------------------------------------
 
-FINGERPRINT = "sha256:"  # fingerprints of the first version were bare hex, and saw a sample of each tensor only
+FINGERPRINT = "sha256:"  # fingerprints of the first version were bare hex, and covered only a sample of each tensor
 _SHORT = 40  # characters of a value in a sentence
 
 
 def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """The keys whose values differ, with both of them; None where there is none."""
+    """The keys with different values, with both values; None for a missing one."""
     keys = dict.fromkeys([*old, *new])
     return ((key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key))
 
 
 def change(name: str, old: Any, new: Any, place: str = "") -> str:
-    """What has changed, in words: `temperature 0.7 → 0.8 (flag --temperature)`, with the place of the new value."""
+    """A change in words: `temperature 0.7 → 0.8 (flag --temperature)`, with the place of the new value."""
     return f"{name} {_words(old)} → {_words(new)}" + (f" ({place})" if place else "")
 
 
 def checkpoint_change(name: str, old: object, new: str, *, before: str = "", what: str = "it") -> str:
-    """How a checkpoint differs from the one that `what` was made with, by fingerprints; its name was `before`."""
-    if not (isinstance(old, str) and old.startswith(FINGERPRINT)):  # it may be equal for different weights
+    """How a checkpoint differs from the one that `what` was made with (named `before`), by fingerprints."""
+    if not (isinstance(old, str) and old.startswith(FINGERPRINT)):  # an old one may be equal for different weights
         seen = "made by a version of genctl that did not look at all bytes of a checkpoint"
         return f"{what} was {seen}, so it is unknown whether {name} is still the same"
     then, now = (f"{fingerprint.removeprefix(FINGERPRINT):.12}…" for fingerprint in (old, new))

@@ -1,6 +1,6 @@
 """The knobs, each defined once: name, type, bounds, default and help text. Imports no torch.
 
-Names are those of transformers' `GenerationConfig` wherever it has the knob. TOML presets, `--set`, JSONL `params`,
+Names are those of transformers' `GenerationConfig` if it has the knob. TOML presets, `--set`, JSONL `params`,
 command-line flags, `--help`, the JSON Schema and `--dry` are all made from these definitions.
 """
 # ruff: noqa: RUF009 — `knob` returns a dataclass field, which is what a dataclass default may be
@@ -14,12 +14,12 @@ from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
 
-DEFAULT_NEW_TOKENS = 256  # where nothing limits the length
-MOST_DRAFTED = 20  # tokens in a draft where num_assistant_tokens is not set, as in transformers
-GRAMMARS = ("json_schema", "regex", "grammar")  # knobs that say what the whole text must be
-MOST_MATCHED = 8  # tokens that prompt lookup compares; transformers looks for 2
+DEFAULT_NEW_TOKENS = 256  # if nothing limits the length
+MOST_DRAFTED = 20  # tokens in a draft if num_assistant_tokens is not set, as in transformers
+GRAMMARS = ("json_schema", "regex", "grammar")  # knobs that constrain the whole text
+MOST_MATCHED = 8  # most tokens that prompt lookup matches; transformers matches 2
 DRAFTING = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")  # knobs that select a drafter
-# the tags around a thought: of DeepSeek-R1, Qwen3 and most others; of Claude-like data sets; of Magistral; of Seed-OSS
+# tags around a thought: in DeepSeek-R1, Qwen3 and most others; in Claude-like data sets; in Magistral; in Seed-OSS
 THOUGHT_TAGS = (
     ("<think>", "</think>"),
     ("<thinking>", "</thinking>"),
@@ -42,8 +42,8 @@ SEARCH = "Search"
 STRUCTURE = "Structure"
 
 Fraction: TypeAlias = Annotated[float, Ge(0.0), Lt(1.0)]
-Rows: TypeAlias = Annotated[int, Ge(1), Le(1 << 16)]  # in memory all at once; a larger number is a typing error
-ThreadCount: TypeAlias = Annotated[int, Ge(1), Le(1024)]  # a larger number is a typing error
+Rows: TypeAlias = Annotated[int, Ge(1), Le(1 << 16)]  # all in memory at once; larger numbers are typos
+ThreadCount: TypeAlias = Annotated[int, Ge(1), Le(1024)]  # larger numbers are typos
 CacheForm: TypeAlias = Literal["dynamic", "static", "quantized", "offloaded", "off"]
 Quantized: TypeAlias = Literal["int8", "int4", "gguf"]
 Bias: TypeAlias = tuple[Ids, float]  # a sequence of ids, and the number added to the score of its last id
@@ -60,10 +60,10 @@ def knob(
     sampling: bool = False,
     refines: tuple[str, ...] = (),
 ) -> Any:
-    """A field with its help text. `flag` is its command-line name if that differs; --help-all leaves out a `rare` one.
+    """A field with its help text. `flag` is its command-line name if that differs; --help-all omits `rare` ones.
 
-    `neutral` is the value that changes nothing; `sampling` knobs need `do_sample`. A knob has no effect while all those
-    that it `refines` are off; those of a processor are in its row (`config/listed_knobs.py`).
+    `neutral` is the value that changes nothing; `sampling` knobs need `do_sample`. A knob has no effect while all knobs
+    that it `refines` are off; for knobs of processors these are in their rows (`config/listed_knobs.py`).
     """
     metadata = {
         "about": about,
@@ -81,7 +81,7 @@ def knob(
 
 @dataclass(frozen=True)
 class Generation:
-    """Everything that decides which tokens are generated. Optional knobs that are not set are None."""
+    """All knobs that determine which tokens are generated. Optional knobs that are not set are None."""
 
     # -- length ------------------------------------------------------------------------------------------------------
     max_new_tokens: Number | None = knob(
@@ -513,29 +513,29 @@ class Generation:
 
     @property
     def structure(self) -> str:
-        """The knob that gives the whole text a structure of its own, which does not continue the prompt; "" if none."""
+        """The knob that gives the whole text its own structure, so it does not continue the prompt; "" if none."""
         return next((name for name in ("json_schema", "grammar") if getattr(self, name) is not None), "")
 
     @property
     def is_beam_search(self) -> bool:
-        """Whether hypotheses compete for their places."""
+        """Whether hypotheses compete with each other."""
         return self.num_beams > 1
 
     @property
     def several(self) -> dict[str, int]:
-        """The knobs that give a prompt more than one hypothesis, with their numbers."""
+        """The knobs that give a prompt several hypotheses, with their values."""
         numbers = {"num_beams": self.num_beams, "num_return_sequences": self.num_return_sequences}
         return {name: number for name, number in numbers.items() if number > 1}
 
     @property
     def draws(self) -> bool:
-        """Whether tokens are drawn, so that a seed matters."""
+        """Whether tokens are sampled, so the seed matters."""
         return self.do_sample and self.temperature > 0
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """Everything that decides where and how the tokens are computed."""
+    """All knobs that determine where and how tokens are computed."""
 
     model: str = knob("builtin:stories", "builtin:NAME, a local folder, a GGUF file, or a Hub id", MODEL)
     revision: str | None = knob(None, "branch, tag or commit of a Hub checkpoint", MODEL)
@@ -627,7 +627,7 @@ class Runtime:
 
     @property
     def is_chat(self) -> bool:
-        """Whether prompts are messages of a user: with --chat, or with a system message."""
+        """Whether prompts are user messages: with --chat, or with a system message."""
         return self.chat or self.system is not None
 
 
@@ -639,7 +639,7 @@ def knobs(kind: type = Generation) -> dict[str, dataclasses.Field[Any]]:
 
 @cache
 def hints(kind: type = Generation) -> dict[str, Any]:
-    """The type of each knob, bounds (`Annotated`) included."""
+    """The type of each knob, with bounds (`Annotated`)."""
     return get_type_hints(kind, include_extras=True)
 
 

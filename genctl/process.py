@@ -1,9 +1,9 @@
-"""This process and its children: its version, what they inherit, which signals it heeds, its own folder.
+"""This process and its children: versions, the environment of children, ignored signals, the cache folder.
 
 Python puts the working directory first on the path of `python -c` and `python -m`, and libraries start both: torch's
-compiler, multiprocessing, Ray. Children import nothing from there, libraries' too.
+compiler, multiprocessing, Ray. No child, including those of libraries, may import anything from there.
 
-`__main__` imports this file before anything else: at first it imports only what no file in that directory can replace.
+`__main__` imports this file before anything else: its top level only imports modules that no file there can replace.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 __version__ = "0.3.0"
 SAFE = "PYTHONSAFEPATH"
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"
-_HERE = os.path.realpath(__file__).rpartition(os.sep)[0]  # no pathlib: nothing that takes time is imported yet
+_HERE = os.path.realpath(__file__).rpartition(os.sep)[0]  # not pathlib: it takes time to import
 _paused = False
 
 
 def protect_children() -> None:
-    """Give all later children a safe path. For programs: it changes this process's environment to its end."""
+    """Give all later children a safe path. For programs only: it changes this process's environment for good."""
     os.environ[SAFE] = "1"
 
 
 class ProtectedChildren:
-    """A context in which children get a safe path, for libraries: the environment is the caller's own afterwards."""
+    """A context in which children get a safe path. For use as a library: the environment is restored afterwards."""
 
     def __enter__(self) -> None:
         self._before = os.environ.get(SAFE)
@@ -45,18 +45,18 @@ class ProtectedChildren:
 
 
 def forget_working_directory() -> None:
-    """Take the working directory, which `python -m` put there, off this process's path, unless genctl is in it."""
+    """Remove the working directory, added by `python -m`, from this process's path, unless genctl is in it."""
     here = os.path.realpath(os.curdir)
     if sys.path and os.path.realpath(sys.path[0]) == here and here != _HERE.rpartition(os.sep)[0]:
         del sys.path[0]
 
 
 def stays_ignored(number: int) -> bool:
-    """Whether a signal is ignored and stays so: SIGHUP as `nohup` wants it, SIGINT as a shell does for what a script
-    starts in the background.
+    """Whether a signal is ignored and stays so: SIGHUP under `nohup`, SIGINT for jobs that a shell script starts in the
+    background.
 
-    SIGINT is heeded nevertheless where standard input is a terminal: somebody presses Ctrl-C there. Such a background
-    job reads no terminal, though it may write to one.
+    SIGINT is not left ignored if standard input is a terminal, where Ctrl-C can be pressed: such a background
+    job does not read from a terminal, though it may write to one.
     """
     import signal
 
@@ -66,10 +66,10 @@ def stays_ignored(number: int) -> bool:
 
 
 def pause_collector() -> None:
-    """Collect no garbage until `resume_collector`. Call it before anything is imported, in a process of our own.
+    """Disable garbage collection until `resume_collector`. Call it before any import, and only in our own process.
 
     Importing torch creates half a million objects, none of them garbage. Python's cyclic collector would scan them
-    repeatedly during the import, and again when the interpreter ends: a fifth of `import torch`, and as much again at
+    repeatedly during the import, and again at exit: a fifth of the time of `import torch`, and as much again at
     the end.
     """
     global _paused
@@ -78,7 +78,7 @@ def pause_collector() -> None:
 
 
 def resume_collector() -> None:
-    """Collect from now on; what was imported so far is never scanned. Without `pause_collector`, do nothing."""
+    """Enable collection again; objects that exist now are never scanned. Without `pause_collector`, do nothing."""
     global _paused
     if _paused:
         _paused = False
@@ -87,10 +87,10 @@ def resume_collector() -> None:
 
 
 def use_own_compile_cache() -> None:
-    """Let torch keep compiled code in a folder of the user's own, where TORCHINDUCTOR_CACHE_DIR names no other.
+    """Let torch keep compiled code in a private folder, unless TORCHINDUCTOR_CACHE_DIR names one.
 
-    Torch's own choice, which it writes into that variable, is one beside everybody's temporary files, with a name that
-    is known before it is there. Raises UsageError for a folder that somebody else could have put code into.
+    Torch's default, which it also writes to that variable, is a folder with a predictable name in the shared temporary
+    folder. Raises UsageError for a folder into which other users could have put code.
     """
     import shutil
     import tempfile
@@ -107,15 +107,15 @@ def use_own_compile_cache() -> None:
         for folder in (base, base / "compiled"):
             make_private(folder, hint)
         os.environ[COMPILED] = str(folder)
-    except OSError:  # no home, or none that can be written to
+    except OSError:  # no home, or not writable
         os.environ[COMPILED] = tempfile.mkdtemp(prefix="genctl-")
         atexit.register(shutil.rmtree, os.environ[COMPILED], ignore_errors=True)
 
 
 def cache_folder() -> Path | None:
-    """The user's folder of what can be computed again: `$XDG_CACHE_HOME/genctl`, `~/.cache/genctl` by default.
+    """The user's cache folder: `$XDG_CACHE_HOME/genctl`, `~/.cache/genctl` by default.
 
-    None where there is no home folder.
+    None if there is no home folder.
     """
     from pathlib import Path
 
@@ -129,9 +129,9 @@ def cache_folder() -> Path | None:
 
 
 def make_private(folder: Path, hint: str) -> None:
-    """Make `folder`, for its owner only, if it is not there.
+    """Make `folder` if it does not exist, and let only its owner access it.
 
-    Raises OSError where that fails, and UsageError for a link and for a folder that others own or may write to.
+    Raises OSError if that fails, and UsageError for a link and for a folder that others own or can write to.
     """
     import stat
 
@@ -166,7 +166,7 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 def sources() -> str:
-    """A digest of genctl's own sources, as they lie beside this file."""
+    """A digest of genctl's own sources, as installed."""
     from hashlib import sha256
     from pathlib import Path
 

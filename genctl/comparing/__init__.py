@@ -1,1 +1,1 @@
-"""The runs of a comparison, their metrics, and recorded outputs."""
+"""The outputs of a comparison's runs, their metrics and statistics, and references."""

@@ -1,7 +1,7 @@
-"""Metrics of a text: probability, diversity, repetition, likeness to references. Plain numbers, or None where
-one is undefined.
+"""Metrics of a text: probability, diversity, repetition, similarity to references. Plain numbers, or None if
+undefined.
 
-Words are runs of letters and digits, and every other character by itself, so that texts of different tokenizers can be
+A word is a run of letters and digits, or any other single character, so texts of different tokenizers can be
 compared.
 """
 
@@ -30,17 +30,17 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, as above."""
+    """The words of a text, as defined above."""
     return _WORD.findall(text)
 
 
 def measure(written: Written) -> Values:
-    """The metrics of one sequence; None for what a server does not report.
+    """The metrics of one sequence; None for numbers that a server does not report.
 
-    `tokens` (EOS included); `mean_logprob` per token under the model, nats; `perplexity`; `score` as the search has it;
-    `entropy`, the mean of the model's distributions, nats; `distinct_1` and `distinct_2`, the share of different words
-    and pairs of words (Li et al. 2016, arXiv:1510.03055); `longest_repeat`, words of the longest n-gram that occurs
-    twice, overlaps allowed.
+    `tokens` (with EOS); `mean_logprob` per token under the model, nats; `perplexity`; `score`, the search's own;
+    `entropy`, the mean of the model's distributions, nats; `distinct_1` and `distinct_2`, the shares of distinct words
+    and pairs of words (Li et al. 2016, arXiv:1510.03055); `longest_repeat`, the length in words of the longest n-gram
+    that occurs twice, overlaps allowed.
     """
     hypothesis = written.hypothesis
     count = hypothesis.length
@@ -68,7 +68,7 @@ def perplexity(mean_logprob: float) -> float:
 
 
 def distinct(items: Sequence[str], n: int) -> float | None:
-    """Different n-grams as a share of all n-grams; None if there are none."""
+    """Distinct n-grams as a share of all n-grams; None if there are none."""
     grams = [tuple(items[start : start + n]) for start in range(len(items) - n + 1)]
     return len(set(grams)) / len(grams) if grams else None
 
@@ -76,7 +76,7 @@ def distinct(items: Sequence[str], n: int) -> float | None:
 def longest_repeat(items: Sequence[Hashable]) -> int:
     """The length of the longest n-gram that occurs twice, overlaps allowed; 0 if there is none.
 
-    Each item is a character, so that `str.find` looks for an n-gram one longer than the longest so far.
+    Items are mapped to characters, so `str.find` can search for an n-gram one longer than the longest so far.
     """
     numbers: dict[Hashable, int] = {}
     text = "".join([chr(numbers.setdefault(item, len(numbers))) for item in items])
@@ -88,9 +88,9 @@ def longest_repeat(items: Sequence[Hashable]) -> int:
 
 
 def mean_of(values: Sequence[Mapping[str, float | None]]) -> Values:
-    """The mean of each number over several texts, missing values left out.
+    """The mean of each number over several texts, without missing values.
 
-    The perplexity is that of the mean log-probability.
+    The perplexity is computed from the mean log-probability.
     """
     means: Values = {}
     for key in dict.fromkeys(key for numbers in values for key in numbers):
@@ -104,9 +104,9 @@ def mean_of(values: Sequence[Mapping[str, float | None]]) -> Values:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where a text diverges from another one. A token is None if the text has ended.
+    """Where a text diverges from another one. A token is None if its text has ended.
 
-    Both log-probabilities are the model's own after the same tokens, if one checkpoint wrote both texts.
+    If one checkpoint generated both texts, both log-probabilities are the model's own after the same tokens.
     """
 
     against: str  # the run of the other text
@@ -119,8 +119,8 @@ class Divergence:
 def divergence(ours: Written, theirs: Written, against: str, *, same_tokens: bool) -> Divergence | None:
     """The first point at which two sequences differ; None if they are equal.
 
-    With `same_tokens` ids are compared. Texts of different checkpoints are compared by their characters, and the point
-    is moved back to the beginning of the token that holds the first difference.
+    With `same_tokens` ids are compared. Else (texts of different checkpoints) characters are compared, and the point
+    is moved back to the beginning of the token that contains the first difference.
     """
     one, other = ours.hypothesis, theirs.hypothesis
     if one.tokens == other.tokens if same_tokens else one.text == other.text:
@@ -136,13 +136,13 @@ def divergence(ours: Written, theirs: Written, against: str, *, same_tokens: boo
 
 
 def _holding(written: Written, character: int) -> int:
-    """The place of the token that contains a character."""
+    """The index of the token that contains a character."""
     ends = accumulate(len(token.text) for token in written.tokens)
     return next((place for place, end in enumerate(ends) if end > character), len(written.tokens))
 
 
 def divergence_entry(point: Divergence) -> dict[str, object]:
-    """A divergence as in a record: `token` and `other` as [id, text, logprob], or null after the end."""
+    """A divergence for a record: `token` and `other` as [id, text, logprob], or null after the end."""
 
     def entry(token: events.Token | None) -> list[object] | None:
         return None if token is None else [known_id(token.id), token.text, token.logprob]
@@ -152,17 +152,17 @@ def divergence_entry(point: Divergence) -> dict[str, object]:
 
 # -- texts against references, and samples against each other: exact match, BLEU, chrF, TER (sacrebleu, an extra) ------
 # BLEU (Papineni et al. 2002), chrF (Popović 2015) and TER (Snover et al. 2006) are on sacrebleu's scale of 0 to 100
-# with its default settings; BLEU of a single sentence leaves out the orders for which it is too short
+# with its default settings; BLEU of a single sentence omits n-gram orders that are longer than the sentence
 # (`effective_order`).
 
 
 def is_installed() -> bool:
-    """Whether there is sacrebleu."""
+    """Whether sacrebleu is installed."""
     return importlib.util.find_spec("sacrebleu") is not None
 
 
 def check_installed(what: str) -> None:
-    """Raises UsageError where `what` needs sacrebleu and there is none."""
+    """Raises UsageError, saying that `what` needs sacrebleu, if it is not installed."""
     if not is_installed():
         raise UsageError(
             f"{what}: scores against references need sacrebleu, which is not installed", hint=extra("metrics")
@@ -171,7 +171,7 @@ def check_installed(what: str) -> None:
 
 @cache
 def _scorers() -> dict[str, Any]:
-    """What scores single sentences, by its column."""
+    """Metrics of sacrebleu for single sentences, by column."""
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
     from sacrebleu.metrics.ter import TER
@@ -180,19 +180,19 @@ def _scorers() -> dict[str, Any]:
 
 
 def _bounded(scores: Mapping[str, Any]) -> Values:
-    """The numbers of sacrebleu's scores, which may be 100.00000000000004; TER has no bound."""
+    """The numbers of sacrebleu's scores, capped at 100 (they may be 100.00000000000004) except TER."""
     return {name: float(one.score) if name == "ter" else min(float(one.score), 100.0) for name, one in scores.items()}
 
 
 def against(text: str, references: Sequence[str]) -> Values:
-    """One text against its references; exact match ignores white space at the ends."""
+    """Scores of one text against its references; exact match ignores leading and trailing white space."""
     exact = text.strip() in {reference.strip() for reference in references}
     scores = {name: scorer.sentence_score(text, list(references)) for name, scorer in _scorers().items()}
     return {"exact_match": float(exact), **_bounded(scores)}
 
 
 def corpus(texts: Sequence[str], references: Sequence[Sequence[str]]) -> Values:
-    """The scores of all texts of a run as one corpus, which differ from the mean over its texts; `references[i]` belong
+    """The scores of all texts of a run as one corpus, which differ from the mean over the texts; `references[i]` belong
     to `texts[i]`.
     """
     from sacrebleu.metrics.bleu import BLEU
@@ -204,7 +204,7 @@ def corpus(texts: Sequence[str], references: Sequence[Sequence[str]]) -> Values:
 
 
 def self_bleu(texts: Sequence[str]) -> list[float | None]:
-    """For each text its BLEU with all others as references (Zhu et al. 2018, arXiv:1802.01886): 100 for equal texts.
+    """The BLEU of each text with all others as references (Zhu et al. 2018, arXiv:1802.01886): 100 for equal texts.
 
     None for a single text, and without sacrebleu.
     """

@@ -23,7 +23,7 @@ COLUMNS = (  # of a comparison as TSV
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """A number in a cell: – if unknown, scientific if too large to read. What rounds to nothing has no sign."""
+    """A number for a cell: – if unknown, in scientific notation if large. A number that rounds to 0 has no sign."""
     if value is None:
         return "–"
     if not math.isfinite(value):
@@ -35,7 +35,7 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def signed(value: float | None, digits: int = 2) -> str:
-    """A difference in a cell."""
+    """A signed difference for a cell."""
     shown = number(value, digits)
     return f"+{shown}" if value is not None and value > 0 and shown.strip("0.") else shown
 
@@ -59,7 +59,7 @@ class ComparedPrompt:
     row: InputRow | BadRow
     references: tuple[str, ...]
     cells: list[list[Cell]]
-    lanes: dict[int, list[str]] = field(default_factory=dict)  # of each run
+    lanes: dict[int, list[str]] = field(default_factory=dict)  # by run
 
     @property
     def begun(self) -> bool:
@@ -67,7 +67,7 @@ class ComparedPrompt:
         return any(cell is not None for cells in self.cells for cell in cells)
 
     def forget(self) -> None:
-        """Free the results that have been written."""
+        """Free the results once they are written."""
         self.cells = [[None] * len(cells) for cells in self.cells]
         self.lanes = {}
 
@@ -83,7 +83,7 @@ class ComparedPrompt:
 def prompts_of(rows: Sequence[InputRow | BadRow], path: str | None, runs: int, seeds: int) -> list[ComparedPrompt]:
     """The prompts with their references, from the rows or from the file at `path`.
 
-    Raises InputError where both have one, or where the file does not fit, and UsageError where there is no sacrebleu.
+    Raises InputError if both have references, or if the file does not fit, and UsageError if sacrebleu is missing.
     """
     if path is not None:
         metrics.check_installed("--references")
@@ -114,7 +114,7 @@ class Measured:
 def measured(
     prompt: ComparedPrompt, runs: Sequence[str], base: str, *, timing: bool = False
 ) -> dict[str, list[Measured]]:
-    """Every text of a prompt with its numbers, run by run."""
+    """Every text of a prompt with its numbers, by run."""
     sequences_of: dict[str, list[Measured]] = {}
     home = list(runs).index(base)
     for place, run in enumerate(runs):
@@ -150,11 +150,11 @@ def records(
     load_s: float | None = None,
     tokens: bool = False,
 ) -> list[dict[str, Any]]:
-    """The records of a prompt: those of `genctl run` with `run` and `metrics` at their end.
+    """The records of a prompt: those of `genctl run` with `run` and `metrics` appended.
 
-    `metrics.divergence` is where a text leaves that of the first run (or `baseline`): `position` counts the tokens
-    before it, `token` and `other` are [id, text, logprob], null where a text had ended. With `baseline`,
-    `metrics.difference` holds each number less the mean of the baseline's texts. `load_s` adds `timing`.
+    `metrics.divergence` is where a text diverges from the first run's (or the `baseline`'s): `position` counts the
+    tokens before it, `token` and `other` are [id, text, logprob], null if a text has ended. With `baseline`,
+    `metrics.difference` holds each number minus the mean over the baseline's texts. `load_s` adds `timing`.
     """
     row = prompt.row
     if isinstance(row, BadRow):

@@ -1,4 +1,4 @@
-"""The runs of a comparison side by side, from their events: who continues which prompt, where texts part, metrics."""
+"""The runs of a comparison side by side, from their events: the lanes of each prompt, divergences, metrics."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from genctl.io.records import finite
 
 
 class SideBySide:
-    """Listens to a run. If all of its lanes are those of `compare`, `part` is what a page shows of them."""
+    """Listens to a run. If all of its lanes are from `compare`, `part` returns the data that a page shows."""
 
     def __init__(self) -> None:
         self._collector = Collector()
-        self._lanes: dict[str, tuple[str, str]] = {}  # run and row of each
-        self._order: dict[str, int] = {}  # the place of each run on the command line, 0 in recordings that have none
+        self._lanes: dict[str, tuple[str, str]] = {}  # lane -> run and row
+        self._order: dict[str, int] = {}  # run -> its place on the command line, 0 in recordings without it
         self._results: dict[str, Result] = {}
-        self._others = False  # there are other lanes, too
+        self._others = False  # whether there are lanes of another command
 
     def feed(self, event: Event) -> None:
-        """Take one event."""
+        """Process one event."""
         if isinstance(event, Began):
-            parts = event.lane.rsplit("/", 2)  # run/id/seed, where it is a lane of `compare`
+            parts = event.lane.rsplit("/", 2)  # run/id/seed if it is a lane of `compare`
             if len(parts) != 3 or not parts[2].isdecimal() or event.seed not in (None, int(parts[2])):
                 self._others = True
             else:
@@ -37,15 +37,15 @@ class SideBySide:
             self._results[result.lane] = result
 
     def part(self, baseline: str | None = None) -> dict[str, Any] | None:
-        """The runs, the lanes of each prompt by run, partings and metrics; None if this is no comparison.
+        """The runs, the lanes of each prompt by run, divergences and metrics; None if this is no comparison.
 
-        Runs and lanes have the order of the command line. They are decoded in another one: first those that look at
-        hidden states, and checkpoint by checkpoint.
+        Runs and lanes are in the order of the command line. They are decoded in another order: checkpoint by
+        checkpoint, and those that use hidden states first.
 
-        A parting is where the first text of a run leaves that of the base run with the same seed, or else the first
-        one: `position` counts the tokens before it, `token` and `other` are [id, text, log-probability], null where a
-        text had ended. A metric has by run its mean, both ends of its interval (null for fewer than ten prompts), and
-        the number of prompts.
+        A parting is where the first text of a run diverges from the base run's text with the same seed, or else its
+        first text: `position` counts the tokens before it, `token` and `other` are [id, text, log-probability], null
+        if a text has ended; `equal` if there is none. A metric has, by run, its mean, both ends of its interval (null
+        for fewer than ten prompts), and the number of prompts.
         """
         if self._others or not self._lanes:
             return None
@@ -76,7 +76,7 @@ class SideBySide:
 
 
 def _partings(results: Mapping[str, Sequence[Result]], base: str) -> dict[str, dict[str, Any]]:
-    """Where the first text of each run leaves that of the base run with the same seed."""
+    """Where the first text of each run diverges from the base run's text with the same seed."""
     points: dict[str, dict[str, Any]] = {}
     for run, (ours, *_) in ((run, found) for run, found in results.items() if found and results[base]):
         if run == base:

@@ -1,4 +1,4 @@
-"""Statistics of runs over many prompts: means with confidence intervals, and win counts; and as tables of cells."""
+"""Statistics of runs over many prompts: means with confidence intervals and win counts, and tables of them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ RESAMPLES = 1000
 CONFIDENCE = 0.95
 LEAST = 10  # values for an interval: the bootstrap of two or three is the range from the smallest to the largest
 LEGEND = f"{percent(CONFIDENCE, 0)} intervals from {LEAST} prompts on"
-SPEED = "tok/s"  # the heading of a column of measured speeds, which are the same by chance alone
-TIE = 1e-5  # nats per token: the rounding of another batch shape
+SPEED = "tok/s"  # the heading of measured speeds, which are equal only by chance
+TIE = 1e-5  # nats per token: differences by rounding in another batch shape
 _AT_ONCE = 4_000_000  # numbers drawn at a time
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and its confidence interval (`CONFIDENCE`), which fewer than `LEAST` values do not have."""
+    """A mean and its confidence interval (`CONFIDENCE`); no interval for fewer than `LEAST` values."""
 
     mean: float
     low: float | None
@@ -37,9 +37,9 @@ class Interval:
 
 
 def bootstrap(values: Sequence[float], *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
-    """The percentile bootstrap of the mean (Efron 1979): `resamples` samples with replacement, repeatable by `seed`.
+    """The percentile bootstrap of the mean (Efron 1979): `resamples` samples with replacement, reproducible by `seed`.
 
-    Raises ValueError for no values.
+    Raises ValueError if there are no values.
     """
     if not values:
         raise ValueError("there is no mean of nothing")
@@ -61,20 +61,20 @@ def bootstrap(values: Sequence[float], *, seed: int = 0, resamples: int = RESAMP
 
 @dataclass
 class RunNumbers:
-    """The numbers of one run, prompt by prompt: means over the sequences and seeds of a prompt."""
+    """The numbers of one run by prompt: means over the sequences and seeds of each prompt."""
 
-    prompts: list[Values | None] = field(default_factory=list)  # None where it failed
+    prompts: list[Values | None] = field(default_factory=list)  # None if the run failed on the prompt
     reasons: Counter[str] = field(default_factory=Counter)  # why sequences ended
     tokens: int = 0
-    seconds: float = 0.0  # in which its lanes were decoded
+    seconds: float = 0.0  # decode time of its lanes
     corpus: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)  # texts with their references
 
     def add(self, texts: Sequence[Values]) -> None:
-        """One prompt: the numbers of its sequences, none if it failed."""
+        """Add a prompt: the numbers of its sequences, empty if it failed."""
         self.prompts.append(mean_of(texts) if texts else None)
 
     def take(self, texts: Sequence[Measured], seconds: float, references: tuple[str, ...]) -> None:
-        """One prompt with all that is measured of its texts, which were decoded in so many seconds."""
+        """Add a prompt with all measurements of its texts, and the seconds in which they were decoded."""
         self.add([text.values for text in texts])
         self.reasons.update(text.sequence.finish_reason for text in texts)
         self.tokens += sum(text.sequence.hypothesis.length for text in texts)
@@ -82,11 +82,11 @@ class RunNumbers:
         self.corpus += [(text.sequence.text, references) for text in texts if references]
 
     def column(self, key: str) -> list[float | None]:
-        """One number, prompt by prompt."""
+        """The values of one metric, by prompt."""
         return [None if values is None else values.get(key) for values in self.prompts]
 
     def interval(self, key: str) -> Interval | None:
-        """The mean of one number over the prompts, with its interval; the perplexity through its logarithm."""
+        """The mean of one metric over the prompts, with its interval; perplexity is computed on its logarithm."""
         if key == "perplexity":
             mean = self.interval("mean_logprob")
             if mean is None:
@@ -97,18 +97,18 @@ class RunNumbers:
         return bootstrap(values) if values else None
 
     def differences(self, other: RunNumbers, key: str) -> list[float]:
-        """One number less that of another run, for each prompt of both."""
+        """One metric minus the other run's, for each prompt where both have it."""
         pairs = zip(self.column(key), other.column(key), strict=True)
         return [one - base for one, base in pairs if one is not None and base is not None]
 
     def wins(self, other: RunNumbers) -> tuple[int, int, int]:
-        """How often it has the higher mean log-probability, the same and a lower one, by the prompts of both."""
+        """The numbers of prompts, of those that both have, on which the mean log-probability is higher, tied, lower."""
         ahead = self.differences(other, "mean_logprob")
         won, tied = sum(value > TIE for value in ahead), sum(abs(value) <= TIE for value in ahead)
         return won, tied, len(ahead) - tied - won
 
 
-# key -> heading, digits, whether the column is left out where no run has a value
+# key -> heading, digits, whether the column is omitted if no run has a value
 COLUMNS: dict[str, tuple[str, int, bool]] = {
     "tokens": ("tokens", 1, False),
     "mean_logprob": ("logprob/token", 3, False),
@@ -127,7 +127,7 @@ COLUMNS: dict[str, tuple[str, int, bool]] = {
 
 
 class Table(NamedTuple):
-    """A table whose first column names its rows."""
+    """A table; the first column has the row labels."""
 
     title: str
     headings: list[str]
@@ -135,7 +135,7 @@ class Table(NamedTuple):
 
 
 def tables(runs: Mapping[str, RunNumbers], baseline: str | None, *, several: bool) -> Iterator[Table]:
-    """The tables over the prompts of all runs: means with their intervals, and differences to the run `baseline`.
+    """Tables over the prompts of all runs: means with their intervals, and differences to the run `baseline`.
 
     With `several` prompts there are more tables: scores of all texts as one corpus, and wins.
     """
@@ -179,7 +179,7 @@ def tables(runs: Mapping[str, RunNumbers], baseline: str | None, *, several: boo
 
 
 def _interval(interval: Interval | None, key: str, *, sign: bool = False) -> str:
-    """The cell of a mean with its interval. Counts have no decimals where all of them are whole numbers."""
+    """The cell for a mean with its interval. Counts have no decimals if all values are whole numbers."""
     if interval is None:
         return "–"
     is_count = key in ("tokens", "longest_repeat")

@@ -1,7 +1,7 @@
 """Events of a run, as frozen values: no tensors, no tokenizer, no handles.
 
-A run is a stream of events; a file of them, one JSON object per line, is a run that can be shown again. Two events are
-equal if their fields are equal. Log-probabilities are in nats. docs/records.md lists all fields.
+A run is a stream of events; a file of them, one JSON object per line, is a recording that can be replayed. Two events
+are equal if their fields are equal. Log-probabilities are in nats. docs/records.md lists all fields.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from genctl.config.shapes import BadShape, Known, Natural, value_of
 from genctl.errors import InputError, hide_secrets, nearest
 
 S = TypeVar("S")
-CUT = ("length", "context", "time")  # reasons to end a text that could have gone on
+CUT = ("length", "context", "time")  # finish reasons of texts that could have continued
 
-# What the fields of events may hold. Sums of the largest numbers stay finite.
-LARGEST = 1e40  # in size; beyond 32-bit floats, in which numbers are computed
-ROUNDING = 1e-3  # above 0 or 1, where a sum is rounded
+# Bounds of the fields of events. Sums of the largest numbers stay finite.
+LARGEST = 1e40  # magnitude; beyond the range of float32, in which numbers are computed
+ROUNDING = 1e-3  # how far rounding may exceed 0 or 1
 Logprob: TypeAlias = Annotated[float, Ge(-LARGEST), Le(ROUNDING)]  # nats
 Score: TypeAlias = Annotated[float, Ge(-LARGEST), Le(LARGEST)]
 Share: TypeAlias = Annotated[Known, Ge(-ROUNDING), Le(1 + ROUNDING)]  # a probability
 Amount: TypeAlias = Annotated[Known, Ge(-ROUNDING), Le(LARGEST)]
-Id: TypeAlias = Annotated[int, Ge(-(2**63)), Le(2**63 - 1)]  # of a token; below 0 where a server does not report it
+Id: TypeAlias = Annotated[int, Ge(-(2**63)), Le(2**63 - 1)]  # of a token; negative if a server does not report it
 Rank: TypeAlias = Annotated[int, Ge(1), Le(2**63 - 1)]
 Seed: TypeAlias = Annotated[int, Ge(-(2**63)), Le(2**64 - 1)]
 Alternative: TypeAlias = tuple[Id, str, Logprob]  # id, text, log-probability
-UNKNOWN_ID = -1  # of a token whose id a server does not report; its alternatives go down from there
+UNKNOWN_ID = -1  # of a token whose id a server does not report; its alternatives have lower ids
 Watched: TypeAlias = tuple[Id, str, Logprob, Rank]  # id, text, log-probability, rank
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What one processor did to one row's scores at one step."""
+    """The effect of one processor on one row's scores at one step."""
 
     processor: str
-    removed: Natural  # tokens that lost all their probability here
+    removed: Natural  # tokens whose probability became 0
     moved: Share  # total variation between the distribution before and after, in [0, 1]
     changed: bool  # whether another token is now the most probable
     before: Share  # probability of the chosen token before
@@ -52,11 +52,11 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One written token. `logprob` is the model's own, before any processor."""
+    """One generated token. `logprob` is the model's own, before any processor."""
 
     id: Id
     logprob: Logprob
-    text: str = ""  # the whole characters that this token completed; empty while a character is still open
+    text: str = ""  # the characters that this token completed; empty while a character is incomplete
     rank: Rank | None = None  # 1 is the model's most probable token
     entropy: Amount | None = None  # of the model's distribution, in nats
     top: tuple[Alternative, ...] = ()
@@ -73,32 +73,32 @@ class Row:
     parent: Natural
     written: tuple[Token, ...]
     logprob: Logprob  # the model's own, summed over all new tokens
-    total: Score  # what the search ranks by: processors and penalties included
-    slot: Natural | None = None  # which returned sequence this row will be, where rows are independent
+    total: Score  # the score that the search ranks by, with processors and penalties
+    slot: Natural | None = None  # the index of the returned sequence that this row becomes, if rows are independent
     note: str = ""  # of the strategy: accepted drafts, progress of constraints
-    thought: str = ""  # what a server adds to a thought that it keeps apart from the text
+    thought: str = ""  # a server's addition to reasoning that it reports separately from the text
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
     """A finished sequence."""
 
-    tokens: tuple[Id, ...]  # the new tokens, EOS included, padding never
+    tokens: tuple[Id, ...]  # the new tokens, with EOS, without padding
     logprob: Logprob
     total: Score
     reason: str  # eos | length | context (full before max_new_tokens) | stop | time | interrupted
     score: Annotated[float, Ge(-1e300), Le(1e300)] = 0.0  # total / len(tokens) ** length_penalty
     slot: Natural | None = None
-    stop: str = ""  # the stop string, pattern or token, where `reason` is "stop"
+    stop: str = ""  # the stop string, pattern or token, if `reason` is "stop"
     text: str = ""
-    kind: str = ""  # the criterion, where `reason` is "stop": string, regex, token, floor, repetition, plugin, server
+    kind: str = ""  # the criterion, if `reason` is "stop": string, regex, token, floor, repetition, plugin, server
     unmet: tuple[str, ...] = ()  # forced phrases that are not in it
-    incomplete: str = ""  # the grammar (json_schema, regex, grammar) whose text was cut before it could end
+    incomplete: str = ""  # the grammar (json_schema, regex, grammar) that the text was cut off in
     thought: Natural | None = None  # tokens of thought, if there is a budget
     thought_cut: bool = False  # whether the budget ended the thought
-    thought_text: str = ""  # that a server keeps apart from the text
-    counted: Natural = 0  # new tokens, where a server does not report all their ids
-    seed: Seed | None = None  # its own, where a server gave it to another request than those before it
+    thought_text: str = ""  # reasoning that a server reports separately from the text
+    counted: Natural = 0  # number of new tokens, if a server does not report all their ids
+    seed: Seed | None = None  # its own seed, if a server generated it in a later request
 
     @property
     def length(self) -> int:
@@ -107,20 +107,20 @@ class Hypothesis:
 
     @property
     def cause(self) -> str:
-        """What stopped it, in words. Older files have these words in `stop`, and no `kind`."""
+        """The stop criterion, in words. Older files have these words in `stop`, and no `kind`."""
         if self.kind == "string":
             return f"string {json.dumps(self.stop, ensure_ascii=False)}"
         return f"{self.kind} {self.stop}" if self.kind in ("regex", "token") else self.stop
 
 
 class LaneSettings(TypedDict, total=False):
-    """What is read of the settings of a lane. There may be more."""
+    """The settings of a lane that are used here. There may be more."""
 
     length_penalty: Annotated[Known, Ge(-LARGEST), Le(LARGEST)]
     num_beams: Natural
     num_return_sequences: Natural
     truncated: Natural
-    trained: Natural  # the length of the texts of the training, where a text may be longer
+    trained: Natural  # the training context length, if a text may be longer
     runtime: str
     structure: str
     src_lang: str
@@ -137,14 +137,14 @@ class Began:
     prompt: str
     strategy: str
     model: str = ""
-    seed: Seed | None = None  # None where nothing is drawn
+    seed: Seed | None = None  # None if nothing is sampled
     settings: Annotated[dict[str, Any], LaneSettings] = field(default_factory=dict)
-    place: Natural = 0  # of the prompt in the input, from 1; 0 if the lane has a name of its own
+    place: Natural = 0  # of the prompt in the input, from 1; 0 if the lane has its own name
     encoder_decoder: bool = False  # the text answers the prompt; else it continues it
-    shown: str = ""  # the prompt as people read it, where it is a conversation: without the template
-    run: Natural = 0  # of a comparison, on the command line, from 1
+    shown: str = ""  # the readable form of a conversation, without the chat template
+    run: Natural = 0  # the number of the run in a comparison, in command-line order, from 1
     input: dict[str, Any] | None = None  # the columns of the row
-    prompt_ids: tuple[Natural, ...] = ()  # that were read, where the text of the prompt alone does not give them
+    prompt_ids: tuple[Natural, ...] = ()  # the ids that were read, if they do not follow from the prompt's text
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,20 +157,20 @@ class Prefilled:
     prompt_tokens: Natural
     seconds: Amount = 0.0
     shared: bool = False
-    reused: Natural = 0  # tokens that a prompt cache held, so that they were not read again
+    reused: Natural = 0  # tokens found in a prompt cache, not read again
 
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """One step of one lane: the rows that stay live (`rows`, best first) and those that ended in it."""
+    """One step of one lane: the rows that stay live (`rows`, best first) and those that ended."""
 
     lane: str
     step: Natural
     rows: tuple[Row, ...]
     ended: tuple[Ended, ...] = ()
-    drafted: Natural = 0  # draft tokens tried in the step before
+    drafted: Natural = 0  # draft tokens checked in the previous step
     accepted: Natural = 0  # draft tokens accepted
-    text: str = ""  # from `Model.stream` alone: what it adds to the lane's first text
+    text: str = ""  # set by `Model.stream` only: the addition to the lane's first text
 
     @property
     def children(self) -> tuple[Row | Ended, ...]:
@@ -179,7 +179,7 @@ class Stepped:
 
     @property
     def new_tokens(self) -> int:
-        """Tokens written in this step. Rows that compete count once."""
+        """Tokens generated in this step. Competing rows count once."""
         written = [child.written for child in self.children]
         competing = bool(self.rows) and self.rows[0].slot is None
         return sum(map(len, written[:1] if competing else written))
@@ -204,18 +204,18 @@ class Finished:
     lane: str
     hypotheses: tuple[Hypothesis, ...]
     prompt_tokens: Natural = 0
-    seconds: Amount = 0.0  # decoding, prefill not counted
+    seconds: Amount = 0.0  # decoding, without prefill
     first_token_s: Amount = 0.0  # from the lane's admission to its first token
     forwards: Natural = 0  # forward passes this lane took part in, prefill included
     others: tuple[Hypothesis, ...] = ()  # samples that best_of or mbr_samples did not choose, best first
-    text: str = ""  # from `Model.stream` alone: the rest of the lane's first text
+    text: str = ""  # set by `Model.stream` only: the rest of the lane's first text
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
     """The input of a forward pass; one tuple per row."""
 
-    input_ids: tuple[tuple[int, ...], ...]  # [rows, fed]: the whole prompt, then one token after another
+    input_ids: tuple[tuple[int, ...], ...]  # [rows, fed]: the whole prompt, then the tokens of each step
     past_length: int  # tokens in the cache before the pass
     cache_position: tuple[int, ...]  # [fed], columns of the cache that were written
     position_ids: tuple[tuple[int, ...], ...] | None = None  # [rows or 1, fed]; None: the model takes none
@@ -269,16 +269,16 @@ KINDS: dict[str, type] = {
 
 
 def row_name(id: str, place: int) -> str:
-    """What messages call a row: its `place` in the input from 1, or its own id, in quotes if it looks like a place."""
+    """A row's name in messages: its `place` in the input from 1, or its own id, in quotes if it looks like a place."""
     if place:
         return str(place)
     return f'"{id}"' if id.isdecimal() else id
 
 
 def conversation(messages: Iterable[Mapping[str, Any]], system: str | None = None) -> str:
-    """What `Began.shown` has of messages: their text, after the `system` message.
+    """The value of `Began.shown` for messages: their text, after the `system` message.
 
-    Each names its role, unless a user says the only one.
+    Each message is labelled with its role, unless it is the only one and a user's.
     """
     every: list[Mapping[str, Any]] = [*([] if system is None else [{"role": "system", "content": system}]), *messages]
     if [message.get("role") for message in every] == ["user"]:
@@ -287,7 +287,7 @@ def conversation(messages: Iterable[Mapping[str, Any]], system: str | None = Non
 
 
 def _content(message: Mapping[str, Any]) -> str:
-    """The content of a message; of one in parts its texts. Calls of tools follow: `weather({"city": "Paris"})`."""
+    """The content of a message, or the texts of its parts. Tool calls follow: `weather({"city": "Paris"})`."""
     content = message.get("content") or ""
     parts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
     for call in message.get("tool_calls") or ():
@@ -303,13 +303,13 @@ def advance(
     event: Stepped,
     grow: Callable[[S, Row | Ended], S],
 ) -> tuple[list[S], list[S]]:
-    """The states of `event.rows` and those of `event.ended`. `before` has the states of the rows before the step.
+    """The states of `event.rows` and of `event.ended`, from `before`, the states of the rows before the step.
 
-    The state of a row is `grow(state of its parent, row)`: first for the rows that live on, then for those that ended.
+    The state of a row is `grow(state of its parent, row)`, called first for the live rows, then for those that ended.
     Raises InputError if a row continues one that does not exist.
     """
     rows, ended = event.rows, event.ended
-    if len(rows) == 1 == len(before) and not ended and rows[0].parent == 0:  # greedy search: nothing moves
+    if len(rows) == 1 == len(before) and not ended and rows[0].parent == 0:  # greedy search: no reordering
         return [grow(before[0], rows[0])], []
     children, count = event.children, len(before)
     for child in children:
@@ -326,13 +326,13 @@ def advance(
 def to_json(event: Any) -> dict[str, Any]:
     """The event (or another value of this schema) as a JSON object; `"event"` names its kind.
 
-    Fields at their default are left out. A number that is not known (NaN) or not finite is null.
+    Fields at their default are left out. Unknown (NaN) and infinite numbers are null.
     """
     return {"event": type(event).__name__.lower(), **_plain(event)}
 
 
 def from_json(data: dict[str, Any], kinds: Mapping[str, type] = KINDS) -> Any:
-    """The inverse of `to_json`, without the secrets of another's addresses.
+    """The inverse of `to_json`; passwords and keys in addresses are hidden.
 
     Raises BadShape, a ValueError, for an unknown kind or a field that does not fit.
     """

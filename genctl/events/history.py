@@ -1,7 +1,7 @@
-"""The history of a lane: what its events add up to. Views, results, search trees and pages are made from it.
+"""The history of a lane: the state after its events. Views, results, search trees and pages are made from it.
 
-Everything is immutable. A row is a path of linked steps: rows that fork share their beginning, and the cost of adding
-a step depends on that step alone. `StablePrefix` is the part of a text that a search can no longer change.
+Everything but `StablePrefix` and `GrowingText` is immutable. A row is a path of linked steps: forked rows share their
+beginning, and adding a step costs the same at any length. `StablePrefix` is the part of a text that cannot change.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from genctl.events import (
     advance,
 )
 
-MOST_COMPARED = 2**20  # tokens of live rows that are compared with a sequence: rows that share a beginning have it each
-_PROMPT = Row("", 0, (), 0.0, 0.0)  # what the root of a path has written
+MOST_COMPARED = 2**20  # tokens of live rows compared with sequences; a shared beginning counts for each row
+_PROMPT = Row("", 0, (), 0.0, 0.0)  # the row of the root of a path: no tokens
 
 
 class Path:
-    """A row after a step, linked to the row that it continued. The root, before the first step, has written nothing."""
+    """A row after a step, linked to the row that it continued. The root, before the first step, has no tokens."""
 
     __slots__ = ("chars", "depth", "length", "parent", "row", "skip", "step")
 
     parent: Path | None
-    skip: Path  # one further up, by which a way of n steps takes log n (Myers 1983); at the root itself
+    skip: Path  # an ancestor for jumps, so going up n steps takes O(log n) (Myers 1983); the root's is the root
     depth: int  # steps from the root to here
-    row: Row | Ended  # what the step wrote, and the sums after it
+    row: Row | Ended  # the tokens of the step, and the sums after it
     step: int  # -1 at the root
     length: int  # tokens from the root to here
     chars: int  # characters from the root to here
@@ -65,23 +65,23 @@ class Path:
             path = path.parent
 
     def above(self, depth: int) -> Path:
-        """The path `depth` steps from the root that this one continues, or is."""
+        """The ancestor at `depth` steps from the root, or this path itself."""
         path = self
         while path.depth > depth:
             path = path.skip if path.skip.depth >= depth or path.parent is None else path.parent
         return path
 
     def meet(self, other: Path) -> Path:
-        """The newest step that both share; a root if they share none."""
+        """The newest step that both paths share; a root if they share none."""
         depth = min(self.depth, other.depth)
         a, b = self.above(depth), other.above(depth)
         while a is not b and a.parent is not None and b.parent is not None:  # two roots: events of two runs in one file
-            # skips from one depth lead to one depth
+            # skips from equal depths lead to equal depths
             a, b = (a.skip, b.skip) if a.skip is not b.skip else (a.parent, b.parent)
         return a
 
     def tokens(self, last: int | None = None) -> list[Token]:
-        """The tokens in reading order, or only the `last` of them. Costs what it returns."""
+        """The tokens in reading order, or only the `last` ones. Takes time proportional to the result."""
         missing = count = self.length if last is None else min(last, self.length)
         pieces = []
         for path in self.back():
@@ -93,7 +93,7 @@ class Path:
         return tokens[len(tokens) - count :]
 
     def text(self, start: int = 0) -> str:
-        """The characters from `start` on. Costs what it returns, plus one step."""
+        """The characters from `start` on. Takes time proportional to the result, plus one step."""
         pieces: list[str] = []
         for path in self.back():
             if path.chars <= start:
@@ -109,12 +109,12 @@ class Path:
 
     @property
     def parents(self) -> tuple[int, ...]:
-        """The place of the row that was continued, at each step."""
+        """The index of the row that was continued, at each step."""
         return tuple(path.row.parent for path in self.back())[::-1]
 
     @property
     def slot(self) -> int | None:
-        """Which returned sequence this is, where rows are independent."""
+        """The index of the returned sequence that this row becomes, if rows are independent."""
         return self.row.hypothesis.slot if isinstance(self.row, Ended) else self.row.slot
 
     @property
@@ -139,7 +139,7 @@ def _grown(step: int, path: Path, row: Row | Ended) -> Path:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Endings:
-    """The rows of a lane that ended, newest first, linked so that adding one never copies the others."""
+    """The rows of a lane that ended, newest first, as a linked list: adding one never copies the others."""
 
     path: Path
     count: int
@@ -165,7 +165,7 @@ class LaneHistory:
     failed: Failed | None = None
     cache: CacheRead | None = None
     steps: int = 0
-    written: int = 0  # tokens written in all rows together
+    written: int = 0  # tokens generated in all rows together
     drafted: int = 0
     accepted: int = 0
 
@@ -201,7 +201,7 @@ class LaneHistory:
             written += sum([len(row.written) for row in event.ended])
             drafted += event.drafted
             accepted += event.accepted
-        # spelled out: `dataclasses.replace` takes several times as long, for every step
+        # spelled out: `dataclasses.replace` takes several times as long, in every step
         return LaneHistory(
             self.lane,
             self.began,
@@ -219,7 +219,7 @@ class LaneHistory:
 
     @property
     def prompt(self) -> str:
-        """The prompt as it is shown, or nothing if the lane failed before it began."""
+        """The prompt in readable form; "" if the lane failed before it began."""
         return (self.began.shown or self.began.prompt) if self.began else ""
 
     @property
@@ -229,14 +229,14 @@ class LaneHistory:
 
     @property
     def between(self) -> str:
-        """What separates the prompt from the text on a screen: a line end if the text answers it or has a structure."""
+        """The separator of prompt and text on a screen: a newline if the text answers the prompt or has a structure."""
         began = self.began
         own_line = began is not None and (began.encoder_decoder or began.shown or began.settings.get("structure"))
         return "\n" if own_line else ""
 
     @property
     def name(self) -> str:
-        """What messages call the prompt: `prompt 2`, or `prompt` and the id that somebody gave it."""
+        """The prompt's name in messages: `prompt 2`, or `prompt` and its own id."""
         return f"prompt {self.began.place if self.began and self.began.place else self.lane}"
 
     @property
@@ -256,7 +256,7 @@ class LaneHistory:
     def paths_of(self, hypotheses: Sequence[Hypothesis]) -> list[Path | None]:
         """The path of each finished hypothesis, or None if no event contained it.
 
-        A path has the tokens of its hypothesis. Where a server reports none, it is that of one hypothesis alone.
+        A path has the tokens of its hypothesis. If a server reports no ids, each path is used for one hypothesis only.
         """
         ended: dict[tuple[tuple[int, ...], int | None], list[Path]] = {}
         same: dict[tuple[int, ...], Path] = {}
@@ -284,12 +284,12 @@ class LaneHistory:
         return found
 
 
-RANKED = frozenset({"beam", "beam-sample", "diverse-beam"})  # the finished sequence with the highest score comes first
-DRAWN = frozenset({"greedy", "sample"})  # rows that do not compete: the sequence of the first slot comes first
+RANKED = frozenset({"beam", "beam-sample", "diverse-beam"})  # the finished sequence with the highest score is first
+DRAWN = frozenset({"greedy", "sample"})  # rows do not compete: the sequence of the lowest slot is first
 
 
 def common_ancestor(paths: Iterable[Path | None]) -> Path:
-    """The newest step that all paths share, None apart; the root if there are none."""
+    """The newest step that all paths share, ignoring None; the root if there are none."""
     known = [path for path in paths if path is not None]
     return reduce(Path.meet, known) if known else ROOT
 
@@ -297,8 +297,8 @@ def common_ancestor(paths: Iterable[Path | None]) -> Path:
 class StablePrefix:
     """The stable beginning of the first returned sequence of a lane, which only grows.
 
-    It is common to all live rows and to every finished sequence that could still be returned first. A call costs the
-    live rows, and the rows that ended since the call before.
+    It is common to all live rows and to every finished sequence that could still be returned first. A call takes time
+    proportional to the live rows and the rows that ended since the last call.
     """
 
     def __init__(self) -> None:
@@ -306,12 +306,12 @@ class StablePrefix:
 
     def _forget(self, lane: str) -> None:
         self._lane = lane
-        self._read: Endings | None = None  # the newest row that is counted in the fields below
-        self._all: Path | None = None  # what all ended rows share
+        self._read: Endings | None = None  # the newest row that is included in the fields below
+        self._all: Path | None = None  # the common part of all ended rows
         self._best = -math.inf  # the highest score of an ended row
-        self._winners: Path | None = None  # what the rows with this score share (NaN counts as equal)
+        self._winners: Path | None = None  # the common part of rows with this score (NaN counts as equal)
         self._slot: int | None = None  # the lowest slot of an ended row
-        self._first: Path | None = None  # what the rows of this slot share
+        self._first: Path | None = None  # the common part of rows in this slot
         self._have_slots = True  # whether each ended row has a slot
 
     def __call__(self, lane: LaneHistory) -> Path:
@@ -321,7 +321,7 @@ class StablePrefix:
         while node is not None and node is not self._read:
             new.append(node.path)
             node = node.before
-        if lane.lane != self._lane or node is not self._read:  # another lane, or the same one begins again
+        if lane.lane != self._lane or node is not self._read:  # another lane, or this one restarted
             self._forget(lane.lane)
             new = [*(lane.endings or ())]
         for path in reversed(new):
@@ -339,7 +339,7 @@ class StablePrefix:
         return common_ancestor([self._first if first == self._slot else None, *rows])
 
     def _count(self, path: Path) -> None:
-        """Count a row that ended."""
+        """Include a row that ended."""
         self._all = common_ancestor([self._all, path])
         score, slot = path.hypothesis.score, path.slot
         if score > self._best:
@@ -364,7 +364,7 @@ class GrowingText:
         self._pieces: list[str] = []
 
     def feed(self, event: Event) -> str:
-        """What an event adds to the text."""
+        """The text that an event adds."""
         self._history = self._history.after(event)
         if isinstance(event, Finished) and event.hypotheses:
             shown = "".join(self._pieces)

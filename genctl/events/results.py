@@ -30,7 +30,7 @@ class Sequence:
 
     @property
     def shown(self) -> str:
-        """The text for people: without a tokenizer, tokens are shown as <17><4>."""
+        """The text in readable form; without a tokenizer, tokens are shown as <17><4>."""
         return self.text or "".join(token.text for token in self.tokens)
 
     @property
@@ -57,7 +57,7 @@ class Sequence:
 
     @property
     def lack(self) -> str:
-        """The phrases that it lacks, in words."""
+        """The missing phrases, in words."""
         return "lacks " + ", ".join(f'"{name}"' for name in self.unmet)
 
 
@@ -68,7 +68,7 @@ class Result:
     lane: str
     prompt: str
     strategy: str
-    seed: int | None  # None where nothing is drawn
+    seed: int | None  # None if nothing is sampled
     model: str
     sequences: tuple[Sequence, ...]
     others: tuple[Sequence, ...] = ()  # samples that best_of or mbr_samples did not choose, best first
@@ -80,11 +80,11 @@ class Result:
     drafted: int = 0
     accepted: int = 0
     error: events.Failed | None = None
-    reused: int = 0  # tokens of the prompt that a prompt cache held
+    reused: int = 0  # tokens of the prompt found in a prompt cache
     truncated: int = 0  # tokens dropped from the prompt
     num_return_sequences: int = 1
     backend: str = ""  # the server that generated it
-    prompt_ids: tuple[int, ...] = ()  # that were read, where `prompt` alone does not give them
+    prompt_ids: tuple[int, ...] = ()  # the ids that were read, if they do not follow from `prompt`
     languages: Mapping[str, str] = field(default_factory=dict)  # src_lang and tgt_lang of a translation
 
     def __repr__(self) -> str:
@@ -100,7 +100,7 @@ class Result:
         return self.error is None and len(self.sequences) < self.num_return_sequences
 
     def shortfalls(self, what: str) -> list[str]:
-        """Warnings about what it lacks: sequences, forced words, the end of a text. `what` names the prompt."""
+        """Warnings about missing sequences, missing forced words and incomplete texts. `what` names the prompt."""
         warnings = []
         if self.fewer:
             returned = f"{len(self.sequences)} of {self.num_return_sequences} sequences"
@@ -129,7 +129,7 @@ class Result:
 
     @property
     def text(self) -> str:
-        """The best sequence's text. Raises IndexError when the lane failed."""
+        """The first sequence's text. Raises IndexError if the lane failed."""
         return self.sequences[0].text
 
 
@@ -139,11 +139,11 @@ def _brief(text: str) -> str:
 
 
 class Collector:
-    """Collects events into Results, one for each finished lane. The cost per event is that of its step."""
+    """Collects events into Results, one for each finished lane. The cost of an event depends only on its step."""
 
     def __init__(self) -> None:
         self._lanes: dict[str, LaneHistory] = {}
-        self._steps: dict[str, list[events.Stepped]] = {}  # of each lane, those that its history lacks
+        self._steps: dict[str, list[events.Stepped]] = {}  # by lane: steps that its history does not include yet
 
     def feed(self, event: events.Event) -> Result | None:
         """Take one event. Returns the result of the lane that it completes, if any."""
@@ -165,9 +165,9 @@ class Collector:
         return lane.after_all(steps) if steps else lane
 
     def unfinished(self, *, texts: bool = True) -> list[Result]:
-        """What the lanes that are not done have so far; live rows end as interrupted, as in the loop.
+        """Results so far of lanes that are not done; live rows end as interrupted, as in the loop.
 
-        For a run whose model does not return. Without a tokenizer there are no `texts`.
+        For a run that ends while the model is still computing. Without a tokenizer `texts` is False.
         """
         results = []
         for name in dict.fromkeys([*self._lanes, *self._steps]):
@@ -232,7 +232,7 @@ def _result(lane: LaneHistory, sequences: list[Sequence], **more: Any) -> Result
 
 
 def _cut(lane: LaneHistory, path: Path, texts: bool) -> events.Hypothesis:
-    """A live row as a sequence that was interrupted."""
+    """A live row as an interrupted sequence."""
     row = path.live
     score = row.total / max(path.length, 1) ** float(_setting(lane, "length_penalty", 1.0))
     text = path.text() if texts else ""

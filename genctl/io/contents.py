@@ -1,6 +1,6 @@
-"""The content of each row of an input, before it is checked: a line, an object of JSON lines, or the cells of a table.
+"""The unchecked content of each input row: a line of text or JSON, or the cells of a table.
 
-A cell of text is a string. Values of Parquet become those of JSON: dates and decimals become strings, bytes UTF-8 or
+Cells of CSV and TSV are strings. Parquet values become JSON values: dates and decimals become strings, bytes UTF-8 or
 base64.
 """
 
@@ -31,22 +31,22 @@ Cells: TypeAlias = "dict[str, Any] | RefusedRow"
 TABLES = ("csv", "tsv", "parquet")
 
 BOM = b"\xef\xbb\xbf"
-ENDLESS = 2**30  # bytes after which a line is taken to have no end
-CHUNK = 2**16  # bytes that are read at once
-AT_ONCE = 256  # rows of Parquet in memory, at most
+ENDLESS = 2**30  # bytes after which a line is treated as endless
+CHUNK = 2**16  # bytes read at once
+AT_ONCE = 256  # most rows of Parquet in memory
 
 
 class Pipe(io.RawIOBase):
-    """A binary stream that can be looked at without waiting. `read1` returns what there is, as that of a pipe does."""
+    """A binary stream that can be inspected without blocking. `read1` returns the available bytes, as for a pipe."""
 
     def __init__(self, source: IO[bytes]) -> None:
-        # a thread that waits within a buffered stream holds its lock, without which Python cannot end
+        # unbuffered: a thread blocked in a buffered stream holds its lock, and Python could not exit
         self._source: IO[bytes] = getattr(source, "raw", source)
         self._ahead: list[bytes] = []
         self._ended = False
 
     def drained(self) -> bool:
-        """Whether all that will ever come is here, or in a file."""
+        """Whether the input is a regular file, or all of it has arrived."""
         try:
             descriptor = self._source.fileno()
             if stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -55,18 +55,18 @@ class Pipe(io.RawIOBase):
                 if not select.select([descriptor], [], [], 0)[0]:
                     break
                 self._take()
-        except (OSError, ValueError):  # no descriptor, or a system that cannot wait for this one
+        except (OSError, ValueError):  # no descriptor, or the system cannot poll it
             return False
         return self._ended
 
     def read1(self, size: int = -1) -> bytes:
-        """The next bytes; b"" at the end. `size` bounds what is read at once."""
+        """The next bytes, in chunks of up to `CHUNK`; b"" at the end. `size` is ignored."""
         if not self._ahead and not self._ended:
             self._take()
         return self._ahead.pop(0) if self._ahead else b""
 
     def first_line(self, most: int) -> bytes:
-        """The first line, or `most` bytes of it; they are read again."""
+        """Peek at the first line, or at `most` bytes of it."""
         while not self._ended and sum(map(len, self._ahead)) < most and not any(b"\n" in one for one in self._ahead):
             self._take()
         return b"".join(self._ahead)[:most].split(b"\n", 1)[0]
@@ -84,8 +84,8 @@ def contents(
 ) -> Iterator[str | Cells]:
     """The text or the cells of each row, or why it cannot be read. `limit` is in bytes of a row.
 
-    Byte order mark, line ends and empty lines at the end are no content. Raises InputError if the system cannot read
-    on, for a line without an end, and for what is no table.
+    A byte order mark, line ends, and empty lines at the end are dropped. Raises InputError for errors of the system,
+    for a line without an end, and for an invalid table.
     """
     if kind in TABLES:
         table = parquet(source, name, limit) if kind == "parquet" else separated(source, kind, name, limit)
@@ -124,11 +124,11 @@ class BytePiece(NamedTuple):
 
 
 def split(source: IO[bytes] | Pipe, separator: bytes | None, limit: int, name: str) -> Iterator[BytePiece]:
-    """Split at each separator (None: nowhere). What follows the last separator is a piece if it is not empty.
+    """Split at each separator (None: nowhere). The rest after the last separator is a piece if it is not empty.
 
     Raises InputError for errors of the system, and for a piece without an end.
     """
-    # read1 returns what a pipe holds now, so that rows of a slow producer are not held back
+    # read1 returns what a pipe holds now, so rows of a slow producer are not delayed
     read_some: Callable[[int], bytes] = getattr(source, "read1", source.read)
     length = 0
     head = bytearray()  # of the piece that is still open; emptied once it is too long, so memory is bounded
@@ -160,7 +160,7 @@ def split(source: IO[bytes] | Pipe, separator: bytes | None, limit: int, name: s
 
 
 def _checked(table: Iterator[Cells], name: str, shape: RowShape, template: Template | None) -> Iterator[Cells]:
-    """The rows of a table. Raises InputError where no row can have a prompt: one sentence in place of one for each."""
+    """The rows of a table. Raises InputError if its columns give no prompt: one error instead of one for each row."""
     known = False
     for row in table:
         if not known and isinstance(row, dict):
@@ -181,14 +181,14 @@ def _unreadable(name: str, reason: str, hint: str = "") -> InputError:
 
 
 def _check_names(columns: Sequence[str], name: str) -> None:
-    """Raises InputError where two columns have one name, or two have none."""
+    """Raises InputError if two columns have the same name, or no name."""
     twice, number = next(iter(Counter(columns).most_common(1)), ("", 1))
     if number > 1:
         raise _unreadable(name, f"two columns {f'are called {quote(twice)}' if twice else 'have no name'}")
 
 
 def _lines(source: IO[bytes] | Pipe, name: str, limit: int) -> Iterator[str]:
-    """The lines, whose bytes that are not UTF-8 are surrogates. Raises InputError for one that is too long."""
+    """The lines; bytes that are not UTF-8 become surrogates. Raises InputError for a line that is too long."""
     for number, (data, length) in enumerate(split(source, b"\n", limit, name), 1):
         if length > limit:
             raise _unreadable(name, f"line {number} has {length} bytes, more than the limit of {limit}")
@@ -197,10 +197,10 @@ def _lines(source: IO[bytes] | Pipe, name: str, limit: int) -> Iterator[str]:
 
 
 def separated(source: IO[bytes] | Pipe, kind: str, name: str, limit: int) -> Iterator[Cells]:
-    """The rows of CSV or TSV, whose first row names the columns.
+    """The rows of CSV or TSV; the first row names the columns.
 
-    Blank lines are skipped. `limit` is on the bytes of a line, and on the characters of a cell. Raises InputError for a
-    header that names a column twice, and for a cell that does not end.
+    Blank lines are skipped. `limit` applies to the bytes of a line, and to the characters of a cell. Raises InputError
+    for a header that names a column twice, and for a cell that does not end.
     """
     csv.field_size_limit(limit)
     reader = csv.reader(_lines(source, name, limit), "excel-tab" if kind == "tsv" else "excel", strict=True)
@@ -242,9 +242,9 @@ def separated(source: IO[bytes] | Pipe, kind: str, name: str, limit: int) -> Ite
 
 
 def parquet(source: IO[bytes] | Pipe, name: str, limit: int) -> Iterator[Cells]:
-    """The rows of a Parquet file, in batches. `limit` is on the bytes of a row.
+    """The rows of a Parquet file, in batches. `limit` is in bytes of a row.
 
-    Raises InputError where there is no pyarrow, and for another file.
+    Raises InputError if pyarrow is not installed, and for a file in another format.
     """
     try:
         from pyarrow import ArrowException
@@ -265,9 +265,9 @@ def parquet(source: IO[bytes] | Pipe, name: str, limit: int) -> Iterator[Cells]:
 
 
 def _cells(batch: Any, limit: int) -> Iterator[Cells]:
-    """The rows of a batch: all at once where they are small and sound, else those of each half.
+    """The rows of a batch, all at once if they are small and valid; else each half in turn.
 
-    A row is refused if it is too large, or has a value that Python does not have, such as a date.
+    A row is refused if it is too large, or has a value that Python cannot represent, such as some dates.
     """
     from pyarrow import ArrowException
 
@@ -279,7 +279,7 @@ def _cells(batch: Any, limit: int) -> Iterator[Cells]:
             return
         except UnicodeDecodeError:
             refused = "a text is not UTF-8"
-        except (ArithmeticError, ValueError, LookupError, ArrowException) as error:  # LookupError: of a time zone
+        except (ArithmeticError, ValueError, LookupError, ArrowException) as error:  # LookupError: unknown time zone
             refused = errors.one_line(error)
     if half := batch.num_rows // 2:
         yield from _cells(batch.slice(0, half), limit)
@@ -289,7 +289,7 @@ def _cells(batch: Any, limit: int) -> Iterator[Cells]:
 
 
 def plain(value: Any) -> Any:
-    """A value of Parquet as JSON has it."""
+    """A Parquet value as a JSON value."""
     kind = type(value)
     if kind in (str, int, bool) or value is None:
         return value

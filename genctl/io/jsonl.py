@@ -1,10 +1,10 @@
-"""A row of named values, from a line of JSONL or a table: to its fields. Hostile lines are refused with a sentence.
+"""Check a row of named values, from a line of JSONL or a table. Hostile lines are refused with an error message.
 
-A row is an object with exactly one of `prompt` (a string; `text` serves where there is none), `prompt_ids` (a list of
-token ids) and `messages` (a list of `{"role", "content"}`, those of an assistant also with `tool_calls`); besides, `id`
+A row is an object with exactly one of `prompt` (a string; `text` is used if there is none), `prompt_ids` (a list of
+token ids) and `messages` (a list of `{"role", "content"}`, an assistant's also with `tool_calls`). Optional keys: `id`
 (a string or an integer), `params` (an object of preset keys), `reference` (a string or a list of strings), `prefix`,
-`system` and `negative_prompt` (strings), and `tools` (a list of objects), none of them null. Its other keys are
-columns, which go into its records. A row may also be a request of OpenAI's batch files.
+`system` and `negative_prompt` (strings), and `tools` (a list of objects), none of them null. All other keys are
+columns, which are copied to the row's records. A row may also be a request of an OpenAI batch file.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ PROMPTS = ("prompt", "prompt_ids", "messages")
 EXTRA = ("reference", "prefix", "system", "negative_prompt")
 KNOWN = ("id", *PROMPTS, "params", "tools", *EXTRA)
 _EMPTY = ("", None)
-_COMPARED = 200  # names of columns that are compared with a missing key
+_COMPARED = 200  # most column names that are compared with a missing key
 
 _ESCAPED, _SURROGATE = re.compile(r"\\u[dD]"), re.compile("[\ud800-\udfff]")
 
 
 def parse(line: str) -> dict[str, Any]:
-    """The object on this line. Raises RefusedRow for anything but one plain, finite, unambiguous JSON object."""
+    """The object on this line. Raises RefusedRow for anything but one finite JSON object without duplicate keys."""
     data = _loads(line)
     if not isinstance(data, dict):
         raise RefusedRow(f'expected an object such as {{"prompt": "…"}}, got {kind_of(data)}')
@@ -45,7 +45,7 @@ def parse(line: str) -> dict[str, Any]:
 
 
 def _loads(text: str) -> Any:
-    """The value of a JSON text. Raises RefusedRow, also for half of a surrogate pair, which is no text."""
+    """The value of a JSON text. Raises RefusedRow, also for a lone surrogate."""
     try:
         value = reader.loads(text)
     except BadJson as error:
@@ -56,7 +56,7 @@ def _loads(text: str) -> Any:
 
 
 def _nested(key: str, text: str) -> Any:
-    """The value of a text that is JSON itself. Raises RefusedRow, which names the key."""
+    """The value of a string that contains JSON. Raises RefusedRow, which names the key."""
     try:
         return _loads(text)
     except RefusedRow as error:
@@ -84,8 +84,8 @@ def row_id(data: dict[str, Any]) -> str | None:
 class UsedIds:
     """Checks whether an earlier row has an id. A million rows with explicit ids take about 100 MiB, others nothing.
 
-    Of explicit ids a hash of 64 bits is stored. Among a million ids two different ones collide with a probability of
-    3e-8; then the later row is refused as a duplicate, never confused with the other.
+    Only 64-bit hashes of explicit ids are stored. Among a million ids, two different ones collide with a probability of
+    3e-8; the later row is then refused as a duplicate, never confused with the other.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class UsedIds:
         self._own = bytearray()  # by index: whether the row has an explicit id; 0 beyond its end
 
     def claim(self, own_id: str | None, index: int, unit: str = "line") -> None:
-        """Claim an id (None: the index). Raises RefusedRow if an earlier row has it; `unit` is what rows are called."""
+        """Claim an id (None: the index). Raises RefusedRow if an earlier row has it. `unit` is a noun for rows."""
         name = str(index) if own_id is None else own_id
         earlier = self._rows.get(hash(name))
         if own_id is not None:
@@ -110,20 +110,20 @@ class UsedIds:
 
 @dataclass(frozen=True)
 class RowShape:
-    """What a command makes of a row."""
+    """The keys that a command reads from a row, and how."""
 
-    known: tuple[str, ...]  # keys of its own; all others are columns
-    prompts: tuple[str, ...]  # those of `known` that are what is read; a template takes their place
-    # its own keys, and the names of its columns -> keyword arguments of `InputRow`; raises RefusedRow
+    known: tuple[str, ...]  # keys that the command reads ("own keys"); all others are columns
+    prompts: tuple[str, ...]  # those of `known` that hold the prompt; a template replaces them
+    # a row's own keys, and the names of its columns -> keyword arguments of `InputRow`; raises RefusedRow
     fields: Callable[[dict[str, Any], Iterable[str]], dict[str, Any]]
     nested: frozenset[str] = frozenset(("messages", "params", "prompt_ids", "tools"))  # JSON in a cell of a table
 
     def split(
         self, data: dict[str, Any], template: Template | None, *, cells: bool = False
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The row's own keys, and its columns. Those that a template makes the prompt of are columns, too.
+        """The row's own keys, and its columns. With a template, prompt keys are columns, too.
 
-        In the `cells` of a table an empty one is a key that the row lacks. Of a record the ids say what was read.
+        In a table (`cells`) an empty cell is a missing key. In a genctl record, `prompt_ids` replaces `prompt`.
         """
         is_record = template is None and data.get("schema") == SCHEMA and "prompt_ids" in data.keys() & {*self.known}
         own: dict[str, Any] = {}
@@ -140,15 +140,15 @@ class RowShape:
         return own, columns
 
     def unfold(self, own: dict[str, Any]) -> None:
-        """Read the cells of a table that hold JSON. Raises RefusedRow."""
+        """Parse the cells of a table that hold JSON. Raises RefusedRow."""
         for key in sorted(self.nested & own.keys()):
             value = own[key]
             own[key] = _nested(key, value) if isinstance(value, str) else _without_nulls(value)
 
     def filled(self, template: Template, data: dict[str, Any]) -> str:
-        """The prompt that a template makes of a row. Raises RefusedRow, also for a row with another than `prompt`."""
+        """The prompt that a template makes of a row. Raises RefusedRow, also for a row with another prompt key."""
         if data.get("schema") == SCHEMA:
-            earlier = data.get("input")  # the columns of a record that is a row
+            earlier = data.get("input")  # for a genctl record: the columns of its row
             return template.fill({**earlier, **data} if isinstance(earlier, dict) else data)
         for key in self.prompts:
             if key not in ("prompt", "text") and data.get(key) not in _EMPTY:
@@ -157,25 +157,25 @@ class RowShape:
 
     def suggested(self, name: str) -> str:
         """The key that a column's name is one edit from, or an empty string."""
-        # `idx` is no misspelt `id`: of names as short as that only other capitals count
+        # `idx` is no misspelt `id`: names this short must match except for case
         choices = self.known if len(name) < 32 and name not in self.known else ()
         return next((key for key in choices if name.lower() == key or (len(key) > 2 and is_one_edit(name, key))), "")
 
 
 def _without_nulls(value: Any) -> Any:
-    """A value of Parquet, whose objects all have the same keys: null where one has none."""
+    """A Parquet value without nulls: Parquet's objects all have the same keys, with null for missing ones."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 class RowKey(NamedTuple):
-    """What the value of a key may be."""
+    """The values that a key may have."""
 
     kind: type | tuple[type, ...]
-    expected: str  # the same in words
+    expected: str  # the same for error messages
     make: Callable[[Any], Any] = lambda value: value  # raises RefusedRow
-    empty: str = ""  # what is wrong with an empty value; "" if nothing is
+    empty: str = ""  # the error for an empty value; "" if it is allowed
 
 
 def checked(
@@ -183,7 +183,7 @@ def checked(
 ) -> dict[str, Any]:
     """The values of a row's own keys. Raises RefusedRow with all errors.
 
-    Keys of a group exclude each other, and one of the first is needed: `lack` says that there is none.
+    Keys of a group exclude each other; one of the first group is required, and `lack` is the error if there is none.
     """
     mistakes = [no_prompt(lack, groups[0], columns)] if own.keys().isdisjoint(groups[0]) else []
     for group in groups:
@@ -231,14 +231,14 @@ SCORED_ROW = RowShape(("id", *SCORED, "context", "target"), SCORED, _scored_fiel
 
 
 def no_prompt(lack: str, expected: tuple[str, ...], columns: Iterable[str]) -> str:
-    """The sentence for a row, or a table, that has nothing to read."""
+    """The error message for a row or a table without a prompt."""
     names = list(islice(columns, _COMPARED))
     near = next((f" (is {quote(name)} meant as {key}?)" for key in expected if (name := nearest(key, names))), "")
     return f"{lack}: expected one of {', '.join(expected)}{near}"
 
 
 def each(values: list[Any], make: Callable[[Any], Any], label: str = "item") -> tuple[Any, ...]:
-    """What `make` returns for each item. Its RefusedRow gets the item's number, from 1."""
+    """The results of `make` for each item. A RefusedRow gets the item's number, from 1."""
     made: list[Any] = []
     for value in values:
         try:
@@ -271,7 +271,7 @@ def _all(values: Any, kind: type, expected: str) -> Any:
 
 
 def unknown_keys(keys: Iterable[str], known: tuple[str, ...]) -> list[str]:
-    """A phrase for each key that is not known, of which three are named."""
+    """A phrase for each unknown key; at most three are named."""
     unknown = [key for key in keys if key not in known]
     near = [f" (did you mean {name}?)" if (name := nearest(key, known)) else "" for key in unknown[:3]]
     more = [f"and {len(unknown) - 3} more unknown keys"] if len(unknown) > 3 else []
@@ -284,9 +284,9 @@ _TEXTS = ("name", "tool_call_id")  # keys of a message that are strings, besides
 
 
 def _message(value: Any) -> dict[str, Any]:
-    """A message as a chat template reads it. Raises RefusedRow.
+    """A message in the form that chat templates expect. Raises RefusedRow.
 
-    Null is no value, but for content beside calls of tools, which templates tell from none.
+    Keys with null are dropped, except content beside tool calls: templates distinguish that from a missing key.
     """
     if not isinstance(value, dict):
         raise RefusedRow(f"expected an object with role and content, got {kind_of(value)}")
@@ -317,7 +317,7 @@ def _message(value: Any) -> dict[str, Any]:
 
 
 def _content(value: Any) -> str:
-    """The text of a message; of parts, their texts, a line each, as servers join them."""
+    """The text of a message. The texts of its parts are joined with newlines, as servers do."""
     if not isinstance(value, list):
         value = [{"type": "text", "text": value}]
     for part in value:
@@ -330,7 +330,7 @@ def _content(value: Any) -> str:
 
 
 def _check_call(value: Any) -> None:
-    """Raises RefusedRow for a call of a tool without a name, or whose arguments are neither an object nor its JSON."""
+    """Raises RefusedRow for a tool call without a name, or with arguments that are neither an object nor its JSON."""
     function = value.get("function", value) if isinstance(value, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RefusedRow('expected {"function": {"name": "…", "arguments": {…}}}')
@@ -361,16 +361,16 @@ _SCORED_KEYS = {
 # -- requests of OpenAI's batch files ----------------------------------------------------------------------------------
 
 _REQUEST = ("custom_id", "method", "url", "body")
-_OFF = ("echo", "logprobs", "store", "stream")  # fields that may be false, and then mean nothing
+_OFF = ("echo", "logprobs", "store", "stream")  # fields that may only be false, and are then ignored
 
 
 def is_request(data: Mapping[str, Any], prompts: tuple[str, ...]) -> bool:
-    """Whether a row of prompts is a request: it has a `body`, and no key of a prompt."""
+    """Whether a row is a request: it has a `body`, and no prompt key."""
     return isinstance(data.get("body"), dict) and "messages" in prompts and data.keys().isdisjoint((*prompts, "text"))
 
 
 def request_row(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The row of a request: `custom_id` is the id, and `body` the prompt and its `params`; other keys are columns.
+    """The row for a request: `custom_id` is the id, `body` holds the prompt and its `params`; other keys are columns.
 
     Raises RefusedRow for a field without a counterpart in genctl.
     """
@@ -397,7 +397,7 @@ def request_row(data: Mapping[str, Any]) -> dict[str, Any]:
     sampling = {name for name in params if name in knobs() and knobs()[name].metadata["sampling"]}
     if params.get("temperature") == 0 and params["temperature"] is not False:
         params = {"do_sample": False, **{name: value for name, value in params.items() if name not in sampling}}
-    elif sampling:  # OpenAI's interface samples, unless the temperature is 0: then no other setting has an effect
+    elif sampling:  # OpenAI's API samples unless the temperature is 0; then other sampling settings are ignored
         params = {"do_sample": True, **params}
     return {**row, "params": params} if params else row
 

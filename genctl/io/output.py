@@ -1,4 +1,4 @@
-"""Outputs are opened here: standard output, a device, a new file, or a file to replace or to continue."""
+"""Open outputs: standard output, a device, a new file, or a file to replace or to continue."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from genctl.io.sink import sync_folder as sync_folder
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | NOFOLLOW | CLOEXEC
 _STREAM = os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOCTTY", 0) | CLOEXEC
 
-# Names in here stand for streams that are already open; a file behind one of them is never replaced.
+# Names in these folders are streams that are already open; a file behind one of them is never replaced.
 _STREAM_FOLDERS = {Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd")}
 
 
@@ -39,9 +39,9 @@ def open_output(
     """Open `--output` (None or "-": standard output).
 
     An existing file is refused without `force`. With it, records go to a new file beside it that replaces it at
-    `close`, so that neither a crash nor a full disk destroys the old one; the mode is kept. Links are never followed to
-    a regular file: they are refused, or with `force` replaced. Devices and pipes are opened, and a name of standard
-    output itself (/dev/stdout) is standard output. With `at_once` a file that is not there appears when it is whole,
+    `close`, so neither a crash nor a full disk destroys the old one; the mode is kept. Links to a regular file are
+    never followed: they are refused, or replaced with `force`. Devices and pipes are opened, and a name of standard
+    output itself (/dev/stdout) is standard output. With `at_once` a new file appears only when it is complete,
     at `close`.
 
     The file is locked until it is closed. Raises OutputError, and UsageError if another run is writing the file.
@@ -61,7 +61,7 @@ def open_output(
             if kind == stat.S_IFDIR:
                 raise unwritten("it is a folder", name)
             is_stdout = False
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # not a stream of the system, as in tests
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream without a descriptor, as in tests
                 is_stdout = os.path.samestat(there, os.fstat(stdout.fileno()))  # type: ignore[union-attr]
             if is_stdout:
                 return _standard_output(stdout)
@@ -87,8 +87,8 @@ def open_output(
 def open_beside(path: Path, *, force: bool = False) -> Sink:
     """Open a file for its owner alone, to be read and continued later; `Sink.put_in_place` gives it its name.
 
-    An existing file is refused without `force`, and stays until then; a link is replaced, never followed. Until it is
-    closed no other run writes the file. Raises OutputError, and UsageError if another run is writing it.
+    An existing file is refused without `force`, and stays until `put_in_place`; a link is replaced, never followed. The
+    file is locked until it is closed. Raises OutputError, and UsageError if another run is writing it.
     """
     name = printable(str(path))
     try:
@@ -104,7 +104,7 @@ def open_beside(path: Path, *, force: bool = False) -> Sink:
 
 
 def _replacement(target: Path, name: str, mode: int = 0) -> Sink:
-    """A new file beside `target`. Without a `mode` it has that of the old file."""
+    """Open a new file beside `target`. Without `mode` it gets the old file's mode."""
     old = stat_of(target)
     replaces = None if old is None else Replaced(target, old)
     try:
@@ -121,9 +121,9 @@ def _replacement(target: Path, name: str, mode: int = 0) -> Sink:
 
 
 def reopen(path: Path, whole: int | None) -> Sink:
-    """Open a regular file to continue, its first `whole` bytes complete; None: it must not exist, or be empty.
+    """Open a regular file to continue after its first `whole` bytes; None: it must not exist, or be empty.
 
-    The file is locked, and not changed yet; see `Sink.cut_back`. Links are not followed. Raises OutputError, and
+    The file is locked but not cut yet; see `Sink.cut_back`. Links are not followed. Raises OutputError, and
     UsageError if another run is writing the file.
     """
     name = printable(str(path))
@@ -151,7 +151,7 @@ def unwritable(error: OSError | ValueError, path: Path) -> OutputError:
 
 
 def unbuffered(descriptor: int) -> Raw:
-    """An open descriptor for writing."""
+    """An unbuffered file for an open descriptor."""
     raw: Raw = os.fdopen(descriptor, "wb", buffering=0)
     return raw
 

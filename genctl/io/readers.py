@@ -1,7 +1,7 @@
 """Read prompts from arguments, files and pipes, one row at a time, in constant memory.
 
 Each line (or row of a table) of the input yields exactly one `InputRow` or `BadRow`, so a row's
-index is its number less one. Empty lines at the end are not rows; empty lines before that are BadRows ("empty prompt"),
+index is its number minus one. Empty lines at the end are ignored; others are BadRows ("empty prompt"),
 because a prompt seems to be missing there. A byte order mark at the start is dropped. Input is UTF-8.
 """
 
@@ -30,12 +30,12 @@ ReportLine: TypeAlias = Callable[[str], object]
 
 LIMIT = 16 * 2**20  # bytes in one line (or in a whole input that is one prompt); a longer one is a row that fails
 MOST_HELD = 1_000_000  # rows of a command that needs all of them at once
-MOST_COLUMNS = 10_000  # names of columns that are looked at for remarks
-SCANNED = 2**20  # bytes of a file that are counted at once
+MOST_COLUMNS = 10_000  # most column names that are checked for remarks
+SCANNED = 2**20  # bytes of a file that are scanned at once
 
 
 class Prompts(Iterator[InputRow | BadRow]):
-    """The rows of an open input. Closes the file that it opened at the end, or by `close`."""
+    """The rows of an open input. Its file is closed at the end, or by `close`."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Prompts(Iterator[InputRow | BadRow]):
         self._whole = whole  # the input is one prompt
 
     def is_alone(self) -> bool:
-        """Whether there is only one row, as far as that can be known without waiting for input."""
+        """Whether there is only one row; False if that cannot be known without waiting for input."""
         if not self._at_hand():
             return self._whole
         ahead = list(islice(self, 2))
@@ -90,9 +90,9 @@ def open_prompts(
 ) -> Prompts | None:
     """The prompts: arguments; else `input_path` ("-" is stdin); else piped stdin.
 
-    With arguments stdin is read only for `{stdin}` in them or in the template; otherwise a remark says if a pipe holds
-    text. None if there is no prompt at all (stdin is a terminal). The file is opened here and read later. `template`
-    makes each prompt. `report` receives remarks on the input while it is read.
+    With arguments stdin is read only for `{stdin}` in them or in the template; otherwise, if a pipe holds text, that is
+    reported. None if there is no prompt at all (stdin is a terminal). The file is opened here and read later. Prompts
+    are made with `template`. `report` receives remarks on the input while it is read.
 
     Raises InputError for a file that cannot be opened and UsageError for arguments together with
     `input_path` or `format`; while reading, InputError for errors of the system.
@@ -113,7 +113,7 @@ def open_prompts(
             )
         arguments, template = insert_stdin(arguments, template, stdin, is_terminal=stdin_is_terminal, limit=LIMIT)
     if arguments:
-        # when all prompts are taken: at the beginning of a run the writer may not have come so far
+        # called after the last prompt: at the start of a run the pipe's writer may not have written yet
         note = partial(note_unread, None if named else stdin, report)
         return Prompts(from_arguments(arguments, template), note)
     if input_path is None and (stdin_is_terminal or stdin is None):
@@ -127,11 +127,11 @@ def open_prompts(
     name = str(input_path)
     file = _open(Path(name), printable(name))
     rows = read(file, format=format, name=name, shape=shape, template=template, report=report)
-    return Prompts(rows, file.close, at_hand=Path(name).is_file)  # a named pipe would have to be waited for
+    return Prompts(rows, file.close, at_hand=Path(name).is_file)  # reading a named pipe could block
 
 
 def _open(path: Path, name: str) -> IO[bytes]:
-    """An input file, which ends some day. Raises InputError."""
+    """Open an input file that has an end (see `check_ends`). Raises InputError."""
     try:
         file = path.open("rb")
         try:
@@ -147,7 +147,7 @@ def _open(path: Path, name: str) -> IO[bytes]:
 
 
 def all_rows(rows: Rows) -> list[InputRow | BadRow]:
-    """All rows of an input, for a command that needs them at once. Raises InputError for more than fit in memory."""
+    """All rows of an input, for a command that needs them at once. Raises InputError for more than `MOST_HELD`."""
     held = list(islice(rows, MOST_HELD + 1))
     if len(held) > MOST_HELD:
         raise InputError(f"there are more than {MOST_HELD:,} prompts, the most that are compared at once")
@@ -167,14 +167,14 @@ def from_arguments(arguments: Sequence[str], template: Template | None = None) -
         try:
             prompt.encode()
             yield InputRow(str(index), index, prompt=_prompt(prompt, template), where=place)
-        except UnicodeEncodeError as error:  # Python's placeholder for a byte that is not UTF-8
+        except UnicodeEncodeError as error:  # a surrogate: Python's escape for a byte that is not UTF-8
             yield BadRow(str(index), index, place, "input", f"{place}: not UTF-8 at character {error.start + 1}")
         except RefusedRow as error:
             yield BadRow(str(index), index, place, "input", f"{place}: {error}")
 
 
 def _prompt(text: str, template: Template | None) -> str:
-    """The prompt of a text, with the template. Raises RefusedRow."""
+    """The prompt for a text, by the template if there is one. Raises RefusedRow."""
     if not text:
         raise RefusedRow("empty prompt")
     return text if template is None else template.fill({"prompt": text})
@@ -190,12 +190,12 @@ def read(
     template: Template | None = None,
     report: ReportLine = lambda line: None,
 ) -> Rows:
-    """The rows of an open binary stream. `name` is what messages call it; `limit` is in bytes of a row.
+    """The rows of an open binary stream. `name` is its name in messages; `limit` is in bytes of a row.
 
-    `shape` says what a row of named values may hold. `report` receives remarks on the input and its columns. Without a
-    `format` it is that of the name; standard input is `jsonl` if its first line is an object with a known key.
+    `shape` defines the keys of a row of named values. `report` receives remarks on the input and its columns. Without
+    `format`, the name decides; standard input is `jsonl` if its first line is an object with a known key.
 
-    Raises nothing but InputError when the system cannot read on, or for what is no table; all other bytes become rows.
+    Raises only InputError, for errors of the system or an invalid table; any other bytes become rows.
     """
     kind = format_of(format, name)
     if kind not in get_args(Format):
@@ -249,7 +249,7 @@ def read(
 
 
 def _is_row(line: bytes, shape: RowShape, template: Template | None) -> bool:
-    """Whether a line is a JSON object with a key that makes a prompt, or with a field of the template."""
+    """Whether a line is a JSON object with a prompt key, or with a field of the template."""
     try:
         row = jsonl.parse(line.decode("utf-8-sig"))
     except (UnicodeDecodeError, RefusedRow):
@@ -263,13 +263,13 @@ class Remarks:
 
     def __init__(self, report: ReportLine) -> None:
         self._report = report
-        self._columns: set[str] = set()  # names that were looked at
+        self._columns: set[str] = set()  # names already checked
         self._has_model = False
 
     def columns(self, columns: Mapping[str, Any], shape: RowShape, where: str, used: Sequence[str]) -> None:
         """Report columns whose names look like misspelt keys or like settings; `used` are fields of a template.
 
-        Records of genctl have the seed of their run: a column.
+        In genctl's own records, setting names such as `seed` are ordinary columns.
         """
         if not (new := columns.keys() - self._columns) or len(self._columns) > MOST_COLUMNS:
             return
@@ -295,7 +295,7 @@ class Remarks:
 
 
 def count_rows(path: str | Path, kind: str) -> int | None:
-    """How many lines a regular file has, for a progress bar. None for other kinds of inputs, and on any failure."""
+    """The number of lines of a regular file, for a progress bar. None for other inputs, and on any failure."""
     if kind not in ("lines", "jsonl") or not Path(path).is_file():  # opening a pipe would block
         return None
     lines, last = 0, b"\n"

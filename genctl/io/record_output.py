@@ -1,4 +1,4 @@
-"""Where the records of rows go, and what a command counts of them."""
+"""Write the records of rows, and count rows and findings."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Record = writers.Record
 
 @dataclass
 class RowTally:
-    """A row counts when its records are written, so that a resumed job counts each row once."""
+    """Counts of rows. A row is counted when its records are written, so a resumed job counts each row once."""
 
     rows: int = 0
     failed: int = 0
-    missed: int = 0  # sequences that --fail-on found
-    first: str = ""  # the sentence for the first of them
-    _waiting: dict[int, list[str]] = field(default_factory=dict)  # sentences of --fail-on, by row, until it is written
+    missed: int = 0  # sequences that match --fail-on
+    first: str = ""  # the message for the first of them
+    _waiting: dict[int, list[str]] = field(default_factory=dict)  # messages of --fail-on, by row, until it is written
 
     def look(self, index: int, prompt: str, result: Result, wanted: Sequence[str], *, texts: bool = True) -> None:
-        """Note each sequence that --fail-on looks for, until the row is written. `prompt` says which it is, if needed.
+        """Note each sequence that matches --fail-on, until the row is written. `prompt` names the prompt, if needed.
 
-        Without a tokenizer there are no `texts`, and a sequence without tokens is empty.
+        Without a tokenizer (`texts` False), a sequence counts as empty if it has no tokens.
         """
         for number, sequence in enumerate(result.sequences, 1):
             what = f"sequence {number}" if len(result.sequences) > 1 else "the text"
@@ -49,18 +49,18 @@ class RowTally:
             self.first = self.first or sentence
 
     def counts(self) -> dict[str, Any]:
-        """The counts for the journal, for the run that continues."""
+        """The counts for the journal, restored by a resumed run."""
         missed = {"missed": self.missed, "first": self.first} if self.missed else {}
         return {"failed": self.failed, **missed}
 
     def restore(self, rows: int, counts: Mapping[str, Any]) -> None:
-        """Take over the counts of an earlier run."""
+        """Restore the counts of an earlier run."""
         self.rows = rows
         self.failed, self.missed = int(counts.get("failed", 0)), int(counts.get("missed", 0))
         self.first = str(counts.get("first", ""))
 
     def status(self) -> int:
-        """The exit status. Raises CheckError if --fail-on found something."""
+        """The exit status. Raises CheckError if a sequence matched --fail-on."""
         if self.missed:
             more = f" (and {self.missed - 1} more)" if self.missed > 1 else ""
             raise CheckError(f"--fail-on: {self.first}{more}")
@@ -68,14 +68,14 @@ class RowTally:
 
 
 class RecordOutput:
-    """Records to a writer, in the order of their rows. `tally` counts them."""
+    """Writes records in the order of their rows. `tally` counts them."""
 
-    done = 0  # rows whose records are out since an earlier run
-    again = 0  # the first row to decode: rows before `done` are decoded again where others need them beside them
+    done = 0  # rows whose records an earlier run has written
+    again = 0  # the first row to decode; less than `done` if earlier rows must be decoded again to complete a group
     finished = False  # nothing is left to do
-    hurried = False  # to be set where closing must not take its time
-    threads: int | None = None  # with which an earlier run began the output
-    in_groups = False  # whether it was begun in groups of rows, and has to go on in them
+    hurried = False  # set if closing must not take long
+    threads: int | None = None  # number of threads of the run that began the output
+    in_groups = False  # whether the output was begun in groups of rows, and must continue in groups
 
     def __init__(
         self,
@@ -89,14 +89,14 @@ class RecordOutput:
         self._ordered = writers.Ordered(writer, unordered=unordered, written=self._tally.written)
 
     def begin(self, job: Mapping[str, Any], span: int, origins: Mapping[str, str], *, seed_given: bool) -> int:
-        """Begin or continue, now that the checkpoint is loaded. Returns the seed that holds."""
+        """Begin or continue, once the checkpoint is loaded. Returns the seed to use."""
         return int(job["seed"])
 
     def consume(self, row: InputRow | BadRow) -> None:
-        """Take note of the next row of the input."""
+        """Record the next row of the input."""
 
     def end_of_input(self, rows: int) -> None:
-        """Take note that the input has so many rows."""
+        """Record that the input has ended after this many rows."""
 
     def put(self, index: int, records: Sequence[Record]) -> None:
         """Write the records of a row. Rows may come in any order."""
@@ -112,6 +112,6 @@ class RecordOutput:
         self._ordered.close(partial=cut_short)
 
     def abandon(self) -> None:
-        """Give the output up: an error is being reported."""
+        """Give up the output after an error."""
         if self._sink is not None:
             self._sink.abandon()

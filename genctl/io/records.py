@@ -1,7 +1,7 @@
 """The records of schema genctl/1: plain JSON values with their keys in a fixed order.
 
-Equal results give equal bytes: no wall-clock value is in a record without `timing`, floats are not rounded, and numbers
-that are not finite become null.
+Equal results give equal bytes: without `timing` a record has no wall-clock values, floats are not rounded, and
+non-finite numbers become null.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def record(
 ) -> dict[str, Any]:
     """One returned sequence of one row. `sequence` counts from 0; log-probabilities are in nats, `timing` in seconds.
 
-    `seed` is None where nothing is drawn. `tokens` adds the per-token entries; their processors' traces carry seconds
+    `seed` is None if nothing is sampled. `tokens` adds the per-token entries; their processors' traces have seconds
     only if there is a `timing`. `extra` is appended at the end; ValueError if it would replace a key. `reused_tokens`
-    of the prompt were in a prompt cache; None: there is none. `prompt_tokens` is None where a server does not count
-    them. `prompt_ids` are those that were read, where `prompt_text` alone does not give them.
+    counts prompt tokens found in a prompt cache; None: no cache. `prompt_tokens` is None if a server does not report
+    it. `prompt_ids` are the ids that were read, if they do not follow from `prompt_text`.
     """
     fields: dict[str, Any] = {
         "schema": SCHEMA,
@@ -95,7 +95,7 @@ def result_record(
 ) -> dict[str, Any]:
     """The record of a sequence of a result, with its own `hypothesis` or another.
 
-    `tokens` adds its tokens, `load_s` adds the seconds, `extra` follows the remarks on the result.
+    `tokens` adds its tokens, `load_s` adds `timing` (load, prefill, decode); `extra` follows the remarks on the result.
     """
     sequence = result.sequences[number]
     timing = (
@@ -136,11 +136,11 @@ def error_record(id: str, code: str, message: str, columns: Mapping[str, Any] | 
 
 
 def token_entry(token: events.Token, *, timing: bool = False) -> dict[str, Any]:
-    """One entry of `tokens`; `top` as [id, text, logprob].
+    """One entry of `tokens`; an entry of `top` is [id, text, logprob].
 
-    `processed`, `top`, `watched` and `trace` only if there are any. An id that a server does not report is null.
+    `processed`, `top`, `watched` and `trace` are only present if not empty. An id that servers do not report is null.
 
-    An entry of `watched` is [id, text, logprob, rank]. A trace has its seconds with `timing`.
+    An entry of `watched` is [id, text, logprob, rank]. With `timing`, a trace includes seconds.
     """
     entry: dict[str, Any] = {
         "id": known_id(token.id),
@@ -170,7 +170,7 @@ def known_id(id: int) -> int | None:
 
 
 def finding(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A record of a command that finds no texts. Numbers that are not finite are null."""
+    """A record of a command that does not generate texts. Non-finite numbers become null."""
     plain: dict[str, Any] = finite({"schema": SCHEMA, "kind": kind, **fields})
     return plain
 

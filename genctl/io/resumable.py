@@ -1,10 +1,10 @@
-"""An output that can be resumed after any interruption, from its last complete row, and the journal beside it.
+"""An output that can be resumed after any interruption, and its journal.
 
-`OUTPUT.journal` holds JSON lines. The first is the header: the settings of the job, so that a later run can check that
-its own are equal. Every further line is a mark: the output's first `bytes` bytes are the whole records of the first
+`OUTPUT.journal` holds JSON lines. The first is the header: the job's settings, for a later run to compare with its
+own. Every further line is a mark: the output's first `bytes` bytes are the complete records of the first
 `rows` input rows. A mark is written about once a second, and at every multiple of `span` rows, but never before the
 bytes that it covers are on the disk (fsync). After a kill, a full disk or a power cut the output is cut back to the
-newest mark; what followed it, a second's work or a half-written line, is generated again.
+newest mark; anything after it, a second's work or a half-written line, is generated again.
 
 The journal is readable by its owner only, is never a link, and is locked during a run. It holds digests and settings,
 but no prompts and no texts.
@@ -39,7 +39,7 @@ _ANEW = "give another --output; or remove the journal and its output to start ov
 
 
 class JournalHeader(TypedDict, total=False):
-    """What is read of the header. There is more, which is compared with that of the next run."""
+    """The fields of the header that are used here. All others are only compared with the next run's."""
 
     seed: int | None
     batch: dict[str, Any]
@@ -47,7 +47,7 @@ class JournalHeader(TypedDict, total=False):
 
 
 class Tally(TypedDict, total=False):
-    """What a command counts (`RowTally`)."""
+    """A command's counts (`RowTally`)."""
 
     failed: Natural
     missed: Natural
@@ -61,9 +61,9 @@ class Mark:
     rows: Natural
     bytes: Natural
     output: str = ""  # digest of these bytes; hex
-    tally: Annotated[dict[str, Any], Tally] = field(default_factory=dict)  # what the command counts
+    tally: Annotated[dict[str, Any], Tally] = field(default_factory=dict)  # the command's counts
     done: bool = False  # whether there are no more rows
-    digests: str = ""  # of each of the rows since the mark before, `DIGEST` hex digits
+    digests: str = ""  # of each row since the previous mark, `DIGEST` hex digits
 
 
 class Journal:
@@ -84,11 +84,11 @@ class Journal:
         except (OSError, ValueError) as error:
             raise unwritable(error, self.path) from None
         lock(descriptor, output)
-        whole = 0  # bytes of whole lines; the rest is half a line
+        whole = 0  # bytes of complete lines; the rest is an incomplete line
         try:
             with open(descriptor, "rb", closefd=False) as file:
                 for number, line in enumerate(reader.lines(file), 1):
-                    if line.endswith(b"\n"):  # else it is half a line, the last one
+                    if line.endswith(b"\n"):  # else the last line is incomplete
                         self._take(line, number)
                         whole += len(line)
         except BaseException as error:
@@ -116,7 +116,7 @@ class Journal:
             raise UsageError(f"{self.name} {what}, so nothing can be resumed by it: {error}", hint=_ANEW) from None
 
     def start(self, header: Mapping[str, Any]) -> None:
-        """Cut off a half-written line, and write the header where there is none yet; marks follow."""
+        """Cut off an incomplete line, and write the header if there is none yet; marks follow."""
         self._sink.cut_back()
         if self.header is None:
             self._sink.write(json.dumps({"journal": KIND, **header}).encode() + b"\n")
@@ -141,13 +141,13 @@ class Journal:
 
 
 class ResumedOutput(RecordOutput):
-    """Records to a file with a journal beside it. Rows that an earlier run has finished are not written again.
+    """Writes records to a file with a journal beside it. Rows finished by an earlier run are not written again.
 
-    Rows before `done` may be decoded again beside those that follow (`again`), whose last digits depend on the rows
-    that are computed with them. Their records stay as they were written.
+    Rows before `done` may be decoded again (from `again` on), because the last digits of later rows in their batch
+    depend on them. Their existing records stay.
 
-    Constructing it changes nothing, except that an empty journal may be created. Raises UsageError for what cannot be
-    resumed, InputError if the input has changed, and OutputError for errors of the system.
+    Constructing it changes nothing, except that an empty journal may be created. Raises UsageError for a job that
+    cannot be resumed, InputError if the input has changed, and OutputError for errors of the system.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class ResumedOutput(RecordOutput):
     ) -> None:
         self._format, self._tally, self._on_error = format, tally, on_error
         self.path, self.name = Path(path), printable(str(path))
-        # false where the system refuses an answer, as Path.is_dir is not: the journal's error has its reason
+        # unlike Path.is_dir, False on errors of the system: the journal then raises the error with its reason
         if os.path.isdir(self.path):  # noqa: PTH112
             raise unwritten("it is a folder", self.name)
         self.journal = Journal(self.path)
@@ -164,7 +164,7 @@ class ResumedOutput(RecordOutput):
         self._sink: Sink | None = None
         self._span = 1
         self._started = False
-        self._marked = float("-inf")  # when
+        self._marked = float("-inf")  # time of the last mark
         self._read: dict[int, str] = {}  # digests of rows that are not written yet, by index
         try:
             self._verify()
@@ -174,7 +174,7 @@ class ResumedOutput(RecordOutput):
         marks, header = self.journal.marks, self.journal.header or {}
         first = Mark(0, 0, self._digest.hexdigest())
         self._known = "".join(mark.digests for mark in marks)
-        self._newest = self._state = replace(marks[-1] if marks else first, digests="")  # what was marked, and what is
+        self._newest = self._state = replace(marks[-1] if marks else first, digests="")  # at the last mark, and now
         self.done = self.again = self._state.rows
         self.finished = self._state.done
         tally.restore(self.done, self._state.tally)
@@ -183,7 +183,7 @@ class ResumedOutput(RecordOutput):
         self.in_groups = "width" in (header.get("batch") or {})
 
     def _verify(self) -> None:
-        """Check that the output of earlier runs, if there is one, has the bytes that the journal records."""
+        """Check that the output of earlier runs, if there is one, matches the journal's size and digest."""
         there, marks = os.path.lexists(self.path), self.journal.marks
         if not marks:
             if there and (self.journal.header is None or self.path.is_symlink() or self.path.stat().st_size):
@@ -204,7 +204,7 @@ class ResumedOutput(RecordOutput):
         for piece in sink.read(0, mark.bytes):
             self._digest.update(piece)
             self._size += len(piece)
-        # after the last mark of a finished job nothing is ours
+        # bytes after the last mark of a finished job are not ours
         differs = (self._size, self._digest.hexdigest()) != (mark.bytes, mark.output)
         if differs or (mark.done and sink.size > mark.bytes):
             raise UsageError(
@@ -237,7 +237,7 @@ class ResumedOutput(RecordOutput):
         return int(job["seed"])
 
     def consume(self, row: InputRow | BadRow) -> None:
-        """Note the next input row. Raises InputError if it is not the row that was read before."""
+        """Record the next input row. Raises InputError if it differs from the row that an earlier run read."""
         if isinstance(row, BadRow):
             essence: list[Any] = [row.id, row.code, row.message]
         else:
@@ -253,7 +253,7 @@ class ResumedOutput(RecordOutput):
             )
 
     def end_of_input(self, rows: int) -> None:
-        """Note the number of rows. Raises InputError if more were done, or if a finished job had fewer."""
+        """Record the number of rows. Raises InputError if more rows were done, or if a finished job had fewer."""
         if rows < self.done or (self.finished and rows > self.done):
             least = "" if self.finished else "at least "
             raise InputError(
@@ -265,7 +265,7 @@ class ResumedOutput(RecordOutput):
             self._ordered.put(index, records)
 
     def stop(self, index: int, records: Sequence[Record]) -> None:
-        """Leave the row to the next run."""
+        """Do not write the row: the next run decodes it again."""
 
     def _write(self, data: bytes) -> None:
         assert self._sink is not None
@@ -274,7 +274,7 @@ class ResumedOutput(RecordOutput):
         self._size += len(data)
 
     def _written(self, index: int, records: Sequence[Record]) -> None:
-        """The records of a row are written. Writes a mark if it is time."""
+        """Update the state after a row's records are written. Writes a mark if one is due."""
         self._tally.written(index, records)
         digests = self._state.digests + self._read.pop(index)
         self._state = Mark(index + 1, self._size, self._digest.hexdigest(), self._tally.counts(), digests=digests)
@@ -292,10 +292,10 @@ class ResumedOutput(RecordOutput):
     def close(self, *, cut_short: bool) -> None:
         """Write the last mark and close. Raises OutputError after closing."""
         try:
-            # rows that finished early or on the way out are left to the next run, which decodes them undisturbed
+            # rows that finished early or during shutdown are not written: the next run decodes them in order
             if self._started and not cut_short:
                 self._ordered.close()
-            if self._started and not self.hurried:  # else the newest mark is a second old at most
+            if self._started and not self.hurried:  # else the newest mark is at most a second old
                 self._state = replace(self._state, done=not cut_short)
                 self._mark()
                 self.journal.sync()
@@ -303,7 +303,7 @@ class ResumedOutput(RecordOutput):
             self._release()
 
     def abandon(self) -> None:
-        """Save what can be saved while an error is reported."""
+        """After an error, save as much as possible."""
         with contextlib.suppress(GenctlError, OSError):
             self.close(cut_short=True)
 
@@ -314,11 +314,11 @@ class ResumedOutput(RecordOutput):
         self.journal.close()
 
 
-# -- whether a resumed job is still the one that its journal began, and what has changed since -------------------------
+# -- whether a resumed job still matches its journal's header, and what has changed ------------------------------------
 
 
 def check_same(name: str, before: Mapping[str, Any], now: Mapping[str, Any], origins: Mapping[str, str]) -> None:
-    """Raises UsageError with everything that has changed between two headers of a journal."""
+    """Raises UsageError, listing all changes, if two headers of a journal differ."""
     changes = differences(before, now, origins)
     if changes:
         raise UsageError(
@@ -328,7 +328,7 @@ def check_same(name: str, before: Mapping[str, Any], now: Mapping[str, Any], ori
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
-    """What differs between two headers, in words. The input is compared row by row (see `Resumable.consume`)."""
+    """The differences between two headers, in words. The input is compared by row (see `ResumedOutput.consume`)."""
     changes = []
     for part in ("versions", "settings", "seed", "format", "records", "checkpoints", "files"):
         old, new = (value if isinstance(value := header.get(part), dict) else {part: value} for header in (before, now))
@@ -339,7 +339,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], origins: Mapp
                 place = origins.get(key, "default") if part == "settings" else "default"
                 name = _FLAGS.get(key, key) if part in ("format", "records") else key
                 changes.append(change(name, was, is_now, "" if place == "default" else place))
-            elif None not in (was, is_now):  # another name is another setting, which is listed already
+            elif None not in (was, is_now):  # None: the name changed, which is already listed as a setting
                 changes.append(checkpoint_change(key, was, is_now))
     if not changes and before.get("batch") != now["batch"]:
         changes.append(change("rows decoded together", _together(before.get("batch")), _together(now["batch"])))
@@ -347,7 +347,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], origins: Mapp
 
 
 def _together(batch: Any) -> str:
-    """How rows share a pass, in words."""
+    """The number of rows in a pass, in words."""
     batch = batch if isinstance(batch, dict) else {}
     if "numbers" in batch:
         return f"in any number ({batch['numbers']})"

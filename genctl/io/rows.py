@@ -1,4 +1,4 @@
-"""One row of a batch: a prompt, or why it cannot be used; and its seed, with which it can be repeated alone."""
+"""One row of a batch: a prompt, or why it cannot be used; and the seed that reproduces it alone."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class InputRow:
     id: str
     index: int  # position in the input from 0, bad rows counted
     prompt: str | None = None
-    prompt_ids: tuple[int, ...] | None = None  # each in [0, 2**63); whether the model knows them is checked elsewhere
+    prompt_ids: tuple[int, ...] | None = None  # each in [0, 2**63); checked against the vocabulary elsewhere
     messages: tuple[dict[str, Any], ...] | None = None  # {"role", "content"}, or with `tool_calls`: see `jsonl`
     params: dict[str, Any] = field(default_factory=dict)  # as written; checked where the knobs are known
     extra: dict[str, Any] = field(default_factory=dict)  # reference, prefix, system, negative_prompt, tools
-    columns: dict[str, Any] = field(default_factory=dict)  # what else it has: `input` of its records
+    columns: dict[str, Any] = field(default_factory=dict)  # other keys, copied to `input` of its records
     where: str = ""  # "prompts.jsonl, line 17"
-    own_id: bool = False  # the input says the id; else it is the index
+    own_id: bool = False  # the id is from the input; else it is the index
 
     @property
     def name(self) -> str:
@@ -38,24 +38,24 @@ class InputRow:
 
     @property
     def place(self) -> int:
-        """The place in the input, from 1; 0 if the row has an id of its own."""
+        """The place in the input, from 1; 0 if the row has its own id."""
         return 0 if self.own_id else self.index + 1
 
     @property
     def shown(self) -> str:
-        """The prompt as people read it; nothing of token ids."""
+        """The prompt as readable text; "" for token ids."""
         return self.prompt or conversation(self.messages or ())
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that cannot be used. `message` is a whole sentence and names the line itself."""
+    """A row that cannot be used. `message` is a complete sentence that names the line."""
 
     id: str
     index: int
     where: str
     code: str
-    message: str  # "line 17: not JSON: …", so that it needs no `where` in front
+    message: str  # "line 17: not JSON: …": it includes `where`
     own_id: bool = False
     columns: dict[str, Any] = field(default_factory=dict)
 
@@ -73,9 +73,9 @@ def random_seed() -> int:
 def row_seed(seed: int, id: str, index: int) -> int:
     """The seed of one row: the run's `seed` for the first row (index 0), a mix of `seed` and the row's id for others.
 
-    The mix is the BLAKE2b hash of `"{seed}\\0{id}"` cut to 53 bits, which every reader of JSON keeps, and does not
+    The mix is the BLAKE2b hash of `"{seed}\\0{id}"` cut to 53 bits, which every JSON parser preserves. It does not
     depend on the order of the rows or the batch size. Each row's seed is in its record: a single prompt with
-    that `--seed` is a first row, so it draws the same tokens.
+    that `--seed` is a first row, so it samples the same tokens.
     """
     if index == 0:
         return seed

@@ -1,6 +1,6 @@
-"""The files of chats and trees, and the folder for those that the user does not name.
+"""The files of chats and trees, and the default folder for them.
 
-A file has a JSON object on each line, appended as it happens, so that a kill loses one line at most. It is readable by
+A file is JSON lines, appended as events happen, so a kill loses one line at most. It is readable by
 its owner only, is never a link, and is locked while it is open.
 """
 
@@ -46,15 +46,15 @@ def new_file(kind: str, prompt: str) -> Path:
 
 
 class OpenedSession(NamedTuple, Generic[T]):
-    """A file that is continued."""
+    """A session file opened to continue it."""
 
-    value: T  # what its lines are
+    value: T  # parsed from its lines
     sink: Sink
-    torn: bool  # whether it ended in half a line, which was dropped
+    torn: bool  # whether it ended in an incomplete line, which was dropped
 
 
 def continue_session(path: Path, read: Callable[[Iterator[bytes]], T]) -> OpenedSession[T]:
-    """Open and lock the file of a chat or a tree. `read` makes a value of its whole lines.
+    """Open and lock the file of a chat or a tree. `read` parses its complete lines.
 
     Raises InputError for a file that cannot be read, OutputError if it cannot be written, UsageError if another
     process has it open.
@@ -73,7 +73,7 @@ def continue_session(path: Path, read: Callable[[Iterator[bytes]], T]) -> Opened
         with open(descriptor, "rb", closefd=False) as file:
             value = read(counted())
         sink = Sink(unbuffered(descriptor), name, owned=descriptor, path=path, whole=whole)
-    except BaseException:  # a signal, too: the lock goes with the descriptor
+    except BaseException:  # a signal, too: closing the descriptor releases the lock
         with suppress(OSError):
             os.close(descriptor)
         raise
@@ -87,15 +87,15 @@ def continue_session(path: Path, read: Callable[[Iterator[bytes]], T]) -> Opened
 
 
 def read_session(path: Path, read: Callable[[Iterator[bytes]], T]) -> T:
-    """What `read` makes of the whole lines of a file that another process may be writing. Raises InputError."""
+    """Parse, with `read`, the complete lines of a file that another process may be writing. Raises InputError."""
     with os.fdopen(_opened(path, os.O_RDONLY), "rb") as file:
         return read(_whole_lines(file, printable(str(path))))
 
 
 def begin_session(sink: Sink, lines: Iterable[Mapping[str, Any]]) -> None:
-    """Write the first lines of a file that `open_beside` has opened, and give it its name, unless it replaces another.
+    """Write the first lines of a file opened by `open_beside`, and give it its name, unless it replaces another file.
 
-    Raises OutputError; then nothing is left of it.
+    Raises OutputError; the file is then removed.
     """
     try:
         for line in lines:
@@ -108,13 +108,13 @@ def begin_session(sink: Sink, lines: Iterable[Mapping[str, Any]]) -> None:
 
 
 def encoded(line: Mapping[str, Any]) -> bytes:
-    """A line as the file has it."""
+    """Encode a line of the file."""
     return json.dumps(line, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
 
 
 def decoded(line: bytes) -> dict[str, Any]:
     """The JSON object of a line. Raises ValueError."""
-    found = reader.loads(line.decode("utf-8", "surrogatepass"))  # a file name in it may be no UTF-8
+    found = reader.loads(line.decode("utf-8", "surrogatepass"))  # file names may not be UTF-8
     if not isinstance(found, dict):
         raise reader.BadJson("a line is a JSON object, this is not")
     return found
@@ -127,7 +127,7 @@ def damaged(name: str, number: int, error: Exception) -> InputError:
 
 
 def _whole_lines(file: BinaryIO, name: str) -> Iterator[bytes]:
-    """The lines; half a line at the end, left by a kill, is no part of a session. Raises InputError."""
+    """The complete lines, without an incomplete one at the end left by a kill. Raises InputError."""
     try:
         yield from itertools.takewhile(lambda line: line.endswith(b"\n"), reader.lines(file))
     except reader.Unreadable as error:

@@ -1,4 +1,4 @@
-"""A sink: each record is written completely or not at all, and a file that others take away is noticed.
+"""A sink: each record is written completely or not at all, and changes to the file by other programs are detected.
 
 Two runs never write one path at the same time: a run locks the regular file that it writes (`flock`), the file that it
 is going to replace, and the journal of its output. The system releases a lock when the process ends, however it ends.
@@ -20,24 +20,24 @@ from typing import NoReturn, Protocol
 from genctl.errors import OutputError, UsageError, printable
 
 _PIECE = 2**20  # bytes read at once
-LOOK_S = 1.0  # between two looks at whether our file is still in its place
+LOOK_S = 1.0  # between two checks that our file is still in its place
 
 
 class Raw(Protocol):
-    """What a sink writes to: an unbuffered file or similar. A write may be short (None: not now)."""
+    """The target of a sink: an unbuffered file or similar. A write may be short (None: would block)."""
 
     def write(self, data: memoryview, /) -> int | None: ...
 
 
 class Sink:
-    """Writes whole records. `owned` is the descriptor of a regular file that we created and may cut, else None.
+    """Writes complete records. `owned` is the descriptor of a regular file that we opened and may cut, else None.
 
-    If a write fails, our file is cut back to its last whole record, and every further write fails the same way. If a
-    signal's exception interrupts a write, `close` (or the next write) completes that record. `whole` is how many bytes
-    of the file are already complete.
+    If a write fails, our file is cut back to its last complete record, and every further write fails the same way. If a
+    signal's exception interrupts a write, `close` (or the next write) completes that record. `whole` is the number of
+    bytes of the file that are already complete.
 
-    If another program removes, replaces or changes our file, the next write (`LOOK_S` later at most), `sync` or
-    `close` fails, and the file is left as it is found.
+    If another program removes, replaces or changes our file, the next write after at most `LOOK_S`, `sync` or
+    `close` fails, and the file is left unchanged.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Sink:
         self._failure: Exception | None = None
         self._raw = raw
         self._owned = owned
-        self._path = path  # None for a stream that was open before
+        self._path = path  # None for a stream that was already open
         self._part = part  # the file beside `path` that replaces it at the end
         self._replaces = replaces
         self._pending = memoryview(b"")
@@ -73,22 +73,22 @@ class Sink:
 
     @property
     def path(self) -> Path | None:
-        """Where the output is, or will be; None for a stream that was open before."""
+        """The path of the output, now or once it is closed; None for a stream that was already open."""
         return self._path
 
     @property
     def replaces(self) -> bool:
-        """Whether a file is in the place that this one is to take."""
+        """Whether this file is to replace an existing one."""
         return self._part is not None and self._replaces is not None
 
     @property
     def whole(self) -> int:
-        """The bytes of whole records."""
+        """The bytes of complete records."""
         return self._whole
 
     @property
     def size(self) -> int:
-        """The bytes of our file, complete or not."""
+        """The size of our file in bytes, with incomplete records."""
         return 0 if self._owned is None else os.fstat(self._owned).st_size
 
     def write(self, data: bytes) -> None:
@@ -128,9 +128,9 @@ class Sink:
             self._fail(error)
 
     def put_in_place(self) -> None:
-        """Let the file beside `path` take its place, now that it is worth more; then go on with it. Raises OutputError.
+        """Replace `path` with the new file beside it, then continue writing to that. Raises OutputError.
 
-        It is on the disk before it does, so that even a power cut leaves the old file or the new one.
+        The new file is flushed to the disk first, so even a power cut leaves the old file or the new one.
         """
         if self._part is None or self._path is None:
             return
@@ -145,9 +145,9 @@ class Sink:
             self._replaces.release()
 
     def abandon(self, *, keep: bool = True) -> None:
-        """After an error: keep what was written completely, but no empty file that would block the next run.
+        """After an error: keep complete records, but remove an empty file, which would block the next run.
 
-        Without `keep` a file that is not in its place yet is removed, whatever it has.
+        Without `keep`, a new file that has not been put in place yet is removed even if it has records.
         """
         if self._closed:
             return
@@ -157,7 +157,7 @@ class Sink:
         with contextlib.suppress(OSError):  # an error is already being reported
             self._cut()
             mine = self._part or self._path
-            # Only if it is still the same file.
+            # remove it only if it is still the same file
             useless = not self._whole or (self._part is not None and not keep)
             ours = self._owned is not None and not self._lost
             if ours and useless and os.path.samestat(mine.lstat(), os.fstat(self._owned or -1)):
@@ -166,21 +166,21 @@ class Sink:
             self._close_raw()
 
     def leave(self) -> None:
-        """Close the file as it is."""
+        """Close the file without changing it."""
         if not self._closed:
             self._closed = True
             with contextlib.suppress(OSError):
                 self._close_raw()
 
     def cut_back(self) -> None:
-        """Cut our file back to its whole records. Raises OutputError."""
+        """Cut our file back to its complete records. Raises OutputError."""
         try:
             self._cut()
         except OSError as error:
             self._fail(error)
 
     def retry(self) -> None:
-        """Forget a failure of the system, cut back to whole records: there may be room again. Raises OutputError."""
+        """Clear a failure and cut back to complete records, since the disk may have room again. Raises OutputError."""
         if self._lost or self._closed:
             return
         self._failure = None
@@ -213,7 +213,7 @@ class Sink:
             yield piece
 
     def _check_place(self) -> None:
-        """Raises OutputError if our file is not in its place any more, or has another size than what we wrote."""
+        """Raises OutputError if our file is no longer in its place, or has another size than we wrote."""
         self._checked_at = time.monotonic()
         if self._owned is None or self._path is None:
             return
@@ -236,7 +236,7 @@ class Sink:
         raise self._failure
 
     def _replace(self, part: Path, path: Path) -> None:
-        """Replace the file that was there when we began, or make the one that was not."""
+        """Replace the file that was there when we began, or create it if there was none."""
         there = stat_of(path)
         before = None if self._replaces is None else self._replaces.state
         if there is None or (before is not None and os.path.samestat(there, before)):
@@ -323,7 +323,7 @@ def sync_folder(path: Path) -> None:
 
 
 def system_reason(error: OSError | ValueError) -> str:
-    """What the system says of an error, else its message."""
+    """The system's message for an error, else the error's own."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
@@ -343,13 +343,13 @@ JOURNAL = ".journal"  # the suffix of an output's journal
 
 
 class NotOurs(Exception):
-    """What is wrong with a file that is there: a phrase that follows its name."""
+    """Why an existing file cannot be used: a phrase that follows its name."""
 
 
 def open_regular(path: Path, flags: int = os.O_RDWR, mode: int = 0o666) -> int:
-    """Open a regular file, to continue or to read what it holds; links are not followed. Returns the descriptor.
+    """Open a regular file, to continue or to read it; links are not followed. Returns the descriptor.
 
-    Raises NotOurs for a link or anything else that is no regular file, OSError and ValueError as `os.open`.
+    Raises NotOurs for a link or anything else but a regular file, and OSError and ValueError as `os.open` does.
     """
     try:
         # opening a pipe under this name must not block
@@ -391,14 +391,14 @@ def lock_existing(path: Path, name: Path | None = None) -> int | None:
 
 
 def check_journal(output: Path) -> None:
-    """Raises UsageError if a run with --resume is at work on this output, which it may not have opened yet."""
+    """Raises UsageError if a run with --resume holds this output's journal; it may not have opened the output yet."""
     descriptor = lock_existing(output.with_name(output.name + JOURNAL), output)
     if descriptor is not None:
         os.close(descriptor)
 
 
 class Replaced:
-    """The file that a new one is to replace: its state when we began. It is locked if it is a regular file."""
+    """The file that a new one will replace, with its state when we began. It is locked if it is a regular file."""
 
     def __init__(self, path: Path, state: os.stat_result) -> None:
         self.state = state
@@ -412,7 +412,7 @@ class Replaced:
 
 
 def stat_of(path: Path) -> os.stat_result | None:
-    """What is at `path`, a link itself; None if there is nothing. Raises OSError."""
+    """The status of `path`, without following a link; None if it does not exist. Raises OSError."""
     try:
         return path.lstat()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A template of prompts: `Summarise: {prompt}`. Braces hold the name of a field; `{{` and `}}` are literal braces.
+"""Prompt templates: `Summarise: {prompt}`. Braces hold the name of a field; `{{` and `}}` are literal braces.
 
 `{stdin}`, in a template or in a prompt, is all of standard input.
 """
@@ -23,7 +23,7 @@ from genctl.errors import InputError, UsageError, cannot_read, nearest, printabl
 from genctl.io.rows import RefusedRow
 
 _MARK = re.compile(r"\{\{|\}\}|\{[^{}\n]+\}|[{}]")
-MOST = 16 << 20  # bytes of a file: as of a prompt
+MOST = 16 << 20  # bytes of a template file: the same limit as for a prompt
 STDIN = "stdin"  # the field that stands for all of standard input
 
 
@@ -31,13 +31,13 @@ STDIN = "stdin"  # the field that stands for all of standard input
 class Template:
     """A parsed template: `literals` alternate with `fields`, and begin and end it."""
 
-    text: str  # as it is written
+    text: str  # its source
     literals: tuple[str, ...]
     fields: tuple[str, ...]
     stdin: str | None = None  # the text of standard input, if it is a field
 
     def fill(self, values: Mapping[str, Any]) -> str:
-        """The prompt. Strings go in as they are, everything else as JSON. Raises RefusedRow."""
+        """The prompt. Strings are inserted unchanged, everything else as JSON. Raises RefusedRow."""
         pieces = [self.literals[0]]
         values = values if self.stdin is None else {**values, STDIN: self.stdin}
         for name, literal in zip(self.fields, self.literals[1:], strict=True):
@@ -130,9 +130,9 @@ def insert_stdin(
 def note_unread(stdin: IO[bytes] | IO[str] | None, report: Callable[[str], object]) -> None:
     """Report a pipe with text on standard input that is not read. Nothing is consumed.
 
-    A file is no reason for it: in `while read line; do genctl …; done < FILE` the rest belongs to the loop.
+    Files are not reported: in `while read line; do genctl …; done < FILE` the rest belongs to the loop.
     """
-    with suppress(ImportError, OSError, ValueError, AttributeError):  # Windows lacks them, a test the descriptor
+    with suppress(ImportError, OSError, ValueError, AttributeError):  # Windows; stdin without a descriptor in tests
         import fcntl
         import termios
 

@@ -18,7 +18,7 @@ from genctl.errors import UsageError, quote
 from genctl.io.output import Sink as Sink
 from genctl.io.output import open_output as open_output
 
-# The keys of `FORMATS`, as a type: what --format takes.
+# The keys of `FORMATS` as a type: the values of --format.
 Format: TypeAlias = Literal["text", "json", "jsonl", "tsv"]
 Record: TypeAlias = Mapping[str, Any]
 
@@ -48,11 +48,11 @@ class Writer(Protocol):
 
 @dataclass(frozen=True)
 class WriterSetup:
-    """What a writer may be made with, besides its sink."""
+    """A writer's options, besides its sink."""
 
     on_error: Callable[[Record], None]  # receives the error records if the format has no place for them (`text`)
     begun: bool = False  # earlier records exist, so no header is written
-    shown: Callable[[str], str] = str  # makes a text safe for the output: terminals must not receive controls
+    shown: Callable[[str], str] = str  # makes a text safe for terminals: escapes controls
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,13 @@ class OutputFormat:
     """One value of --format."""
 
     open: Callable[[Binary, WriterSetup], Writer]
-    suffixes: tuple[str, ...] = ()  # of file names that select it where --format does not
+    suffixes: tuple[str, ...] = ()  # of file names that select it without --format
     records: bool = True  # whether it holds records, not only texts
     nested: bool = False  # whether values may be lists and objects
 
 
 class Unclosed:
-    """A sink or a writer whose `close` does nothing, because somebody else closes it."""
+    """A sink or a writer with a `close` that does nothing, because its owner closes it."""
 
     def __init__(self, write: Callable[[Any], object] = lambda piece: None) -> None:
         self._write = write
@@ -118,7 +118,7 @@ class JsonWriter:
         self._closed = False
 
     def write(self, record: Record) -> None:
-        # The state changes first: if a signal interrupts the write, the sink completes it.
+        # update the state first: if a signal interrupts the write, the sink completes it
         piece, self._before = f"{self._before}{to_json(record)}".encode(), ",\n"
         self._sink.write(piece)
 
@@ -154,7 +154,7 @@ class TsvWriter:
 
 
 class ScoreTextWriter(TextWriter):
-    """Of `genctl score`: `ppl`, `nll`, `tokens` and the text with its controls escaped, between tabs, a line each."""
+    """For `genctl score`: a line of `ppl`, `nll`, `tokens` and the escaped text, separated by tabs, for each text."""
 
     def write(self, record: Record) -> None:
         if "error" in record:
@@ -196,7 +196,7 @@ def open_writer(
     shown: Callable[[str], str] = str,
     formats: Mapping[str, OutputFormat] = FORMATS,
 ) -> Writer:
-    """The writer of a format (see `WriterSetup`). Raises UsageError for one that is not in `formats`."""
+    """Make the writer of a format (see `WriterSetup`). Raises UsageError for a format that is not in `formats`."""
     if format not in formats:
         raise UsageError(f"unknown output format {quote(format)}: expected one of {', '.join(formats)}")
     return formats[format].open(sink, WriterSetup(on_error, begun, shown))
@@ -220,12 +220,12 @@ def format_of(output: str | None, formats: Sequence[str], default: str = "text")
 
 
 def to_json(record: Record) -> str:
-    """The record on one line (`ensure_ascii=False`). ValueError for a number that is not finite."""
+    """The record on one line (`ensure_ascii=False`). Raises ValueError for a non-finite number."""
     return escaped(json.dumps(record, ensure_ascii=False, allow_nan=False))
 
 
 def report_text(report: Record, format: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A report as JSON, or `rows` of it as TSV."""
+    """A report as JSON, or its `rows` as TSV."""
     if format == "json":
         return f"{to_json(report)}\n"
     return "".join("\t".join(map(str, row)) + "\n" for row in (columns, *rows))
@@ -249,8 +249,8 @@ def _tsv_escape(match: re.Match[str]) -> str:
 class Ordered:
     """Writes results in input order, holding back only those that are early.
 
-    `unordered` writes them as they come. Each index from `start` on is put exactly once, with at least one record;
-    anything else is an error of the caller (RuntimeError). `written` is called for each row after its records.
+    `unordered` writes them as they arrive. Each index from `start` on must be put exactly once, with at least one
+    record; anything else is an error of the caller (RuntimeError). `written` is called after each row is written.
     """
 
     def __init__(
@@ -266,15 +266,15 @@ class Ordered:
         self._written = written
         self._next = start  # the lowest missing index
         self._early: dict[int, Sequence[Record]] = {}  # results with a higher index (empty: written already)
-        self._due: deque[Record] = deque()  # to be written now; kept in case a signal interrupts a row
+        self._due: deque[Record] = deque()  # ready to be written; still complete if a signal interrupts a row
 
     @property
     def held(self) -> int:
-        """Rows that are held back."""
+        """The number of rows that are held back."""
         return 0 if self._unordered else len(self._early)
 
     def put(self, index: int, records: Sequence[Record]) -> None:
-        """The records of row `index`; they are written when all earlier rows are. Raises what the writer raises."""
+        """Add the records of row `index`, written once all earlier rows are. Raises what the writer raises."""
         if index < self._next or index in self._early:
             raise RuntimeError(f"row {index} was put twice")
         if not records:
@@ -292,13 +292,13 @@ class Ordered:
                 self._written(self._next - 1, due)
 
     def drop(self) -> None:
-        """Drop the rows that are held back: earlier rows will not come."""
+        """Drop the rows that are held back: earlier rows will not arrive."""
         self._early.clear()
 
     def close(self, *, partial: bool = False) -> None:
         """Close the writer. Raises RuntimeError if a row is missing, unless the run was interrupted (`partial`).
 
-        Then the rows that were held back are written in order, with gaps.
+        If it was, the rows held back are written in order, with gaps.
         """
         if self._early and not partial:
             raise RuntimeError(f"row {self._next} is missing")

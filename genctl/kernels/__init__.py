@@ -1,1 +1,1 @@
-"""Matrix products in C: as fast as memory allows, and the same bits for any batch and any number of threads."""
+"""Matrix products in C, limited by memory bandwidth; bit-identical for any batch and any number of threads."""

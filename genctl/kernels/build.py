@@ -1,17 +1,17 @@
-"""Compile the products: a shared library for an instruction set, and one that says what the CPU has (cpu.c).
+"""Compile the products: one shared library per instruction set, and one that detects the CPU's features (cpu.c).
 
     python genctl/kernels/build.py
 
-builds them beside the sources, as `pip install` does through `hatch_build.py`. `GENCTL_BUILD` says for which CPUs:
+builds them beside the sources, as `pip install` does through `hatch_build.py`. `GENCTL_BUILD` selects the CPUs:
 
-    (not set)   this one: the variant that it runs fastest
-    runnable    this one: all variants that it runs, for tests
-    all         every CPU of the platform, for a wheel that travels
+    (not set)   this one: only the fastest variant for it
+    runnable    this one: all variants that it can run, for tests
+    all         every CPU of the platform, for a portable wheel
 
-The compiler is clang of the package `ziglang` where it is installed, else that of the machine (CC, or cc). Compiling
+The compiler is clang from the package `ziglang` if installed, else the machine's own (CC, or cc). Compiling
 needs no other module of genctl, and nothing here needs torch.
 
-`choice` says which variant is used. GENCTL_PRODUCTS names another one (a slower instruction set), or `torch` for none.
+`choice` returns the variant to use. GENCTL_PRODUCTS names another one (a slower instruction set), or `torch` for none.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 VARIABLE = "GENCTL_BUILD"
-EXTENTS = ("", "runnable", "all")  # what it may be
+EXTENTS = ("", "runnable", "all")  # its allowed values
 PRODUCTS = "GENCTL_PRODUCTS"
 LIBRARIES = HERE  # where they are loaded from
 AGAIN = f"python {shlex.quote(str(HERE / 'build.py'))} compiles them again"
@@ -42,8 +42,8 @@ OUTDATED = f"the compiled products are older than their sources; {AGAIN}"
 CPU = "cpu"  # the library of cpu.c
 FLAGS = ("-std=c11", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-s", "-D_GNU_SOURCE")
 
-# machine -> variant, best first -> the flags of cc, the CPU as zig names it, and an instruction that no older one has.
-# The last one runs on every such CPU.
+# machine -> variant, best first -> the flags of cc, zig's name of the CPU, and an instruction that older CPUs lack.
+# The last variant runs on every CPU of its machine.
 VARIANTS: dict[str, dict[str, tuple[tuple[str, ...], str, str]]] = {
     "x86_64": {
         "amx": (
@@ -69,13 +69,13 @@ VARIANTS: dict[str, dict[str, tuple[tuple[str, ...], str, str]]] = {
 
 
 def machine() -> str:
-    """The architecture of this CPU: a key of VARIANTS, or a name that is none."""
+    """The architecture of this CPU: a key of VARIANTS, or another name."""
     name = platform.machine().lower()
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
 
 
 def wheel_tag() -> str:
-    """The platform of a wheel that travels, as ziglang compiles it (see `_flags`); "" for one of this machine alone."""
+    """The platform tag of a portable wheel, as ziglang compiles it (see `_flags`); "" for a wheel for this machine."""
     if extent() != "all" or not variants():
         return ""
     apple = "arm64" if machine() == "aarch64" else machine()
@@ -83,7 +83,7 @@ def wheel_tag() -> str:
 
 
 def variants() -> dict[str, tuple[tuple[str, ...], str, str]]:
-    """The variants of this platform, best first; empty where there are none: threads.c needs POSIX threads."""
+    """The variants of this platform, best first; empty if there are none: on Windows, threads.c needs POSIX threads."""
     return {} if sys.platform == "win32" else VARIANTS.get(machine(), {})
 
 
@@ -93,7 +93,7 @@ def sources() -> list[Path]:
 
 
 def digest() -> str:
-    """What a library is built from: it changes with any source or flag."""
+    """A hash of a library's inputs: it changes with any source or flag."""
     whole = hashlib.sha256(repr((FLAGS, VARIANTS)).encode())
     for path in sources():
         whole.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -101,7 +101,7 @@ def digest() -> str:
 
 
 def compilers() -> list[tuple[str, ...]]:
-    """Commands that may compile C: the first that compiles anything for this CPU is used."""
+    """Candidate C compilers: the first that can compile the last variant is used."""
     ziglang = [(sys.executable, "-m", "ziglang", "cc")] if importlib.util.find_spec("ziglang") is not None else []
     named = [tuple(shlex.split(os.environ["CC"]))] if os.environ.get("CC") else []
     return [*ziglang, *named, *((path,) for name in ("clang", "cc", "gcc") if (path := shutil.which(name)))]
@@ -112,21 +112,21 @@ def _flags(compiler: tuple[str, ...], name: str) -> tuple[str, ...]:
     if "ziglang" not in compiler:
         return flags
     flags = (f"-mcpu={cpu}", "-fno-sanitize=all")
-    if sys.platform == "linux":  # an old C library, so that a wheel runs on other distributions
+    if sys.platform == "linux":  # an old C library, so a wheel also runs on other distributions
         flags += ("-target", f"{machine()}-linux-gnu.2.17")
-        flags += () if machine() == "x86_64" else ("-mno-outline-atomics",)  # they are in a library that is not linked
+        flags += () if machine() == "x86_64" else ("-mno-outline-atomics",)  # they need a library that is not linked
     elif extent() == "all":
         flags += ("-target", f"{machine()}-macos.11.0-none")
     return flags
 
 
 def compile_command(compiler: tuple[str, ...], name: str, source: Path, to: Path, *how: str) -> list[str]:
-    """How a source is compiled for a variant: `how` is -c, or what is made in place of an object."""
+    """The command that compiles a source for a variant: `how` is -c, or flags for another output than an object."""
     return [*compiler, *FLAGS, *_flags(compiler, name), *(how or ("-c",)), str(source), "-o", str(to)]
 
 
 def link_command(compiler: tuple[str, ...], name: str, objects: Iterable[Path], to: Path) -> list[str]:
-    """How objects become a library. Zig would compile its run-time library first, which takes longer than all else."""
+    """The command that links objects. Without zig's run-time library: compiling it takes longer than all else."""
     alone = ("-Wl,-z,defs", "-nostdlib", "-lc") if "ziglang" in compiler and sys.platform == "linux" else ()
     return [
         *(*compiler, "-shared", "-s", *_flags(compiler, name), "-o", str(to), *map(str, objects)),
@@ -135,8 +135,8 @@ def link_command(compiler: tuple[str, ...], name: str, objects: Iterable[Path], 
 
 
 def run(commands: list[list[str]]) -> list[tuple[int, str]]:
-    """Run them, one on each core: of each the status, and what it wrote. Raises OSError where one does not start."""
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # `python -m ziglang` is none of the working directory
+    """Run commands in parallel, one per core: exit status and output of each. Raises OSError if one does not start."""
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # `python -m ziglang` ignores the working directory
 
     def perform(command: list[str]) -> tuple[int, str]:
         done = subprocess.run(
@@ -149,7 +149,7 @@ def run(commands: list[list[str]]) -> list[tuple[int, str]]:
 
 
 def known(compiler: tuple[str, ...]) -> list[str]:
-    """The variants whose flags and instructions a compiler knows, best first. Raises OSError where it does not run."""
+    """The variants whose flags and instructions a compiler knows, best first. Raises OSError if it does not run."""
     with tempfile.TemporaryDirectory() as temporary:
         commands = []
         for name, (_, _, instruction) in variants().items():
@@ -160,7 +160,7 @@ def known(compiler: tuple[str, ...]) -> list[str]:
 
 
 def mark_of(made: Iterable[str], names: Iterable[str]) -> str:
-    """What a library remembers: the digest of its sources, what was compiled, and all that the compiler knew."""
+    """The mark in a library: the digest of its sources, the compiled variants, and all variants the compiler knew."""
     return " ".join([digest(), *made, "of", *names])
 
 
@@ -172,13 +172,13 @@ def read_mark(mark: str) -> tuple[str, list[str], list[str]]:
 
 
 class Cpu:
-    """The library of cpu.c: what this CPU runs, what the libraries beside it were built from, and which there are.
+    """The library of cpu.c: which variants this CPU runs, and which were compiled beside it.
 
-    `variants` were compiled, and `known` are all that the compiler knew; both best first.
+    `built_from` is its sources' digest; `variants` were compiled, `known` are all that the compiler knew; best first.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError or AttributeError where it is none."""
+        """Raises OSError or AttributeError if the file is not such a library."""
         loaded = ctypes.CDLL(str(path))
         loaded.built_from.restype = ctypes.c_char_p
         self.built_from, self.variants, self.known = read_mark(loaded.built_from().decode())
@@ -191,12 +191,12 @@ class Cpu:
         return bool(self._runs(variant.encode()))
 
     def suits(self, variant: str) -> bool:
-        """Whether a variant that runs is faster on this CPU than the next one."""
+        """Whether a variant that this CPU runs is faster on it than the next one."""
         return bool(self._suits(variant.encode()))
 
 
 def extent() -> str:
-    """The value of GENCTL_BUILD. Raises ValueError for one that means nothing."""
+    """The value of GENCTL_BUILD. Raises ValueError if it is unknown."""
     value = os.environ.get(VARIABLE, "")
     if value not in EXTENTS:
         raise ValueError(f"{VARIABLE}={value}: it may be {' or '.join(EXTENTS[1:])}, or not set")
@@ -204,7 +204,7 @@ def extent() -> str:
 
 
 def wanted(cpu: Cpu, names: Iterable[str]) -> list[str]:
-    """Those of some variants, best first, that GENCTL_BUILD asks for on this CPU. Raises ValueError."""
+    """The variants among `names`, best first, that GENCTL_BUILD selects for this CPU. Raises ValueError."""
     if extent() == "all":
         return list(names)
     able = [name for name in names if cpu.runs(name)]
@@ -212,7 +212,7 @@ def wanted(cpu: Cpu, names: Iterable[str]) -> list[str]:
 
 
 def _run_all(commands: list[list[str]]) -> None:
-    """Run them. Raises RuntimeError for the first that failed."""
+    """Run commands. Raises RuntimeError for the first that failed."""
     for command, (status, output) in zip(commands, run(commands), strict=True):
         if status != 0:
             lines = [line for line in output.splitlines() if "error" in line] or output.splitlines()
@@ -221,7 +221,7 @@ def _run_all(commands: list[list[str]]) -> None:
 
 
 def _cpu_library(compiler: tuple[str, ...], mark: str, folder: Path) -> tuple[Path, Path]:
-    """The object of cpu.c with a mark, and the library, for any CPU. Raises RuntimeError."""
+    """Compile cpu.c with a mark, for any CPU; returns the object and the library. Raises RuntimeError."""
     plainest, made, library = list(variants())[-1], folder / f"{CPU}.o", folder / f"{CPU}.so"
     _run_all([compile_command(compiler, plainest, HERE / f"{CPU}.c", made, f'-DSOURCES="{mark}"', "-c")])
     _run_all([link_command(compiler, plainest, [made], library)])
@@ -229,7 +229,7 @@ def _cpu_library(compiler: tuple[str, ...], mark: str, folder: Path) -> tuple[Pa
 
 
 def _compile(compiler: tuple[str, ...], names: list[str], folder: Path) -> None:
-    """Compile what is wanted of some variants into `folder`, all or nothing. Raises RuntimeError or OSError."""
+    """Compile the wanted variants among `names` into `folder`, all or nothing. Raises RuntimeError or OSError."""
     files = [path for path in sources() if path.suffix == ".c" and path.stem != CPU]
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         here, probe = Path(temporary), Path(temporary, "probe")
@@ -253,9 +253,9 @@ def _compile(compiler: tuple[str, ...], names: list[str], folder: Path) -> None:
 
 
 def build(folder: Path = HERE) -> str:
-    """Compile what GENCTL_BUILD asks for into `folder`, one file each; returns "", or why there is nothing.
+    """Compile the variants that GENCTL_BUILD selects into `folder`, one file each; returns "", or why there are none.
 
-    A variant that the compiler does not know is left out; the last one it must know. Raises ValueError.
+    Variants that the compiler does not know are left out, but it must know the last one. Raises ValueError.
     """
     extent()
     if not variants():
@@ -278,7 +278,7 @@ def build(folder: Path = HERE) -> str:
 
 
 def built(folder: Path = HERE) -> list[str]:
-    """The variants in `folder`, best first; empty where one is missing that was compiled, or has other sources."""
+    """The variants in `folder`, best first; empty if a compiled one is missing or was built from other sources."""
     file, mark = folder / f"{CPU}.so", digest().encode()
     found = re.search(mark + rb"(?: [a-z0-9]+)+\0", file.read_bytes()) if file.is_file() else None
     made = read_mark(found[0][:-1].decode())[1] if found else []
@@ -287,7 +287,7 @@ def built(folder: Path = HERE) -> list[str]:
 
 
 def is_built(folder: Path = HERE) -> bool:
-    """Whether what GENCTL_BUILD asks for is there, made from the sources as they are. Raises ValueError."""
+    """Whether the variants that GENCTL_BUILD selects are built from the current sources. Raises ValueError."""
     made = built(folder)
     if not made:
         extent()
@@ -299,7 +299,7 @@ def is_built(folder: Path = HERE) -> bool:
 
 @cache
 def choice() -> tuple[str, str]:
-    """The variant to use, or "" and why there is none. Raises UsageError for a named one that is not there."""
+    """The variant to use, or "" and why there is none. Raises UsageError if a named one is not available."""
     from genctl.errors import UsageError
 
     named, all_names = os.environ.get(PRODUCTS, ""), list(variants())
@@ -313,7 +313,7 @@ def choice() -> tuple[str, str]:
         cpu = Cpu(LIBRARIES / f"{CPU}.so")
     except OSError:
         return "", "the products of this installation are not compiled"
-    except AttributeError:  # it lacks a function that its sources have today
+    except AttributeError:  # an older cpu.so without one of today's functions
         return "", OUTDATED
     if cpu.built_from != digest():
         return "", OUTDATED
@@ -329,7 +329,7 @@ def choice() -> tuple[str, str]:
 
 
 def main() -> str | None:
-    """Compile what is missing; returns what went wrong."""
+    """Compile what is missing; returns an error message, or None."""
     if len(sys.argv) > 1:
         return f"{sys.argv[1]}: build.py takes no arguments; {VARIABLE} says for which CPUs it compiles"
     try:

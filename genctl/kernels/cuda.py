@@ -1,14 +1,14 @@
 """The kernels of a pass, in Triton: five for each layer, with those of `cuda_attention`.
 
-A row's bits are its own. Tokens are multiplied in whole tiles of M, a product's sum is cut in pieces whose size depends
-on the weight alone. The program that comes last adds the pieces up, always from the first to the last. Where many
-tokens are read at once, a program multiplies a tile of a weight by TIMES tiles of tokens. Tensor cores of the cards on
-which the kernels are used add up a tile of any width in one order; all that follows is done tile by tile.
+A row's result has the same bits in any batch. Tokens are multiplied in whole tiles of M, and a product's sum is split
+into pieces whose size depends on the weight alone. The last program to finish adds the pieces, always from the first to
+the last. With many tokens, a program multiplies a tile of a weight by TIMES tiles of tokens. Tensor cores of the
+supported GPUs sum a tile of any width in the same order; everything after that is done tile by tile.
 
-T tokens (rows in turn, F tokens of each), I features in, O features out, E features of the residual stream, H heads of
-queries, K heads of keys and values, D features of a head, C columns of a cache. FORM is that of a weight (see `forms`).
+T tokens (row by row, F tokens each), I features in, O features out, E features of the residual stream, H heads of
+queries, K heads of keys and values, D features of a head, C columns of a cache. FORM is the weight's (see `forms`).
 
-Of a weight in 8 or 4 bits x has been rounded to codes, with `x_scales` (see `forms.round_x`).
+For weights in 8 or 4 bits, x has been rounded to codes with scales `x_scales` (see `forms.round_x`).
 """
 
 import torch
@@ -28,7 +28,7 @@ from genctl.kernels.forms import (
     write_piece,
 )
 
-# of what kernels write, and of the interpreter's tests
+# types that kernels write; float32 for tests in the interpreter
 KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 # ruff: noqa: RUF005 - Triton adds tuples, and does not unpack them
@@ -37,7 +37,7 @@ KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: 
 
 @triton.jit
 def wait(PDL: tl.constexpr):
-    """Let the next kernel begin, and wait for the one before."""
+    """Let the next kernel start, and wait for the previous one."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -48,7 +48,7 @@ def _dots(
     x_ptr, w_ptr, scales_ptr, x_scales_ptr, first, n, tokens, inputs, begin, end,
     N: tl.constexpr, M: tl.constexpr, K: tl.constexpr, TIMES: tl.constexpr, EVEN: tl.constexpr, FORM: tl.constexpr,
 ):
-    """The sums of w x over the columns from `begin` to `end`, of TIMES tiles of tokens: [N, M] each."""
+    """The sums of w x over the inputs from `begin` to `end`, for TIMES tiles of tokens: [N, M] each."""
     m = first + tl.arange(0, M * TIMES)
     acc = no_sums(N, M * TIMES, FORM)
     for start in range(begin, end, K):
@@ -60,7 +60,7 @@ def _dots(
 
 @triton.jit
 def _tiles(sums, N: tl.constexpr, M: tl.constexpr, TIMES: tl.constexpr):
-    """TIMES (1, 2, 4 or 8) tiles [N, M] of what was added up together; what follows has the order of one tile."""
+    """Split sums [N, M · TIMES] into TIMES (1, 2, 4 or 8) tiles [N, M], so later sums have the order of one tile."""
     tiles = (sums,)
     for level in tl.static_range(3):
         if 1 << level < TIMES:
@@ -75,7 +75,7 @@ def _tiles(sums, N: tl.constexpr, M: tl.constexpr, TIMES: tl.constexpr):
 
 @triton.jit
 def comes_last(count_ptr, pieces):
-    """Whether all other programs that share a counter have stored their pieces. It is 0 again afterwards."""
+    """Whether all other programs that share a counter have stored their pieces. The last one resets it to 0."""
     tl.debug_barrier()
     last = tl.atomic_add(count_ptr, 1, sem="acq_rel") == pieces - 1
     if last:
@@ -109,7 +109,7 @@ def _activated(x, ACT: tl.constexpr):
 
 @triton.jit
 def _places(m, n, tokens, outputs):
-    """Where the outputs of a tile go in [T, O], and which of them there are."""
+    """Offsets of a tile's outputs in [T, O], and a mask of those inside."""
     return m[None, :] * outputs + n[:, None], (m < tokens)[None, :] & (n < outputs)[:, None]
 
 
@@ -124,8 +124,8 @@ def product(
 ):
     """out [T, O] = w (x · scale of its norm) + bias, times `scale_by`, + rest, rounded to SHORT.
 
-    NORM: x has its gain, and `sums` the squares of what the norm reads. NEXT: next = out · gain, and the squares of
-    out, for the next norm.
+    NORM: x is already multiplied by the gain, and `sums` holds the sums of squares of the norm's input. NEXT: also
+    write next = out · gain and the sums of squares of out, for the next norm.
     """
     tile = tl.program_id(1)
     first_m = tl.program_id(0) * (M * TIMES)
@@ -168,7 +168,7 @@ def product(
                 gain = tl.load(gain_ptr + n, mask=n < outputs, other=0.0)[:, None]
                 gained = (wide * gain).to(next_ptr.dtype.element_ty)
                 tl.store(next_ptr + place, gained, mask=inside)
-                if REST:  # whose places lay out what is added up
+                if REST:  # its load determines the layout of the sum
                     squares = tl.sum(wide * wide, 0)
                 else:
                     squares = _sum_in_halves(tl.math.fma(wide, wide, tl.zeros(wide.shape, tl.float32)), N, M)
@@ -241,10 +241,10 @@ def heads(
     P: tl.constexpr, N: tl.constexpr, M: tl.constexpr, K: tl.constexpr, TIMES: tl.constexpr, EVEN: tl.constexpr,
     AHEAD: tl.constexpr, FORM: tl.constexpr, PDL: tl.constexpr,
 ):
-    """Queries, keys and values of normed tokens, turned; keys and values go to their columns of the cache.
+    """Queries, keys and values of normed tokens, rotated; keys and values are written to their columns of the cache.
 
-    w [(H + 2 K) D, I], TILES of N / 2 pairs of features for each head, which turn together; rope f32 [R / 2], radians
-    for each position; q [T, H, D]; keys and values [N, K, C, D], rows `row_stride` apart; `place` is the column of each
+    w [(H + 2 K) D, I], TILES tiles of N / 2 rotated pairs of features for each head; rope f32 [R / 2], radians
+    per position; q [T, H, D]; keys and values [N, K, C, D], rows `row_stride` apart; `place` is the column of each
     row's first token.
     """
     head, tile = tl.program_id(1) // TILES, tl.program_id(1) % TILES
@@ -268,7 +268,7 @@ def heads(
         for i in tl.static_range(TIMES):
             t = m + i * M
             own = t[None, :] * outputs + head * D + rows[:, None]
-            mine = (t < tokens)[None, :] & paired  # a name of its own: a block under a condition keeps types
+            mine = (t < tokens)[None, :] & paired  # a new name: Triton allows no change of type inside an `if`
             write_piece(part_ptr + tl.program_id(2) * tokens * outputs + own, all_sums[i], mine, FORM)
         last = comes_last(count_ptr + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), S)
     if last:
@@ -328,7 +328,7 @@ def _sum_in_halves(x, H: tl.constexpr, M: tl.constexpr):
 
 @triton.jit
 def _feature(pair, second, R: tl.constexpr, PAIRS: tl.constexpr):
-    """The first or second feature of a pair: the first R turn, halves of them or neighbours together."""
+    """The first or second feature of a pair. The first R features are rotated, paired by halves or as neighbours."""
     return 2 * pair + second if PAIRS else tl.where(pair < R // 2, pair + second * (R // 2), 2 * pair + second)
 
 
@@ -358,7 +358,7 @@ def enter(
     tl.store(sums_ptr + token, tl.sum(x * x, 0))
 
 
-# -- draws by their place (`strategies.counter`) in one pass over the scores -------------------------------------------
+# -- counter-based draws (`strategies.counter`) in one pass over the scores --------------------------------------------
 
 
 # fmt: off
@@ -366,7 +366,7 @@ def enter(
 
 @triton.jit
 def draw(scores_ptr, places_ptr, best_ptr, tokens_ptr, size, N: tl.constexpr):
-    """Of N tokens of a row the one with the largest score plus Gumbel noise, f64 and int64 [R, parts].
+    """The token, among N of a row, with the largest score plus Gumbel noise: f64 and int64 [R, parts].
 
     scores f32 [R, V]; places int64 [R, 3]: the seed, the sequence, the position.
     """
@@ -377,7 +377,7 @@ def draw(scores_ptr, places_ptr, best_ptr, tokens_ptr, size, N: tl.constexpr):
         tl.load(place), (token >> 2).to(tl.uint32), tl.load(place + 1).to(tl.uint32), tl.load(place + 2).to(tl.uint32),
         tl.zeros((N,), tl.uint32),
     )
-    which = token & 3  # a block has the words of four tokens
+    which = token & 3  # a block of random words serves four tokens
     word = tl.where(which == 0, a, tl.where(which == 1, b, tl.where(which == 2, c, d)))
     uniform = (word.to(tl.float64) + 0.5) * 2.3283064365386963e-10  # 2 ** -32
     score = tl.load(scores_ptr + row.to(tl.int64) * size + token, mask=token < size, other=float("-inf"))

@@ -1,10 +1,10 @@
-"""Attention over the columns of a cache, in Triton: of the tokens of a step (`attend`), and of many (`attend_all`).
-Between two steps rows move (`move_rows`).
+"""Attention over the columns of a cache, in Triton: for the tokens of a step (`attend`), and for many (`attend_all`).
+`move_rows` reorders rows between steps.
 
-A row's bits are its own: its columns are cut into pieces that are counted from its first token, and these are joined
-from the first to the last, whether the program that comes last does so or one program has computed them all.
+A row's result has the same bits in any batch: its columns are split into pieces counted from its first token, and these
+are merged from the first to the last, by the last program to finish or by the one program that computed them all.
 
-T tokens (rows in turn, F tokens of each), H heads of queries, K heads of keys and values, D features of a head, C
+T tokens (row by row, F tokens each), H heads of queries, K heads of keys and values, D features of a head, C
 columns of a cache.
 """
 
@@ -16,12 +16,12 @@ from genctl.kernels.forms import prefetch, read_fresh
 
 # ruff: noqa: RUF005 - Triton adds tuples, and does not unpack them
 # fmt: off
-NEVER = tl.constexpr(-1e30)  # the score of a column that is not seen
+NEVER = tl.constexpr(-1e30)  # the score of a masked column
 
 
 @triton.jit
 def _base(row, row_stride, column, D: tl.constexpr):
-    """Where a column begins: a multiple of D, without which a compiler loads one number at a time."""
+    """The offset of a column, declared as aligned to D; else the compiler loads one number at a time."""
     aligned: tl.constexpr = D & -D
     return tl.multiple_of(row.to(tl.int64) * row_stride + column * D, aligned)
 
@@ -31,9 +31,9 @@ def _look(
     qs, keys_ptr, values_ptr, begin, seen, owns, scaling, TILES: tl.constexpr,
     G: tl.constexpr, D: tl.constexpr, W: tl.constexpr, CAP: tl.constexpr, PIECE: tl.constexpr, C: tl.constexpr,
 ):
-    """One piece of PIECE columns from `begin` on, of which a query sees those before `own` [G], `seen` at most.
+    """One piece of PIECE columns from `begin` on; a query sees columns before its `own` [G] and before `seen`.
 
-    Returns of each of TILES tiles of queries the largest scores and the masses of the weights [G], and the weighted
+    Returns for each of TILES tiles of queries the largest scores and the sums of the weights [G], and the weighted
     sums of the values [G, W].
     """
     d = tl.arange(0, W)
@@ -66,7 +66,7 @@ def _look(
 
 @triton.jit
 def _joined(most, mass, acc, top, added, part):
-    """Two pieces together."""
+    """Merge two pieces (online softmax)."""
     new = tl.maximum(most, top)
     old, fresh = tl.exp(most - new), tl.exp(top - new)
     return new, mass * old + added * fresh, acc * old[:, None] + part * fresh[:, None]
@@ -82,8 +82,8 @@ def attend(
 ):
     """One piece of PIECE columns of one token and key head, for the GROUP heads that share it (G and W: padded).
 
-    A row's columns begin with `start` int32 [N]; a token sees those up to its own, WINDOW of them at most (0: all).
-    Scores are CAP · tanh(score / CAP) (0: the scores themselves). Padding has an output of 0. out [T, H, D].
+    A row's columns begin at `start` int32 [N]; a token sees those up to its own, at most WINDOW of them (0: all).
+    Scores are CAP · tanh(score / CAP) (CAP 0: unchanged). Padding has an output of 0. out [T, H, D].
     """
     token, kv, number = tl.program_id(2), tl.program_id(1), tl.program_id(0)
     row = token // fed
@@ -91,11 +91,11 @@ def attend(
     end = (tl.load(place_ptr) + token % fed + 1).to(tl.int32)
     if WINDOW > 0:
         start = tl.maximum(start, end - WINDOW)
-    seen = end - start  # columns, cut into pieces from the first one on: a row's sums do not depend on its buffer
+    seen = end - start  # pieces start at the first column seen: sums do not depend on the buffer
     count = tl.maximum((seen - 1) // PIECE + 1, 1)
     base = _base(row, row_stride, kv * columns + start, D)
     if PDL and W >= 64:  # noqa: SIM102 - this is known when it is compiled
-        if number < count:  # earlier steps wrote all but a few columns
+        if number < count:  # only the last columns come from the previous kernel
             ahead = tl.maximum(tl.minimum(number * PIECE + tl.arange(0, C), seen - 1), 0)[:, None] * D
             lines = base + ahead + tl.minimum(tl.arange(0, W // 64) * 64, D - 1)[None, :]
             prefetch(keys_ptr + lines)
@@ -123,7 +123,7 @@ def attend(
                 most, mass = tl.full((G,), NEVER, tl.float32), tl.zeros((G,), tl.float32)
                 acc = tl.zeros((G, W), tl.float32)
                 for chunk in range(0, count, AT_ONCE):
-                    for i in tl.static_range(AT_ONCE):  # loads that do not wait for each other
+                    for i in tl.static_range(AT_ONCE):  # independent loads
                         piece = tl.full((G,), i, tl.int32) + chunk
                         there = (piece < count) & (g < GROUP)
                         each = ((token * KV + kv) * pieces + piece).to(tl.int64) * GROUP + g
@@ -142,9 +142,9 @@ def attend_all(
     WINDOW: tl.constexpr, CAP: tl.constexpr, B: tl.constexpr, TILES: tl.constexpr,
     PIECE: tl.constexpr, C: tl.constexpr, PDL: tl.constexpr,
 ):
-    """What `attend` computes, all pieces one after another, of TILES tiles of B tokens that read the same columns.
+    """Like `attend`, with all pieces in sequence, for TILES tiles of B tokens that read the same columns.
 
-    Both are 1 with a window, whose pieces begin at another column for each token.
+    B and TILES are 1 with a window: there, pieces begin at another column for each token.
     """
     block, kv, row = tl.program_id(0) * (B * TILES), tl.program_id(1), tl.program_id(2)
     wait(PDL)
@@ -186,9 +186,9 @@ def attend_all(
 def move_rows(
     table_ptr, rows_ptr, like_ptr, count, begin, size, columns, D: tl.constexpr, R: tl.constexpr, N: tl.constexpr,
 ):
-    """Row i of each buffer becomes row `rows[i]` int64 [count], in `size` columns from `begin` on, R rows at most.
+    """Row i of each buffer becomes row `rows[i]` int64 [count], in `size` columns from `begin` on; at most R rows.
 
-    table int64 [buffers]: where each begins; [rows, K, C, D].
+    table int64 [buffers]: the address of each buffer [rows, K, C, D].
     """
     block, head, buffer = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     base = tl.load(table_ptr + buffer).to(tl.pointer_type(like_ptr.dtype.element_ty))
@@ -198,5 +198,5 @@ def move_rows(
     inside = (r < count)[:, None] & (at < size * D)[None, :]
     source = tl.load(rows_ptr + r, mask=r < count, other=0)
     moved = tl.load(base + source[:, None] * row_stride + at[None, :], mask=inside, other=0.0)
-    tl.debug_barrier()  # all are read before one is written
+    tl.debug_barrier()  # read all before writing any
     tl.store(base + r[:, None] * row_stride + at[None, :], moved, mask=inside)

@@ -1,11 +1,11 @@
-"""The forms of a weight in the Triton kernels: how a tile is read and multiplied (`FORM`), the rest being the same.
+"""The forms of a weight in the Triton kernels: only reading and multiplying a tile depends on the form (`FORM`).
 
-"floats": bfloat16 or float16 numbers. "int8": codes [O, I], a scale for each output; x is rounded to codes by the
-largest number of a token. "int4": codes of 4 bits (`Int4Product`), a scale and a zero for each group of 32 inputs; x is
-rounded to codes by the largest number of a token's group. The rounding (`round_x`) is that of the library on the CPU
-(codes.c, blocks.c), sums of codes are exact integers, and what is packed is unpacked in registers.
+"floats": bfloat16 or float16 numbers. "int8": codes [O, I], a scale for each output; x is rounded to codes, scaled by
+the token's largest magnitude. "int4": 4-bit codes (`Int4Product`), a scale and a zero for each group of 32 inputs; x is
+rounded to codes, scaled by the largest magnitude of a token's group. The rounding (`round_x`) is that of the CPU
+library (codes.c, blocks.c), sums of codes are exact integers, and packed codes are unpacked in registers.
 
-A launch of its own rounds x: a program that rounds what it multiplies waits for that at each tile.
+x is rounded in a separate launch: rounding inside the product would stall it at each tile.
 
 M tokens and N outputs of a tile, K inputs read at a time.
 """
@@ -18,34 +18,34 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 # ruff: noqa: RUF005 - Triton adds tuples, and does not unpack them
 # fmt: off
-INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")  # which has no assembly
-SHIFT = tl.constexpr(12582912.0)  # 1.5 · 2²³: a number that is added to it loses its fraction, rounded to even
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")  # inline assembly does not work there
+SHIFT = tl.constexpr(12582912.0)  # 1.5 · 2²³: adding it rounds a number to an integer, ties to even
 INFINITE = tl.constexpr(0x7F800000)  # as bits; greater ones are NaN
 
 
 @triton.jit
 def prefetch(pointers):
-    """Ask for lines of 128 bytes."""
+    """Prefetch lines of 128 bytes."""
     asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
     tl.inline_asm_elementwise(asm, "=r,l", [pointers.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
 def _pitch(inputs, FORM: tl.constexpr):
-    """Elements from one output of a weight to the next."""
+    """Stride between outputs of a weight, in elements."""
     return (inputs + 63) // 64 * 32 if FORM == "int4" else inputs
 
 
 @triton.jit
 def output_of(w_ptr, scales_ptr, first, inputs, FORM: tl.constexpr):
-    """Where an output's weights begin, and its scales."""
+    """Pointers to the weights and the scales of an output."""
     first = first.to(tl.int64)
     return w_ptr + first * _pitch(inputs, FORM), scales_ptr + first * (inputs // 32 if FORM == "int4" else 1)
 
 
 @triton.jit
 def ask_ahead(w_ptr, n, inputs, begin, end, AHEAD: tl.constexpr, FORM: tl.constexpr):
-    """Ask for the first AHEAD bytes of each output, which no kernel before writes."""
+    """Prefetch the first AHEAD bytes of each output's weights; they do not depend on earlier kernels."""
     if AHEAD > 0:
         size: tl.constexpr = w_ptr.dtype.element_ty.primitive_bitwidth // 8
         packed: tl.constexpr = 2 if FORM == "int4" else 1
@@ -55,24 +55,24 @@ def ask_ahead(w_ptr, n, inputs, begin, end, AHEAD: tl.constexpr, FORM: tl.conste
 
 @triton.jit
 def bits_of(x):
-    """|x| as whole numbers, in the order of the numbers; NaN is the greatest."""
+    """The bits of |x| as integers, which sort like |x|; NaN is the greatest."""
     return x.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
 def _number(top):
-    """The number of such bits; NaN where it is not finite, so that what it scales is."""
+    """The number with these bits; NaN if it is not finite, so the scaled result is NaN, too."""
     return tl.where(top >= INFINITE, float("nan"), top.to(tl.float32, bitcast=True))
 
 
 @triton.jit
 def _codes(x, top):
-    """x f32 as codes of 8 bits from -127 to 127, where `top` are the bits of the largest number."""
+    """x f32 as 8-bit codes from -127 to 127; `top` holds the bits of the largest magnitude."""
     largest = tl.where(top == 0, 1.0, top.to(tl.float32, bitcast=True))
     inverse = tl.div_rn(tl.full(top.shape, 127.0, tl.float32), largest)
     inverse = tl.where(inverse > 3e38, 0.0, inverse)  # too small to be scaled up
     x, inverse = tl.broadcast(x, inverse)
-    scaled = tl.math.fma(x, inverse, tl.zeros(x.shape, tl.float32))  # rounded before it is shifted
+    scaled = tl.math.fma(x, inverse, tl.zeros(x.shape, tl.float32))  # a separate rounding before SHIFT is added
     return (scaled + SHIFT - SHIFT).to(tl.int8)
 
 
@@ -81,9 +81,9 @@ def round_x(
     x_ptr, codes_ptr, scales_ptr, tokens, inputs,
     GROUP: tl.constexpr, W: tl.constexpr, B: tl.constexpr, FORM: tl.constexpr, PDL: tl.constexpr,
 ):
-    """x [T, I] as codes int8 [T, I] of B groups of a token; GROUP inputs (padded: W) have one scale.
+    """x [T, I] as codes int8 [T, I]; a program rounds B groups of a token. GROUP inputs (padded: W) share a scale.
 
-    scales f32: in 8 bits the largest number of a token [T], in 4 bits the scale of each group [T, I / 32] and, behind
+    scales f32: for int8 the largest magnitude of a token [T], for int4 the scale of each group [T, I / 32] and, after
     all scales, the sum of its codes times the scale.
     """
     if PDL:
@@ -137,13 +137,13 @@ def read_x(
 
 @triton.jit
 def no_sums(N: tl.constexpr, M: tl.constexpr, FORM: tl.constexpr):
-    """The sum of nothing, [N, M]."""
+    """A zero accumulator, [N, M]."""
     return tl.zeros((N, M), tl.int32 if FORM == "int8" else tl.float32)
 
 
 @triton.jit
 def _halves(both):
-    """The lower and the upper half of bytes uint8 less 8, four at a time: int8."""
+    """The low and high halves of bytes uint8, minus 8: int8. Four bytes at a time."""
     if INTERPRETED:
         low, high = (both & 15).to(tl.int8) - 8, (both >> 4).to(tl.int8) - 8
     else:  # no byte carries: b + 0x78 is at most 0x87
@@ -197,7 +197,7 @@ def _add_group(acc, x, w):
 
 @triton.jit
 def add_tile(acc, x, w, K: tl.constexpr, FORM: tl.constexpr):
-    """acc [N, M] + w x; in 4 bits one group after another."""
+    """acc [N, M] + w x; for int4 group by group."""
     if FORM == "int4":
         for i in tl.static_range(K // 32):
             acc = _add_group(acc, x[i], w[i])
@@ -208,13 +208,13 @@ def add_tile(acc, x, w, K: tl.constexpr, FORM: tl.constexpr):
 
 @triton.jit
 def read_fresh(pointers, mask, other):
-    """What another processor may have written a moment ago."""
+    """Load data that another multiprocessor may just have written: past the L1 cache."""
     return tl.load(pointers, mask=mask, other=other, cache_modifier=".cg")
 
 
 @triton.jit
 def write_piece(part_ptr, sums, mask, FORM: tl.constexpr):
-    """A piece of the sums in f32; whole numbers keep their bits."""
+    """Store a piece of the sums as f32; integers are stored bit for bit."""
     tl.store(part_ptr, sums.to(tl.float32, bitcast=True) if FORM == "int8" else sums, mask=mask)
 
 
@@ -232,7 +232,7 @@ def all_pieces(part_ptr, step, inside, S: tl.constexpr, FORM: tl.constexpr):
 
 @triton.jit
 def numbers_of(sums, scales_ptr, x_scales_ptr, n, m, tokens, FORM: tl.constexpr):
-    """w x in f32 [N, M], of its sums."""
+    """w x in f32 [N, M], from its sums."""
     if FORM == "int8":
         largest = tl.load(x_scales_ptr + m, mask=m < tokens, other=0.0)
         scaled, largest = tl.broadcast(sums.to(tl.float32) * tl.load(scales_ptr + n)[:, None], largest[None, :])

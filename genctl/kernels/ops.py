@@ -1,7 +1,7 @@
 """The operations between matrix products (norms, activations, attention), by the compiled library. Callers check
 `compiled` first.
 
-A row has the same bits alone and among others, with any number of threads, and in float32 on every instruction set.
+A row has the same bits in any batch, with any number of threads, and in float32 on every instruction set.
 
 N rows, F tokens fed to each, H heads of queries, K heads of keys and values, T columns, D features of a head.
 """
@@ -63,7 +63,7 @@ def _typed(function: Any, *arguments: Any) -> Any:
 
 
 def _openmp() -> int | None:
-    """The address of `GOMP_parallel` in the OpenMP that torch has loaded; None where there is none.
+    """The address of `GOMP_parallel` in the OpenMP library that torch has loaded; None if there is none.
 
     The library then shares torch's threads. A second pool would compete with them for the processor.
     """
@@ -88,7 +88,7 @@ def _loaded(name: str) -> tuple[Library | None, str]:
 
 
 def library() -> Library | None:
-    """The library; None if torch's products are used. Raises UsageError for a variant that is not there."""
+    """The library; None if torch's products are used. Raises UsageError for a variant that is not available."""
     name, _ = build.choice()
     return _loaded(name)[0] if name else None
 
@@ -100,7 +100,7 @@ def why_not() -> str:
 
 
 def is_unusable() -> bool:
-    """Whether there is a library, but not for these sources or this CPU: everything is slow, and nobody chose it."""
+    """Whether there is a library, but not for these sources or this CPU: everything is slow, though not by choice."""
     return why_not().endswith(build.AGAIN)
 
 
@@ -132,12 +132,12 @@ class Attention(ctypes.Structure):
 
 
 def compiled(x: Tensor) -> Library | None:
-    """The library, if it computes with such a tensor."""
+    """The library, if it supports tensors like x; else None."""
     return library() if x.device.type == "cpu" and x.dtype in TYPES else None
 
 
 def rms_norm(found: Library, x: Tensor, weight: Tensor, eps: float, *, late: bool) -> Tensor:
-    """x [..., E], weight [E]. `late`: rounded once, after the product with the weight, and not before it too."""
+    """x [..., E], weight [E]. `late`: round once, after multiplying by the weight, rather than also before it."""
     x, weight = x.contiguous(), weight.float().contiguous()
     y, size = torch.empty_like(x), x.shape[-1]
     rows = x.numel() // size
@@ -160,7 +160,7 @@ def layer_norm(found: Library, x: Tensor, weight: Tensor | None, bias: Tensor | 
 
 
 def activate(found: Library, name: str, x: Tensor, up: Tensor | None = None) -> Tensor:
-    """act(x), or act(x) · up, each [..., I]; parts of a wider tensor are read where they lie."""
+    """act(x), or act(x) · up, each [..., I]; parts of a wider tensor are read without a copy."""
     x, x_row = _rows(x)
     y, up_row = x.new_empty(x.shape), 0
     if up is not None:
@@ -172,7 +172,7 @@ def activate(found: Library, name: str, x: Tensor, up: Tensor | None = None) -> 
 
 
 def _rows(x: Tensor) -> tuple[Tensor, int]:
-    """A tensor whose rows have a constant distance, and that distance."""
+    """x, copied if its rows have no constant stride, and that stride."""
     if x.stride(-1) == 1 and x.ndim > 1:
         step, apart = x.stride(-2), x.shape[-2]
         even = x.ndim == 2 or all(
@@ -195,9 +195,9 @@ def turns(found: Library, angles: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def unpack(found: Library, layout: Layout, raw: Tensor, rows: Tensor, width: int) -> Tensor:
-    """Rows int64 [N] of a matrix in blocks, raw uint8 [O, bytes of a row], as its file holds them: float32 [N, width].
+    """Rows int64 [N] of a matrix in a file's blocks, raw uint8 [O, bytes of a row]: float32 [N, width].
 
-    Raises IndexError for a row that it does not have.
+    Raises IndexError for a row outside the matrix.
     """
     rows = rows.reshape(-1).contiguous()
     y = torch.empty(len(rows), width)
@@ -222,7 +222,7 @@ def softmax(found: Library, x: Tensor, *, plain: bool = False) -> Tensor:
 
 
 def total(x: Tensor) -> Tensor:
-    """The sum of each row of x [..., V]: on the CPU in one order, while torch's depends on the rows and the threads."""
+    """The sum of each row of x [..., V]. On the CPU its order is fixed; torch's depends on the rows and the threads."""
     plain = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
     sums: Tensor = torch.from_numpy(np.asarray(x.detach().numpy().sum(-1))) if plain else x.sum(-1)
     return sums
@@ -252,10 +252,10 @@ def attention(
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """query [N, H, F, D], one or two stretches of columns, keys and values [P, K, T, D] -> [N, F, H·D].
+    """query [N, H, F, D], one or two parts of the columns, keys and values [P, K, T, D] -> [N, F, H·D].
 
-    N / P rows in turn read one row of keys and values; P is 1 for a prompt that all rows share. mask bool [N, T] says
-    which columns are there. `causal`: the fed tokens are the last columns, and see none after themselves. bias f32
+    N / P consecutive rows read one row of keys and values; P is 1 for a prompt that all rows share. mask bool [N, T] is
+    True for valid columns. `causal`: the fed tokens are the last columns, and see none after themselves. bias f32
     [N or 1, H, F or 1, T], sinks [H].
     """
     rows, heads, fed, size = query.shape
@@ -279,7 +279,7 @@ def attention(
 
 
 def fields(query: Tensor, y: Tensor, kv_heads: int, *, scaling: float, softcap: float | None = None) -> Attention:
-    """What the library is told of queries [N, H, F, D] and of the place of what they become, [N, F, H·D]."""
+    """The library's fields for queries [N, H, F, D] and their output `y`, [N, F, H·D]."""
     rows, heads, fed, size = query.shape
     made = Attention(TYPES[query.dtype], True, rows, heads, kv_heads, fed, size, query.data_ptr())
     made.q_row, made.q_head, made.q_token, _ = query.stride()
@@ -288,7 +288,7 @@ def fields(query: Tensor, y: Tensor, kv_heads: int, *, scaling: float, softcap: 
 
 
 def point(fields: Attention, number: int, keys: Tensor, values: Tensor) -> None:
-    """Where a stretch of columns lies: keys and values [P, K, T, D]. One row is read for all."""
+    """Set the addresses of one part of the columns: keys and values [P, K, T, D]. P = 1: all rows read this row."""
     shared = len(keys) == 1
     fields.k[number], fields.v[number] = keys.data_ptr(), values.data_ptr()
     row, fields.k_head[number], fields.k_column[number], _ = keys.stride()
@@ -300,7 +300,7 @@ def point(fields: Attention, number: int, keys: Tensor, values: Tensor) -> None:
 def see(
     fields: Attention, *, mask: Tensor | None, causal: bool, window: int | None = None, bias: Tensor | None = None
 ) -> list[Any]:
-    """What is seen of the columns (see `attention`). Returns what must be held until the call has ended."""
+    """Set which columns are visible (see `attention`). Returns tensors to keep alive until the call returns."""
     fields.causal, fields.window = causal, window or 0
     kept: list[Any] = []
     fields.mask = fields.bias = None

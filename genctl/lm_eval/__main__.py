@@ -1,4 +1,4 @@
-"""`genctl-lm-eval`: the command line of lm_eval, whose --model may be genctl."""
+"""`genctl-lm-eval`: the command line of lm_eval with genctl as a --model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from genctl.terminal.standard_streams import print_message
 
 
 def main() -> int:
-    """Run lm_eval. Returns the exit status of an error of genctl; other ends are those of lm_eval."""
+    """Run lm_eval. Returns the exit status of a genctl error; otherwise lm_eval determines it."""
     process.protect_children()
     try:
         from lm_eval.__main__ import cli_evaluate

@@ -1,4 +1,4 @@
-"""The model that lm_eval calls: texts become token ids as in its hf backend, and genctl computes."""
+"""The model that lm_eval calls: it tokenises like lm_eval's hf backend, and genctl computes."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from genctl.process import versions
 # -- the `--model_args` of lm_eval: names of its hf backend, and the settings with which genctl loads a checkpoint -----
 
 
-_ELSEWHERE = ("model", "backend", "chat", "system")  # settings that the harness gives in another way
+_ELSEWHERE = ("model", "backend", "chat", "system")  # settings that the harness provides in another way
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """What the backend itself reads, under the names of lm_eval's hf backend. `settings` are knobs of genctl."""
+    """The backend's own arguments, named as in lm_eval's hf backend. `settings` are knobs of genctl."""
 
     batch_size: int = 16  # rows in a pass; results do not depend on it
     max_length: int | None = None  # tokens; None is the model's context
@@ -42,14 +42,14 @@ class Arguments:
     prefix_token_id: int | None = None  # read before the first scored token; None is BOS, or EOS without one
     chat_template_args: Mapping[str, Any] = field(default_factory=dict)
     enable_thinking: bool | None = None
-    think_end_token: str | int | None = None  # answers begin behind it
+    think_end_token: str | int | None = None  # answers begin after it
     allow_pickle: bool = False
     trust_remote_code: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read(pretrained: str, given: Mapping[str, Any]) -> tuple[str, Arguments]:
-    """The checkpoint and its arguments. Raises UsageError for a name that is none, with the nearest one."""
+    """The checkpoint and its arguments. Raises UsageError for an unknown name, with the nearest known one."""
     own = {item.name for item in fields(Arguments)} - {"settings"}
     loading = knobs(Runtime).keys() - {*_ELSEWHERE}
     named: dict[str, Any] = {}
@@ -80,7 +80,7 @@ def read(pretrained: str, given: Mapping[str, Any]) -> tuple[str, Arguments]:
 
 
 def _batch_size(value: Any, most: Any) -> int:
-    """Rows in a pass; "auto" and "auto:N" are genctl's own choice, at most `max_batch_size`."""
+    """Rows in a pass; for "auto" and "auto:N" genctl chooses, up to `max_batch_size`."""
     if str(value).partition(":")[0] == "auto":
         return min(Arguments.batch_size, int(most or Arguments.batch_size))
     if not str(value).isdecimal() or int(value) < 1:
@@ -88,9 +88,9 @@ def _batch_size(value: Any, most: Any) -> int:
     return int(value)
 
 
-_DEFAULT_LENGTH = 2048  # tokens, of a model whose files name no bound, as in lm_eval
+_DEFAULT_LENGTH = 2048  # context in tokens if a model's files have none, as in lm_eval
 _LENGTHS = ("n_positions", "max_position_embeddings", "n_ctx")
-_AT_ONCE = 64  # texts of a rolling task whose windows are read together
+_AT_ONCE = 64  # texts of a rolling task scored together, with all their windows
 
 Encoded = tuple[Any, list[int], list[int]]  # the request's own texts, context, continuation
 
@@ -98,7 +98,7 @@ Encoded = tuple[Any, list[int], list[int]]  # the request's own texts, context, 
 class GenctlLM(TemplateLM):  # type: ignore[misc]
     """A checkpoint as a model of lm_eval. `pretrained` and the rest are `--model_args`: see `Arguments`.
 
-    Raises GenctlError where the arguments are wrong or the checkpoint cannot be loaded.
+    Raises GenctlError if the arguments are wrong or the checkpoint cannot be loaded.
     """
 
     def __init__(self, pretrained: str, **given: Any) -> None:
@@ -131,7 +131,7 @@ class GenctlLM(TemplateLM):  # type: ignore[misc]
 
     @property
     def eot_token_id(self) -> int:
-        """EOS, as the tokenizer names it."""
+        """The tokenizer's EOS."""
         known = (self.tokenizer.eos_token_id, *self.planner.eos)
         found = next((id for id in known if id is not None), None)
         if found is None:
@@ -140,7 +140,7 @@ class GenctlLM(TemplateLM):  # type: ignore[misc]
 
     @property
     def prefix_token_id(self) -> int:
-        """The id before the first scored one, where a request has no context."""
+        """The id before the first scored token if a request has no context."""
         for id in (self.arguments.prefix_token_id, self.tokenizer.bos_token_id):
             if id is not None:
                 return int(id)
@@ -148,7 +148,7 @@ class GenctlLM(TemplateLM):  # type: ignore[misc]
 
     @property
     def tokenizer_name(self) -> str:
-        """For the cache of requests."""
+        """A name for lm_eval's cache of requests."""
         return str(self.tokenizer.name_or_path or self.generator.name).replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
@@ -172,7 +172,7 @@ class GenctlLM(TemplateLM):  # type: ignore[misc]
         )
 
     def get_model_info(self) -> dict[str, Any]:
-        """What lm_eval writes beside the results."""
+        """Information that lm_eval saves with the results."""
         session = self.generator.session
         return {
             "model_source": "genctl",
@@ -196,7 +196,7 @@ class GenctlLM(TemplateLM):  # type: ignore[misc]
     # -- likelihoods -----------------------------------------------------------------------------------------------
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """The log-probability of each continuation of its context, and whether greedy search would write it."""
+        """The log-probability of each continuation given its context, and whether greedy search would generate it."""
         if self.arguments.enable_thinking:
             raise UsageError("enable_thinking is for tasks that generate; log-likelihoods have no place for thoughts")
         found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
@@ -211,13 +211,13 @@ class GenctlLM(TemplateLM):  # type: ignore[misc]
             for place, tokens in self._scored(pieces):
                 total = math.fsum(token.logprob for token in tokens)
                 answers[place] = total, all(token.top[0][0] == token.id for token in tokens)
-                if requests[place][0] is not None:  # else it is a window, whose text is saved as a whole
+                if requests[place][0] is not None:  # None: a window; only the result of its whole text is cached
                     self.cache_hook.add_partial("loglikelihood", requests[place][0], answers[place])
                 bar.update()
         return answers
 
     def _piece(self, texts: Any, context: list[int], continuation: list[int]) -> Piece:
-        """The last `max_length` + 1 ids, of which the last one is only predicted."""
+        """The last `max_length` + 1 ids; the last one is only predicted."""
         if not continuation:
             raise InputError(f"lm_eval: a continuation has no tokens: {str(texts)[-200:]!r}")
         if len(continuation) > self.max_length:
@@ -232,7 +232,7 @@ class GenctlLM(TemplateLM):  # type: ignore[misc]
         return Piece(ids, len(ids) - len(continuation))
 
     def _scored(self, pieces: Sequence[Piece]) -> Iterator[tuple[int, list[Token]]]:
-        """The tokens of each piece, with its place. A context that several pieces have is read once."""
+        """The tokens of each piece, with its index. A context shared by several pieces is read once."""
         shared: dict[tuple[int, ...], list[int]] = {}
         for place, piece in enumerate(pieces):
             if self.backend == "causal" and self.passes.continues:
@@ -293,7 +293,7 @@ class GenctlLM(TemplateLM):  # type: ignore[misc]
         return answers
 
     def _settings(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """genctl's knobs for the settings of a task, and its stop strings. Raises UsageError for an unknown setting."""
+        """genctl's knobs for a task's settings, and its stop strings. Raises UsageError for an unknown setting."""
         wanted: dict[str, Any] = dict(normalize_gen_kwargs(dict(options), self.arguments.max_gen_toks))
         eos = self.tokenizer.decode([self.eot_token_id], skip_special_tokens=False)
         stops = [text for text in handle_stop_sequences(wanted.pop("until", None), eos=eos) if text]
@@ -311,8 +311,8 @@ class GenctlLM(TemplateLM):  # type: ignore[misc]
         if wanted["do_sample"]:
             import torch
 
-            wanted.setdefault("seed", int(torch.initial_seed() % 2**32))  # that of lm_eval (--seed)
-        # the stop strings are cut away below, as lm_eval does it; they end a thought, as in its `hf` model
+            wanted.setdefault("seed", int(torch.initial_seed() % 2**32))  # lm_eval's --seed
+        # stop strings are cut off below, as in lm_eval; they also end a thought, as in its `hf` model
         fixed = {
             "stop_strings": stops,
             "stop_in_thought": True,
@@ -329,7 +329,7 @@ class GenctlLM(TemplateLM):  # type: ignore[misc]
     def _generated(
         self, prompts: Sequence[Sequence[int]], places: Sequence[int], settings: Mapping[str, Any]
     ) -> Iterator[tuple[int, Result]]:
-        """Results as they are finished, each with the place of its request."""
+        """Results as they finish, each with the index of its request."""
         collector = Collector()
         for event in self.generator.stream(prompts, batch_size=self.batch_size, **settings):
             result = collector.feed(event)

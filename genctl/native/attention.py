@@ -1,4 +1,4 @@
-"""Attention over a cache, for every kind of scores and every kind of cache layer.
+"""Attention over a cache, for all score variants (soft cap, bias, sinks) and all kinds of cache layers.
 
 N rows, F tokens fed, T tokens that they may attend to, H query heads, K heads of keys and values (G = H / K
 queries share one), D features of a head.
@@ -22,7 +22,7 @@ from genctl.kernels import ops
 class Mask:
     """Which tokens each fed token attends to in one pass: those before it, without padding, within a window.
 
-    A row's columns in a cache are its tokens in order, after `N x padding` columns that hold nothing.
+    A row's columns in a cache are its padding, which holds nothing, and then its tokens in order.
     """
 
     def __init__(self, past: int, fed: int, mask: Tensor | None, device: torch.device) -> None:
@@ -43,12 +43,12 @@ class Mask:
         return self._made[key]
 
     def columns(self, count: int, window: int | None) -> dict[str, Any]:
-        """Arguments of `products.ops.attention`: which of the newest `count` columns hold a token, bool [N, count]."""
+        """Arguments of `kernels.ops.attention`: which of the newest `count` columns hold a token, bool [N, count]."""
         mask = None if self.mask is None else self.mask[:, self.past + self.fed - count :]
         return {"mask": mask, "causal": True, "window": self._width(window)}
 
     def _width(self, window: int | None) -> int | None:
-        """As in transformers (see `decode.runtime.cut_bound`)."""
+        """A window of 1 is ignored after the prefill, as in transformers (see `decode.runtime.cut_bound`)."""
         return None if window == 1 and self.past else window
 
     def _make(self, columns: int, window: int | None) -> Tensor | None:
@@ -64,12 +64,12 @@ class Mask:
             seen = seen & (keys > queries - window)
         if self.mask is None:
             return seen[None, None]
-        # padding sees itself, or its softmax would be over nothing
+        # padding attends to itself, or its softmax would be over nothing
         return (seen & self.mask[:, None, None, total - columns :]) | (keys == queries)
 
 
 class SlotMask(Mask):
-    """Masks over the slots of buffers, by the window of a layer: bool [N, 1, 1, C], the fed token's slot included."""
+    """Masks over the slots of buffers, one for each window size: bool [N, 1, 1, C], the fed token's slot included."""
 
     def __init__(self, slots: Mapping[int | None, Tensor]) -> None:
         some = next(iter(slots.values()))
@@ -86,13 +86,13 @@ class SlotMask(Mask):
 
 
 def places_mask(mask: Tensor | None) -> SlotMask:
-    """The mask of tokens each of which goes to a place of its own, from bool [N, C], the columns that each one sees."""
+    """The mask for tokens that each have their own place, from bool [N, C], the columns that each token sees."""
     assert mask is not None
     return SlotMask({None: mask[:, None, None]})
 
 
 class PlacedLayer:
-    """A layer of full attention in a pass whose tokens go to `places`: each of the N rows of the pass is a token."""
+    """A full-attention layer in a pass whose tokens go to `places`: each of the N rows of the pass is a token."""
 
     prompt: tuple[Tensor, Tensor] | None = None  # see `layer.KeyValues`
 
@@ -100,14 +100,14 @@ class PlacedLayer:
         self.layer, self.places = layer, places
 
     def update(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        """Write a column for each token, `[N, heads, 1, head_dim]`; returns what the rows of the tokens hold."""
+        """Write a column for each token, `[N, heads, 1, head_dim]`; returns `content()`."""
         first, _ = self.layer.extend(self.places.new)
         for buffer, new in zip(self.layer.buffers, (key_states, value_states), strict=True):
             buffer[self.places.rows, :, first + self.places.columns] = new[:, :, 0]
         return self.content()
 
     def content(self) -> tuple[Tensor, Tensor]:
-        """What the rows of the tokens hold, `[N, heads, length, head_dim]`."""
+        """Keys and values of the cache row of each token, `[N, heads, length, head_dim]`."""
         keys, values = self.layer.content()
         return keys[self.places.rows], values[self.places.rows]
 
@@ -125,7 +125,7 @@ def attention(
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of the fed tokens. Their keys and values are appended to a layer of the cache, if there is one.
+    """Attention of the fed tokens. Their keys and values are appended to `layer`, if there is a cache.
 
     query [N, H, F, D], key and value [N, K, F, D], bias f32 [N or 1, H, 1, past + F] -> [N, F, H·D]. `sinks` [H] are
     scores of one more column, which every token sees and whose value is 0 (Xiao et al. 2023, arXiv:2309.17453).
@@ -158,9 +158,9 @@ def attention(
 def cross_attention(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, *, scaling: float) -> Tensor:
     """Attention to all tokens of a source.
 
-    query [N, H, F, D], key and value [P, H, S, D] -> [N, F, H·D]. N / P rows in turn attend to one row of the
-    source: they become further queries on it, so that no key is copied. `seen` is None, a mask bool [N, 1, 1, S] that
-    is the same for all rows of a source, or a bias [1, H, F, S] where N = P.
+    query [N, H, F, D], key and value [P, H, S, D] -> [N, F, H·D]. N / P consecutive rows attend to one row of the
+    source: they become further queries on it, so no key is copied. `seen` is None, a mask bool [N, 1, 1, S] that
+    is the same for all rows of a source, or a bias [1, H, F, S] if N = P.
     """
     if len(key) > 1 and key.stride(0) == 0:  # one row, viewed as many
         key, value = key[:1], value[:1]
@@ -184,7 +184,7 @@ def _fused(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, scali
     """softmax(q kᵀ · scaling) v by torch's kernel. [N, H, F, D]"""
     rows, heads, _, size = query.shape
     groups = heads // key.shape[1]
-    if fed == 1 and groups > 1:  # queries that share a head become its F tokens, so that no key is read twice
+    if fed == 1 and groups > 1:  # queries that share a head become its F tokens, so no key is read twice
         query = query.reshape(rows, -1, groups, size)
         return F.scaled_dot_product_attention(query, key, value, seen, scale=scaling).reshape(rows, heads, 1, size)
     causal = seen is None and fed > 1
@@ -205,7 +205,7 @@ def _by_hand(
     *,
     fed: int,
 ) -> Tensor:
-    """The same in two products, for scores with a soft cap, a bias or sinks. [N, H, F, D]"""
+    """The same as two matrix products, for scores with a soft cap, a bias or sinks. [N, H, F, D]"""
     rows, heads, _, size = query.shape
     kv_heads = key.shape[1]
     if seen is None and fed > 1:

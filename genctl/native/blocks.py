@@ -1,7 +1,7 @@
-"""Weights in blocks, as GGUF files hold them, and in 4 bits: a number is code · scale, or code · scale + offset.
+"""Block-quantised weights, of GGUF files and of `--quantize int4`: weight = code · scale, or code · scale + offset.
 
-The layouts are those of ggml (github.com/ggml-org/ggml/blob/master/src/ggml-common.h). Nothing is rounded, and a number
-takes as many bits of memory as of the file.
+GGUF layouts are those of ggml (github.com/ggml-org/ggml/blob/master/src/ggml-common.h). Nothing is rounded again, and
+a weight takes as many bits in memory as in the file.
 
 `GgufFile` maps such a file. O features out, I features in, G = I / 32, B blocks.
 """
@@ -21,34 +21,34 @@ from genctl.native.pages import DTYPES
 from genctl.native.plan import GgufTensors
 from genctl.native.quantized import AT_ONCE, GROUP, Unpacked, int4_codes
 
-LANES = 16  # outputs that lie side by side
-_EIGHT = torch.arange(8, dtype=torch.uint8)  # made once: each step unpacks the rows of its tokens
+LANES = 16  # outputs that are interleaved
+_EIGHT = torch.arange(8, dtype=torch.uint8)  # a constant: each step unpacks the rows of its tokens
 _TWOS = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
 _SIGNS = torch.tensor([1.0, -1.0], dtype=torch.float16)
 Scales = Literal["halves", "ranges", "shorts", "sixes", "sixteens"]  # as products.h numbers them
 
 
 class Kind(NamedTuple):
-    """A type of tensors. `low`, `high` and `halves` are bytes of a block before a part (`Layout` of products.h)."""
+    """A block format. `low`, `high` and `halves` are byte offsets of parts in a block (`Layout` of products.h)."""
 
     numbers: int  # of a block
     bytes: int
     bits: int  # of a code
     scales: Scales
     low: int  # the lower four bits of the codes, or all eight
-    high: int  # what codes have above them
+    high: int  # the upper bits of the codes
     halves: int  # a scale, or a scale and an offset, of 16 bits each
 
     @property
     def middle(self) -> int:
-        """The code of 0, or of the offset."""
+        """The value subtracted from a code before it is scaled."""
         return 0 if self.bits == 8 or self.scales in ("ranges", "sixes") else 1 << self.bits - 1
 
     def codes(self, raw: Tensor) -> Tensor:
-        """Blocks uint8 [B, `bytes`] -> codes from 0 on, uint8 [B, `numbers`]; int8 in 8 bits."""
+        """Blocks uint8 [B, `bytes`] -> unsigned codes uint8 [B, `numbers`]; signed int8 if they have 8 bits."""
         if self.bits == 8:
             return raw[:, self.low :].contiguous().view(torch.int8)
-        run = 16 if self.numbers == GROUP else 64 if self.bits == 6 else 32  # bytes with lower halves, then upper ones
+        run = 16 if self.numbers == GROUP else 64 if self.bits == 6 else 32  # bytes: low halves first, then high
         pairs = raw[:, self.low : self.low + self.numbers // 2].reshape(-1, self.numbers // 2 // run, run)
         codes = torch.cat([pairs & 15, pairs >> 4], -1).flatten(1)
         if self.bits == 4:
@@ -63,7 +63,7 @@ class Kind(NamedTuple):
         return codes | above.flatten(1) << 4
 
     def factors(self, raw: Tensor) -> Tensor | None:
-        """What scales and offsets, or the scales of 16 numbers each, are multiplied by, [B, 8, 2]; None: by nothing."""
+        """Factors of a block's scale and offset, or of the scales of 16 numbers each, [B, 8, 2]; None without any."""
         if self.scales == "sixteens":
             return raw[:, 192:208].contiguous().view(torch.int8).view(-1, 8, 2)
         if self.scales != "sixes":
@@ -75,7 +75,7 @@ class Kind(NamedTuple):
 
 
 class Blocks:
-    """A matrix [O, I] in a form of `KINDS`, where it lies in the file, or of `INT4`."""
+    """A matrix [O, I] in a format of `KINDS`, mapped from the file, or in `INT4`."""
 
     def __init__(self, kind: str, raw: Tensor, width: int) -> None:
         """raw uint8 [O, bytes of a row]."""
@@ -101,7 +101,7 @@ class Blocks:
         return (numbers if scales.shape[2] == 1 else numbers + scales[..., 1:]).flatten(1)
 
     def _short(self, rows: slice) -> Tensor:
-        """Scales and offsets as they lie, 16 bits: [o, blocks of a row, 1, 1 or 2]; offsets of "sixes" are negative."""
+        """The stored 16-bit scales and offsets: [o, blocks of a row, 1, 1 or 2]; offsets of "sixes" are negated."""
         size = 2 if self.how.scales in ("halves", "sixteens") else 4
         raw = self.raw[rows].reshape(-1, self.how.bytes)[:, self.how.halves : self.how.halves + size].contiguous()
         short = raw.view(torch.bfloat16 if self.how.scales == "shorts" else torch.float16)
@@ -115,7 +115,7 @@ class Blocks:
         return None if factors is None else factors.view(-1, self.width // self.how.numbers, 8, 2)
 
     def panels(self) -> tuple[Tensor, Tensor]:
-        """Codes and scales as the compiled library reads them, with `LANES` outputs side by side (see products.h).
+        """Codes and scales in the compiled library's layout, with `LANES` outputs interleaved (see products.h).
 
         uint8: codes [O / 16, I / 32, 64 bits], scales [O / 16, blocks of a row, bytes of 16 blocks' scales].
         """
@@ -124,7 +124,7 @@ class Blocks:
         codes = torch.empty(count, groups, 64 * self.how.bits, dtype=torch.uint8)
         rest = self.how.bytes - self.how.numbers * self.how.bits // 8  # of a block, beside its codes
         scales = torch.empty(count, blocks, LANES * rest, dtype=torch.uint8)
-        for begin in range(0, count, step):  # in slices, so that what lies between is small
+        for begin in range(0, count, step):  # in slices, to keep temporaries small
             part, rows = slice(begin, begin + step), slice(LANES * begin, LANES * (begin + step))
             lanes = _whole(self.codes(rows)).view(-1, LANES, groups, 8, 4).permute(0, 2, 3, 1, 4).flatten(3)
             codes[part] = lanes.flatten(2).view(torch.uint8) if self.how.bits == 8 else _packed(lanes, self.how.bits)
@@ -133,7 +133,7 @@ class Blocks:
         return codes, scales
 
     def _side_by_side(self, rows: slice) -> list[Tensor]:
-        """Parts of the scales of `LANES` outputs, uint8 [o / 16, blocks of a row, …]."""
+        """Parts of the scales, interleaved over `LANES` outputs, uint8 [o / 16, blocks of a row, …]."""
         short, factors = _beside(self._short(rows)).view(torch.uint8), self._factors(rows)
         if factors is None:
             return [short]
@@ -150,7 +150,7 @@ def _beside(rows: Tensor) -> Tensor:
 
 
 def _packed(codes: Tensor, bits: int) -> Tensor:
-    """codes uint8 [M, G, q, 64] -> uint8 [M, G, 8 q bits]: as `codes_of` of lanes.h unpacks them."""
+    """codes uint8 [M, G, q, 64] -> uint8 [M, G, 8 q bits], the layout that `codes_of` of lanes.h unpacks."""
     more = bits - 4
     parts = [codes[..., :32] & 15 | codes[..., 32:] << 4]
     if more:
@@ -161,7 +161,7 @@ def _packed(codes: Tensor, bits: int) -> Tensor:
 
 
 class Embeddings:
-    """Embeddings [V, E] in blocks or 16 bits, where they lie in the file: the rows of a step's tokens are unpacked."""
+    """Embeddings [V, E] in blocks or 16 bits, mapped from the file; only the rows of a step's tokens are unpacked."""
 
     device = torch.device("cpu")
 
@@ -183,18 +183,18 @@ class Embeddings:
         return numbers.to(self.dtype).view(*tokens.shape, -1)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The bytes of the file."""
+        """The bytes or 16-bit numbers of the file."""
         return (self.held if isinstance(self.held, Tensor) else self.held.raw,)
 
 
 def _whole(rows: Tensor) -> Tensor:
-    """Rows up to the next multiple of `LANES`, with zeros."""
+    """Pad with rows of zeros to the next multiple of `LANES`."""
     missing = -len(rows) % LANES
     return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
 
 
 class BlocksPlain(Unpacked):
-    """Blocks where nothing is compiled: they stay in the file, and are unpacked for each product."""
+    """Blocks without the compiled library: they stay mapped, and are unpacked for each product."""
 
     def __init__(self, blocks: Blocks, bias: Tensor | None = None, *, coded: bool = False) -> None:
         super().__init__(blocks.shape, bias, coded=coded)
@@ -227,9 +227,9 @@ INT4 = Kind(32, 20, 4, "shorts", low=4, high=0, halves=0)  # of `--quantize int4
 
 
 class GgufFile:
-    """A file, in one part or several, whose header has been checked (see `models.gguf`).
+    """A GGUF file of one or several parts. Its header has been checked (see `models.gguf`).
 
-    `check_tensor` is shown each tensor once, by its name, and may raise; of blocks it is shown the scales.
+    `check_tensor` is called once with each name and tensor, and may raise; for blocks it gets the scales.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class GgufFile:
         self.memory = [pages.memory_of(path) for path in files]
 
     def blocks(self, name: str) -> Blocks | None:
-        """A matrix in a form of `KINDS`; None for a tensor in another."""
+        """A matrix in a format of `KINDS`; None for any other tensor."""
         place = self.tensors.places[name]
         if place.dtype not in KINDS or len(place.shape) != 2:
             return None
@@ -250,14 +250,14 @@ class GgufFile:
         return blocks
 
     def matrix(self, name: str) -> Blocks | Tensor | None:
-        """A matrix as it lies: in a form of `KINDS`, or in 16 bits; None for another tensor."""
+        """A matrix as stored, in a format of `KINDS` or in 16 bits; None for any other tensor."""
         place = self.tensors.places[name]
         if place.dtype in ("F16", "BF16") and len(place.shape) == 2:
             return self.tensor(name)
         return self.blocks(name)
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor as it lies if it holds floating-point numbers; else unpacked to float32."""
+        """A tensor as stored if it holds floating-point numbers; else unpacked to float32."""
         place = self.tensors.places[name]
         if place.dtype in DTYPES:
             found = self._bytes(place).view(DTYPES[place.dtype]).view(place.shape)
@@ -274,14 +274,14 @@ class GgufFile:
         return found.float() - 1 if self.tensors.from_one and name.endswith("_norm.weight") else found
 
     def _bytes(self, place: Any) -> Tensor:
-        """uint8 [bytes of a tensor]; a copy where the file does not align it."""
+        """uint8 [bytes of a tensor]; a copy if the tensor is not aligned in the file."""
         memory, begin, end = self.memory[place.part], place.begin, place.end
         if begin % 4 or begin == end:
             return torch.frombuffer(bytearray(memory[begin:end]) or bytearray(1), dtype=torch.uint8)[: end - begin]
         return torch.frombuffer(memory, dtype=torch.uint8, count=end - begin, offset=begin)
 
     def _in_halves(self, name: str, rows: Tensor) -> Tensor:
-        """Rows of queries or keys whose pairs are neighbours -> pairs half a head apart; other tensors as they are."""
+        """Permute rows of queries or keys from interleaved pairs to pairs half a head apart; others are unchanged."""
         heads = self.tensors.neighbours.get(name)
         if heads is None:
             return rows

@@ -1,4 +1,4 @@
-"""Read config.json field by field. A field that is neither read nor known to be harmless makes it not native."""
+"""Read config.json field by field. A field that is neither read nor known to be harmless raises NotNative."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ACTIVATIONS = frozenset(
 # Fields that change nothing in a forward pass.
 HARMLESS = frozenset(
     {
-        # where it comes from, and what it was trained with
+        # the checkpoint's origin and training setup
         "_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "model_type", "transformers_version",
         "tokenizer_class", "task_specific_params", "initializer_range", "init_std", "pretraining_tp",
         "is_decoder", "gradient_checkpointing", "seq_length", "n_ctx", "transformers_weights", "is_llama_config",
@@ -30,14 +30,14 @@ HARMLESS = frozenset(
         # tokens and labels
         "vocab_size", "sep_token_id", "cls_token_id", "unk_token_id",
         "id2label", "label2id", "num_labels", "_num_labels", "problem_type", "finetuning_task", "prefix",
-        # what only training drops
+        # dropout and other training options
         "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout", "layerdrop",
         "classifier_dropout", "residual_dropout", "embedding_dropout", "hidden_dropout_prob",
         "attention_probs_dropout_prob", "activation_dropout", "classif_dropout", "dropout_rate", "encoder_layerdrop",
         "decoder_layerdrop", "summary_last_dropout", "summary_type", "summary_use_proj", "summary_activation",
         "summary_proj_to_labels", "summary_first_dropout", "torchscript", "use_bfloat16", "masked_softmax_fusion",
         "offset_alibi", "skip_bias_add", "skip_bias_add_qkv", "bias_dropout_fusion", "attention_softmax_in_fp32",
-        # what a pass returns: genctl chooses that in each call
+        # what a pass returns: genctl sets this in each call
         "return_dict", "keys_to_ignore_at_inference", "output_past",
         # how to generate (see `generation_settings`)
         "force_bos_token_to_be_generated", *FIELDS,
@@ -54,7 +54,7 @@ HARMLESS_AS: dict[str, tuple[Any, ...]] = {
     "pruned_heads": ({}, None),
     "quantization_config": (None,),
     "use_bidirectional_attention": (False, None),
-    # read by some families only, or by code of the checkpoint's own
+    # read by some families only, or only by the checkpoint's own code
     "attention_bias": (False,),
     "mlp_bias": (False,),
     "lm_head_bias": (False,),
@@ -76,7 +76,7 @@ class NotNative(Exception):
 
 
 class Unfit(NotNative):
-    """The weight files do not hold what config.json implies: no other runtime reads them either."""
+    """The weight files do not match config.json: no other runtime can read them either."""
 
 
 class Config:
@@ -87,7 +87,7 @@ class Config:
         self.read: set[str] = set()
 
     def take(self, name: str, default: Any = _REQUIRED) -> Any:
-        """The value of a field; `default` where the field is missing. Raises NotNative without a default."""
+        """The value of a field, or `default` if it is missing. Raises NotNative if there is no default either."""
         self.read.add(name)
         if name in self.values:
             return self.values[name]
@@ -103,7 +103,7 @@ class Config:
         return value
 
     def either(self, *names: str) -> int:
-        """A size that has several names."""
+        """A size that may be stored under any of several names. Raises NotNative if they disagree."""
         sizes = {self.size(name) for name in names if name in self.values}
         if not sizes:
             return self.size(names[0])
@@ -130,12 +130,12 @@ class Config:
         return value
 
     def only(self, name: str, *allowed: Any) -> None:
-        """Read a field that may be missing, or have one of these values. Raises NotNative."""
+        """Read a field that must be missing or have one of these values. Raises NotNative."""
         if self.take(name, allowed[0]) not in allowed:
             raise NotNative(f"config.json: {name} = {self.values[name]!r:.40} is not supported")
 
     def windows(self, layers: int, window: int | None, sliding: Callable[[int], bool]) -> tuple[int | None, ...]:
-        """The window of each layer: by `layer_types`, else for the layers where `sliding(number)` is true."""
+        """The window of each layer: from `layer_types` if present, else for layers where `sliding(number)` is true."""
         kinds = self.take("layer_types", None)
         if kinds is None:
             kinds = [_LAYER_TYPES[bool(window and sliding(number))] for number in range(layers)]
@@ -150,7 +150,7 @@ class Config:
         return None if self.take("sliding_window", default) is None else self.size("sliding_window", default)
 
     def rest(self) -> None:
-        """Raises NotNative for a field that was not read and may mean something."""
+        """Raises NotNative for a field that was not read and is not known to be harmless."""
         for name, value in self.values.items():
             harmless = name in HARMLESS or any(value == known for known in HARMLESS_AS.get(name, ()))
             if name not in self.read and not harmless:
@@ -164,7 +164,7 @@ class Config:
         """Rotary positions from `rope_parameters`, or from `rope_scaling` and the older fields beside it.
 
         `partial` is the default share of a head that is rotated; None if the family always rotates whole heads.
-        `theta` is the name of the field that has the base, and `base` its default.
+        `theta` is the name of the field for the base, and `base` its default.
         """
         scaling, parameters = self.take("rope_scaling", None), self.take("rope_parameters", None)
         base, original = self.number(theta, base), self.take("original_max_position_embeddings", None)
@@ -172,23 +172,23 @@ class Config:
 
     def ropes(self, head_dim: int, *, theta: float, local_theta: float) -> tuple[Rope, Rope]:
         """Rotary positions of full-attention layers, and of layers with a window: `rope_parameters` by kind."""
-        plain = {"rope_type": "default"}  # so that a `type` in `rope_scaling`, the older name of the key, is not read
+        plain = {"rope_type": "default"}  # so a `type` in `rope_scaling`, the older name of the key, is ignored
         kinds = {**dict.fromkeys(_LAYER_TYPES, plain), **(self.take("rope_parameters", None) or {})}
         if set(kinds) != {*_LAYER_TYPES}:
             raise NotNative("config.json: rope_parameters are not those of the two kinds of layers")
         kinds["full_attention"] = {**(kinds["full_attention"] or {}), **(self.take("rope_scaling", None) or {})}
-        if any("truncate" in (entry or {}) for entry in kinds.values()):  # transformers does not read it here
+        if any("truncate" in (entry or {}) for entry in kinds.values()):  # transformers ignores it here
             raise NotNative("config.json: truncate in rope_parameters of one kind of layers")
-        self.take("original_max_position_embeddings", None)  # not read outside of `rope_parameters`
+        self.take("original_max_position_embeddings", None)  # ignored outside `rope_parameters`
         rope = self.one_rope(kinds["full_attention"], head_dim, theta=theta)
         return rope, self.one_rope(kinds["sliding_attention"] or {}, head_dim, theta=local_theta)
 
     def one_rope(
         self, parameters: Any, head_dim: int, *, theta: float, partial: float | None = None, original: int | None = None
     ) -> Rope:
-        """One entry of `rope_parameters`. Raises NotNative for a key or a kind that is not known.
+        """One entry of `rope_parameters`. Raises NotNative for an unknown key or kind.
 
-        `original` is the context length of the training, if the config has it outside of the entry.
+        `original` is the training context length, if the config has it outside the entry.
         """
         if not isinstance(parameters, dict):
             raise NotNative(f"config.json: rope_parameters = {parameters!r:.40}")
@@ -211,7 +211,7 @@ class Config:
 
 
 def _plain(part: Config, rope: Rope, original: int | None) -> Rope:
-    part.take("factor", None)  # transformers does not read them either
+    part.take("factor", None)  # transformers ignores both too
     part.take("original_max_position_embeddings", None)
     return rope
 
@@ -239,11 +239,11 @@ def _yarn(part: Config, rope: Rope, original: int | None) -> Rope:
     factor = _factor(part, rope.context / old)
     mscale, mscale_all = part.optional("mscale"), part.optional("mscale_all_dim")
     attention = part.optional("attention_factor")
-    if attention is None:  # section 3.4 of the paper: attention grows sharper with the length
+    if attention is None:  # section 3.4 of the paper: attention sharpens as the context is extended
         attention = _sharpness(factor)
         if mscale and mscale_all:
             attention = _sharpness(factor, mscale) / _sharpness(factor, mscale_all)
-    # 0 too: transformers does not tell it from null
+    # `or`: 0 counts as null, as in transformers
     fast, slow = part.optional("beta_fast") or 32.0, part.optional("beta_slow") or 1.0
     rope = replace(rope, kind="yarn", factor=factor, attention_factor=attention, original=old)
     return replace(rope, beta_fast=fast, beta_slow=slow, truncate=part.flag("truncate", True))
@@ -273,7 +273,7 @@ _KINDS = {
 
 
 def _original(part: Config, rope: Rope, original: int | None) -> int:
-    """The context length of the training: the config's own field, else the entry's, else the whole context."""
+    """The training context length: from the config's own field, else the entry's, else the whole context."""
     inner = part.take("original_max_position_embeddings", None)
     length = original if original is not None else inner if inner is not None else rope.context
     if type(length) is not int or length <= 1:
@@ -282,7 +282,7 @@ def _original(part: Config, rope: Rope, original: int | None) -> int:
 
 
 def _factor(part: Config, default: float | None = None) -> float:
-    """The factor that divides frequencies. `default` stands for null."""
+    """The factor by which frequencies are divided. `default` replaces null."""
     value = part.take("factor")
     if value is None and default is not None:
         return default
@@ -296,9 +296,9 @@ def _sharpness(factor: float, mscale: float = 1.0) -> float:
 
 
 def read_config(config: dict[str, Any], read: Callable[[Config], Found], context: int | None = None) -> Found:
-    """The spec and the names of the tensors of a config.json; `read` is the function of its family. Raises NotNative.
+    """The spec and the tensor names for a config.json; `read` is its family's function. Raises NotNative.
 
-    `context` is its `max_position_embeddings` where config.json has none.
+    `context` stands in for `max_position_embeddings` if config.json lacks it.
     """
     longest = {} if context is None else {"max_position_embeddings": context}
     reader = Config({**longest, **config})
@@ -311,7 +311,7 @@ def read_config(config: dict[str, Any], read: Callable[[Config], Found], context
     if not isinstance(spec.activation, str) or spec.activation not in ACTIVATIONS:
         raise NotNative(f"config.json: activation {spec.activation!r:.40} is not known to the native runtime")
     for what in ("scaling", "logits_scale", "softcap", "final_softcap"):
-        if getattr(spec, what) == 0:  # transformers divides by it, or takes another value for it
+        if getattr(spec, what) == 0:  # transformers divides by it, or uses another value instead
             raise NotNative(f"config.json: a {what} of 0")
     if spec.heads % spec.kv_heads:
         raise NotNative(f"{spec.heads} heads cannot share {spec.kv_heads}")

@@ -1,18 +1,18 @@
-"""The forward pass of a decoder: tokens in, logits out. The families differ by a `Spec`, and this is what it means.
+"""The forward pass of a decoder: tokens in, logits out. A family is a `Spec`; this file implements its fields.
 
     x = embedding of each token (+ its position)
     for each layer:
-        x = x + attention(norm(x))           tokens look at those before them
-        x = x + attention(norm(x), source)   and at a source, where there is an encoder
-        x = x + MLP(norm(x))                 each token for itself
+        x = x + attention(norm(x))           each token attends to those before it
+        x = x + attention(norm(x), source)   and to a source, if there is an encoder
+        x = x + MLP(norm(x))                 each token on its own
     logits = head(norm(x))
 
-That is GPT-2 (Radford et al. 2019), which took Vaswani et al. 2017 (arXiv:1706.03762), moved the norms to the front and
-left out the source. Everything since is a variation of one of these lines; each is a branch on one field of the spec
-below. An encoder is a stack of the same layers: its tokens look at all others, it has no source and no head.
+Without the source line this is GPT-2 (Radford et al. 2019): Vaswani et al. 2017 (arXiv:1706.03762) with the norms moved
+to the front. Later families vary one of these lines; each variation is a branch on one field of the spec below. An
+encoder is a stack of the same layers: its tokens attend to all others, and it has no source and no head.
 
 N rows, F tokens fed to each, E features of the residual stream, H heads of queries, K heads of keys and values,
-D features of a head, V vocabulary; S tokens of a source, P sources (N / P rows in turn belong to one).
+D features of a head, V vocabulary; S tokens of a source, P sources (N / P consecutive rows share one).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Part = TypeVar("Part")
 
 @dataclass
 class CrossWeights:
-    """The attention of a layer to the source."""
+    """The cross-attention of a layer."""
 
     q: Linear  # E -> H·D
     kv: Joined  # E -> H·D twice
@@ -53,14 +53,14 @@ class CrossWeights:
 class LayerWeights:
     """One layer. A norm that the family does not have is `same`."""
 
-    qkv: Joined  # E -> H·D, K·D, K·D; of a `grouped` matrix and of one in `blocks` all in one
+    qkv: Joined  # E -> H·D, K·D, K·D; one output for `grouped` and `blocks`
     o: Linear  # H·D -> E
     mlp: MLP | Mixture
     q_norm: Norm = same
     k_norm: Norm = same
-    attn_norm: Norm = same  # of what attention reads
-    attn_out_norm: Norm = same  # of what it adds
-    attn_sum_norm: Norm = same  # of the sum
+    attn_norm: Norm = same  # on the input of attention
+    attn_out_norm: Norm = same  # on its output
+    attn_sum_norm: Norm = same  # on the sum
     mlp_norm: Norm | None = None  # None: the MLP reads what attention reads (with `parallel`), or x
     mlp_out_norm: Norm = same
     mlp_sum_norm: Norm = same
@@ -70,13 +70,13 @@ class LayerWeights:
 
 @dataclass
 class StackWeights:
-    """A stack's tensors, as they lie in its file."""
+    """The weights of a stack."""
 
     embed: Tensor | Embeddings  # [V, E]
     layers: list[LayerWeights]
     final_norm: Norm = same
     positions: Tensor | None = None  # [T, E]
-    relative: Sequence[Tensor] = ()  # [buckets, H], of all layers, or of each
+    relative: Sequence[Tensor] = ()  # [buckets, H], one for all layers or one for each
     embed_norm: Norm = same
     project_in: Callable[[Tensor], Tensor] = same
     project_out: Callable[[Tensor], Tensor] = same
@@ -86,11 +86,11 @@ class StackWeights:
 class PassFacts:
     """What all layers of one pass share."""
 
-    visible: Sequence[Mask]  # of all layers, or of each
+    visible: Sequence[Mask]  # one for all layers or one for each
     angles: tuple[Tensor, Tensor] | None = None  # cosines and sines, each [N, 1, F, r]
     local_angles: tuple[Tensor, Tensor] | None = None  # of layers with a window
-    biases: Sequence[Tensor | None] = (None,)  # of the scores, [N or 1, H, 1 or F, T]; of all layers, or of each
-    source: Tensor | None = None  # what the encoder ends with, [N or P, S, E]
+    biases: Sequence[Tensor | None] = (None,)  # on scores, [N or 1, H, 1 or F, T]; for all layers or each
+    source: Tensor | None = None  # the encoder's output, [N or P, S, E]
     source_mask: Tensor | None = None  # bool [N, 1, 1, S]
 
 
@@ -121,7 +121,7 @@ class Stack:
         x = weights.project_in(F.embedding(tokens, table) if isinstance(table, Tensor) else table.rows(tokens))
         if spec.embed_scale != 1.0:
             x = x * self.embed_scale
-        if weights.positions is not None and spec.padding is not None:  # M2M-100: padding reads the row of zeros
+        if weights.positions is not None and spec.padding is not None:  # M2M-100: padding gets the zero row
             places = torch.where(tokens == spec.padding, spec.padding, positions + spec.padding + 1)
             x = x + F.embedding(places, weights.positions)
         elif weights.positions is not None:
@@ -135,7 +135,7 @@ class Stack:
         spec, w = self.spec, self.weights.layers[number]
         h = w.attn_norm(x)
         a = w.attn_out_norm(self._attention(h, w, shared, number, cache))
-        if spec.parallel:  # GPT-J: both sublayers at once, which two devices could share
+        if spec.parallel:  # GPT-J: both sublayers read the same x
             m = w.mlp(h if w.mlp_norm is None else w.mlp_norm(x))
             return self.sum(self.sum(x, a), m)
         x = w.attn_sum_norm(self.sum(x, a, spec.residual_scale))
@@ -147,13 +147,13 @@ class Stack:
         return w.mlp_sum_norm(self.sum(x, m, spec.residual_scale))
 
     def end(self, x: Tensor) -> Tensor:
-        """What the last layer puts out [N, F, E] -> what the head reads."""
+        """Output of the last layer [N, F, E] -> input of the head."""
         return self.weights.project_out(self.weights.final_norm(x))
 
     # -- the sublayers -------------------------------------------------------------------------------------------------
 
     def _attention(self, h: Tensor, w: LayerWeights, shared: PassFacts, number: int, cache: KeyValues | None) -> Tensor:
-        """h [N, F, E] -> what attention adds, [N, F, E]."""
+        """h [N, F, E] -> the output of attention, [N, F, E]."""
         spec = self.spec
         q, k, v = self._queries_keys_values(h, w)  # [N, H, F, D], [N, K, F, D] twice
         rotary = self.rotary if spec.windows[number] is None else self.local_rotary
@@ -166,7 +166,7 @@ class Stack:
         spec = self.spec
         heads, kv_heads, size = spec.heads, spec.kv_heads, spec.head_dim
         rows, fed, _ = h.shape
-        if spec.qkv == "grouped":  # the queries that share a head, then its keys and values; K = H: q, k, v of a head
+        if spec.qkv == "grouped":  # per group: its queries, then its key and value head; K = H: q, k, v per head
             together = w.qkv(h)[0].view(rows, fed, kv_heads, heads // kv_heads + 2, size)
             q, k, v = torch.split(together, [heads // kv_heads, 1, 1], 3)
         elif spec.qkv == "blocks":
@@ -184,7 +184,7 @@ class Stack:
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def _source(self, shared: PassFacts, w: CrossWeights, layer: GrowingLayer | None) -> tuple[Tensor, Tensor]:
-        """Keys and values of the source, [N or P, H, S, D] each: computed once, where there is a cache."""
+        """Keys and values of the source, [N or P, H, S, D] each; with a cache they are computed once."""
         if layer is not None and layer.is_initialized:
             keys, values = layer.content()
             return keys, values
@@ -198,15 +198,15 @@ class Stack:
         """[N, F, H·D] -> [N, H, F, D]."""
         return x.view(*x.shape[:2], self.spec.heads, self.spec.head_dim).transpose(1, 2)
 
-    # -- the operations besides those of the weights: here they compute, in `steps` they record calls ------------------
+    # -- the operations without weights: here they compute, in `steps` they record calls -------------------------------
 
     def sum(self, x: Tensor | None, added: Tensor, factor: float = 1.0) -> Tensor:
-        """x + added · factor, each [N, F, E]; without x what would be added. Neither is read again by the caller."""
+        """x + added · factor, each [N, F, E]; without x only added · factor. The caller reads neither again."""
         added = added if factor == 1.0 else added * factor
         return added if x is None else x + added
 
     def turn(self, q: Tensor, k: Tensor, rotary: Rotary, shared: PassFacts) -> tuple[Tensor, Tensor]:
-        """Queries [N, H, F, D] and keys [N, K, F, D], turned by their positions."""
+        """Queries [N, H, F, D] and keys [N, K, F, D], rotated by their positions."""
         angles = shared.angles if rotary is self.rotary else shared.local_angles
         assert angles is not None
         return rotary.turn(q, *angles), rotary.turn(k, *angles)
@@ -230,14 +230,14 @@ class Stack:
 
 
 class Encoder(Stack):
-    """Reads a source. Each token attends to all others."""
+    """A stack that reads a source. Each token attends to all others."""
 
     @torch.no_grad()
     def __call__(self, tokens: Tensor) -> Tensor:
         """Sources without padding: int64 [P, S] -> states [P, S, E]."""
         length = tokens.shape[1]
         positions = torch.arange(length, device=tokens.device)[None]
-        if self.spec.padding is not None:  # M2M-100: padding inside of a source is not counted
+        if self.spec.padding is not None:  # M2M-100: padding tokens inside a source take no position
             positions = positions - (tokens == self.spec.padding).cumsum(-1)
         x = self.embed(tokens, positions)
         shared = PassFacts([Mask(0, length, None, self.device)])
@@ -249,7 +249,7 @@ class Encoder(Stack):
 
 
 class Decoder(Stack):
-    """Writes a text: a stack with a head that turns its states into logits."""
+    """A stack with a head that turns its states into logits."""
 
     def __init__(self, spec: Spec, weights: StackWeights, output: Linear) -> None:
         super().__init__(spec, weights)
@@ -273,12 +273,12 @@ class Decoder(Stack):
     ) -> Tensor:
         """tokens int64 [N, F] at positions int64 [N or 1, F] -> logits [N, F, V], of the last `keep` tokens if not 0.
 
-        `layers` is a cache with `past` columns, to which keys and values are added. mask [N, past + F] is 0 where a row
-        has padding. `states` receives the input of each layer and then that of the head, each [N, F, E].
-        `visible`, of all layers or of each, takes the place of what follows from `mask`.
+        `layers` is a cache with `past` columns; keys and values are appended to it. mask [N, past + F] is 0 at padding.
+        `states` receives the input of each layer and then that of the head, each [N, F, E].
+        `visible` replaces the masks derived from `mask`: one for all layers or one for each.
 
-        With an encoder: `cross` holds keys and values of the source; where it is empty it is filled from `source`
-        [N or P, S, E], which is not read otherwise. source_mask [N, S] is 0 where a source has padding.
+        With an encoder: `cross` caches keys and values of the source. If empty, it is filled from `source`
+        [N or P, S, E], which is otherwise not read. source_mask [N, S] is 0 where a source has padding.
         """
         shared = self.shared(tokens.shape[1], positions, mask, past, visible)
         shared.source = source
@@ -289,7 +289,7 @@ class Decoder(Stack):
                 states.append(x)
             cache = None if layers is None else layers[number]
             x = self.layer(x, number, shared, cache, None if cross is None else cross[number])
-        if keep and states is None:  # nobody asks for the rest
+        if keep and states is None:  # the rest is not needed
             x = x[:, -keep:]
         x = self.end(x)
         if states is not None:
@@ -303,7 +303,7 @@ class Decoder(Stack):
         return self.output(x if scale == 1.0 else self.sum(None, x, scale))
 
     def scaled(self, logits: Tensor) -> Tensor:
-        """What the head puts out [..., V] -> logits [..., V]."""
+        """The head's output [..., V] -> logits [..., V]."""
         if self.spec.logits_scale != 1.0:
             logits = logits / self.spec.logits_scale
         if self.spec.final_softcap is not None:  # Gemma 2
@@ -321,11 +321,11 @@ class Decoder(Stack):
         cross: Sequence[GrowingLayer] | None = None,
         source_mask: Tensor | None = None,
     ) -> Tensor:
-        """One token of each row, on tensors whose shapes and addresses may stay from step to step (see `graphs`).
+        """One token of each row, on tensors whose shapes and addresses can stay the same between steps (see `graphs`).
 
-        tokens and positions int64 [N, 1]; of each layer keys and values [N, K, C, D]. For each kind of window: `places`
-        int64 [1], the column to which a layer writes; `slots` bool [N, 1, 1, C], which columns count, the new one
-        included. `cross` and `source_mask` as in `__call__` -> logits [N, 1, V].
+        tokens and positions int64 [N, 1]; `buffers`: keys and values [N, K, C, D] of each layer. For each window size:
+        `places` int64 [1] is the column that a layer writes; `slots` bool [N, 1, 1, C] marks the valid columns, the
+        new one included. `cross` and `source_mask` as in `__call__`. Returns logits [N, 1, V].
         """
         from genctl.decode.cache.forms import Slots
 
@@ -343,7 +343,7 @@ class Decoder(Stack):
     def shared(
         self, fed: int, positions: Tensor, mask: Tensor | None, past: int, visible: Sequence[Mask] | None = None
     ) -> PassFacts:
-        """What all layers of a pass over F tokens share (see `__call__`)."""
+        """Masks, angles and biases that all layers of a pass over F tokens share (see `__call__`)."""
         if visible is None:
             visible = [distances.mask(past, fed, mask, self.device) for distances in self.distances]
         angles = local_angles = None
@@ -354,7 +354,7 @@ class Decoder(Stack):
         shared = PassFacts(visible or [Mask(past, fed, mask, self.device)], angles, local_angles)
         if self.slopes is not None:
             keys = torch.arange(past + fed, device=self.device)[None] if mask is None else (mask.cumsum(-1) - 1) * mask
-            if self.spec.alibi == "falcon":  # rounded as in its training, and scaled with the scores
+            if self.spec.alibi == "falcon":  # rounded as in training, and scaled like the scores
                 shared.biases = [alibi(self.slopes.bfloat16(), keys).float() * self.spec.scaling]
             else:
                 shared.biases = [alibi(self.slopes, keys)]
@@ -366,5 +366,5 @@ class Decoder(Stack):
 
 
 def of_layer(parts: Sequence[Part], number: int) -> Part:
-    """The part of a layer: there is one for all layers, or one for each."""
+    """The part for a layer; `parts` has one for all layers, or one for each."""
     return parts[number if len(parts) > 1 else 0]

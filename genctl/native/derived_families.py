@@ -1,4 +1,4 @@
-"""Families that build on Llama: Mixtral and others with experts, and Gemma.
+"""Families derived from Llama: Mixtral and others with experts, and Gemma.
 
 One function for each: config.json -> `Spec` and names. Defaults are those of transformers' configuration classes.
 """
@@ -29,7 +29,7 @@ def mixtral(c: Config) -> Found:
 
 
 def qwen3_moe(c: Config) -> Found:
-    """Qwen3 30B-A3B and its kin (Yang et al. 2025, arXiv:2505.09388): Qwen3 with experts in all layers, or in some."""
+    """Qwen3-MoE, such as 30B-A3B (Yang et al. 2025, arXiv:2505.09388): Qwen3 with experts in all or some layers."""
     sizes = sizes_of(c)
     c.size("num_key_value_heads")
     window, used = c.window(4096), c.flag("use_sliding_window", False)
@@ -86,7 +86,7 @@ _GATED = ("gate", "up", "down")
 
 def _experts(c: Config, count: int, inner: int, *, chosen: int, layers: Iterable[int], **more: Any) -> Experts:
     """The fields that these families share. `chosen` is the default number of experts for a token."""
-    for name in ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"):  # of training
+    for name in ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"):  # used in training only
         c.take(name, None)
     each = c.size("num_experts_per_tok", chosen)
     if each > count:
@@ -99,7 +99,7 @@ def gemma(c: Config) -> Found:
     sizes = sizes_of(c, head_dim=256)
     c.size("num_key_value_heads")
     act = c.take("hidden_act", "gelu_pytorch_tanh")
-    c.take("hidden_activation", None)  # not read: "gelu" here always meant its approximation by tanh
+    c.take("hidden_activation", None)  # not read: for Gemma, "gelu" has always meant its tanh approximation
     spec = plain(
         c,
         "gemma",
@@ -122,7 +122,7 @@ _SANDWICH = {  # a norm before and after each sublayer
 
 
 def gemma2(c: Config) -> Found:
-    """Gemma 2 (Gemma Team 2024, arXiv:2408.00118): every other layer has a window; scores and logits have soft caps."""
+    """Gemma 2 (Gemma Team 2024, arXiv:2408.00118): a window in every other layer; soft caps on scores and logits."""
     sizes = sizes_of(c, head_dim=256)
     c.size("num_key_value_heads")
     sizes["windows"] = c.windows(sizes["layers"], c.window(4096), lambda number: number % 2 == 0)
@@ -132,7 +132,7 @@ def gemma2(c: Config) -> Found:
 
 
 def gemma3_text(c: Config) -> Found:
-    """Gemma 3 (Gemma Team 2025, arXiv:2503.19786): five layers with a window to one without; two sets of angles."""
+    """Gemma 3 (Gemma Team 2025, arXiv:2503.19786): five layers with a window per layer without; two sets of angles."""
     sizes = sizes_of(c, head_dim=256)
     c.size("num_key_value_heads")
     pattern = c.take("sliding_window_pattern", 6)

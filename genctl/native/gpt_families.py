@@ -14,7 +14,7 @@ from genctl.native.spec import Found, Names, Rope, Spec
 
 
 def _spec(c: Config, family: str, hidden: int, heads: int, layers: int, **more: Any) -> Spec:
-    """What these families have in common. `more` is what differs."""
+    """The fields that these families share. `more` are those that differ."""
     whole_heads(hidden, heads)
     dim = hidden // heads
     common: dict[str, Any] = {
@@ -33,7 +33,7 @@ def _spec(c: Config, family: str, hidden: int, heads: int, layers: int, **more: 
 
 
 def _gpt_sizes(c: Config, activation: str = "gelu_new") -> dict[str, Any]:
-    """The sizes, the norm and the activation that GPT-2 and GPT-J name alike."""
+    """Sizes, norm and activation: fields with the same names in GPT-2 and GPT-J."""
     hidden = c.either("n_embd", "hidden_size")
     return {
         "hidden": hidden,
@@ -87,7 +87,7 @@ _GPT2_PARTS = {
 
 
 def gpt_bigcode(c: Config) -> Found:
-    """SantaCoder and StarCoder (Li et al. 2023, arXiv:2305.06161): GPT-2 with one head of keys and values."""
+    """SantaCoder and StarCoder (Li et al. 2023, arXiv:2305.06161): GPT-2 with multi-query attention."""
     shared = c.flag("multi_query", True)
     sizes = _gpt_sizes(c, "gelu_pytorch_tanh")
     for name in _BIGCODE_UNREAD:
@@ -103,7 +103,7 @@ def gpt_bigcode(c: Config) -> Found:
     return spec, replace(names, ignored=(".attn.bias", ".attn.masked_bias", "transformer.bias"))
 
 
-# Written for the servers and the cache of the models' makers.
+# Written for the inference servers of the models' makers and for their cache.
 _BIGCODE_UNREAD = (
     "inference_runner", "max_batch_size", "pad_key_length", "pre_allocate_kv_cache", "runner_max_sequence_length",
     "validate_runner_input", "num_key_value_heads",
@@ -111,7 +111,7 @@ _BIGCODE_UNREAD = (
 
 
 def gptj(c: Config) -> Found:
-    """GPT-J (Wang and Komatsuzaki 2021): attention and MLP side by side, neighbouring features turn together."""
+    """GPT-J (Wang and Komatsuzaki 2021): attention and MLP in parallel, interleaved RoPE."""
     size = c.size("rotary_dim", 64)
     c.only("rotary", True)
     c.only("scale_attn_weights", True)
@@ -162,7 +162,7 @@ def gpt_neox(c: Config) -> Found:
     whole_heads(sizes["hidden"], sizes["heads"])
     c.only("head_dim", None, sizes["hidden"] // sizes["heads"])
     rope = c.rope(sizes["head_dim"], partial=c.number("rotary_pct", 0.25), theta="rotary_emb_base")
-    # newer names, which some versions wrote beside those that are read
+    # newer names, which some versions wrote beside the names that are read
     c.only("rope_theta", c.number("rotary_emb_base", 10000.0))
     c.only("partial_rotary_factor", c.number("rotary_pct", 0.25))
     spec = plain(
@@ -186,7 +186,7 @@ def gpt_neox(c: Config) -> Found:
 
 
 def opt(c: Config) -> Found:
-    """OPT (Zhang et al. 2022, arXiv:2205.01068). The one with 350M parameters has its norms after each sum."""
+    """OPT (Zhang et al. 2022, arXiv:2205.01068). OPT-350m has its norms after each residual sum."""
     hidden, width = c.size("hidden_size"), c.take("word_embed_proj_dim", None)
     before, affine = c.flag("do_layer_norm_before", True), c.flag("layer_norm_elementwise_affine", True)
     attention_biases = biases(c, "enable_bias", True)
@@ -223,7 +223,7 @@ def opt(c: Config) -> Found:
 
 
 def bloom(c: Config) -> Found:
-    """BLOOM (BigScience 2022, arXiv:2211.05100): ALiBi, and a norm of the embeddings."""
+    """BLOOM (BigScience 2022, arXiv:2211.05100): ALiBi, and a norm on the embeddings."""
     hidden = c.either("hidden_size", "n_embed")
     c.only("apply_residual_connection_post_layernorm", False)
     c.only("slow_but_exact", False)
@@ -254,7 +254,7 @@ def mpt(c: Config) -> Found:
         attention.take(name, None)
     attention.only("attn_type", "multihead_attention")
     attention.only("alibi", True)
-    attention.only("alibi_bias_max", 8)  # transformers does not read another one
+    attention.only("alibi_bias_max", 8)  # transformers ignores the field and uses 8
     attention.only("prefix_lm", False)
     attention.only("qk_ln", False)
     # transformers does not read these: its class is for the published models
@@ -289,8 +289,8 @@ def mpt(c: Config) -> Found:
     return spec, Names("transformer.", "wte", "blocks.{}.", parts, "norm_f")
 
 
-# Fields that transformers writes into every config, so into `attn_config` too; and fields that only MosaicML's code
-# reads.
+# Fields that transformers writes into every config, and so into `attn_config` too; and fields that only MosaicML's
+# code reads.
 _MPT_CONFIG = ("model_type", "transformers_version", "dtype", "architectures", "id2label", "label2id", "problem_type")
 _MPT_UNREAD = (
     "emb_pdrop", "embedding_fraction", "init_config", "init_device", "learned_pos_emb", "max_seq_len",
@@ -301,8 +301,8 @@ _MPT_UNREAD = (
 def falcon(c: Config) -> Found:
     """Falcon (Almazrouei et al. 2023, arXiv:2311.16867), in three layouts.
 
-    7B: one head of keys and values for all queries, one norm for both sublayers. 40B and 180B ("new decoder
-    architecture"): a head for each group, and a norm for each sublayer. RW-1B: heads of its own for every query, ALiBi.
+    7B: multi-query attention, one norm for both sublayers. 40B and 180B ("new decoder architecture"): grouped-query
+    attention, and a norm for each sublayer. RW-1B: multi-head attention, ALiBi.
     """
     hidden, heads, layers = c.size("hidden_size"), c.size("num_attention_heads"), c.size("num_hidden_layers")
     whole_heads(hidden, heads)
@@ -318,7 +318,7 @@ def falcon(c: Config) -> Found:
     if (new and not parallel) or norms not in ((1, 2) if new else (None, 1)):
         raise NotNative(f"config.json: parallel_attn = {parallel}, num_ln_in_parallel_attn = {norms!r:.40}")
     bias, alibi = c.flag("bias", False), c.flag("alibi", False)
-    c.only("output_attentions", False)  # to return scores, transformers computes them with other operations
+    c.only("output_attentions", False)  # transformers uses other operations if it has to return the scores
     c.only("apply_residual_connection_post_layernorm", False)
     rope = c.rope(hidden // heads)
     spec = _spec(

@@ -1,16 +1,16 @@
-"""Steps as CUDA graphs: what a step launches is recorded once, and replayed with one call.
+"""Steps as CUDA graphs: the launches of a step are recorded once and replayed with one call.
 
-Without a graph, a GPU waits for Python between two small kernels. A graph has no such gaps, but its tensors keep their
-shapes and addresses. So rows read the whole buffers of the cache, filled or not; one tensor says which columns count,
-another one where the new column goes (`Decoder.step`, `static.SlottedLayer`), and layers with a window have such a pair
-of their own. A graph is valid as long as the buffers stay in place. There is one for each number of rows; it is
+Without a graph, a GPU waits for Python between small kernels. A graph avoids that, but fixes the shapes and addresses
+of its tensors. So rows read the whole buffers of the cache, filled or not; one tensor marks the valid columns, another
+holds the column to write (`Decoder.step`, `cache.forms.SlottedLayer`), and each window size has its own such pair. A
+graph is valid as long as the buffers stay in place. There is one for each number of rows (and of tokens per row); it is
 captured again when its buffers change.
 
-Where `kernels.cuda` computes all of a decoder, a step may have several tokens of each row. The kernels read prompts,
-too, without a graph. So a row has the same bits alone and among others, read and written, in passes of one token and of
-several. Otherwise torch computes steps of one token, and reads prompts.
+If the Triton kernels compute all of a decoder, a step may have several tokens of each row, and the kernels also read
+prompts, without a graph. A row then has the same bits alone and in any batch, in prefill and in steps, in passes of one
+token and of several. Otherwise torch computes steps of one token, and reads prompts.
 
-On a CPU the same steps are computed without capturing, which is how they are tested.
+On a CPU the same steps run without capturing; this is how they are tested.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from genctl.decode.cache.forms import SlotPlace
     from genctl.native.kernel_decoder import KernelDecoder
 
-Buffers = list[tuple[Tensor, Tensor]]  # of each layer keys and values, [N, K, C, D]
-MOST_CAPTURED = 64  # tokens of a step of several for each row: drafts
-MOST = 8  # graphs that are kept: rows of several batches take turns, and drafts of several lengths
+Buffers = list[tuple[Tensor, Tensor]]  # keys and values of each layer, [N, K, C, D]
+MOST_CAPTURED = 64  # tokens, over all rows, of a step with several tokens for each row (drafts)
+MOST = 8  # graphs kept: numbers of rows and draft lengths alternate
 
 
 def obstacle(spec: Spec) -> str:
-    """Why the steps of a decoder cannot be captured: they depend on numbers on the host. "" if they can."""
+    """Why the steps of a decoder cannot be captured (they depend on values on the host); "" if they can."""
     if spec.experts is not None:
         return "which experts are computed is decided on the host"
     if 1 in spec.windows:
@@ -49,20 +49,20 @@ def obstacle(spec: Spec) -> str:
 
 
 class Graphs:
-    """The steps of one decoder. `steps` counts those that were computed here, `captures` the graphs made for them."""
+    """The steps of one decoder. `steps` counts the steps computed here, `captures` the graphs captured for them."""
 
     def __init__(self, decoder: Decoder, kernels: KernelDecoder | None = None) -> None:
         self.decoder, self.kernels = decoder, kernels
         self.steps = self.captures = 0
-        self.failed = ""  # why no step is captured any more
-        # by the numbers of rows and of tokens for each, the last used one at the end
+        self.failed = ""  # why capturing has stopped
+        # key: rows, tokens for each; the most recently used is last
         self._fixed: dict[tuple[int, int], _FixedStep] = {}
         cuda = decoder.device.type == "cuda"
         self._stream = torch.cuda.Stream(decoder.device) if cuda else None  # type: ignore[no-untyped-call]  # torch is
-        self._pool: Any = None  # the memory of all graphs: no two are replayed at once, and results are copied
+        self._pool: Any = None  # memory pool of all graphs: no two are replayed at once, and results are copied
 
     def takes(self, feed: Tensor, cache: Cache, *, hidden: bool) -> bool:
-        """Whether a pass over `feed` int64 [N, F] is a step, of one token or a draft's, on a cache with tokens."""
+        """Whether a pass over `feed` int64 [N, F] is a step (of one token, or a draft's) that can run here."""
         if hidden or not cache.is_slotted or not cache.length:
             return False
         if feed.shape[1] != 1 and (self.kernels is None or feed.numel() > MOST_CAPTURED):
@@ -72,10 +72,10 @@ class Graphs:
     def read(
         self, feed: Tensor, cache: Cache, mask: Tensor | None, positions: Tensor, keep: int, *, hidden: bool
     ) -> Tensor | None:
-        """Read texts by the kernels, without a graph; logits f32 of the last `keep` tokens of each row (0: of all).
+        """Prefill with the kernels, without a graph; logits f32 of the last `keep` tokens of each row (0: of all).
 
         feed int64 [N, F], mask int64 [N, T+F] or None, positions int64 [N or 1, F]. None if the kernels do not compute
-        this decoder, or do not read this cache.
+        this decoder or cannot use this cache.
         """
         if self.kernels is None or hidden or cache.cross is not None:
             return None
@@ -103,7 +103,7 @@ class Graphs:
     def step(
         self, feed: Tensor, cache: Cache, mask: Tensor | None, positions: Tensor, source_mask: Tensor | None = None
     ) -> Tensor:
-        """One step, whose columns are added to `cache`; returns logits f32 [N, F, V].
+        """One step, which appends its columns to `cache`; returns logits f32 [N, F, V].
 
         feed int64 [N, F], mask int64 [N, T+F] or None, positions int64 [N or 1, F], source_mask int64 [N, S] or None.
         """
@@ -112,7 +112,7 @@ class Graphs:
         source = _Source(cache.cross, source_mask)
         fixed = self._fixed.pop(shape, None)
         if fixed is None or not fixed.reads(buffers, source):
-            fixed = None  # free the graph's memory before more is allocated
+            fixed = None  # free the old graph's memory before allocating more
             fixed = _FixedStep(shape, self.decoder.spec, buffers, source, self.kernels)
         while len(self._fixed) >= MOST:
             del self._fixed[next(iter(self._fixed))]
@@ -124,14 +124,14 @@ class Graphs:
         return logits
 
     def free(self) -> None:
-        """Drop all graphs, and the memory that they hold. Later steps make new ones."""
+        """Drop all graphs and their memory. Later steps capture new ones."""
         self._fixed.clear()
         self._pool = None
 
     def _run(self, fixed: _FixedStep, buffers: Buffers, source: _Source) -> Tensor:
-        """The first step on these buffers is computed without a graph, the second is captured, all later are replayed.
+        """Run the first step on these buffers without a graph, capture the second, and replay from then on.
 
-        Buffers that are used for one step only, because rows leave or join, are never captured.
+        So no graph is captured for buffers that last one step only because rows leave or join.
         """
         stream, device = self._stream, self.decoder.device
         if stream is None or self.failed:
@@ -139,7 +139,7 @@ class Graphs:
         if fixed.graph is None and not fixed.warm:
             current = torch.cuda.current_stream(device)
             stream.wait_stream(current)
-            with torch.cuda.stream(stream):  # so that libraries make their workspaces on this stream
+            with torch.cuda.stream(stream):  # libraries then make their workspaces on this stream
                 logits = fixed.compute(self.decoder, buffers, source)
             current.wait_stream(stream)
             logits.record_stream(current)
@@ -170,7 +170,7 @@ class Graphs:
 
 
 class _Source(NamedTuple):
-    """What a step reads of the source: keys and values of each layer, and its mask. They stay while rows stay."""
+    """A step's view of the source: keys and values of each layer, and the mask. Fixed while the rows are the same."""
 
     cross: Sequence[GrowingLayer] | None
     mask: Tensor | None
@@ -182,7 +182,7 @@ class _Source(NamedTuple):
 
 
 class _FixedStep:
-    """The inputs of a step for N rows on buffers with C columns, and the graph that reads them, once it is captured."""
+    """The inputs of a step for N rows on buffers with C columns, and the graph that reads them once captured."""
 
     def __init__(
         self, shape: tuple[int, int], spec: Spec, buffers: Buffers, source: _Source, kernels: KernelDecoder | None
@@ -190,10 +190,10 @@ class _FixedStep:
         device = buffers[0][0].device
         self.kernels = kernels
         self.where = (_where(buffers), source.where())
-        self.seen: list[weakref.ref[Tensor]] = []  # the buffers themselves: to ask for `_where` takes longer
+        self.seen: list[weakref.ref[Tensor]] = []  # the buffers themselves: comparing them is faster than `_where`
         self.tokens = torch.zeros(shape, dtype=torch.long, device=device)
         self.positions = torch.zeros(shape, dtype=torch.long, device=device)
-        # the layers with one window, or without, have their columns at the same places
+        # layers with the same window size have their columns at the same places: one such layer for each size
         self.layers = {window: number for number, window in reversed([*enumerate(spec.windows)])}
         self.places: dict[int | None, Tensor] = {}
         self.slots: dict[int | None, Tensor] = {}
@@ -210,7 +210,7 @@ class _FixedStep:
         self.logits: Tensor | None = None  # f32 [N, F, V], where the graph leaves them
 
     def reads(self, buffers: Buffers, source: _Source) -> bool:
-        """Whether a graph that reads what this step was made for reads these."""
+        """Whether this step's graph is valid for these buffers and this source."""
         flat = [buffer for pair in buffers for buffer in pair]
         same = len(self.seen) == len(flat) and all(ref() is buffer for ref, buffer in zip(self.seen, flat, strict=True))
         if self.where != (self.where[0] if same else _where(buffers), source.where()):
@@ -219,7 +219,7 @@ class _FixedStep:
         return True
 
     def fill(self, feed: Tensor, mask: Tensor | None, positions: Tensor, cache: Cache) -> None:
-        """Copy in the inputs of a step (see `Graphs.step`). The host does not wait for the device."""
+        """Copy in the inputs of a step (see `Graphs.step`), without a device synchronisation."""
         self.tokens.copy_(feed)
         self.positions.copy_(positions)
         places = cache.places()
@@ -252,15 +252,15 @@ class _FixedStep:
 
 
 def _starts(padding: Tensor | None, place: SlotPlace, rows: int, device: torch.device) -> Tensor:
-    """The first column of each row in its buffers, int32 [N], behind `padding` int64 [N] of its text."""
+    """The first column of each row in its buffers, int32 [N], after the `padding` int64 [N] of its text."""
     if padding is None:
         return torch.zeros(rows, dtype=torch.int32, device=device)
     return (padding - place.before).clamp(min=0).int()
 
 
 def _where(buffers: Sequence[tuple[Tensor, ...]]) -> tuple[Any, ...]:
-    """What a graph depends on: address, shape and strides of every buffer.
+    """The properties that a graph depends on: address, shape and strides of every buffer.
 
-    New buffers in the place of freed ones may be equal in all of these. The graph is then valid for them as well.
+    New buffers at the address of freed ones may be equal in all three; the graph is then valid for them, too.
     """
     return tuple((buffer.data_ptr(), buffer.shape, buffer.stride()) for pair in buffers for buffer in pair)

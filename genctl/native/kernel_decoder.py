@@ -1,6 +1,6 @@
-"""Steps and prompts by Triton kernels: what `decoder.Decoder` computes of them, in five launches a layer.
+"""Decode steps and prefill with Triton kernels: the passes of `decoder.Decoder` in about five launches a layer.
 
-Where a part of a decoder is not one of theirs, `KernelDecoder` is not made, and torch's operations compute it.
+If the kernels do not support some part of a decoder, `KernelDecoder` raises NotForKernels and torch runs all of it.
 
 N rows, F tokens fed to each, T = N · F, E features of the residual stream, H heads of queries, K heads of keys and
 values, D features of a head, C columns of a cache, V vocabulary.
@@ -22,11 +22,11 @@ from genctl.native.linear import Joined
 from genctl.native.mlp import MLP, Activation, RMSNorm, same
 from genctl.native.quantized import Product
 
-MOST_TOKENS = 2048  # of a pass: longer prompts are read in parts
-MOVED = 8192  # numbers of all rows that a program moves, whose registers hold them
-SHARED = 99 * 1024  # bytes of shared memory that every GPU since 2020 has for a program
+MOST_TOKENS = 2048  # tokens per pass: longer prompts are read in chunks
+MOVED = 8192  # elements, over all rows, that one program moves: they must fit in its registers
+SHARED = 99 * 1024  # bytes of shared memory that a program can use on every GPU since 2020
 ACTIVATIONS = ("silu", "relu", "gelu", "gelu_tanh", "quick_gelu")
-# GPUs (compute capabilities) on which the kernels were compared with torch, with their shared memory: others use torch
+# compute capability -> shared memory, for GPUs on which the kernels were compared with torch; other GPUs use torch
 TRIED = {(9, 0): 227 * 1024}
 
 
@@ -45,7 +45,7 @@ class NotForKernels(Exception):
 
 
 class KernelDecoder:
-    """Passes of one decoder. `launches` counts the kernels that were launched."""
+    """Runs the passes of one decoder. `launches` counts the kernels launched by passes."""
 
     def __init__(self, decoder: Decoder) -> None:
         """Raises NotForKernels."""
@@ -66,8 +66,8 @@ class KernelDecoder:
         from genctl.kernels import cuda, cuda_attention, forms
 
         self.decoder, self.launches = decoder, 0
-        self._compiled: set[tuple[int, ...]] = set()  # sizes of passes
-        self._table: tuple[list[int], Tensor] | None = None  # where buffers begin, on the host and on the device
+        self._compiled: set[tuple[int, ...]] = set()  # `sizes` of passes
+        self._table: tuple[list[int], Tensor] | None = None  # addresses of the buffers, on the host and on the device
         capability = torch.cuda.get_device_capability(decoder.device) if decoder.device.type == "cuda" else (0, 0)
         self.parts = KernelParts(
             decoder,
@@ -118,7 +118,7 @@ class KernelDecoder:
     ) -> Tensor:
         """Tokens and positions int64 [N, F] -> logits f32 [N, F, V]; keys and values of each layer [N, K, C, D].
 
-        Logits of the last `keep` tokens of each row, if it is given.
+        With `keep`, only the logits of the last `keep` tokens of each row.
         """
         done = KernelPass(self.parts, tokens, positions, columns, buffers, keep)
         if self.decoder.device.type == "cuda":
@@ -147,14 +147,14 @@ class KernelDecoder:
             )  # fmt: skip
 
     def tokens_at_once(self, rows: int) -> int:
-        """How many tokens of each row a pass reads at most."""
+        """The largest number of tokens per row in one pass."""
         return max(1, MOST_TOKENS // rows)
 
     @torch.no_grad()
     def compile(self) -> None:
         """Compile the kernels for one token and for many, and run each.
 
-        They are the same for any number of rows and columns. Those for some tokens are compiled when they are needed.
+        They are the same for any number of rows and columns. Those for a few tokens are compiled on first use.
         """
         passes = [self.example(tokens) for tokens in (1, MOST_TIMES * TOKENS)]
         self._compile(passes)
@@ -164,7 +164,7 @@ class KernelDecoder:
             torch.cuda.synchronize(self.decoder.device)
 
     def _compile(self, passes: Sequence[KernelPass]) -> None:
-        """All kernels of some passes at once, or find them in Triton's cache: most of the time is not Python's."""
+        """Compile all kernels of some passes in threads (most of the work is not Python), or load Triton's cache."""
         new = [done for done in passes if done.sizes not in self._compiled]
         self._compiled.update(done.sizes for done in new)
         different = {launch.variant: launch for done in new for launch in done.launches}.values()
@@ -173,7 +173,7 @@ class KernelDecoder:
                 list(pool.map(lambda launch: launch.compile(self.decoder.device), different))
 
     def example(self, tokens: int) -> KernelPass:
-        """A pass over so many tokens of one row."""
+        """A pass over this many tokens of one row."""
         spec, device = self.decoder.spec, self.decoder.device
         numbers = torch.zeros(1, tokens, dtype=torch.long, device=device)
         shape = 1, spec.kv_heads, -(-tokens // 64) * 64, spec.head_dim
@@ -184,9 +184,9 @@ class KernelDecoder:
 
 
 def decoder_by_kernels(decoder: Decoder) -> tuple[KernelDecoder | None, str]:
-    """The steps of a decoder by the kernels, if its products are for them; or None, and why, if it is worth a note.
+    """A KernelDecoder if the decoder's products were made for the kernels; else None and the reason ("": none to note).
 
-    Without a C compiler, or in an environment without Triton's tools, torch's operations compute the steps.
+    Without a C compiler, or in an environment without Triton's tools, torch computes the steps.
     """
     if not isinstance(decoder.output, Product) or not decoder.output.by_kernels:
         return None, ""
@@ -196,7 +196,7 @@ def decoder_by_kernels(decoder: Decoder) -> tuple[KernelDecoder | None, str]:
             step.compile()
     except NotForKernels as part:
         return None, f"torch's operations compute the steps: the kernels do not compute {part}"
-    except Exception as error:  # whatever a compiler, a driver or the file system says
+    except Exception as error:  # any error of a compiler, a driver or the file system
         reason = (str(error) or type(error).__name__).partition("\n")[0]
         return None, f"torch's operations compute the steps: the kernels cannot be compiled ({reason})"
     return step, ""

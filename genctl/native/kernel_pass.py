@@ -1,6 +1,6 @@
 """The launches of one pass by Triton kernels (see `kernel_decoder`).
 
-A product is cut into tiles and pieces by kind and shape of its weight alone, so the sums of a row have one order for
+The pieces of a product's sums depend only on the kind and shape of its weight, so a row is summed in the same order for
 any number of rows.
 
 N rows, F tokens fed to each, T = N · F, E features of the residual stream, H heads of queries, K heads of keys and
@@ -19,31 +19,31 @@ from torch import Tensor
 from genctl.native.decoder import Decoder
 from genctl.native.quantized import GROUP, Product
 
-FEW = 64  # tokens of a pass, of which each has programs of its own for its pieces of columns
-AHEAD = 512  # bytes of each output that are asked for while the kernel before still runs
-PIECE, COLUMNS = 128, 128  # of attention, and of its tile
-QUERY_TILES = 2  # of a program, where many tokens are read: what registers hold
-AT_ONCE = 8  # pieces that are read at once
+FEW = 64  # in passes with at most this many tokens, each token has its own attention programs, one for each piece
+AHEAD = 512  # bytes of each output's weights that are prefetched while the previous kernel still runs
+PIECE, COLUMNS = 128, 128  # columns of a piece of attention, and of a tile
+QUERY_TILES = 2  # per program, for passes with many tokens: as many as fit in registers
+AT_ONCE = 8  # pieces that are merged at once
 
-# Chosen by measuring on an H100 and an H200. Sums are cut where there are too few tiles of outputs for a GPU.
+# Chosen by measuring on an H100 and an H200. Sums are split if there are too few tiles of outputs to fill a GPU.
 TOKENS, OUTPUTS = 16, 64  # of a tile of a product
 PROGRAMS, LEAST_PIECE = {"floats": 128, "int8": 128, "int4": 384}, 512
-# tiles of tokens of a program, and sums of all of them, at most
+# at most: tiles of tokens per program, and accumulators of all of them
 MOST_TIMES, MOST_SUMS = 8, 128 * 128
-# inputs of a tile, at most, and tiles that are loaded at once: with two weights, and of more tokens than four tiles
+# most inputs of a tile, and pipeline stages: for one weight, for two, and for tokens that fill more than four tiles
 LOADED = {"floats": (256, 3), "int8": (256, 6), "int4": (256, 5)}
 LOADED_GATED = {"floats": (128, 5), "int8": (256, 3), "int4": (256, 4)}
 LOADED_MANY = {"floats": (64, 4), "int8": (128, 4), "int4": (128, 4)}
 BYTES = {"int8": 1.0, "int4": 0.5}  # of a weight
 
-# For each kind of window: the column of each row's first token, int64 [1], and a row's first column, int32 [N].
+# For each window size: the column of the first fed token, int64 [1], and the first column of each row, int32 [N].
 Columns: TypeAlias = Mapping[int | None, tuple[Tensor, Tensor]]
 
 
 class Tile(NamedTuple):
-    """How a product is cut: sizes of a tile, pieces of its sum, and tiles that are loaded at once.
+    """The tiling of a product: sizes of a tile, pieces of its sum, and pipeline stages (tiles loaded at once).
 
-    A program has `times` tiles of tokens. That and `stages` change no bit.
+    A program computes `times` tiles of tokens. `times` and `stages` do not change the result.
     """
 
     outputs: int
@@ -56,15 +56,15 @@ class Tile(NamedTuple):
 
 
 def cut(product: Product, tiles: int, outputs: int, *, x_bytes: int, shared: int, count: int, gated: bool) -> Tile:
-    """`tiles` tiles of `outputs`, for `count` tokens.
+    """Choose the tiling of a product into `tiles` tiles of `outputs`, for `count` tokens.
 
-    `x_bytes` are those of a number of x, `shared` those of memory that a program has.
+    `x_bytes` is the size of an element of x, `shared` that of a program's shared memory, both in bytes.
     """
     width, kind = product.width, product.kind
-    least = 64 if kind == "int4" else 32  # a pair of groups
+    least = 64 if kind == "int4" else 32  # two groups: a byte holds codes of both
     most, stages = (LOADED_GATED if gated else LOADED)[kind]
     if kind == "floats":
-        most = 2 * most // x_bytes  # what fits; the interpreter's tests have float32
+        most = 2 * most // x_bytes  # to fit in memory; tests in the interpreter use float32
     most = most if gated else most * OUTPUTS // outputs
     inputs = _inputs(width, least, most)
     splits = max(1, min(PROGRAMS[kind] // tiles, width // LEAST_PIECE))
@@ -79,7 +79,7 @@ def cut(product: Product, tiles: int, outputs: int, *, x_bytes: int, shared: int
 
 
 def _inputs(width: int, least: int, most: int) -> int:
-    """Of a tile, from `least` to `most`: the most that divide the width of a weight."""
+    """Inputs of a tile: the largest size from `least` to `most` that divides the width of a weight, else `least`."""
     sizes = [size for size in (256, 128, 64, 32) if least <= size <= max(least, most)]
     return next(size for size in sizes if not width % size or size == least)
 
@@ -90,23 +90,23 @@ def power(size: int) -> int:
 
 
 class KernelLayer(NamedTuple):
-    """What the launches of a layer read."""
+    """The weights and constants of a layer's launches."""
 
     qkv: Product
     o: Product
     up: Product
     down: Product
     act: str
-    gains: tuple[Tensor, Tensor]  # before attention and before the MLP, f32 [E]
-    after: tuple[Tensor | None, Tensor | None]  # of what each adds
+    gains: tuple[Tensor, Tensor]  # of the norms before attention and before the MLP, f32 [E]
+    after: tuple[Tensor | None, Tensor | None]  # of the norms on their outputs
     head_gains: Tensor | None  # of queries and keys, f32 [2, D]
-    rope: Tensor | None  # radians for each position, f32 [r / 2]; None: nothing turns
+    rope: Tensor | None  # radians per position, f32 [r / 2]; None: no rotation
     turn_scale: float
 
 
 @dataclass(frozen=True)
 class KernelParts:
-    """What all passes of a decoder share."""
+    """The parts that all passes of a decoder share."""
 
     decoder: Decoder
     layers: list[KernelLayer]
@@ -116,7 +116,7 @@ class KernelParts:
     attention: Any  # `kernels.cuda_attention`
     forms: Any  # `kernels.forms`
     shared: int  # bytes of shared memory that a program has
-    pdl: bool  # programmatic dependent launch: a kernel begins before the one before ends
+    pdl: bool  # programmatic dependent launch: a kernel starts before the previous one ends
 
     def tile(self, product: Product, tiles: int, outputs: int, *, count: int, gated: bool = False) -> Tile:
         """See `cut`."""
@@ -125,9 +125,9 @@ class KernelParts:
 
 
 class _Normed(NamedTuple):
-    """What a norm makes of x: x · gain [T, E], and sums of squares of x f32 [parts, T].
+    """The parts of a norm of x: x · gain [T, E], and sums of squares of x f32 [parts, T].
 
-    Inputs of products without a norm have only the first.
+    For products without a norm only `x` is used.
     """
 
     x: Tensor
@@ -135,7 +135,7 @@ class _Normed(NamedTuple):
 
 
 class _Launch(NamedTuple):
-    """One kernel and what it is given."""
+    """One kernel launch with its arguments."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -146,12 +146,12 @@ class _Launch(NamedTuple):
         self.kernel[self.grid](*self.args, **self.options)
 
     def compile(self, device: torch.device) -> None:
-        with torch.cuda.device(device):  # each thread has its own
+        with torch.cuda.device(device):  # the current device is per thread
             self.kernel.warmup(*self.args, grid=self.grid, **self.options)
 
     @property
     def variant(self) -> tuple[Any, ...]:
-        """Launches with equal ones share machine code, or differ in little."""
+        """Launches with equal variants share machine code, or differ little."""
         return self.kernel, *sorted(self.options.items())
 
 
@@ -192,7 +192,7 @@ class KernelPass:
             self.many = self.count > FEW
             self.last = _Normed(*(part.new_empty(self._of_last(part, keep).shape) for part in normed))
         self.keep = keep
-        # passes with equal sizes have the same kernels
+        # passes with equal sizes use the same kernels
         self.sizes = tuple(min(MOST_TIMES, power(-(-tokens // TOKENS))) for tokens in (positions.numel(), self.count))
         self.until_last = len(self.launches)
         self.logits = torch.empty(self.count, self.spec.vocab, dtype=torch.float32, device=self.decoder.device)
@@ -200,7 +200,7 @@ class KernelPass:
             self._product(parts.head, self.last, self.logits, norm=True)
 
     def run(self) -> None:
-        """All launches, and before the head the choice of the last tokens."""
+        """Run all launches; before the head, select the last `keep` tokens of each row."""
         for launch in self.launches[: self.until_last]:
             launch.run()
         if self.last is not self.normed and self.keep:
@@ -216,7 +216,7 @@ class KernelPass:
         return part.view(-1, self.rows, self.fed)[:, :, self.fed - keep :].flatten(1)
 
     def _space(self, name: str, *shape: int, wide: bool = False, kind: torch.dtype | None = None) -> Tensor:
-        """A buffer that all layers use in turn."""
+        """A buffer that all layers reuse."""
         key = name, shape
         if key not in self.held:
             kind = torch.float32 if wide else kind or self.decoder.dtype
@@ -232,7 +232,7 @@ class KernelPass:
         self.launches.append(_Launch(kernel, grid, args, options))
 
     def _enter(self, x: Tensor, gain: Tensor, added: _Normed | None = None, after: Tensor | None = None) -> _Normed:
-        """The norm of x; first of x + the norm of what is `added`, which is written to x."""
+        """The norm of x. With `added`, its norm is first added to x, in place."""
         size = x.shape[1]
         made = self._made("normed", size, 1)
         added_x, sums = made if added is None else added
@@ -256,13 +256,13 @@ class KernelPass:
         spec, product, columns = self.spec, layer.qkv, keys.shape[2]
         heads, kv, size, rope = spec.heads, spec.kv_heads, spec.head_dim, spec.rope
         q, row_stride = self._space("q", self.count, heads * size), keys.stride(0)
-        # a tile has whole heads where these are normed
+        # a tile covers whole heads if they are normed
         pairs = power(size // 2) if spec.qk_norm else next(n for n in (32, 16, 8) if size // 2 % n == 0 or n == 8)
         pairs = max(pairs, 8)
         each = -(-(size // 2) // pairs)
         tile = self.parts.tile(product, (heads + 2 * kv) * each, 2 * pairs, count=self.count)
         part = self._parts(tile, product.size)
-        some = normed.sums  # in the place of what is not read
+        some = normed.sums  # a placeholder for arguments that are not read
         x, x_scales = self._rounded(product, normed)
         self._launch(
             self.parts.kernels.heads, (self._tiles(tile), (heads + 2 * kv) * each, tile.splits), x,
@@ -299,7 +299,7 @@ class KernelPass:
         return mixed
 
     def _add(self, product: Product, y: _Normed, x: Tensor, gain: Tensor, after: Tensor | None) -> _Normed:
-        """x += product(y), or the norm of it; returns the norm of x."""
+        """x += product(y), or its norm if there is `after`; returns the norm of x."""
         made = self._made("normed", product.size, -(-product.size // OUTPUTS), "of tiles")
         if after is None:
             self._product(product, y, x, rest=x, made=made, gain=gain)
@@ -313,7 +313,7 @@ class KernelPass:
         return _Normed(self._space(name, self.count, size), sums)
 
     def _rounded(self, product: Product, y: _Normed) -> tuple[Tensor, Tensor]:
-        """What a product reads: x and nothing, or its codes and their scales, which a launch makes."""
+        """A product's input: x and a placeholder, or, for quantised weights, codes of x and scales from a launch."""
         if product.kind == "floats":
             return y.x, y.sums
         width, count = product.width, len(y.x)
@@ -381,6 +381,6 @@ class KernelPass:
 
 
 def _beside(product: Product, some: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and bias of a product, and `some` tensor in the place of what is not read."""
+    """Scales and bias of a product, with `some` tensor as a placeholder for one that it lacks."""
     scales, bias = (some if part is None else part for part in (product.scales, product.wide_bias))
     return scales, bias

@@ -1,8 +1,8 @@
 """Matrix products y = x Wᵀ + b for every form of weights.
 
 The compiled library uses float32, bfloat16 and float16 weights as stored in the file, [O, I] or transposed, for one row
-and for many. 8-bit and 4-bit weights are made while the file is read (see `quantized`); those in 4 bits are put side by
-side like the blocks of GGUF files (see `blocks`), which keep their numbers. Without the library, torch multiplies.
+and for many. Weights are quantised to 8 or 4 bits while the file is read (see `quantized`); 4-bit weights are laid out
+like the blocks of GGUF files (see `blocks`), which are not requantised. Without the library, torch multiplies.
 
 N rows, F tokens fed to each, I features in, O features out.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from genctl.native.blocks import Blocks
 
 
-_PLAIN, _IN_OUT, _CODES8 = range(3)  # forms of products.h; that of blocks is their number of bits
+_PLAIN, _IN_OUT, _CODES8 = range(3)  # forms of products.h; the form of blocks is their number of bits
 _SCALES = {"halves": 0, "ranges": 1, "shorts": 2, "sixes": 3, "sixteens": 4}  # as in products.h
 MOST_TOGETHER = 4  # as in products.h
 
@@ -41,7 +41,7 @@ class _Weight(ctypes.Structure):
 
 
 class CompiledProduct:
-    """y = x Wᵀ + b by the library: a row has the same bits alone and among others, with any number of threads."""
+    """y = x Wᵀ + b by the library. A row's result is bit-identical for any batch and any number of threads."""
 
     is_compiled = True
 
@@ -50,7 +50,7 @@ class CompiledProduct:
     ) -> None:
         """weight [O, I] of a type in `TYPES`; `quantize` is None, "int8" or "int4" (I a multiple of 32).
 
-        Blocks keep their own form.
+        Blocks are not quantised again.
         """
         self.call, self.size = library.products, weight.shape[0]
         fields = _Weight(in_=weight.shape[1], out=weight.shape[0])
@@ -69,7 +69,7 @@ class CompiledProduct:
             from genctl.native.quantized import int8_codes
 
             codes, scales = int8_codes(weight)
-            scales /= 127  # x is quantised to 127 steps, too, and scaled by its largest number
+            scales /= 127  # x is also quantised to 127 steps, scaled by its largest magnitude
             held = (codes, scales)
             fields.form, fields.w, fields.scale = _CODES8, codes.data_ptr(), scales.data_ptr()
             form = quantize
@@ -92,7 +92,7 @@ class CompiledProduct:
         return self.together(x)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The weight in its form, and the bias."""
+        """The stored weight, and the bias."""
         return self.held
 
 
@@ -100,8 +100,8 @@ class CompiledProducts:
     """Products of the same x in one call, with their outputs side by side: x is widened or quantised once."""
 
     def __init__(self, parts: Sequence[CompiledProduct]) -> None:
-        """`parts` have weights of one form."""
-        # not the parts, because a part may hold this object
+        """All `parts` must have the same form."""
+        # not the parts themselves: a part may hold this object
         self.held = [(part.fields, part.held, part.wide_bias) for part in parts]
         self.call, self.count = parts[0].call, len(parts)
         self.size = sum(part.size for part in parts)
@@ -110,7 +110,7 @@ class CompiledProducts:
 
     @staticmethod
     def fits(parts: Sequence[object]) -> bool:
-        """Whether one call computes all of them."""
+        """Whether one call can compute all of them."""
         forms = {(part.fields.form, part.fields.type) if isinstance(part, CompiledProduct) else None for part in parts}
         return len(parts) <= MOST_TOGETHER and len(forms) == 1 and None not in forms
 
@@ -129,7 +129,7 @@ class CompiledProducts:
 class Linear(Protocol):
     """A product with a weight [O, I] and perhaps a bias [O]."""
 
-    form: str  # of its weight, which decides the kernel
+    form: str  # of its weight, which determines the kernel
     is_compiled: bool  # whether the library computes it
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -163,7 +163,7 @@ class Joined:
     """Products of the same x: one call if the library computes them, else one after the other."""
 
     def __init__(self, parts: Sequence[Linear], sizes: Sequence[int]) -> None:
-        """One part may make several outputs, of these `sizes`."""
+        """`sizes` are the widths of the outputs; a single part may compute several."""
         self.parts, self.sizes = tuple(parts), list(sizes)
         self.form = " and ".join(dict.fromkeys(part.form for part in parts))
         self.is_compiled = all(part.is_compiled for part in parts)
@@ -187,7 +187,7 @@ Make = Callable[[Tensor, Tensor | None], Linear]
 
 
 def maker(dtype: torch.dtype, quantize: str | None, width: int, *, compiled: bool = True) -> Make | None:
-    """What makes products on the CPU with weights [O, `width`] of a type; None for torch's own."""
+    """A function that makes products on the CPU for weights [O, `width`] of a type; None for torch's own product."""
     found = library() if compiled and dtype in TYPES else None
     if quantize is None:
         return None if found is None else partial(CompiledProduct, found)
@@ -206,21 +206,21 @@ def maker(dtype: torch.dtype, quantize: str | None, width: int, *, compiled: boo
 
 
 class Products:
-    """Makes the products of one model. `quantize` is None, "int8", "int4" or "gguf"; `pack` False makes torch's own.
+    """Makes the products of one model. `quantize` is None, "int8", "int4" or "gguf"; `pack` False: torch's products.
 
-    With "gguf" blocks keep their form, and so do other tensors. `compiled` False also multiplies quantised weights by
-    torch, with the library's rounding. `kernels` makes products whose steps the kernels of a GPU compute.
+    With "gguf" all weights keep the file's form. `compiled` False: torch also multiplies quantised weights, with the
+    library's rounding. `kernels`: make products for the Triton kernels of a GPU.
     """
 
     def __init__(
         self, quantize: str | None = None, *, pack: bool = True, compiled: bool = True, kernels: bool = False
     ) -> None:
         self.quantize, self.pack, self.compiled, self.kernels = quantize, pack, compiled, kernels
-        self.rounds = quantize if quantize != "gguf" else None  # to so many bits, while weights are read
+        self.rounds = quantize if quantize != "gguf" else None  # quantise while weights are read
 
     @property
     def is_compiled(self) -> bool:
-        """Whether the library multiplies, which reads weights and activations of different types."""
+        """Whether the library multiplies; it accepts weights and activations of different types."""
         return self.compiled and self.pack and not self.kernels and library() is not None
 
     def linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
@@ -228,7 +228,7 @@ class Products:
         return self._made(weight, bias, self.rounds)
 
     def joined(self, *parts: tuple[Weight, Tensor | None]) -> Joined:
-        """Products that read the same x: one of stacked weights where x is read, or quantised, once."""
+        """Products of the same x: one with stacked weights where that saves reading or quantising x again."""
         sizes = [weight.shape[0] for weight, _ in parts]
         biases = [bias for _, bias in parts if bias is not None]
         if self.rounds is not None or (
@@ -242,11 +242,11 @@ class Products:
         return Joined([self.linear(*part) for part in parts], sizes)
 
     def split(self, weight: Weight, bias: Tensor | None, sizes: Sequence[int]) -> Joined:
-        """One matrix whose output is several parts."""
+        """A product with one matrix, whose output is split into these `sizes`."""
         return Joined([self.linear(weight, bias)], sizes)
 
     def head(self, weight: Weight, bias: Tensor | None = None) -> Linear:
-        """The product that makes logits: in 8 bits where others have 4."""
+        """The product for logits: int8 if others are int4."""
         return self._made(weight, bias, None if self.rounds is None else "int8")
 
     def _made(self, weight: Weight, bias: Tensor | None, quantize: str | None) -> Linear:

@@ -27,7 +27,7 @@ def llama_names(**changes: str | None) -> Names:
 
 
 def sizes_of(c: Config, *, head_dim: int | None = None, kv_heads: bool = True) -> dict[str, Any]:
-    """The sizes that most families name alike."""
+    """The sizes that have the same names in most families."""
     hidden, heads = c.size("hidden_size"), c.size("num_attention_heads")
     dim = c.take("head_dim", head_dim)
     shared = c.take("num_key_value_heads", None) if kv_heads else None
@@ -46,7 +46,7 @@ def sizes_of(c: Config, *, head_dim: int | None = None, kv_heads: bool = True) -
 
 
 def plain(c: Config, family: str, sizes: dict[str, Any], *, tied: bool = False, **more: Any) -> Spec:
-    """Llama and what follows it closely: RMS norm, rotary positions, a gated MLP. `more` is what differs."""
+    """Llama and close relatives: RMS norm, rotary positions, a gated MLP. `more` are the fields that differ."""
     common: dict[str, Any] = {
         "scaling": sizes["head_dim"] ** -0.5,
         "activation": c.take("hidden_act", "silu"),
@@ -71,7 +71,7 @@ def llama(c: Config) -> Found:
 
 
 def mistral(c: Config) -> Found:
-    """Mistral 7B (Jiang et al. 2023, arXiv:2310.06825): every layer looks back a window."""
+    """Mistral 7B (Jiang et al. 2023, arXiv:2310.06825): a sliding window in every layer."""
     sizes = sizes_of(c)
     c.size("num_key_value_heads")  # transformers' default is not `num_attention_heads` here
     sizes["windows"] = (c.window(4096),) * sizes["layers"]
@@ -87,7 +87,7 @@ def qwen2(c: Config) -> Found:
 
 
 def qwen3(c: Config) -> Found:
-    """Qwen3 (Yang et al. 2025, arXiv:2505.09388): queries and keys are normalised, head by head."""
+    """Qwen3 (Yang et al. 2025, arXiv:2505.09388): queries and keys are normalised per head."""
     sizes = sizes_of(c, head_dim=128)
     c.size("num_key_value_heads")
     sizes["windows"] = _upper_windows(c, sizes["layers"])
@@ -114,7 +114,7 @@ def smollm3(c: Config) -> Found:
     no_rope = frozenset(number for number in range(layers) if not turns[number])
     window, used = c.window(), c.flag("use_sliding_window", False)
     c.take("max_window_layers", None)  # written, but not read
-    # the layers that `layer_types` names have the config's window, whatever `use_sliding_window` says
+    # layers marked in `layer_types` have the config's window, whatever `use_sliding_window` is
     listed = c.values.get("layer_types") is not None
     sizes["windows"] = c.windows(layers, window if used or listed else None, lambda number: number in no_rope)
     rope = c.rope(sizes["head_dim"], base=2000000.0)
@@ -140,7 +140,7 @@ def granite(c: Config) -> Found:
 
 
 def glm4(c: Config) -> Found:
-    """GLM-4-0414 (GLM Team 2024, arXiv:2406.12793): norms before and after each sublayer, neighbours turn together."""
+    """GLM-4-0414 (GLM Team 2024, arXiv:2406.12793): norms before and after each sublayer, interleaved RoPE."""
     sizes = sizes_of(c, head_dim=128)
     c.size("num_key_value_heads")
     rope = c.rope(sizes["head_dim"], partial=c.number("partial_rotary_factor", 0.5))
@@ -163,7 +163,7 @@ def glm4(c: Config) -> Found:
 
 
 def ernie4_5(c: Config) -> Found:
-    """ERNIE 4.5 (Baidu 2025), the dense ones: Llama with neighbours that turn together."""
+    """Dense ERNIE 4.5 models (Baidu 2025): Llama with interleaved RoPE."""
     sizes = sizes_of(c, head_dim=128)
     c.take("num_key_value_heads")
     rope = replace(c.rope(sizes["head_dim"], base=500000.0), interleaved=True)
@@ -235,10 +235,10 @@ def olmo2_names() -> Names:
 
 
 def olmo3(c: Config) -> Found:
-    """OLMo 3 (OLMo Team 2025, arXiv:2512.13961): OLMo 2 with windows; only layers without one stretch their angles."""
+    """OLMo 3 (OLMo Team 2025, arXiv:2512.13961): OLMo 2 with windows; RoPE scaling only in layers without one."""
     sizes = sizes_of(c)
     sizes["windows"] = c.windows(sizes["layers"], c.window(4096), lambda number: (number + 1) % 4 != 0)
-    # as transformers, which uses `rope_theta` for one kind of layers only
+    # like transformers, which uses `rope_theta` for full-attention layers only
     rope, local = c.ropes(sizes["head_dim"], theta=c.number("rope_theta", 5e5), local_theta=5e5)
     eps = c.number("rms_norm_eps", 1e-5)
     spec = plain(
@@ -308,7 +308,7 @@ def starcoder2(c: Config) -> Found:
 
 
 def phi(c: Config) -> Found:
-    """Phi-1 to 2 (Li et al. 2023, arXiv:2309.05463): one norm, read by attention and MLP side by side."""
+    """Phi-1 to Phi-2 (Li et al. 2023, arXiv:2309.05463): attention and MLP in parallel, after one norm."""
     sizes = sizes_of(c)
     normed = c.flag("qk_layernorm", False)
     spec = plain(
@@ -334,7 +334,7 @@ def phi(c: Config) -> Found:
 
 
 def phi3(c: Config) -> Found:
-    """Phi-3 (Abdin et al. 2024, arXiv:2404.14219): Llama with joined matrices."""
+    """Phi-3 (Abdin et al. 2024, arXiv:2404.14219): Llama with fused QKV and gate-up matrices."""
     sizes = sizes_of(c)
     sizes["windows"] = (c.window(),) * sizes["layers"]
     original = c.take("original_max_position_embeddings", 4096)

@@ -1,4 +1,4 @@
-"""A checkpoint's files -> a `NativeModel`. Tensors of safetensors files stay mapped; none is copied."""
+"""A checkpoint's files -> a `NativeModel`. Tensors of safetensors files stay mapped unless they are converted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def read(
     products: Products | None = None,
     name: str = "",
 ) -> NativeModel:
-    """Map the files and build the model. `dtype` is the type to compute in: None for that of the embeddings.
+    """Map the files and build the model. `dtype` is the compute type; None means the type of the embeddings.
 
     Tensors are moved to `device` as they are read; None leaves them mapped. `check_tensor` is called with each tensor
     and its name in the files, and may raise. `products` makes the matrix products.
@@ -66,16 +66,16 @@ def build(
 ) -> NativeModel:
     """Build the model of a plan. `get` returns a tensor by its name in the files.
 
-    A matrix that `lies` returns is multiplied as it lies: in blocks, or in 16 bits where activations have 32. Each
-    other tensor is moved to `device` as it is read (None: not moved), so that there is never a second copy of all.
+    A matrix that `lies` returns is multiplied in the file's form: in blocks, or in 16 bits with 32-bit activations. All
+    other tensors are moved to `device` one by one as they are read (None: not moved), so no second full copy exists.
     """
     products = products or Products()
     tables = {table for part, table in plan.embeddings.items() if part != "head"}
-    embeddings: dict[str, Tensor] = {}  # which may have several uses
+    embeddings: dict[str, Tensor] = {}  # converted once: one may have several uses
     kind = get(plan.embeddings["decoder"]).dtype if dtype is None else dtype
 
     def each(name: str) -> list[Tensor]:
-        """The parts of a tensor that holds one for each expert."""
+        """The slices, one for each expert, of a stacked tensor."""
         return [pages.converted(part, kind, device) for part in get(name)]
 
     def converted(name: str) -> Tensor:
@@ -83,7 +83,7 @@ def build(
             return pages.converted(get(name), kind, device)
         if name not in embeddings:
             table = embeddings[name] = pages.converted(get(name), kind, device)
-            # `check_tensor` has read all of it; a step reads a row for each token; a head that is not rounded reads all
+            # `check_tensor` has read all pages, but a step reads one row per token; only an unquantised head reads all
             if name != plan.embeddings["head"] or products.quantize is not None:
                 pages.release(table, pages.mapped_files())
         return embeddings[name]
@@ -150,7 +150,7 @@ class _Stack:
         )
 
     def layer(self, names: dict[str, str]) -> LayerWeights:
-        """One layer. `names`: our names for its parts -> theirs."""
+        """One layer. `names`: our names for its parts -> their names in the files."""
         norms = {part: self.part_norm(part, name) for part, name in names.items() if part.endswith("norm")}
         cross = None
         if "cross_q" in names:
@@ -180,7 +180,7 @@ class _Stack:
     def experts(self, names: dict[str, str]) -> Mixture:
         spec = self.spec.experts
         assert spec is not None
-        # a rounded router would choose other experts
+        # not quantised: a rounded router would choose other experts
         exact, name = Products(pack=self.products.pack, compiled=self.products.compiled), names["router"]
         if spec.limit is None:
             router = exact.linear(self.get(f"{name}.weight"))
@@ -213,7 +213,7 @@ class _Stack:
         return weight.t() if self.names.transposed and isinstance(weight, Tensor) else weight, bias
 
     def part_norm(self, part: str, name: str) -> Norm:
-        """A norm of a layer; of queries and keys it may be one for each head."""
+        """A norm of a layer; queries and keys may have one for each head."""
         if part not in ("q_norm", "k_norm") or self.spec.qk_norm != "each":
             return self.norm(name)
         heads = self.spec.heads if part == "q_norm" else self.spec.kv_heads

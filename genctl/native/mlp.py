@@ -26,7 +26,7 @@ class Mixture:
         self.spec, self.router, self.experts = spec, router, list(experts)
 
     def __call__(self, h: Tensor) -> Tensor:
-        """h [N, F, E] -> [N, F, E]. Experts are added in their order, so that a token does not depend on others."""
+        """h [N, F, E] -> [N, F, E]. Experts are summed in order of number, so no token depends on the other tokens."""
         tokens = h.reshape(-1, h.shape[-1])  # [T, E]
         weights, chosen = self.choose(self.router(tokens[None])[0].float())
         y = torch.zeros_like(tokens)
@@ -54,7 +54,7 @@ QUICK = 1.702  # of the approximation of GELU by a sigmoid (Hendrycks and Gimpel
 
 
 class MLP:
-    """down(act(up(x))), or with a gate down(act(gate(x)) · up(x)) (Shazeer 2020, arXiv:2002.05202)."""
+    """down(act(up(x))), or down(act(gate(x)) · up(x)) with a gate (Shazeer 2020, arXiv:2002.05202)."""
 
     def __init__(self, up: Joined, down: Linear, activation: Callable[..., Tensor]) -> None:
         self.up, self.down, self.activation = up, down, activation
@@ -70,7 +70,7 @@ class MLP:
 
 
 class ClampedGate:
-    """(up + 1) · gate · sigmoid(alpha · gate), both cut off at a limit; features of gate and up in turn (gpt-oss)."""
+    """(up + 1) · gate · sigmoid(alpha · gate), both clamped to a limit; gate and up interleaved (gpt-oss)."""
 
     def __init__(self, limit: float, alpha: float) -> None:
         self.limit, self.alpha = limit, alpha
@@ -88,7 +88,7 @@ class ClampedGate:
 
 
 class Activation:
-    """A function of each number: by the compiled library, or by torch."""
+    """An elementwise function, by the compiled library or by torch."""
 
     def __init__(self, name: str, plain: Norm) -> None:
         self.name, self.plain = name, plain
@@ -130,10 +130,10 @@ class RMSNorm:
     """x / sqrt(mean(x²) + eps) · weight (Zhang and Sennrich 2019, arXiv:1910.07467)."""
 
     def __init__(self, weight: Tensor, eps: float, *, from_one: bool = False, late: bool = False) -> None:
-        self.weight = weight.float() + 1 if from_one else weight  # Gemma stores the distance from 1
+        self.weight = weight.float() + 1 if from_one else weight  # Gemma stores the gain minus 1
         self.eps = torch.tensor(eps, device=weight.device)
         self.number = eps
-        self.late = late or from_one  # rounded to the weights' type after the product, and not before
+        self.late = late or from_one  # round to the type of x after multiplying by the weight, not before
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., features]."""

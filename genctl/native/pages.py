@@ -1,8 +1,8 @@
-"""Tensors that stay mapped from safetensors files: nothing is read before it is used, and nothing is copied.
+"""Tensors mapped from safetensors files: nothing is read before it is used, and aligned tensors are not copied.
 
 Pages of a mapped file of weights stay in memory until the file is unmapped, although each tensor is needed only until
 it has been repacked. Repacking also makes temporary copies; glibc keeps freed blocks of up to 32 MiB, and the next
-weight may not fit into them. Only Linux lists what is mapped; elsewhere nothing is returned.
+weight may not fit into them. Only Linux lists the mapped ranges; elsewhere no pages are released.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from torch import Tensor
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _MAPS = Path("/proc/self/maps")
-_LARGE = 8 << 20  # bytes of weights after which returning memory is worth a few milliseconds
-_worked = [0]  # bytes of weights since then
+_LARGE = 8 << 20  # bytes of weights after which trimming is worth a few milliseconds
+_worked = [0]  # bytes of weights since the last trim
 
 
 def memory_of(path: Path) -> mmap.mmap:
-    """A mapped file: private and writable, so that torch takes it; nothing is written."""
+    """Map a file, private and writable because torch requires a writable buffer; nothing is written."""
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
@@ -36,9 +36,9 @@ def memory_of(path: Path) -> mmap.mmap:
 def mapped(
     files: Sequence[Path], check_tensor: Callable[[str, Tensor], object] | None = None
 ) -> Callable[[str], Tensor]:
-    """A function from a name to the tensor of that name in the files. `models.weights` has checked their headers.
+    """Return a function that looks up a tensor by name in the files. `models.weights` has checked their headers.
 
-    `check_tensor` is called with each tensor, and may raise.
+    `check_tensor` is called with each name and tensor, and may raise.
     """
     places: dict[str, tuple[mmap.mmap, int, dict[str, Any]]] = {}
     for path in files:
@@ -66,14 +66,14 @@ def mapped(
 
 
 def mapped_files() -> list[tuple[int, int]]:
-    """Address ranges that are mapped from files of weights, in order; empty where the system does not tell."""
+    """Address ranges that are mapped from weight files, in order; empty where the system does not list them."""
     try:
         lines = _MAPS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
     places = []
     for line in lines:
-        # the system tells where a link points to: the Hub's cache keeps files under their hashes
+        # the system resolves links: the Hub's cache links to blobs named by their hashes
         if line.endswith((".safetensors", ".gguf")) or "/blobs/" in line:
             begin, _, end = line.split(" ", 1)[0].partition("-")
             places.append((int(begin, 16), int(end, 16)))
@@ -100,7 +100,7 @@ def release(tensor: Tensor, mapped: list[tuple[int, int]]) -> int:
 
 
 def replaced(weight: Tensor) -> None:
-    """Release the pages of a weight that was copied (it may be transposed), and now and then what copying left."""
+    """Release the pages of a weight (maybe transposed) that was copied; every `_LARGE` bytes, trim the C library."""
     release(weight if weight.is_contiguous() else weight.t(), mapped_files())
     _worked[0] += weight.nbytes
     if _worked[0] >= _LARGE:
@@ -108,7 +108,7 @@ def replaced(weight: Tensor) -> None:
 
 
 def trim_rest() -> None:
-    """Return the freed memory that the C library still keeps."""
+    """Return memory that the C library has freed but still holds to the system."""
     function = _function("malloc_trim", ctypes.c_size_t)
     if function is not None:
         function(0)
@@ -116,7 +116,7 @@ def trim_rest() -> None:
 
 
 def converted(tensor: Tensor, dtype: torch.dtype | None, device: torch.device | None = None) -> Tensor:
-    """A tensor in another type or on another device. If that made a copy, the pages of the original are released."""
+    """Convert a tensor to a type and move it to a device. If that makes a copy, release the original's pages."""
     copy = tensor.to(device=device, dtype=dtype)
     if copy is not tensor:
         release(tensor, mapped_files())
@@ -125,7 +125,7 @@ def converted(tensor: Tensor, dtype: torch.dtype | None, device: torch.device | 
 
 @cache
 def _function(name: str, *arguments: type) -> Any:
-    """A function of the C library that returns an int; None where it has none of this name."""
+    """A function of the C library that returns an int; None if there is no such function."""
     function = getattr(ctypes.CDLL(None), name, None) if os.name == "posix" else None
     if function is not None:
         function.argtypes, function.restype = arguments, ctypes.c_int

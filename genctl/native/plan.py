@@ -1,12 +1,12 @@
-"""Which tensors a checkpoint holds for a spec, and their shapes, by the headers of its files. No torch.
+"""The tensors that a spec requires of a checkpoint, and their shapes, checked against the file headers. No torch.
 
 The embeddings of an encoder, those of its decoder, and the head may be one matrix, and files may hold any of its
-copies. A copy that is missing is the shared matrix, or if that is missing too, the copy that the files hold (as
+copies. A missing copy is taken from the shared matrix or, if that is missing too, from a copy that the files hold (as
 transformers ties them).
 
-Names of tensors in GGUF files are those of llama.cpp, the same for every architecture (`TENSOR_NAMES` in
-github.com/ggml-org/llama.cpp/blob/master/gguf-py/gguf/constants.py). Matrices are [out, in]; one that is several in the
-checkpoint is several here, too.
+GGUF files use llama.cpp's tensor names, the same for every architecture (`TENSOR_NAMES` in
+github.com/ggml-org/llama.cpp/blob/master/gguf-py/gguf/constants.py). Matrices are [out, in]. A GGUF file splits
+matrices as the checkpoint does, but may fuse queries, keys and values, and stacks experts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Shapes = dict[str, Shape]  # of tensors, by their names in the files
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
-# Parts of layers without, and with experts. The names of each expert's matrices have {} for its number.
+# Parts of layers without and with experts. The names of an expert's matrices have {} for its number.
 _MLP = ("gate", "up", "gate_up", "down")
 _EXPERTS = ("router", "expert_gate", "expert_up", "expert_down", "experts_up", "experts_down")
 
@@ -35,20 +35,20 @@ class StackPlan:
         self.spec, self.names = spec, names
         self.bare = not any(name.startswith(names.prefix) for name in shapes)
         self.prefix = self.name(names.prefix)
-        self.embed = f"{self.prefix}{names.embed}.weight"  # where the file holds one
+        self.embed = f"{self.prefix}{names.embed}.weight"  # if the file has one
         table = f"{self.prefix}{names.positions}.weight"
-        self.relative: list[str] = []  # a table of distances for all layers, or for each
+        self.relative: list[str] = []  # one table of distances for all layers, or one for each
         if spec.relative is not None:
             layers = range(spec.layers if spec.relative.every_layer else 1)
             self.relative = [f"{self.prefix}{names.relative.format(number)}.weight" for number in layers]
         self.positions = table if spec.learned is not None or (spec.sinusoidal == "marian" and table in shapes) else ""
 
     def name(self, name: str) -> str:
-        """A name in the files, of which a checkpoint of the bare model lacks the first part."""
+        """The name in the files; a checkpoint of the bare model lacks the first part."""
         return name.partition(".")[2] if self.bare else name
 
     def layer(self, number: int) -> dict[str, str]:
-        """Our names for the parts of a layer -> theirs."""
+        """Our names for the parts of a layer -> their names in the files."""
         begin, experts = self.prefix + self.names.layer.format(number), self.spec.experts
         without = _MLP if experts is not None and number in experts.layers else _EXPERTS
         return {part: begin + theirs for part, theirs in self.names.parts.items() if part not in without}
@@ -75,9 +75,9 @@ class StackPlan:
 
 
 class WeightPlan:
-    """What a checkpoint holds for a spec: names and shapes. Raises NotNative if its files hold something else.
+    """The names and shapes of a checkpoint's tensors, as a spec requires. Raises NotNative if its files differ.
 
-    `gguf` are the tensors of a GGUF file, which is read in its own way.
+    `gguf`: the tensors of a GGUF file; None for safetensors files.
     """
 
     def __init__(self, spec: Spec, names: Names, shapes: Shapes, gguf: GgufTensors | None = None) -> None:
@@ -94,7 +94,7 @@ class WeightPlan:
         self.reads, self.unused = self._checked(shapes, held)
 
     def _embeddings(self, head: str, shapes: Shapes) -> tuple[dict[str, str], list[str]]:
-        """Where the embeddings of each stack and the head are; and all names of such matrices in the files."""
+        """The name of the matrix of each stack's embeddings and of the head; and all such names in the files."""
         spec = self.spec
         own = {"decoder": self.decoder.embed, "head": head}
         if self.encoder is not None:
@@ -105,7 +105,7 @@ class WeightPlan:
         fallback = {}
         if spec.tied and self.encoder is None:
             fallback = {"head": own["decoder"]} if own["decoder"] in shapes else {}
-        elif spec.tied and not spec.shared:  # two vocabularies: the head has the decoder's
+        elif spec.tied and not spec.shared:  # two vocabularies: the head shares the decoder's matrix
             pair = {"decoder": head, "head": own["decoder"]}
             fallback = {part: name for part, name in pair.items() if name in shapes}
         elif spec.tied:
@@ -132,7 +132,7 @@ class WeightPlan:
         yield from self.decoder.wanted()
 
     def _checked(self, shapes: Shapes, known: list[str]) -> tuple[frozenset[str], list[str]]:
-        """The names of the tensors that are read, and of those in the files that are not read. Raises Unfit."""
+        """The names of tensors in the files that are read, and of those that are not. Raises Unfit."""
         shape_of = dict(self._wanted())
         for name, shape in shape_of.items():
             if shapes.get(name) != shape:
@@ -144,7 +144,7 @@ class WeightPlan:
 
 
 def matrix_shape(part: str, spec: Spec) -> tuple[Shape, bool] | None:
-    """[out, in] of a part of a layer that is a matrix, and whether it has a bias; None for a norm."""
+    """The shape [out, in] of a matrix of a layer, and whether it has a bias; None for a part that is a norm."""
     queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     shapes: dict[str, tuple[Shape, bool]] = {
         "q": ((queries, spec.hidden), spec.qkv_bias),
@@ -212,24 +212,24 @@ _PARTS = {
     "router": "ffn_gate_inp", "expert_gate": "ffn_gate_exps.{}", "expert_up": "ffn_up_exps.{}",
     "expert_down": "ffn_down_exps.{}",
 }  # fmt: skip
-# Families in which llama.cpp's converter turns rows of queries and keys, so that neighbours turn together.
+# Families for which llama.cpp's converter permutes rows of queries and keys for interleaved RoPE.
 _NEIGHBOURS = ("llama", "mistral", "mixtral", "granite", "olmo", "smollm3")
 
 
 @dataclass(frozen=True)
 class GgufTensors:
-    """The tensors of a GGUF file by name (`models.gguf.GgufTensor`), and what is done to some of them."""
+    """The tensors of a GGUF file by name (`models.gguf.GgufTensor`), and how some are converted."""
 
     places: Mapping[str, Any]
-    neighbours: Mapping[str, int]  # those whose first rows pair neighbours: heads -> pairs half a head apart
+    neighbours: Mapping[str, int]  # tensor name -> heads whose rows are permuted back from interleaved to half-split
     head_dim: int = 0
-    from_one: bool = False  # norms are stored with 1 added, where the family's checkpoints have the distance from 1
+    from_one: bool = False  # the file's norms have 1 added, unlike the family's checkpoints
 
 
 def in_gguf(found: Found, tensors: Mapping[str, Any], rope_factors: tuple[float, ...]) -> tuple[Found, GgufTensors]:
     """A family's spec and names for a GGUF file. Raises NotNative.
 
-    `rope_factors` are what the file divides the frequencies of the rotary positions by; () where it has none.
+    The frequencies of the rotary positions are divided by the file's `rope_factors`; () if it has none.
     """
     spec, names = found
     if spec.encoder is not None or not names.parts.keys() <= _PARTS.keys():
@@ -272,7 +272,7 @@ def _neighbours(spec: Spec) -> dict[str, int]:
 
 
 def _taken_apart(spec: Spec, tensors: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The tensors by name; what holds one for each expert, or one for each head, as one for each."""
+    """The tensors by name; a tensor stacked over experts, or over heads, is split into one for each."""
     experts = 0 if spec.experts is None else spec.experts.count
     heads = {"attn_q_norm": spec.heads, "attn_k_norm": spec.kv_heads} if spec.qk_norm == "each" else {}
     for name, tensor in tensors.items():

@@ -1,8 +1,8 @@
-"""Positions: rotations of queries and keys, sines that are added to embeddings, and biases of the scores.
+"""Positions: rotations of queries and keys, sinusoids added to embeddings, and biases on the scores.
 
 N rows, F tokens fed to each, T tokens that they may see, H heads.
 
-Every formula of a rotation is that of transformers' `modeling_rope_utils`, in the same order of operations, so that
+All rotation formulas are those of transformers' `modeling_rope_utils`, in the same order of operations, so
 angles are equal to the last bit: at position 100,000 the last bit of a frequency is an angle of 0.01.
 """
 
@@ -23,7 +23,7 @@ from genctl.native.spec import Relative, Rope
 def sinusoids(positions: int, features: int) -> Tensor:
     """f32 [positions, features]: sines in the first half, cosines in the second (Vaswani et al. 2017, section 3.5).
 
-    Neighbouring features of the paper's table are half a table apart here, as transformers has it.
+    Features that are neighbours in the paper's table are half a table apart here, as in transformers.
     """
     exponents = 2 * (torch.arange(features, dtype=torch.float64) // 2) / features
     angles = torch.arange(positions, dtype=torch.float64)[:, None] / 10000.0**exponents
@@ -31,7 +31,7 @@ def sinusoids(positions: int, features: int) -> Tensor:
 
 
 def fairseq_sinusoids(positions: int, features: int, padding: int) -> Tensor:
-    """f32 [positions, features]: the same as fairseq computes it, with one frequency less; the row of padding is 0."""
+    """f32 [positions, features]: fairseq's variant, with different spacing of frequencies; the row of padding is 0."""
     half = features // 2
     frequencies = torch.exp(torch.arange(half, dtype=torch.int64).float() * -(math.log(10000) / (half - 1)))
     angles = torch.arange(positions, dtype=torch.int64).float()[:, None] * frequencies
@@ -46,14 +46,14 @@ def fairseq_sinusoids(positions: int, features: int, padding: int) -> Tensor:
 def alibi(slopes: Tensor, positions: Tensor) -> Tensor:
     """Attention with linear biases (Press et al. 2022, arXiv:2108.12409): slope · position of the key.
 
-    slopes [H], positions int64 [N or 1, T] -> [N or 1, H, 1, T]. A query's own position would subtract the
-    same number from all its scores, which does not change their softmax.
+    slopes [H], positions int64 [N or 1, T] -> [N or 1, H, 1, T]. The query's own position is left out: it would
+    subtract the same number from all its scores, which does not change the softmax.
     """
     return slopes[:, None, None] * positions[:, None, None]
 
 
 def alibi_slopes(heads: int) -> Tensor:
-    """f32 [H]: 2^(-8/n), 2^(-16/n), … for n heads; where n is no power of 2, between those of the next lower one."""
+    """f32 [H]: 2^(-8/n), 2^(-16/n), … for n heads; else those of the next lower power of 2, then values in between."""
     power = 2 ** math.floor(math.log2(heads))
     base = torch.tensor(2 ** (-(2 ** -(math.log2(power) - 3))), dtype=torch.float32)
     slopes = base ** torch.arange(1, 1 + power, dtype=torch.int32)
@@ -65,7 +65,7 @@ def alibi_slopes(heads: int) -> Tensor:
 
 
 def mpt_slopes(heads: int) -> Tensor:
-    """The same for MPT: where n is no power of 2, every other one of the next higher one, and then those between."""
+    """The same for MPT: if n is no power of 2, every other slope of the next higher power, then those in between."""
     power = 2 ** math.ceil(math.log2(heads))
     slopes = 1.0 / torch.pow(2, torch.arange(1, power + 1, dtype=torch.float32) * (8 / power))
     return slopes if power == heads else torch.cat([slopes[1::2], slopes[::2]])[:heads]
@@ -75,7 +75,7 @@ def mpt_slopes(heads: int) -> Tensor:
 
 
 class Distances:
-    """The bias of a head's scores for each distance of a key from its query."""
+    """The bias on a head's scores for each distance between key and query."""
 
     def __init__(self, table: Tensor, relative: Relative, *, causal: bool) -> None:
         far = self.farthest = relative.farthest
@@ -83,21 +83,21 @@ class Distances:
         self.values = table[_buckets(distances, relative, causal)].t().contiguous()  # [H, 2 * farthest + 1]
 
     def mask(self, past: int, fed: int, mask: Tensor | None, device: torch.device) -> RelativeMask:
-        """What `fed` tokens see after `past` others, with these biases. `mask`: see `Mask`."""
+        """The mask of `fed` tokens after `past` others, with these biases. `mask`: see `Mask`."""
         return RelativeMask(past, fed, mask, device, self)
 
     def bias(self, past: int, fed: int) -> Tensor:
-        """Of `fed` queries, which come after `past` keys and are keys too: [1, H, F, past + F]."""
+        """The biases of `fed` queries, which follow `past` keys and are keys too: [1, H, F, past + F]."""
         keys = torch.arange(past + fed, device=self.values.device)
         return self.at(keys - keys[past:, None])
 
     def at(self, distances: Tensor) -> Tensor:
-        """Of distances key - query int64 [F, T]: [1, H, F, T]."""
+        """The biases for distances key - query int64 [F, T]: [1, H, F, T]."""
         return self.values[:, distances.clamp(-self.farthest, self.farthest) + self.farthest][None]
 
 
 def _buckets(distances: Tensor, relative: Relative, causal: bool) -> Tensor:
-    """int64 [...], key - query -> bucket. A decoder needs those before a query only (Raffel et al. 2020, section 2.1).
+    """int64 [...], key - query -> bucket. A decoder needs only keys before a query (Raffel et al. 2020, section 2.1).
 
     The operations are those of transformers' `_relative_position_bucket`, in the same order.
     """
@@ -109,21 +109,21 @@ def _buckets(distances: Tensor, relative: Relative, causal: bool) -> Tensor:
         count //= 2
         first = (distances > 0).long() * count
         distances = distances.abs()
-    exact = count // 2  # so many near distances have a bucket each
+    exact = count // 2  # this many near distances have a bucket each
     share = torch.log(distances.clamp(min=1).float() / exact) / math.log(relative.farthest / exact)
     shared = (exact + (share * (count - exact)).long()).clamp(max=count - 1)
     return first + torch.where(distances < exact, distances, shared)
 
 
 class RelativeMask(Mask):
-    """A mask of numbers that are added to the scores: a bias by distance, -inf where a token does not attend."""
+    """A mask that is added to the scores: a bias by distance, -inf where a token does not attend."""
 
     def __init__(self, past: int, fed: int, mask: Tensor | None, device: torch.device, distances: Distances) -> None:
         super().__init__(past, fed, mask, device)
         self.distances = distances
 
     def columns(self, count: int, window: int | None) -> dict[str, Any]:
-        """With the bias of the newest `count` columns."""
+        """As `Mask.columns`, with the bias of the newest `count` columns."""
         return {**super().columns(count, window), "bias": self.distances.bias(self.past, self.fed)[..., -count:]}
 
     def _make(self, columns: int, window: int | None) -> Tensor:
@@ -136,7 +136,7 @@ class RelativeMask(Mask):
 
 
 class RelativeSlotMask(SlotMask):
-    """As `RelativeMask`, over the slots of buffers; `places` int64 [1] are the columns of the fed token."""
+    """Like `RelativeMask`, over the slots of buffers; `places` int64 [1] is the column of the fed token per window."""
 
     def __init__(
         self, slots: Mapping[int | None, Tensor], places: Mapping[int | None, Tensor], distances: Distances
@@ -153,21 +153,21 @@ class RelativeSlotMask(SlotMask):
         return self._made[key]
 
     def columns(self, count: int, window: int | None) -> dict[str, Any]:
-        """With the bias of each column."""
+        """As `SlotMask.columns`, with the bias of each column."""
         return {**super().columns(count, window), "bias": self.biases[window]}
 
 
 class Rotary:
-    """Turns queries and keys by their positions.
+    """Rotates queries and keys by their positions.
 
-    N rows, F tokens, r = `rope.size` features that turn.
+    N rows, F tokens, r = `rope.size` features that are rotated.
     """
 
     def __init__(self, rope: Rope, device: torch.device) -> None:
         self.rope = rope
         self.device = device
         self.fixed = None if rope.depends_on_length else _frequencies(rope).to(device)
-        # numbers for each pair of features, on the device: [r/2]
+        # one exponent for each pair of features, on the device: [r/2]
         self.powers = _powers(rope.size).to(device)
         self.stretched: tuple[Tensor, Tensor] | None = None  # frequencies of short and of long texts
         if rope.kind == "longrope":  # LongRoPE (Ding et al. 2024, arXiv:2402.13753): two sets of searched factors
@@ -178,9 +178,9 @@ class Rotary:
     def angles(self, positions: Tensor, *, first: bool) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines f32 [N, 1, F, r] for positions int64 [N, F].
 
-        If angles depend on the length of the text: a prompt (`first`) counts with its own length, and each later token
-        as the end of its text. So a row never depends on its neighbours, and a draft token is rotated as if it came
-        alone.
+        If angles depend on the length of the text: tokens of a prompt (`first`) use its whole length, and each later
+        token the length up to itself. So a row never depends on other rows, and a draft token is rotated as if it
+        were fed alone.
         """
         if self.fixed is not None:
             frequencies = self.fixed
@@ -198,7 +198,7 @@ class Rotary:
         return cos[:, None], sin[:, None]
 
     def _frequencies_of_length(self, lengths: Tensor) -> Tensor:
-        """Radians for each position in texts of these lengths: int64 [N, F] -> f32 [N, F, r/2]."""
+        """Radians per position in texts of these lengths: int64 [N, F] -> f32 [N, F, r/2]."""
         rope = self.rope
         if self.stretched is not None:
             short, long = self.stretched
@@ -209,7 +209,7 @@ class Rotary:
         return 1.0 / (base[..., None] ** self.powers)
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x [N, H, F, D] -> the same with its first r features turned; cos and sin as `angles` gives them."""
+        """x [N, H, F, D] -> x with its first r features rotated; cos and sin are those of `angles`."""
         size = self.rope.size
         part = x if size == x.shape[-1] else x[..., :size]
         if self.rope.interleaved:
@@ -226,11 +226,11 @@ def _powers(size: int) -> Tensor:
 
 
 def _frequencies(rope: Rope) -> Tensor:
-    """Radians for each position, f32 [r/2], where they are the same at every length."""
+    """Radians per position, f32 [r/2], for kinds that do not depend on the length."""
     plain = 1.0 / (rope.theta ** _powers(rope.size))
     if rope.divisors:
         return plain / plain.new_tensor(rope.divisors)
-    if rope.kind == "linear":  # positions are pressed together (kaiokendev 2023)
+    if rope.kind == "linear":  # positions are interpolated (kaiokendev 2023)
         return plain / rope.factor
     if rope.kind == "llama3":
         return _llama3(rope, plain)
@@ -240,7 +240,7 @@ def _frequencies(rope: Rope) -> Tensor:
 
 
 def _llama3(rope: Rope, plain: Tensor) -> Tensor:
-    """Llama 3.1: slow frequencies are divided by the factor, fast ones stay, those between are blended."""
+    """Llama 3.1: low frequencies are divided by the factor, high ones are kept, those in between are blended."""
     slow, fast = rope.original / rope.low_freq_factor, rope.original / rope.high_freq_factor
     wavelength = 2 * math.pi / plain
     scaled = torch.where(wavelength > slow, plain / rope.factor, plain)
@@ -250,9 +250,9 @@ def _llama3(rope: Rope, plain: Tensor) -> Tensor:
 
 
 def _yarn(rope: Rope) -> Tensor:
-    """YaRN (Peng et al. 2023, arXiv:2309.00071), section 3.2: a ramp over the features between stretched and not."""
+    """YaRN (Peng et al. 2023, arXiv:2309.00071), section 3.2: a ramp over the features, from original to stretched."""
 
-    def feature(rotations: float) -> float:  # which one turns so often over the original context
+    def feature(rotations: float) -> float:  # the pair that makes this many rotations over the original context
         return (rope.size * math.log(rope.original / (rotations * 2 * math.pi))) / (2 * math.log(rope.theta))
 
     low, high = feature(rope.beta_fast), feature(rope.beta_slow)

@@ -1,16 +1,16 @@
 """Products with weights in 8 and in 4 bits.
 
-Codes and scales are the same on every device: sums have one order, and divisors are tensors, because a GPU multiplies
-by the reciprocal of a number.
+Codes and scales are the same on every device: sums have one order, and divisors are tensors, because a GPU would
+multiply by the reciprocal of a Python number.
 
-8 bits: one scale for each output, symmetric; the rows of x are quantised too, each by its own largest number, and the
+8 bits: one symmetric scale for each output; each row of x is quantised too, by its own largest magnitude, and the
 sums are exact integers (LLM.int8(), Dettmers et al. 2022, arXiv:2208.07339, without its outliers). A row never depends
-on its neighbours.
+on other rows.
 
 4 bits: one scale and one zero for each 32 numbers of a row of the weight, chosen by least squares.
 
-Where nothing is compiled, and on a GPU whose kernels do not compute a decoder, torch multiplies: some outputs at a time
-are unpacked to float32. `blocks` has the products with 4 bits on the CPU.
+Without compiled products, and on a GPU for decoders that its kernels do not support, torch multiplies: some outputs at
+a time are unpacked to float32. `blocks` has the 4-bit products of the CPU.
 
 N rows, I features in, O features out, G = I / 32. docs/performance.md has the perplexities of `--quantize`.
 """
@@ -27,9 +27,9 @@ from torch import Tensor
 from genctl.native import pages
 
 GROUP = 32  # numbers of a row that share a scale in 4 bits
-EXACT = 1024  # products of two 8-bit codes whose sum float32 holds: 1,024 · 127² < 2²⁴
+EXACT = 1024  # products of two 8-bit codes whose sum is exact in float32: 1,024 · 127² < 2²⁴
 AT_ONCE = 1 << 20  # numbers quantised at a time: they stay in the processor's cache
-UNPACKED = {"cpu": 1 << 18, "cuda": 1 << 24}  # numbers that are float32 at a time, where nothing multiplies with codes
+UNPACKED = {"cpu": 1 << 18, "cuda": 1 << 24}  # numbers unpacked to float32 at a time, if codes cannot be multiplied
 ROUNDS = 2  # least-squares rounds for each group of 4-bit numbers
 
 
@@ -39,7 +39,7 @@ def int8_codes(weight: Tensor) -> tuple[Tensor, Tensor]:
     codes = torch.empty(size, width, dtype=torch.int8, device=weight.device)
     scales = torch.empty(size, device=weight.device)
     step, mapped, most = max(1, AT_ONCE // width), pages.mapped_files(), _number(127, weight)
-    for begin in range(0, size, step):  # in slices, so that no float32 copy of the whole is made
+    for begin in range(0, size, step):  # in slices, to avoid a float32 copy of the whole
         rows = weight[begin : begin + step].float()
         scale = rows.abs().amax(1) / most
         scales[begin : begin + step] = scale
@@ -52,8 +52,8 @@ def int8_codes(weight: Tensor) -> tuple[Tensor, Tensor]:
 def int4_codes(weight: Tensor) -> tuple[Tensor, Tensor]:
     """weight [O, I] -> codes int8 [O, I] from 0 to 15, scales and zeros bfloat16 [I / 32, O, 2].
 
-    weight ≈ (code - 8) · scale + zero. The range of a group begins as its least and largest number. Then codes and
-    range are improved in turn, each by least squares for the other; the best pair of all turns is kept.
+    weight ≈ (code - 8) · scale + zero. The range of a group is at first from its smallest to its largest number. Then
+    codes and range are refitted in turn, each given the other, by least squares; the best pair of all rounds is kept.
     """
     size, width = weight.shape
     codes = torch.empty(size, width, dtype=torch.int8, device=weight.device)
@@ -77,7 +77,7 @@ def _int4_groups(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     best: tuple[Tensor, Tensor, Tensor] | None = None
     least = groups.new_full((len(groups), 1), torch.inf)
     for turn in range(ROUNDS + 1):
-        # rounded to what the kernel reads before codes are chosen; 0 where all numbers are equal
+        # rounded to the kernel's type before codes are chosen; 0 where all numbers are equal
         short, base = scale.to(torch.bfloat16), zero.to(torch.bfloat16)
         wide = torch.where(short == 0, 1, short.float())
         codes = ((groups - base.float()) / wide).round_().clamp_(-8, 7)
@@ -115,9 +115,9 @@ def _number(value: float, beside: Tensor) -> Tensor:
 
 
 class Unpacked:
-    """A product by torch, whose weights are unpacked to float32, some outputs at a time.
+    """A product by torch that unpacks weights to float32, some outputs at a time.
 
-    With `coded` each 32 numbers of x are rounded to 8 bits, as the compiled products do.
+    With `coded`, x is rounded to 8 bits in groups of 32 numbers, as in the compiled products.
     """
 
     form: str
@@ -146,7 +146,7 @@ class Unpacked:
         return y.to(x.dtype).view(*x.shape[:-1], self.size)
 
     def rounded(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Rows f32 [N, I] as they are multiplied, and what the sums of each are multiplied by, [N, 1] or None."""
+        """Rows f32 [N, I] as they enter the product, and the factor of each row's sums, [N, 1] or None."""
         if not self.coded:
             return rows, None
         groups = rows.view(len(rows), -1, GROUP)
@@ -170,28 +170,28 @@ class Unpacked:
 class Int8Product(Unpacked):
     """Weights in 8 bits: codes int8 [O, I], scales f32 [O]. Codes are multiplied as float32 numbers.
 
-    Each product has 14 bits, so that sums of `EXACT` of them are exact in any order, for any number of rows.
+    A product of two codes has 14 bits, so sums of `EXACT` of them are exact in any order, for any number of rows.
     """
 
     kind = "int8"
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, by_kernels: bool | None = None) -> None:
-        """weight [O, I]. `by_kernels`: whether a GPU's kernels multiply, or torch there; None on the CPU."""
+        """weight [O, I]. `by_kernels`: on a GPU, whether its kernels multiply (else torch); None on the CPU."""
         super().__init__(weight.shape, bias, weight.device, coded=True)
         self.weight, scales = int8_codes(weight)
-        self.scales = scales / self.most  # which x is scaled by, too
+        self.scales = scales / self.most  # codes of x are scaled by 1 / 127, too
         self.held, self.wide_bias = (self.weight, self.scales), _wide(bias)
         self.by_kernels = bool(by_kernels)
         self.form = "plain, int8" if by_kernels is None else f"int8 by {'kernels' if by_kernels else 'torch'}"
 
     def rounded(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Each row by its largest number."""
+        """Each row scaled by its largest magnitude and rounded to codes; the magnitudes are the factors."""
         largest = torch.linalg.vector_norm(rows, torch.inf, -1, keepdim=True)
         # where all are 0, so is the product
         return (rows * (self.most / largest)).round_().nan_to_num_(0.0, 0.0, 0.0), largest
 
     def sums(self, rows: Tensor, part: slice) -> Tensor:
-        """Whole numbers from -127 to 127, exact sums, rounded once to f32, times the scales."""
+        """Integers from -127 to 127; the sums are exact, rounded once to f32, and multiplied by the scales."""
         parts = zip(torch.split(rows, EXACT, 1), torch.split(self.weight[part], EXACT, 1), strict=True)
         sums = [F.linear(x, few.float()) for x, few in parts]
         one = sums[0] if len(sums) == 1 else torch.stack([x.int() for x in sums]).sum(0).float()
@@ -199,9 +199,9 @@ class Int8Product(Unpacked):
 
 
 class Int4Product(Unpacked):
-    """Weights in 4 bits on a GPU: uint8 [O, G / 2, 32]: a byte has a code of a group and, above it, one of the next.
+    """Weights in 4 bits on a GPU, uint8 [O, G / 2, 32]: a byte holds a group's code and, in its high half, the next's.
 
-    scales int32 [O, G]: two bfloat16 numbers, a scale and above it a zero.
+    scales int32 [O, G]: two bfloat16 numbers, a scale in the low half and a zero in the high half.
     """
 
     kind = "int4"
@@ -228,7 +228,7 @@ class Int4Product(Unpacked):
 
 
 class KernelProduct(Unpacked):
-    """y = x Wᵀ + b with a weight in the type of x, by a GPU's kernels; here by torch."""
+    """y = x Wᵀ + b with a weight in the type of x: by a GPU's kernels in a `KernelPass`, by torch when called."""
 
     kind = "floats"
     by_kernels = True
@@ -254,15 +254,15 @@ def _wide(bias: Tensor | None) -> Tensor | None:
 
 
 def on_gpu(kind: str, weight: Tensor, bias: Tensor | None, *, by_kernels: bool) -> Int8Product | Int4Product:
-    """weight [O, I] in "int8" or "int4"; in 8 bits also where I is no multiple of 32."""
+    """Quantise weight [O, I] to `kind`, "int8" or "int4"; always to int8 if I is no multiple of 32."""
     made = Int4Product if kind == "int4" and weight.shape[1] % GROUP == 0 else Int8Product
     return made(weight, bias, by_kernels=by_kernels)
 
 
 def int4_bytes(size: int, width: int, device: str) -> int:
-    """Bytes of a weight [O, I] in 4 bits: of 32 numbers 16 bytes, and a scale and a zero.
+    """Bytes of a weight [O, I] in 4 bits: 16 bytes for 32 numbers, and a scale and a zero.
 
-    On the CPU 16 outputs lie side by side, on a GPU the codes of two groups.
+    Sizes are padded: on the CPU to 16 interleaved outputs, on a GPU to pairs of groups.
     """
     groups = width // GROUP
     if device == "cpu":

@@ -1,4 +1,4 @@
-"""A native model as the loop sees it (see `decode.runtime`): reading prompts, one step for many rows, its caches."""
+"""A native model's interface to the decode loop (see `decode.runtime`): prefill, batched steps, caches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class NativeConfig:
-    """config.json's fields as attributes; sizes that several families name differently under their usual names.
+    """config.json's fields as attributes; sizes whose names differ between families also have the usual names.
 
     The sizes of an encoder-decoder are its decoder's.
     """
@@ -53,7 +53,7 @@ class NativeConfig:
 
 
 class SpecialTokens:
-    """Which ids end, pad and begin a text, by the checkpoint's generation settings."""
+    """The ids that end, pad and begin a text, from the checkpoint's generation settings."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.eos_token_id: int | list[int] | None = settings.get("eos_token_id")
@@ -63,7 +63,7 @@ class SpecialTokens:
 
 
 class NativeModel:
-    """A decoder, perhaps with an encoder before it, its configuration, its special tokens."""
+    """A decoder with its configuration and special tokens, and the encoder of an encoder-decoder."""
 
     def __init__(
         self,
@@ -85,9 +85,9 @@ class NativeModel:
 
     @property
     def cache_layout(self) -> str:
-        """How its cache differs from that of transformers' class; "" if it does not.
+        """How its cache differs from the cache of transformers' class; "" if it does not.
 
-        transformers repeats the keys of Falcon's grouped heads for each query before it keeps them.
+        transformers repeats the keys of Falcon's grouped heads for each query head before caching them.
         """
         grouped = self.spec.family == "falcon" and 1 < self.spec.kv_heads < self.spec.heads
         return "a head for each group" if grouped else ""
@@ -101,7 +101,7 @@ class NativeModel:
         return self.decoder.device
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor once, with a name of ours."""
+        """Every tensor once, under genctl's own names."""
         seen: set[int] = set()
         parts = {"head": self.decoder.output, "decoder": self.decoder.weights}
         if self.encoder is not None:
@@ -132,7 +132,7 @@ class NativeModel:
 def _tensors(name: str, part: Any) -> Iterator[tuple[str, Tensor]]:
     """The tensors inside weights, layers and products."""
     if isinstance(part, Tensor):
-        if part.ndim:  # a constant of a formula is no weight
+        if part.ndim:  # scalars are constants of formulas, not weights
             yield name, part
         return
     part = part.tensors() if hasattr(part, "tensors") else part
@@ -144,8 +144,8 @@ def _tensors(name: str, part: Any) -> Iterator[tuple[str, Tensor]]:
 class NativeRuntime(ModelRuntime):
     """A native model. `forwards` counts the passes of its decoder.
 
-    With `graphs` steps of one token go through `graphs.Graphs`, on buffers that stay in place: on a GPU unless it is
-    False, on a CPU if it is True. Where it has kernels they read prompts, too.
+    `graphs`: run steps of one token through `graphs.Graphs`, on buffers that stay in place. None means on a GPU only.
+    If the decoder has Triton kernels, they also read prompts and drafts.
     """
 
     model: NativeModel
@@ -180,10 +180,10 @@ class NativeRuntime(ModelRuntime):
             else:
                 self.graphs = Graphs(self.decoder, kernels)
         spec = model.spec
-        by_hand = spec.softcap is not None or spec.alibi or spec.sinks  # how scores are changed
+        by_hand = spec.softcap is not None or spec.alibi or spec.sinks  # scores are modified, so no fused attention
         shifted = any(spec.windows) or spec.alibi or spec.relative or spec.sinks
         self.abilities = Abilities(
-            # texts of an encoder-decoder begin with a token or two: nothing is gained. Its rows share the source.
+            # an encoder-decoder's texts begin with a token or two, so this gains nothing; its rows share the source
             reads_padded=model.encoder is None,
             ragged=self._takes_drafts() and not shifted,
             shares_prompt=model.encoder is None and self.device.type == "cpu" and not by_hand,
@@ -192,7 +192,7 @@ class NativeRuntime(ModelRuntime):
 
     @property
     def vocab_size(self) -> int:
-        """Entries of the output distribution."""
+        """Size of the output distribution."""
         return self.model.spec.vocab
 
     @property
@@ -202,14 +202,14 @@ class NativeRuntime(ModelRuntime):
 
     @property
     def drafts_unasked(self) -> bool:
-        """Whether drafts change no bit of the results, and so may be checked without being asked for."""
-        if self.steps is None or not self.decoder.weights.layers[0].o.is_compiled:  # torch's products have other bits
+        """Whether drafts leave every bit of the results unchanged, so they may be on by default."""
+        if self.steps is None or not self.decoder.weights.layers[0].o.is_compiled:  # torch's products give other bits
             return False
         return self._takes_drafts() and self.steps.is_compiled
 
     @property
     def weights_form(self) -> str:
-        """How the products' weights are held on the CPU."""
+        """How weights are stored for matrix products on the CPU."""
         product = self.decoder.weights.layers[0].o
         if not product.is_compiled:
             return "torch"
@@ -217,8 +217,8 @@ class NativeRuntime(ModelRuntime):
         return narrow + str(product.form.partition(" ")[0])
 
     def first_layers(self, count: int) -> NativeRuntime:
-        """The same model without the layers after `count`. It shares the weights. Raises ModelError."""
-        if self.encoder is not None:  # its layers are not left early
+        """The same model cut to its first `count` layers, sharing the weights. Raises ModelError."""
+        if self.encoder is not None:  # no early exit from its layers
             raise ModelError(f"assistant_early_exit: {self.name} is an encoder-decoder")
         spec, weights = self.decoder.spec, self.decoder.weights
         spec = replace(spec, layers=count, windows=spec.windows[:count])
@@ -230,7 +230,7 @@ class NativeRuntime(ModelRuntime):
     # -- caches --------------------------------------------------------------------------------------------------------
 
     def new_cache(self, *, room: int = 0, whole: bool = False) -> Cache:
-        """An empty cache with `room` for columns after the prefill; a `whole` one keeps what windows would drop."""
+        """An empty cache with `room` for columns after the prefill; `whole` keeps columns that windows would drop."""
         windows = self.model.spec.windows
         cache = new_cache([None] * len(windows) if whole else windows, room)
         if self.encoder is not None:  # keys and values of the source
@@ -243,7 +243,7 @@ class NativeRuntime(ModelRuntime):
             cache.use_slots(windows=True)
 
     def reorder(self, cache: Cache, rows: Tensor, since: int) -> Cache:
-        """See `Cache.reorder`; of slotted layers without a window in one launch."""
+        """See `Cache.reorder`. Slotted layers without a window are reordered in one kernel launch."""
         kernels = None if self.graphs is None else self.graphs.kernels
         if kernels is None or not cache.is_slotted or cache.cross is not None or any(self.model.spec.windows):
             return super().reorder(cache, rows, since)
@@ -251,7 +251,7 @@ class NativeRuntime(ModelRuntime):
         return cache
 
     def free(self) -> None:
-        """Drop the graphs of steps, and the memory that they hold."""
+        """Drop the graphs of steps and their memory."""
         if self.graphs is not None:
             self.graphs.free()
 
@@ -263,7 +263,7 @@ class NativeRuntime(ModelRuntime):
         return Source(tokens, self.encoder(tokens))
 
     def _takes_drafts(self) -> bool:
-        """Whether several tokens of a row are computed as one at a time."""
+        """Whether several tokens of a row in one pass give the same results as one at a time."""
         alone = self.encoder is None and self.graphs is None and self.device.type == "cpu"
         return alone and self.bound == math.inf
 
@@ -320,7 +320,7 @@ class NativeRuntime(ModelRuntime):
         return Output(logits.float(), cache, *(() if states is None else (states[-1], tuple(states))))
 
     def _ragged(self, given: Pass, past: int) -> Output:
-        """A pass whose tokens go to places of their own, each a row."""
+        """A pass in which each token is a row and has its own place in the cache."""
         feed, cache, places, positions = given.feed, given.cache, given.places, given.positions
         assert cache is not None
         assert places is not None

@@ -1,4 +1,4 @@
-"""Encoder-decoder families: config.json -> the `Spec` of the decoder, with that of the encoder in it, and names.
+"""Encoder-decoder families: config.json -> the decoder's `Spec`, which contains the encoder's, and names.
 
 Defaults are those of transformers' configuration classes.
 """
@@ -19,7 +19,7 @@ _HARMLESS = (
 )  # fmt: skip
 
 
-FARTHEST = 1 << 16  # the largest distance with a bias of its own: a table has one for each
+FARTHEST = 1 << 16  # the largest `Relative.farthest` accepted: `Distances` holds a bias for every distance up to it
 
 
 def t5(c: Config) -> Found:
@@ -39,7 +39,7 @@ def umt5(c: Config) -> Found:
 
 
 def _scaled_head(c: Config) -> bool:
-    """transformers reads the older field as the newer one, and ties whatever the files do not hold."""
+    """Whether the head is scaled. transformers derives the newer field from the older, and ties missing matrices."""
     tied = c.take("tie_word_embeddings", None)
     return c.flag("scale_decoder_outputs", tied is not False)
 
@@ -93,7 +93,7 @@ def _feed_forward(kind: Any) -> tuple[bool, str]:
     """Whether there is a gate, and the activation: "relu", "gated-silu", …"""
     if not isinstance(kind, str) or kind.count("-") > 1 or ("-" in kind and not kind.startswith("gated-")):
         raise NotNative(f"config.json: feed_forward_proj = {kind!r:.40}")
-    if kind == "gated-gelu":  # the name is older than "gelu_new", and means it
+    if kind == "gated-gelu":  # an older name for a gate with "gelu_new"
         return True, "gelu_new"
     return "-" in kind, kind.removeprefix("gated-")
 
@@ -105,7 +105,7 @@ def _t5_mlp(layer: str, gated: bool) -> dict[str, str]:
 
 
 def bart(c: Config) -> Found:
-    """BART (Lewis et al. 2020, arXiv:1910.13461): the transformer of 2017 with learned positions."""
+    """BART (Lewis et al. 2020, arXiv:1910.13461): the original transformer (2017) with learned positions."""
     return _bart(c, "bart", norm_first=False, embed_norm=True, learned=2)
 
 
@@ -115,12 +115,12 @@ def mbart(c: Config) -> Found:
 
 
 def marian(c: Config) -> Found:
-    """Marian (Junczys-Dowmunt et al. 2018, arXiv:1804.00344): translation, with positions as sines."""
+    """Marian (Junczys-Dowmunt et al. 2018, arXiv:1804.00344): translation, with sinusoidal positions."""
     return _bart(c, "marian", norm_first=False, embed_norm=False, learned=None)
 
 
 def pegasus(c: Config) -> Found:
-    """Pegasus (Zhang et al. 2020, arXiv:1912.08777): summaries, with positions as sines."""
+    """Pegasus (Zhang et al. 2020, arXiv:1912.08777): summarisation, with sinusoidal positions."""
     return _bart(c, "pegasus", norm_first=True, embed_norm=False, learned=None)
 
 
@@ -129,7 +129,7 @@ def m2m_100(c: Config) -> Found:
     padding = c.take("pad_token_id", 1)
     if type(padding) is not int or not 0 <= padding < c.size("vocab_size"):
         raise NotNative(f"config.json: pad_token_id = {padding!r:.40}")
-    c.take("static_position_embeddings", None)  # not read: they are always computed
+    c.take("static_position_embeddings", None)  # not read: positions are always computed
     c.values = {
         **{"scale_embedding": True, "activation_function": "relu"},
         **c.values,
@@ -147,7 +147,7 @@ def m2m_100(c: Config) -> Found:
 
 def _bart(c: Config, family: str, *, norm_first: bool, embed_norm: bool, learned: int | None) -> Found:
     _of_both(c)
-    # transformers no longer reads these: the family decides
+    # transformers no longer reads these: the family determines them
     c.only("normalize_before", norm_first)
     c.only("add_final_layer_norm", norm_first)
     c.only("normalize_embedding", embed_norm)
@@ -159,7 +159,7 @@ def _bart(c: Config, family: str, *, norm_first: bool, embed_norm: bool, learned
     target = c.size("decoder_vocab_size") if own else vocab
     if shared and target != vocab:
         raise NotNative(f"config.json: one matrix for vocabularies of {vocab} and {target}")
-    # transformers takes these names for the encoder's
+    # transformers uses these names for the encoder
     layers, heads = (
         c.either("encoder_layers", "num_hidden_layers"),
         c.either("encoder_attention_heads", "num_attention_heads"),
@@ -227,7 +227,7 @@ def _bart(c: Config, family: str, *, norm_first: bool, embed_norm: bool, learned
 
 
 def _decoder(encoder: Spec, *, layers: int, **more: Any) -> Spec:
-    """The spec of an encoder's decoder, which differs by these fields."""
+    """The decoder's spec: the encoder's with these fields changed."""
     return replace(encoder, causal=True, encoder=encoder, layers=layers, windows=(None,) * layers, **more)
 
 

@@ -1,12 +1,11 @@
 """A pass as one call of the compiled library.
 
-`decoder.Decoder` says what a pass computes. Here its code runs once with operations that record their call of the
-library and the buffers between the calls, in place of computing; a pass then runs the list. So the calls are those of
-the decoder, in its order, and every bit stays; what goes is the time that Python takes between them, a tenth to a third
-of a step. A decoder that does something for which there is no recorded form is computed by its own code.
+The code of `decoder.Decoder` runs once with operations that do not compute, but record their library call and the
+buffers between the calls; a pass then runs this list. It makes the decoder's calls in the decoder's order, so every bit
+is the same. It saves the time that Python spends between them, a tenth to a third of a step. A decoder that uses an
+operation without a recorded form runs its own code.
 
-A call says what is done with each token, so one list serves any number of rows and tokens for which its buffers have
-room.
+A call describes the work for each token, so one list works for any number of rows and tokens that fits its buffers.
 
 N rows, F tokens fed to each, E features of the residual stream, H heads of queries, K heads of keys and values,
 D features of a head, V vocabulary; S tokens of a source, B tokens for which the buffers have room.
@@ -38,10 +37,10 @@ from genctl.native.linear import CompiledProduct, CompiledProducts, Joined
 from genctl.native.mlp import MLP, Activation, LayerNorm, RMSNorm, same
 from genctl.native.positions import Rotary
 
-MOST_BYTES = 2**26  # of a list's buffers: the decoder's own code needs less for longer passes
-ROOM = 64  # tokens of the list that is kept; one for a longer pass, which is seldom repeated, is not
+MOST_BYTES = 2**26  # of a list's buffers: for longer passes the decoder's own code needs less
+ROOM = 64  # tokens of the list that is kept; lists for longer passes, seldom repeated, are not kept
 _PRODUCTS, _RMS_NORM, _LAYER_NORM, _ACTIVATE, _SUM, _COPY, _TURN, _ATTENTION = range(8)  # as in products.h
-# the buffers that several parts of a layer write: when one does, what another wrote there is not read any more
+# buffers shared by several parts of a layer: when one part writes, the earlier content is no longer needed
 _BUFFERS = {
     **dict.fromkeys(("attn_norm", "norm", "mlp_norm", "down", "mlp_out_norm"), "h"),
     "attn_out_norm": "o",
@@ -63,21 +62,21 @@ class _Entry(ctypes.Structure):
 
 
 class _Unsuited(Exception):
-    """A part of a decoder that the library does not compute alone."""
+    """A part of a decoder that has no recorded form."""
 
 
 class Steps:
-    """The list of one decoder. `taken` counts the passes that went through it."""
+    """The recorded calls of one decoder. `taken` counts the passes that used them."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
         self.taken = 0
         self._library = library() if decoder.device.type == "cpu" and decoder.dtype in TYPES else None
         self._list: _List | None = None
-        self._busy = threading.Lock()  # the buffers are those of one pass
+        self._busy = threading.Lock()  # only one pass can use the buffers at a time
         spec = decoder.spec
         numbers = spec.head_dim * (3 * spec.heads + 4 * spec.kv_heads) + spec.inner * (3 if spec.gated else 1)
-        self._width = (6 * spec.hidden + numbers) * decoder.dtype.itemsize  # bytes of the buffers for a token, about
+        self._width = (6 * spec.hidden + numbers) * decoder.dtype.itemsize  # approximate bytes of the buffers per token
 
     def step(
         self,
@@ -91,9 +90,9 @@ class Steps:
         source_mask: Tensor | None = None,
         places: TokenPlaces | None = None,
     ) -> Tensor | None:
-        """The pass over `feed` int64 [N, F], added to the `past` columns of `cache`: logits [N, `keep` or F, V].
+        """A pass over `feed` int64 [N, F], appended to the `past` columns of `cache`: logits [N, `keep` or F, V].
 
-        None if it has to be computed in another way; `cache` is unchanged then. mask [N, past + F] is 0 where a row has
+        None if the list cannot compute it; `cache` is then unchanged. mask [N, past + F] is 0 where a row has
         padding, positions int64 [N or 1, F], source_mask [N, S]. `places` as in `decode.runtime.Pass`.
         """
         rows, fed = feed.shape
@@ -103,10 +102,10 @@ class Steps:
         if (
             self._library is None
             or len(layers) < len(cache.layers)
-            or not all(layer.extends and layer.is_initialized for layer in cross)  # the source was read
-            or self.decoder.dtype not in TYPES  # for a while (parity's float64 reading)
+            or not all(layer.extends and layer.is_initialized for layer in cross)  # source already read
+            or self.decoder.dtype not in TYPES  # temporarily (parity's float64 pass)
             or rows * fed * self._width > MOST_BYTES
-            or (not past and any(spec.windows))  # a window stores less than it reads
+            or (not past and any(spec.windows))  # in a prefill, a window layer stores less than it reads
             or not self._busy.acquire(blocking=False)
         ):
             return None
@@ -129,11 +128,11 @@ class Steps:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether there is a library for passes of this decoder."""
+        """Whether passes of this decoder can run through the compiled library."""
         return self._library is not None
 
     def _with_room(self, tokens: int) -> _List | None:
-        """The list, or one of its own for a long pass; None if a part of the decoder is unsuited."""
+        """The kept list, or a new one for a long pass; None if a part of the decoder is unsuited."""
         assert self._library is not None
         if self._list is not None and tokens <= ROOM:
             return self._list
@@ -152,24 +151,24 @@ def _held(reference: weakref.ref[Tensor] | None) -> Tensor | None:
 
 
 class _Place:
-    """Where the keys and values of a layer lie: what its attention and the calls that store new ones must know."""
+    """Where a layer's keys and values are in memory, for its attention and for the calls that store new ones."""
 
     def __init__(self, fields: ops.Attention, stores: tuple[_Entry, ...] = ()) -> None:
-        self.fields, self.stores = fields, stores  # of keys and of values
-        # the keys that were looked at last, and those of a prompt that rows share: not kept alive from here
+        self.fields, self.stores = fields, stores  # `stores`: the call for keys and that for values
+        # the keys seen last, and those of a prompt that rows share; weak references, so they can be freed
         self.keys: weakref.ref[Tensor] | None = None
         self.prompt: weakref.ref[Tensor] | None = None
-        self.part = 0  # which stretch of columns is in the buffers: a prompt that rows share comes before it
+        self.part = 0  # index of the buffers' part of the columns: 1 after a prompt that rows share, else 0
         self.before = 0  # columns of that prompt
         self.sources = 1  # rows of a source's keys
-        self.lies: list[tuple[int, int]] = []  # of keys and of values: where buffers begin, and the bytes of a column
+        self.lies: list[tuple[int, int]] = []  # for keys and values: address of the buffer, bytes of a column
 
     def write(
         self, layer: GrowingLayer, first: int, columns: int, keys: Tensor, count: int, places: TokenPlaces | None
     ) -> int:
-        """Attend to `columns` columns of `keys` from `first` on, the last `count` new, or those of `places`.
+        """Attend to `columns` columns of `keys` from `first` on; the new ones are the last `count`, or at `places`.
 
-        Returns how many are seen.
+        Returns the number of columns seen, with those of a shared prompt.
         """
         if keys is not _held(self.keys) or (layer.prompt and layer.prompt[0]) is not _held(self.prompt):
             self._look(layer)
@@ -198,7 +197,7 @@ class _Place:
             store.y_row, store.y_head, store.y_token, _ = held.stride()
 
     def read(self, layer: GrowingLayer, rows: int) -> None:
-        """Attend to a source, whose columns stay as they are."""
+        """Attend to a source, whose columns do not change."""
         if layer.buffers[0] is not _held(self.keys):
             keys, values = layer.content()
             self.keys = weakref.ref(layer.buffers[0])
@@ -210,26 +209,26 @@ class _Place:
 
 
 class _List(Decoder):
-    """A decoder whose operations record their calls, in order, and the buffers from which and into which they compute.
+    """A decoder whose operations record their calls in order, with input and output buffers, in place of computing.
 
-    Here an x of the decoder is a buffer [1, B, …] or a view of one.
+    Here each x of the decoder's code is a buffer [1, B, …] or a view of one.
     """
 
     def __init__(self, found: Library, decoder: Decoder, room: int) -> None:
-        """`room` tokens of all rows fit. Raises _Unsuited."""
+        """`room` is B, the tokens of all rows together. Raises _Unsuited."""
         vars(self).update(vars(decoder))
         self.library, self.room = found, room
         self.type = TYPES[decoder.dtype]
         self.calls: list[_Entry] = []
-        self.held: list[Any] = []  # what calls point to
-        self.kept = 0  # whether only the tokens that have logits are computed from here on
+        self.held: list[Any] = []  # objects that calls point to
+        self.kept = 0  # whether calls recorded from here on compute only the tokens that get logits
         self.spaces: dict[tuple[str, tuple[int, ...]], Tensor] = {}
-        self.turns: dict[bool, list[_Entry]] = {False: [], True: []}  # by whether their layers have their own angles
+        self.turns: dict[bool, list[_Entry]] = {False: [], True: []}  # key: whether the layer uses the local angles
         self.places: list[_Place] = []
         self.sources: list[_Place] = []
         self._record(decoder)
         self.array = (_Entry * len(self.calls))(*self.calls)
-        # from here on the calls are those of the array
+        # from here on refer to the array's copies of the calls
         place = {id(call): self.array[index] for index, call in enumerate(self.calls)}
         self.turns = {local: [place[id(call)] for call in calls] for local, calls in self.turns.items()}
         for layer in self.places:
@@ -237,7 +236,7 @@ class _List(Decoder):
         self.last, self.entry = self.array[-1], self.x[0]
 
     def _record(self, decoder: Decoder) -> None:
-        """Run the code of a pass once."""
+        """Run the code of a pass once, recording its calls."""
         weights, output = decoder.weights, decoder.output
         layers = [self._part("", layer) for layer in weights.layers]
         ends = {name: self._part(name, getattr(weights, name)) for name in ("final_norm", "project_out")}
@@ -250,7 +249,7 @@ class _List(Decoder):
         last = self._space("final_norm", self.spec.hidden)
         self._moved(_COPY, x[:, None], last[:, None])
         self.head(self.end(last))
-        self.weights, self.output = weights, output  # parts that record would keep this list, and its buffers, alive
+        self.weights, self.output = weights, output  # recording parts would keep this list and its buffers alive
 
     def run(
         self,
@@ -261,7 +260,7 @@ class _List(Decoder):
         keep: int,
         places: TokenPlaces | None = None,
     ) -> Tensor:
-        """x [N, F, E], what all layers share, and the cache -> logits [N, `keep`, V]."""
+        """x [N, F, E], the facts that all layers share, and the cache -> logits [N, `keep`, V]."""
         rows, fed, _ = x.shape
         self.entry[: rows * fed] = x.flatten(0, 1)
         for calls, angles in ((self.turns[False], shared.angles), (self.turns[True], shared.local_angles)):
@@ -270,7 +269,7 @@ class _List(Decoder):
                 where = cos.data_ptr(), sin.data_ptr(), 0 if cos.shape[0] == 1 else cos.stride(0)
                 for call in calls:
                     call.z, call.w, call.z_row = where
-        kept: list[Any] = []  # until the call has ended
+        kept: list[Any] = []  # keep these alive until the call returns
         new = fed if places is None else places.new
         grown = [(layer, *layer.extend(new), layer.buffers[0]) for layer in layers]
         counts = [place.write(*where, new, places) for place, where in zip(self.places, grown, strict=True)]
@@ -293,7 +292,7 @@ class _List(Decoder):
     # -- operations of the decoder -------------------------------------------------------------------------------------
 
     def _part(self, name: str, part: Any) -> Any:
-        """A part of the weights that records its calls, for one that computes. What it puts out has this name."""
+        """Return the recording counterpart of a part of the weights. `name` is the name of its output buffer."""
         kind, name = type(part), _BUFFERS.get(name, name)
         if part is None or part is same:
             return part
@@ -315,7 +314,7 @@ class _List(Decoder):
         raise _Unsuited
 
     def _product(self, product: Any, name: str, x: Tensor) -> Tensor:
-        """x [1, B, I] -> [1, B, O]; without a name the place is not known yet."""
+        """x [1, B, I] -> [1, B, O]; without a name, each pass sets the address of the output."""
         together = product.together if type(product) is CompiledProduct else product
         x = self._even(x, f"{name} even")
         y = self._space(name, together.size) if name else x
@@ -350,7 +349,7 @@ class _List(Decoder):
         return y
 
     def sum(self, x: Tensor | None, added: Tensor, factor: float = 1.0) -> Tensor:
-        """In one of two buffers in turn, because the library's loop takes longer in the place of x."""
+        """Alternates between two buffers, because the library's loop is slower in place."""
         where, y = None, added
         if x is not None:
             where, y = self._at(x), self._space("sum" if x is self.x else "x", added.shape[-1])
@@ -358,7 +357,7 @@ class _List(Decoder):
         return y
 
     def turn(self, q: Tensor, k: Tensor, rotary: Rotary, shared: PassFacts) -> tuple[Tensor, Tensor]:
-        """Each pass says where its angles are."""
+        """Each pass sets the addresses of its angles."""
         turned = []
         for name, x in (("q", q), ("k", k)):
             y = self._space(f"{name} turned", x.shape[1], x.shape[3]).transpose(1, 2)
@@ -369,7 +368,7 @@ class _List(Decoder):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, w: LayerWeights, shared: PassFacts, number: int, cache: KeyValues | None
     ) -> Tensor:
-        """Each pass says where the cache is."""
+        """Each pass sets the addresses of the cache."""
         for part in (k, v):
             self._moved(_COPY, part, part)
         stores = self.calls[-2], self.calls[-1]
@@ -378,7 +377,7 @@ class _List(Decoder):
         return mixed
 
     def attend_source(self, q: Tensor, w: CrossWeights, shared: PassFacts, layer: GrowingLayer | None) -> Tensor:
-        """Each pass says where the source's keys and values are."""
+        """Each pass sets the addresses of the source's keys and values."""
         mixed, fields = self._mixed(q, self.spec.heads, self.spec.scaling, None)
         self.sources.append(_Place(fields))
         return mixed
@@ -393,7 +392,7 @@ class _List(Decoder):
         return self.spaces[key]
 
     def _at(self, x: Tensor) -> int:
-        """Where x lies. Raises _Unsuited if it was computed here, which no pass would do again."""
+        """The address of x. Raises _Unsuited if x is not in a recorded buffer: no pass would compute it again."""
         held = any(x.untyped_storage().data_ptr() == space.data_ptr() for space in self.spaces.values())
         if not held or x.stride(-1) != 1:
             raise _Unsuited
@@ -403,7 +402,7 @@ class _List(Decoder):
         self.calls.append(_Entry(kind=kind, type=self.type, kept=self.kept, **fields))
 
     def _mixed(self, q: Tensor, kv_heads: int, scaling: float, softcap: float | None) -> tuple[Tensor, ops.Attention]:
-        """q [1, H, B, D] -> attention [1, B, H·D], and what says where it looks."""
+        """q [1, H, B, D] -> attention [1, B, H·D], and the fields that hold the addresses of keys and values."""
         self._at(q)
         mixed = self._space("mixed", q.shape[1] * q.shape[3])
         fields = ops.fields(q, mixed, kv_heads, scaling=scaling, softcap=softcap)
@@ -411,7 +410,7 @@ class _List(Decoder):
         return mixed, fields
 
     def _even(self, x: Tensor, name: str) -> Tensor:
-        """x [1, B, …] without gaps."""
+        """x [1, B, …], copied if it is not contiguous."""
         if x.is_contiguous():
             return x
         y = self._space(name, *x.shape[2:])

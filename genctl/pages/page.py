@@ -1,8 +1,8 @@
-"""What a page shows, collected from the events of a run, and the page: everything inside the one file.
+"""Collect the data of a page from the events of a run, and make the page: one self-contained file.
 
-A page loads nothing and sends nothing: its policy allows the one style sheet and the one script, by their digests. Text
-of a model, a prompt or a preset reaches it in two ways only: through the template, which escapes it, and as JSON in
-which no character can end a script element.
+A page loads nothing and sends nothing: its content security policy allows one style sheet and one script, by their
+digests. Text of a model, a prompt or a preset enters it in only two ways: through the template, which escapes it, and
+as JSON in which no character can end a script element.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from genctl.events import Began, CacheRead, Event, Finished, Loading
 from genctl.pages.search_tree import SCALE, TreeBuilder, TreeDetail, Vocabulary, columns, known
 from genctl.terminal.widgets import visible
 
-HELD = 300_000  # nodes of search trees that are held; prompts that end later keep their texts alone
-LISTED = 20_000  # prompts on a page; the others are only counted
-LONG = 400  # characters of a prompt or text in a page that is cut down
+HELD = 300_000  # nodes of search trees that are kept; prompts that finish later keep only their texts
+LISTED = 20_000  # prompts on a page; further ones are only counted
+LONG = 400  # characters of a prompt or text in a shortened page
 
 
 @dataclass
 class PageData:
-    """Listens to a run. The page is a function of the events, and of what a command adds to them:
+    """Listens to a run. The page is a function of the events, and of fields that a command adds:
 
     `facts` (label and value of the summary), `job` (the settings as TOML), `cache` (the report of `inspect-cache`),
     `comparison` (runs side by side) and `figures` (more numbers of a lane, by its name).
@@ -43,7 +43,7 @@ class PageData:
     _nodes: int = 0
 
     def feed(self, event: Event) -> None:
-        """Take one event. Raises InputError for one that cannot follow the ones before it."""
+        """Process one event. Raises InputError for one that cannot follow the earlier ones."""
         if isinstance(event, (Loading, CacheRead)):
             return
         if event.lane not in self.lanes:
@@ -53,19 +53,19 @@ class PageData:
             self.lanes[event.lane] = TreeBuilder(event.lane)
         lane = self.lanes[event.lane]
         lane.feed(event)
-        if isinstance(event, Finished):  # the tokens of a lane that is done stay as long as there is room
+        if isinstance(event, Finished):  # keep the tokens of finished lanes while there is room
             self._nodes += lane.size
             if self._nodes > HELD and len(self.lanes) > 1:
                 lane.drop_rows()
 
     @property
     def begun(self) -> list[Began]:
-        """How each lane began."""
+        """The `Began` event of each lane."""
         return [lane.history.began for lane in self.lanes.values() if lane.history.began is not None]
 
     @property
     def done(self) -> list[Finished]:
-        """What each lane returned that is done."""
+        """The `Finished` event of each finished lane."""
         return [lane.history.finished for lane in self.lanes.values() if lane.history.finished is not None]
 
     @property
@@ -80,7 +80,7 @@ class PageData:
 
     @property
     def title(self) -> str:
-        """What the page is about, in a few words."""
+        """The subject of the page, in a few words."""
         begun = self.begun
         if not begun:
             return "genctl"
@@ -92,7 +92,7 @@ class PageData:
     ) -> dict[str, Any]:
         """The page as plain JSON values.
 
-        Only the first `with_tokens` lanes have their tokens (None: all); with `short` prompts and texts are cut.
+        Only the first `with_tokens` lanes include their tokens (None: all); with `short` prompts and texts are cut.
         """
         vocabulary: Vocabulary = {}
         lanes = []
@@ -154,14 +154,14 @@ class PageData:
 
 
 def cut(text: str, most: int | None) -> str:
-    """The text, or its beginning and the number of characters that are left out."""
+    """The text, or its beginning and the number of omitted characters."""
     if most is None or len(text) <= most:
         return text
     return f"{text[:most]} … ({len(text) - most:,} more characters)"
 
 
 def facts_of(page: PageData) -> list[tuple[str, str]]:
-    """The summary that the events alone can give."""
+    """The summary that follows from the events alone."""
     begun = page.begun
     facts = []
     for label, values in (
@@ -187,11 +187,11 @@ def facts_of(page: PageData) -> list[tuple[str, str]]:
 
 
 LARGEST = 2_000_000  # bytes of a page, unless its texts alone are longer
-WITHOUT_SCRIPT = 500  # prompts that are shown where scripts are off
+WITHOUT_SCRIPT = 500  # prompts that are shown if scripts are disabled
 
 
 def page(data: PageData) -> bytes:
-    """The page in UTF-8. Until it has at most LARGEST bytes, details are left out, alternatives first."""
+    """The page in UTF-8. Details are left out, alternatives first, until it has at most LARGEST bytes."""
     style, script = (file_text(name) for name in ("page.css", "page.js"))
     text = ""
     for document, left_out in _documents(data):
@@ -202,7 +202,7 @@ def page(data: PageData) -> bytes:
 
 
 def _documents(data: PageData) -> Iterator[tuple[dict[str, Any], str]]:
-    """The data with less and less detail, down to what always fits, and what is left out."""
+    """The data with less and less detail, each with a note on what is left out; the last one has no tokens."""
     yield data.document(), ""
     left_out = "alternatives, ranks, entropies and dead branches are left out"
     yield data.document("none"), left_out
@@ -214,7 +214,7 @@ def _documents(data: PageData) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def script_json(value: Any) -> str:
-    """JSON that can stand in a script element: no `<`, `>` or `&`, and no line separator of JavaScript."""
+    """JSON that is safe in a script element: no `<`, `>` or `&`, and no line separator of JavaScript."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -247,7 +247,7 @@ def _filled(data: PageData, document: Mapping[str, Any], style: str, script: str
 
 
 def filled(template: str, **values: Any) -> str:
-    """A template of this package with its values, which it escapes."""
+    """A template of this package filled with values, which are escaped."""
     import jinja2
 
     environment = jinja2.Environment(

@@ -1,4 +1,4 @@
-"""The search tree: every row that was ever live, with common prefixes shared, and how each branch ended;
+"""The search tree: every row that was ever live, with shared prefixes, and how each branch ended;
 and its columns for a page."""
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ State: TypeAlias = Literal["inner", "returned", "finished", "died", "left", "liv
 
 @dataclass(eq=False)
 class Node:
-    """One token of one row; the root has none. `number` counts in the order in which nodes came about."""
+    """One token of one row; the root has none. `number` counts nodes in order of creation."""
 
     number: int
     parent: Node | None
     depth: int = 0  # tokens from the root to here
     token: Token | None = None
     step: int = -1
-    total: float | None = None  # of the row up to here, where a step ended here
+    total: float | None = None  # of the row up to here, if a step ended here
     logprob: float | None = None
     note: str = ""
     children: list[Node] = field(default_factory=list)
     hypothesis: Hypothesis | None = None
     place: int | None = None  # among the returned sequences, from 1
     state: State = "inner"
-    died: int | None = None  # the step that nothing of it survived
+    died: int | None = None  # the step after which no row continued it
 
 
 class SearchTree:
-    """The tree of one lane: the root, where the prompt ends, and a node for each token of each of its `paths`.
+    """The tree of one lane: the root, at the end of the prompt, and a node for each token of each of its `paths`.
 
-    `paths` are those of all steps, in their order; `died` has the step after which no row continued a path.
+    `paths` has the paths of all steps, in order; `died` has the step after which no row continued a path.
     """
 
     def __init__(self, history: LaneHistory, paths: Sequence[Path], died: Mapping[Path, int]) -> None:
@@ -85,7 +85,7 @@ class SearchTree:
         return node
 
     def _mark(self, finished: Finished) -> None:
-        """Mark the returned sequences. All that were ranked once more have their new scores."""
+        """Mark the returned sequences. Returned and rejected ones get their final hypotheses, which may be rescored."""
         waiting: dict[tuple[tuple[int, ...], int | None], deque[Node]] = {}
         for node in self.nodes:
             if node.hypothesis is not None:
@@ -100,7 +100,7 @@ class SearchTree:
                 node.state, node.place = "returned", place
 
     def weights(self) -> tuple[dict[Node, int], dict[Node, int]]:
-        """For each node how many nodes it leads to, itself included, and the best place among their sequences."""
+        """For each node the size of its subtree, itself included, and the best place among the subtree's sequences."""
         sizes: dict[Node, int] = {}
         places: dict[Node, int] = {}
         for node in reversed(self.nodes):
@@ -111,17 +111,17 @@ class SearchTree:
 
 
 class TreeBuilder:
-    """Keeps all paths that the history of a lane ever had."""
+    """Collects all paths that the history of a lane ever had."""
 
     def __init__(self, lane: str) -> None:
         self.history = LaneHistory(lane)
         self.size = 1  # nodes of the tree
-        self.has_tokens = True  # the rows were not dropped
+        self.has_tokens = True  # False once the rows are dropped
         self._paths: list[Path] = []
         self._died: dict[Path, int] = {}
 
     def feed(self, event: Event) -> None:
-        """Take in an event of the lane. Raises InputError if it cannot follow."""
+        """Process an event of the lane. Raises InputError if it cannot follow."""
         before = self.history.rows
         self.history = self.history.after(event)
         if isinstance(event, Began):
@@ -137,19 +137,19 @@ class TreeBuilder:
         return SearchTree(self.history, self._paths, self._died)
 
     def drop_rows(self) -> None:
-        """Forget the rows, which frees their memory; the other events of the lane stay."""
+        """Drop the rows to free memory; the other events of the lane are kept."""
         self.history = replace(self.history, rows=(), endings=None)
         self._paths, self._died, self.has_tokens = [], {}, False
 
 
 class SearchTrees:
-    """Builds the tree of every lane from its events, until it is taken."""
+    """Builds the tree of every lane from its events. Trees are kept until they are taken."""
 
     def __init__(self) -> None:
         self._lanes: dict[str, TreeBuilder] = {}
 
     def feed(self, event: Event) -> None:
-        """Take in one event. Raises InputError for one that cannot follow the ones before it."""
+        """Process one event. Raises InputError for one that cannot follow the earlier ones."""
         if isinstance(event, Loading):
             return
         if isinstance(event, Failed):
@@ -168,17 +168,17 @@ class SearchTrees:
             yield self._lanes.pop(lane).tree()
 
 
-# -- the tree of a lane as columns of short numbers, which a page can carry by the ten thousand ------------------------
+# -- the tree of a lane as columns of short numbers, compact enough for tens of thousands of nodes ---------------------
 # A node is one token. Node 0 is the prompt and has no entry; entry i - 1 of each column belongs to node i.
-# Log-probabilities and entropies are whole numbers of 1/SCALE nats; the figures of `ends` are in nats.
+# Log-probabilities and entropies are integers in units of 1/SCALE nats; the numbers of `ends` are in nats.
 
 
-SCALE = 1_000_000  # the page rounds to three decimals: what it adds up is exact enough to be rounded once
-SUMS = SCALE // 10_000  # of sums in float32
+SCALE = 1_000_000  # the page rounds to three decimals: its sums are exact enough for a single rounding
+SUMS = SCALE // 10_000  # rounding of sums in float32
 LETTERS = {"inner": "i", "returned": "r", "finished": "f", "died": "d", "left": "l", "live": "v"}
 
 
-# Whether a page has alternatives, ranks, entropies and dead branches.
+# Whether a page includes alternatives, ranks, entropies and dead branches.
 TreeDetail: TypeAlias = Literal["all", "none"]
 
 
@@ -193,9 +193,9 @@ def _number(vocabulary: Vocabulary, id: int, text: str) -> int:
 def columns(tree: SearchTree, vocabulary: Vocabulary, detail: TreeDetail) -> dict[str, Any]:
     """The tree of a lane. Columns without any value are left out.
 
-    `up`: how many entries before a node its parent stands · `token`: its number in the vocabulary, -1 for a row that
-    ended without a token · `logprob` · `extra`: what processors and penalties added to the total in this step ·
-    `step`, where it is not the depth · `state`: a letter (LETTERS) each · `rank`, `entropy` · by node number: `note`,
+    `up`: how many entries before a node its parent is · `token`: its number in the vocabulary, -1 for a row that
+    ended without a token · `logprob` · `extra`: added to the total in this step by processors and penalties ·
+    `step`, if steps differ from depths · `state`: a letter (LETTERS) each · `rank`, `entropy` · by node number: `note`,
     `top` (token, log-probability, token, …), `trace`, `watched` · `ends`: the hypotheses, with the node at which each
     ends.
     """
@@ -237,12 +237,12 @@ def columns(tree: SearchTree, vocabulary: Vocabulary, detail: TreeDetail) -> dic
 
 
 def scaled(value: float | None) -> int | None:
-    """Nats in whole 1/SCALE; None where there is no finite number."""
+    """Nats as an integer in units of 1/SCALE; None if there is no finite number."""
     return None if value is None or not math.isfinite(value) else round(value * SCALE)
 
 
 def known(value: float) -> float | None:
-    """A number for JSON; None where it is not finite."""
+    """A number for JSON; None if it is not finite."""
     return value if math.isfinite(value) else None
 
 
@@ -263,7 +263,7 @@ def _paths(ends: Iterable[Node]) -> set[Node]:
 
 
 def _extra(nodes: Sequence[Node]) -> list[int]:
-    """What each total has beyond its parent's and the log-probability of the token."""
+    """The part of each total beyond its parent's total and the log-probability of the token."""
     extra = []
     totals: dict[Node, float] = {}
     for node in nodes:

@@ -1,9 +1,9 @@
 """The abilities of a transformers model: known for the architectures that were compared, measured for all others.
 
-transformers does not say whether a model's cache is exact, whether its rows are independent, or whether padding can be
-masked: some models take positions from the length of the cache, ignore the mask, or keep states in their modules. The
-architectures that are `compared` in `models/architectures.py` were compared with `generate()` (tests/zoo). For any
-other one, the first run that needs an ability compares the logits of a few short passes, together and apart.
+transformers does not declare whether a model's cache is exact, whether its rows are independent, or whether padding can
+be masked: some models take positions from the length of the cache, ignore the mask, or keep states in their modules.
+The architectures marked `compared` in `models/architectures.py` were compared with `generate()` (tests/zoo). For any
+other, the first run that needs an ability compares the logits of a few short passes, batched and separate.
 
 N rows, F tokens fed, T tokens so far, V vocabulary.
 """
@@ -25,15 +25,15 @@ from genctl.decode.runtime import Abilities, ModelRuntime, Pass
 from genctl.decode.types import Source, Sources, join_sources
 from genctl.models.architectures import facts_of
 
-# The largest difference between two computations of the same logits, as a share of their spread.
+# The largest difference between two computations of the same logits, relative to their spread.
 _EXACT, _ROUNDED = 1e-3, 1e-1
-_SHORT = 512  # tokens that a trial may read
+_SHORT = 512  # the largest window that a trial fills
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
 
 
 @dataclass
 class _Rows:
-    """Rows in the middle of a text, with the state for the next step."""
+    """Partly read rows, with the state for the next step."""
 
     cache: Cache | None
     tokens: Tensor  # int64 [N, T], padded on the left
@@ -42,7 +42,7 @@ class _Rows:
 
 
 class Probe:
-    """Tries one ability of a model. Each method returns whether the model has it, or raises one of `FAILURES`."""
+    """Tests a model's abilities. Each method tests one; it returns whether the model has it, or raises `FAILURES`."""
 
     def __init__(self, forward: ModelRuntime) -> None:
         self.forward = forward
@@ -51,7 +51,7 @@ class Probe:
         self.ids = _plain_ids(forward)
 
     def cache(self) -> bool:
-        """Whether steps on a cache agree with reading everything again, with another prompt read in between."""
+        """Whether steps on a cache agree with recomputing the whole text, even after a pass over another prompt."""
         text = self._text(5, 0)
         try:
             reference = torch.cat([self._read([text[:4]]), self._read([text])])
@@ -62,9 +62,9 @@ class Probe:
         return self.alike(torch.cat([self._step(rows, [[token]]) for token in text[3:]]), reference)
 
     def continued(self, begun: int, count: int) -> tuple[Tensor, Tensor, bool]:
-        """Steps on a cache, and reading everything again: logits f32 [count, V] of both, after `begun` tokens.
+        """Logits f32 [count, V] after `begun` tokens, from steps on a cache and from recomputing the whole text.
 
-        Also whether each step has changed every recurrent state. Raises what the model's code raises.
+        Also whether each step changed the recurrent states of every layer. Raises what the model's code raises.
         """
         text = self._text(begun + count, 0)
         rows, steps, moved = self._begin([text[:begun]]), [], True
@@ -78,9 +78,9 @@ class Probe:
         return torch.cat(steps), torch.cat(anew), moved
 
     def several(self) -> bool:
-        """Whether several tokens read at once on a cache agree with one at a time, also after some were removed."""
+        """Whether reading several tokens at once on a cache agrees with one at a time, even after removing some."""
         windows = [getattr(layer, "sliding_window", 0) for layer in self.forward.new_cache().layers]
-        past = max((size for size in windows if size and size <= _SHORT), default=0)  # a short prompt is beyond it
+        past = max((size for size in windows if size and size <= _SHORT), default=0)  # the prompt exceeds it
         length = int(min(past + 6, self.forward.bound))  # no drafts beyond the bound
         if length < 6:
             return True
@@ -98,13 +98,13 @@ class Probe:
         return self.alike(self._step(rows, [text[-3:]]), reference[1:])
 
     def whole(self) -> bool:
-        """Whether a pass without a cache agrees at each of its tokens with the pass that ends there."""
+        """Whether a pass without a cache agrees, at each of its last tokens, with a pass that ends there."""
         text = self._text(8, 0)
         reference = torch.cat([self._read([text[:length]]) for length in range(5, 9)])
         return self.alike(self._read([text], keep=4), reference)
 
     def rows(self) -> bool:
-        """Whether two rows of equal length agree with each row alone, also after they are swapped."""
+        """Whether two rows of equal length agree with each row alone, even after they are swapped."""
         text, second = self._text(5, 0), self._text(5, 50)
         second = [*text[:3], *second[3:]]
         reference = torch.cat([self._alone(text, 3), self._alone(second, 3)])
@@ -144,11 +144,11 @@ class Probe:
     # -- passes --------------------------------------------------------------------------------------------------------
 
     def _text(self, length: int, start: int) -> list[int]:
-        """Some ids of the vocabulary, none of them special."""
+        """`length` ids of the vocabulary, none of them special."""
         return [self.ids[(start + 7 * place) % len(self.ids)] for place in range(length)]
 
     def _rows(self, texts: Sequence[Sequence[int]], source: Source | None = None) -> _Rows:
-        """Texts that nothing has read yet. They share a source."""
+        """Texts that have not been read yet. They share a source."""
         longest = max(map(len, texts))
         pads = [longest - len(text) for text in texts]
         feed = [[0] * pad + list(text) for text, pad in zip(texts, pads, strict=True)]
@@ -163,7 +163,7 @@ class Probe:
         return self._pass(rows, rows.tokens, keep)
 
     def _begin(self, texts: Sequence[Sequence[int]], source: Source | None = None) -> _Rows:
-        """Texts that were read in one pass, with a cache."""
+        """Read texts in one pass, with a new cache."""
         rows = self._rows(texts, source)
         rows.cache = self.forward.new_cache()
         self._pass(rows, rows.tokens)
@@ -176,14 +176,14 @@ class Probe:
         return self._pass(rows, feed, keep=feed.shape[1])
 
     def _alone(self, text: Sequence[int], known: int) -> Tensor:
-        """Logits f32 [1, V] after a text of one row, read as in a run: `known` tokens, then step by step."""
+        """Logits f32 [1, V] after a text, read as one row as in a run: `known` tokens, then step by step."""
         if not self.forward.abilities.supports_cache:
             return self._read([text])
         rows = self._begin([text[:known]])
         return [self._step(rows, [[token]]) for token in text[known:]][-1]
 
     def _fork(self, rows: _Rows, count: int) -> _Rows:
-        """The same row `count` times."""
+        """Copy a row `count` times."""
         index = torch.zeros(count, dtype=torch.long, device=self.forward.device)
         assert rows.cache is not None
         sources = rows.sources
@@ -192,7 +192,7 @@ class Probe:
         return _Rows(rows.cache.select(index, room=2), rows.tokens[index], rows.pads * count, sources)
 
     def _merge(self, parts: Sequence[_Rows], sources: Sequence[Source] = ()) -> _Rows:
-        """Rows of different lengths in one cache."""
+        """Merge rows of different lengths into one cache."""
         longest = max(rows.tokens.shape[1] for rows in parts)
         pads = [longest - rows.tokens.shape[1] for rows in parts]
         tokens = [torch.nn.functional.pad(rows.tokens, (pad, 0)) for rows, pad in zip(parts, pads, strict=True)]
@@ -201,7 +201,7 @@ class Probe:
         return _Rows(held[0].merge(held[1:], room=2), torch.cat(tokens), pads, joined)
 
     def _pass(self, rows: _Rows, feed: Tensor, keep: int = 1) -> Tensor:
-        """Logits f32 [N, V] after the tokens that are fed; with `keep` after each of the last ones, [N * keep, V]."""
+        """Feed tokens; returns logits f32 [N * keep, V] after the last `keep` tokens of each row."""
         total, device = rows.tokens.shape[1], self.forward.device
         columns = torch.arange(total - feed.shape[1], total, device=device)[None]
         mask, positions = None, columns
@@ -225,14 +225,14 @@ class Probe:
 
 
 def _states(cache: Cache) -> list[dict[str, Tensor]]:
-    """Copies of the recurrent states of each layer that has some."""
+    """Copies of each layer's recurrent states, for layers that have some."""
     states = [layer.state_dict() for layer in cache.layers if layer.is_recurrent]
     columns = ("keys", "values")
     return [{name: state.clone() for name, state in held.items() if name not in columns} for held in states if held]
 
 
 def _plain_ids(forward: ModelRuntime) -> list[int]:
-    """Ids without a special meaning: those that the config does not name."""
+    """Ordinary token ids, not listed in the config as special."""
     special: set[int] = set()
     parts: list[dict[str, Any]] = [forward.config.to_dict()]
     while parts:
@@ -254,15 +254,15 @@ FINDINGS = {
 
 
 def _measured(trial: str) -> cached_property[bool]:
-    """An ability that a trial alone decides."""
+    """An ability that depends on one trial only."""
     return cached_property(lambda abilities: abilities._has(trial))
 
 
 class MeasuredAbilities(Abilities):
-    """Each ability is found when it is first read; one that is missing adds a sentence to `findings`.
+    """Measures each ability when it is first read; missing ones of `FINDINGS` add a sentence to `findings`.
 
-    `runtime` makes a runtime of its own for the short passes that measure it (see `Probe`): a run's counters and the
-    states between its passes stay as they are. None: every ability counts as there.
+    `runtime` makes a separate runtime for the short passes that measure it (see `Probe`), so a run's counters and the
+    states between its passes do not change. None: every ability counts as present.
     """
 
     def __init__(
@@ -295,12 +295,12 @@ class MeasuredAbilities(Abilities):
 
     @property
     def savable(self) -> bool:
-        """Whether its cache is a cache of layers, not a state that the model returns."""
+        """Whether its cache consists of layers, rather than states that the model returns."""
         return not self._facts.returns
 
     @property
     def recurrent(self) -> bool:
-        """Whether its class is marked as one with states."""
+        """Whether its class is marked as stateful."""
         return self._stateful
 
     @property
@@ -310,12 +310,12 @@ class MeasuredAbilities(Abilities):
 
     @cached_property
     def supports_cache(self) -> bool:
-        """Whether the model takes a cache: one that changes no text, or that is used in any case."""
+        """Whether the model takes a cache that either changes no text or is used anyway, as in `generate()`."""
         return bool(self._facts.returns or self._takes_cache) and (self._always_cached or self._has("cache"))
 
     @cached_property
     def cache_differs(self) -> bool:
-        """Whether a cache that is used in any case was found to change the texts."""
+        """Whether a cache that is used anyway was found to change the texts."""
         return self._always_cached and self.supports_cache and not self._has("cache")
 
     multi_token_exact = _measured("several")  # also after a rejected draft
@@ -324,24 +324,24 @@ class MeasuredAbilities(Abilities):
 
     @cached_property
     def pads(self) -> bool:
-        """Whether rows may share a pass, and padding leaves their scores as they are."""
+        """Whether rows may share a pass, and padding does not change their scores."""
         if self._is_encoder_decoder:  # positions of most decoders are columns of the cache, which cannot be shifted
             return self._facts.relative and self.together
         return self._takes_mask and self.together and not self._facts.returns and self._has("padding")
 
     @cached_property
     def pads_sources(self) -> bool:
-        """The same for sources."""
+        """Whether rows may share a pass, and padding of sources does not change their scores."""
         return self.together and self._has("sources")
 
     @cached_property
     def pads_behind(self) -> bool:
-        """Not measured: complete texts of another architecture share a pass only if they are equally long."""
+        """Not measured: complete texts of unlisted architectures share a pass only if they are equally long."""
         return self.together and self._runtime is None
 
     @cached_property
     def reads_padded(self) -> bool:
-        """Whether the cache has only columns, which can be dropped, and no states."""
+        """Whether prompts can be read with padding: the cache has only columns, which can be dropped, and no states."""
         if not self._takes_mask or not self.supports_cache or self._is_encoder_decoder or self._facts.returns:
             return False
         return new_cache(self._config).only_columns

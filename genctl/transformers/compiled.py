@@ -1,8 +1,8 @@
-"""Steps through torch.compile, of one fixed shape, so that a compiled or captured step can be reused.
+"""Steps through torch.compile, with fixed shapes so that compiled or captured steps can be reused.
 
 A step reads one token of each row. Its rows see the whole buffers of the cache, filled or not; a mask marks the
-columns that count, and the place of the new column is a tensor. Everything else (prompts, drafts, steps with hidden
-states) is computed eagerly, on the same cache. The first step of each kind is computed both ways.
+valid columns, and the index of the new column is a tensor. Everything else (prompts, drafts, steps with hidden
+states) runs eagerly on the same cache. The first step with one row, and with several, is also computed eagerly.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from genctl.decode.cache.cache import Cache
 from genctl.decode.cache.foreign import CompiledLayer, new_cache
 from genctl.errors import ModelError, is_shortage
 
-VARIANTS = 64  # compilations that one process may hold; each model needs two
-_ALIKE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}  # difference of logits to the largest of them
+VARIANTS = 64  # torch's recompile limit for a process; each model needs two compilations
+_ALIKE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}  # tolerance, relative to the largest logit
 Eager = Callable[[Cache], Tensor]
 _LEAVE_OUT = "leave out --compile"
 
@@ -32,7 +32,7 @@ class Compiled:
     """The compiled steps of one model. Raises ModelError for a model whose steps cannot keep one shape."""
 
     def __init__(self, model: Any, accepted: frozenset[str], cache_name: str, device: torch.device) -> None:
-        """`accepted` are the arguments of its forward, `cache_name` the one for the cache."""
+        """`accepted` are the arguments of the model's forward, `cache_name` the one for the cache."""
         if why := _unfit(model, accepted, cache_name):
             raise ModelError(f"--compile: {type(model).__name__} {why}", hint=_LEAVE_OUT)
         self.device = device
@@ -89,7 +89,7 @@ class Compiled:
         return logits.clone() if self.device.type == "cuda" else logits  # a CUDA graph overwrites its output
 
     def _inputs(self, feed: Tensor, cache: Cache, mask: Tensor | None, positions: Tensor | None) -> tuple[Any, ...]:
-        """What the compiled step reads, made on the device, so that the host does not wait."""
+        """The inputs of the compiled step, made on the device to avoid a synchronisation."""
         rows, length, buffers = feed.shape[0], cache.length, cache.slots()
         full_mask = torch.zeros(rows, buffers[0][0].shape[2], dtype=torch.long, device=feed.device)
         full_mask[:, : length + 1] = 1 if mask is None else mask
@@ -106,12 +106,12 @@ class Compiled:
             compat.mark_dynamic(tensor, 0)
         compat.mark_dynamic(full_mask, 1)
         if self.device.type == "cuda":
-            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]  # torch is, here
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]  # untyped in torch
         return feed, full_mask, positions, place, buffers
 
 
 def _unfit(model: Any, accepted: frozenset[str], cache_name: str) -> str:
-    """Why a model's steps cannot keep one shape, in which every layer looks back over all tokens; "" if they can."""
+    """Why a model's steps cannot have a fixed shape, with every layer attending to all tokens; "" if they can."""
     if getattr(model.config, "is_encoder_decoder", False):
         return "is an encoder-decoder, and --compile is for decoders"
     takes = {cache_name, "attention_mask"} <= accepted and compat.takes_dynamic_cache(model)

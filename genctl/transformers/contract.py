@@ -1,7 +1,7 @@
-"""What generation relies on when a model's code is called with a cache, checked while it runs.
+"""Run-time checks that a model's code uses the cache that it is called with.
 
-The classes of transformers take any keyword argument. After a renaming a cache goes in and nobody reads it: no error,
-only another text. So each pass is checked for what a cache shows, and each loaded model once for what it says.
+The classes of transformers accept any keyword argument. After a renaming, a model silently ignores the cache: no error,
+only a different text. So the cache is checked after each pass, and the scores of each loaded model once.
 
 N rows, F tokens fed, V vocabulary.
 """
@@ -21,25 +21,25 @@ from genctl.errors import ContractError, is_shortage
 from genctl.models.packed_layers import weights
 from genctl.transformers.abilities import FAILURES, Probe
 
-STEPS, BEGUN = 2, 3  # tokens of the comparison: read one by one, after so many in one pass
+STEPS, BEGUN = 2, 3  # tokens of the comparison: STEPS read one by one, after BEGUN in one pass
 
-# The largest difference of scores, as a share of their spread (root mean squares). float32 rounds to 1e-5 of it even in
-# deep models, bfloat16 to some percent; a cache that is not read, or positions that stand still, change more than that.
+# The largest difference of scores, relative to their spread (root mean squares). float32 rounds to 1e-5 of it even in
+# deep models, bfloat16 to a few percent; an ignored cache or positions that do not advance change more than that.
 _LIMITS = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 3e-2}
-_ROUNDED = 1e-1  # bfloat16, and weights of 8 bits and fewer
-_REDUCED = 2e-2  # float32 that is multiplied in TF32, which is the rule in a GPU's convolutions
+_ROUNDED = 1e-1  # bfloat16, and weights of 8 bits or fewer
+_REDUCED = 2e-2  # float32 multiplied in TF32, the default for convolutions on a GPU
 _ROUTED = 3e-1  # experts in half precision: rounding sends some tokens to another expert
 
 
 def columns(cache: Cache) -> list[int]:
-    """The tokens in each layer that counts them, to be given to `check_pass`."""
+    """The number of tokens in each layer that counts them, for `check_pass`."""
     return [layer.get_seq_length() for layer in cache.layers if layer.has_columns]
 
 
 def check_pass(model: Any, cache: Cache, given: Any, output: Any, before: list[int], fed: int) -> None:
-    """Check a pass that read `fed` tokens: the cache that came back is the one that went in, and has grown by them.
+    """Check a pass that read `fed` tokens: the returned cache is the one passed in, and has grown by `fed` columns.
 
-    `given` is the cache as the model received it. Layers that never hold anything do not count; a model may put columns
+    `given` is the cache as passed to the model. Layers that never hold anything are ignored; a model may put columns
     of its own before a text. Raises ContractError.
     """
     returned = compat.returned_cache(output)
@@ -56,24 +56,24 @@ def check_pass(model: Any, cache: Cache, given: Any, output: Any, before: list[i
         states, is_new = cache.for_model, cache.for_model is not None
         if isinstance(states, (list, tuple)) and isinstance(given, (list, tuple)):
             is_new = all(new is not old for new, old in zip(states, given, strict=False))
-        if not is_new:  # others than those of the pass before
+        if not is_new:  # the states of the previous pass came back
             raise _broken(model, "returns no state of what it has read")
     if cache.is_recurrent and not any(layer.state_dict() for layer in cache.layers if layer.is_recurrent):
         raise _broken(model, "keeps no state of what it has read")
 
 
 def check_scores(forward: ModelRuntime) -> None:
-    """Check a loaded model: a text that is read step by step on a cache gets the scores of the text read anew.
+    """Check a loaded model: steps on a cache must give the same scores as reading the whole text without one.
 
-    A few tokens are read, by a runtime of their own; no generator of random numbers moves. The difference may be what
-    rounding explains: by the type of the weights, and by the size of the scores. Recurrent states must change with each
-    token. Raises ContractError.
+    A few tokens are read by a separate runtime; random number generators are unchanged. The scores may differ as much
+    as rounding explains, given the type of the weights and the size of the scores. Recurrent states must change with
+    each token. Raises ContractError.
 
-    Nothing is compared where the two ways may differ, or one of them does not exist: a window of one token, which
-    `generate()` ignores with a cache; positions or windows that depend on the length of a text from so few tokens on; a
-    context that is shorter; code that fails on such a text; a model without numbers (on the meta device). The caller
-    leaves out models whose cache changes what they say, those that were measured before (see `abilities`), and the
-    passes that somebody watches by hooks.
+    Nothing is compared where the two may legitimately differ, or one is impossible: a window of one token, which
+    `generate()` ignores with a cache; positions or windows that depend on the text's length from this few tokens on; a
+    context shorter than this; code that fails on such a text; a model without weights (on the meta device). The caller
+    skips models whose cache is known to change the scores, models whose abilities were measured (see `abilities`), and
+    models with forward hooks added since loading.
     """
     if not _comparable(forward):
         return
@@ -89,7 +89,7 @@ def check_scores(forward: ModelRuntime) -> None:
         raise _broken(forward.model, "does not change its recurrent states when it reads a token")
     limit, ulp, routed = _rounding(forward.model)
     differences = difference(steps, anew, ulp)
-    # a token that goes to another expert differs; a cache that is not read makes all of them differ
+    # a token routed to another expert differs; an ignored cache makes all tokens differ
     found = float(differences.amin() if routed else differences.amax())
     if found > limit or found != found:
         raise _broken(
@@ -100,10 +100,10 @@ def check_scores(forward: ModelRuntime) -> None:
 
 
 def difference(steps: Tensor, anew: Tensor, ulp: float) -> Tensor:
-    """By how much scores f32 [N, V] differ beyond the last digit of the largest, as a share of their spread: f32 [N].
+    """The RMS difference of scores f32 [N, V] beyond one ulp of the largest score, relative to their spread: f32 [N].
 
-    `ulp` is the distance from 1 to the next number of their type. Scores that both forbid (-inf) do not count; infinite
-    where only one does.
+    `ulp` is the distance from 1 to the next number of their type. Scores that are -inf in both are ignored; the result
+    is infinite if any is -inf in only one.
     """
     finite = anew.isfinite()
     if not bool((finite == steps.isfinite()).all()):
@@ -129,7 +129,7 @@ def _comparable(forward: ModelRuntime) -> bool:
 
 
 def _rounding(model: nn.Module) -> tuple[float, float, bool]:
-    """The largest difference that rounding explains, the `ulp` of scores, and whether it may choose other experts."""
+    """The largest difference that rounding explains, the `ulp` of scores, and whether rounding may change experts."""
     config: Any = model.config
     device: Any = model.device
     types = {tensor.dtype for tensor in weights(model)}

@@ -1,4 +1,4 @@
-"""`ModelRuntime` for transformers' models: one pass for many rows, with the inputs that each architecture requires.
+"""`ModelRuntime` for transformers' models: batched passes, with the inputs that each architecture requires.
 
 transformers' own `prepare_inputs_for_generation` is called where an architecture overrides it; otherwise the
 few inputs that every model shares are passed directly, which is cheaper.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class EncoderOutput(BaseModelOutput):  # type: ignore[misc]  # transformers is untyped here
-    """An encoder's output, with fields that some decoders read without using them."""
+    """An encoder's output, with fields that some decoders access but do not use."""
 
     router_logits: tuple[Tensor, ...] | None = None
     router_probs: tuple[Tensor, ...] | None = None
@@ -44,14 +44,14 @@ class EncoderOutput(BaseModelOutput):  # type: ignore[misc]  # transformers is u
 
 # -- rotary positions whose frequencies depend on the length of a text -------------------------------------------------
 # "dynamic" (NTK-aware scaling) widens the wavelengths with every token beyond the trained context; "longrope" (Ding et
-# al. 2024, arXiv:2402.13753) switches to a second set of them there. transformers takes the length from the longest row
-# of a pass, and keeps the last result in a module, so texts of different lengths affect each other.
+# al. 2024, arXiv:2402.13753) switches to a second set of them there. transformers takes the length of the longest row
+# of a pass, and stores the last result in a module, so texts of different lengths affect each other.
 
 
 class LengthRope:
-    """The lengths on which a model's frequencies depend. Up to `bound` they are the same for every text.
+    """How a model's frequencies depend on the length of a text. Up to `bound` tokens they are the same for every text.
 
-    With `reads_again` the full text is read again when it passes the bound of longrope.
+    With `reads_again` the full text is recomputed when it exceeds longrope's bound.
     """
 
     def __init__(self, modules: Iterable[Any] = (), *, reads_again: bool = False) -> None:
@@ -62,7 +62,7 @@ class LengthRope:
         self.reads_again = bool(long) and reads_again
 
     def reset(self) -> None:
-        """Forget the length of the last pass."""
+        """Reset frequencies that depend on the length of the last pass."""
         for module in self.dynamic:
             for prefix in (prefix for prefix, kind in _kinds(module).items() if "dynamic" in kind):
                 module.register_buffer(f"{prefix}inv_freq", getattr(module, f"{prefix}original_inv_freq"), False)
@@ -70,7 +70,7 @@ class LengthRope:
 
 
 def _kinds(module: Any) -> dict[str, str]:
-    """The kind of positions by the prefix of the module's buffers: one for each kind of layer if there are several."""
+    """Prefix of the module's buffers -> kind of RoPE: one entry, or one for each layer type if there are several."""
     kinds = module.rope_type
     return {f"{layer}_": kind for layer, kind in kinds.items()} if isinstance(kinds, dict) else {"": kinds}
 
@@ -89,8 +89,8 @@ class TransformersRuntime(ModelRuntime):
     """A transformers model for the loop. `forwards` counts the decoder's passes; `findings` lists missing abilities.
 
     With `compile` its steps go through torch.compile (see `compiled`). Without `trust` the abilities of listed
-    architectures are measured, too. `abilities` are given to the runtime that measures them: it never separates rows,
-    and passes on the errors of the model's code. Raises ModelError if the steps cannot be compiled.
+    architectures are measured, too. `abilities` is only passed to a runtime that measures them: it never separates
+    rows, and does not wrap errors of the model's code. Raises ModelError if the steps cannot be compiled.
     """
 
     kind = "transformers"
@@ -128,7 +128,7 @@ class TransformersRuntime(ModelRuntime):
         self.forwards = 0
         self._probing = abilities is not None
         self._hooks = compat.forward_hooks(model)
-        # whether steps agree with reading anew was measured, or no agreement is expected
+        # whether `contract.check_scores` is done or not needed
         self._compared = self._probing or not self.trusted or self.facts.cache_differs or bool(self.facts.returns)
         self.abilities: Abilities = abilities or MeasuredAbilities(
             model,
@@ -146,7 +146,7 @@ class TransformersRuntime(ModelRuntime):
 
     @property
     def vocab_size(self) -> int:
-        """Entries of the output distribution."""
+        """Size of the output distribution."""
         head = self.model.get_output_embeddings()
         if isinstance(outputs := getattr(head, "out_features", None), int):
             return outputs
@@ -162,7 +162,7 @@ class TransformersRuntime(ModelRuntime):
         return head
 
     def first_layers(self, count: int) -> TransformersRuntime:
-        """The same model without the layers after `count`. It shares the weights. Raises ModelError."""
+        """The same model cut to its first `count` layers, sharing the weights. Raises ModelError."""
         return TransformersRuntime(_first_layers(self.model, count))
 
     def new_cache(self, *, room: int = 0, whole: bool = False) -> Cache:
@@ -182,7 +182,7 @@ class TransformersRuntime(ModelRuntime):
     def __call__(self, given: Pass) -> Output:
         """One pass (see `decode.runtime.ModelRuntime`).
 
-        Raises ModelError if the model's own code fails, and ContractError if it does not do what is relied on (see
+        Raises ModelError if the model's own code fails, and ContractError if it does not use the cache correctly (see
         `contract`).
         """
         feed, cache, mask, positions, sources = given.feed, given.cache, given.mask, given.positions, given.sources
@@ -190,7 +190,7 @@ class TransformersRuntime(ModelRuntime):
         if feed.shape[0] > 1 and not self._probing and not self.abilities.together:
             return self._apart(given)
         if cache is not None and not first and not self._compared and compat.forward_hooks(self.model) == self._hooks:
-            # not while somebody watches the model's passes: these would be among them
+            # not with new forward hooks on the model: they would see these passes
             contract.check_scores(TransformersRuntime(self.model, abilities=self.abilities))
             self._compared = True
         self.rope.reset()
@@ -222,7 +222,7 @@ class TransformersRuntime(ModelRuntime):
             inputs[self.cache_name] = model_cache
         if self.prepares:
             inputs = self._prepare(feed if history is None or not self.reads_history else history, inputs, first)
-            inputs.pop("logits_to_keep", None)  # Bamba and its variants keep only the last
+            inputs.pop("logits_to_keep", None)  # Bamba and its variants set it to 1
         if keep and self.takes_keep:
             inputs["logits_to_keep"] = keep
         if hidden:
@@ -264,7 +264,7 @@ class TransformersRuntime(ModelRuntime):
         return self.reads_history or super().wants_history(before)
 
     def _run(self, module: Any, **inputs: Any) -> Any:
-        """Call a library's code. Raises ModelError, in one line, if it fails."""
+        """Call the model's code. Raises ModelError, with a message of one line, if it fails."""
         try:
             return module(**inputs, return_dict=True)
         except Exception as error:
@@ -291,9 +291,9 @@ class TransformersRuntime(ModelRuntime):
         return Output(logits, None, layers[-1], layers) if given.hidden else Output(logits, None)
 
     def _mask(self, mask: Tensor, feed: Tensor, cache: Cache | None) -> Tensor:
-        """A mask int64 [N, T] of one step; on a GPU as bool [N, 1, 1, T], the form for attention.
+        """The mask int64 [N, T] of a step; on a GPU, if possible, as bool [N, 1, 1, T], the form that attention uses.
 
-        Otherwise transformers checks whether anything is masked, and the host waits for that in every step.
+        Else transformers checks whether anything is masked, which synchronises host and GPU in every step.
         """
         usual = compat.attention_of(self.config.get_text_config(decoder=True)) == "sdpa" and self.facts.dense
         if feed.shape[1] > 1 or transfer.on_host(mask) or not usual or cache is None:
@@ -301,7 +301,7 @@ class TransformersRuntime(ModelRuntime):
         return mask[:, None, None].bool() if cache.is_plain else mask
 
     def _eager(self, inputs: dict[str, Any], cache: Cache) -> Tensor:
-        """A step without compiling, on another cache: logits [N, 1, V]."""
+        """An uncompiled step, on another cache: logits [N, 1, V]."""
         logits: Tensor = self.model(**{**inputs, self.cache_name: cache.for_model}, return_dict=True).logits
         return logits
 
@@ -311,7 +311,7 @@ class TransformersRuntime(ModelRuntime):
             cache.use_slots()
 
     def _prepare(self, feed: Tensor, inputs: dict[str, Any], first: bool) -> dict[str, Any]:
-        """The inputs after the architecture's own `prepare_inputs_for_generation`."""
+        """The inputs as the architecture's own `prepare_inputs_for_generation` returns them."""
         arguments = dict(inputs)
         arguments.pop("decoder_input_ids" if self.is_encoder_decoder else "input_ids")
         if self.cache_name in arguments:
@@ -334,11 +334,11 @@ def _first_layers(model: Any, count: int) -> Any:
         raise ModelError(f"assistant_early_exit: {name} has no single list of layers that could be left early")
     steps = outer[0].split(".")
     *holders, layers = [model.get_submodule(".".join(steps[:end])) for end in range(len(steps) + 1)]
-    if any("forward" in vars(holder) for holder in holders):  # it would compute with the original
+    if any("forward" in vars(holder) for holder in holders):  # a patched forward would use the original layers
         raise ModelError(f"assistant_early_exit: the layers of {name} are spread over devices and cannot be left early")
     shared = [part for holder in holders for part in holder.children() if part not in [*holders, layers]]
     tensors = [part for holder in holders for part in (*holder.parameters(False), *holder.buffers(False))]
-    # modules around the layers are copied, with one config; what they hold is not
+    # modules around the layers are copied, with one shared config; their other children and tensors are not
     twin = copy.deepcopy(model, {id(part): part for part in [*shared, *layers, *tensors]})
     del twin.get_submodule(outer[0])[count:]
     text = twin.config.get_text_config(decoder=True)

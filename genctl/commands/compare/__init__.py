@@ -1,1 +1,1 @@
-"""`genctl compare`: options, job, view, report, recordings of `--save` and `--expect`. Enter by `job`."""
+"""`genctl compare`: options, job, view and output. The entry point is `job`."""

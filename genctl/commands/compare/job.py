@@ -1,4 +1,4 @@
-"""`genctl compare`: one checkpoint after another; all runs of a checkpoint decode a prompt together."""
+"""`genctl compare`: checkpoints are loaded one after another; all runs of a checkpoint share the batch of a prompt."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from genctl.io.rows import BadRow, InputRow, row_seed
 from genctl.terminal import loading_line
 from genctl.terminal.console import make_consoles
 
-LANES = 16  # decoded at once where nothing is live and no batch size is set
+LANES = 16  # decoded at once if there is no live view and no batch size is set
 
 
 class RunLane(NamedTuple):
-    """A lane: which run continues which prompt, and with which of its seeds."""
+    """A lane: its prompt, its run, and the number of its seed."""
 
     prompt: ComparedPrompt
     run: int
     repetition: int
-    reads: int  # prompts that it reads at each step: with guidance a negative one, too
+    reads: int  # prompts read at each step: 2 with guidance (the negative prompt), else 1
 
 
 def compare(options: CompareOptions) -> int | None:
@@ -82,17 +82,17 @@ def compare(options: CompareOptions) -> int | None:
             several = seeds > 1 or any(one.generation.num_return_sequences > 1 for one in resolved)
             if several and not metrics.is_installed():
                 job.messages.note(f"self-BLEU is left out: it needs sacrebleu ({extra('metrics')})")
-            sharing: dict[tuple[Any, ...], list[int]] = {}  # runs by the checkpoint that they share
+            sharing: dict[tuple[Any, ...], list[int]] = {}  # checkpoint -> its runs
             for place, one in enumerate(resolved):
                 sharing.setdefault(loaded_with(one.runtime), []).append(place)
             for number, members in enumerate(sharing.values(), 1):
                 for chunk in decoder.chunks(members):
                     if number == len(sharing):  # all runs of these prompts are done
                         _write(job, report, chunk)
-                if job.interrupt.status:  # what earlier checkpoints wrote is not lost
+                if job.interrupt.status:  # interrupted: keep the texts of earlier checkpoints
                     _write(job, report, [prompt for prompt in prompts if prompt.begun])
                     break
-                job.close_engine()  # the next checkpoint needs its memory
+                job.close_engine()  # free its memory for the next checkpoint
             job.hide()
             if job.page is not None:
                 job.page.settled(_settings(runs, resolved), seed=seed, baseline=base)
@@ -101,13 +101,13 @@ def compare(options: CompareOptions) -> int | None:
 
 
 def _settings(runs: Sequence[Side], resolved: Sequence[Resolved]) -> str:
-    """The settings of all runs as TOML, in which lines that begin with # name them."""
+    """The settings of all runs as TOML; a comment line names each run."""
     each_run = zip(runs, resolved, strict=True)
     return "\n".join(f"# run {printable(run.name)}\n\n{to_toml(one, defaults=False)}" for run, one in each_run)
 
 
 def _write(job: Job, report: ComparisonOutput, prompts: Sequence[ComparedPrompt]) -> None:
-    """Write these prompts and forget their texts."""
+    """Write these prompts and free their results."""
     job.hide()
     for prompt in prompts:
         if isinstance(prompt.row, BadRow) and job.page is not None:
@@ -125,13 +125,13 @@ class RunsDecoder:
     job: Job
     options: CompareOptions
     runs: Sequence[Side]
-    resolved: list[Resolved]  # once a checkpoint is loaded, with its settings beneath
+    resolved: list[Resolved]  # updated with a checkpoint's own settings when it is loaded
     prompts: Sequence[ComparedPrompt]
     seeds: int  # repetitions of each run
     seed: int  # of the comparison
     work: SharedWork = field(default_factory=SharedWork)
-    lanes: dict[str, RunLane] = field(default_factory=dict)  # those that are decoded now
-    plans: dict[int, JobPlan] = field(default_factory=dict)  # how the engine does each run
+    lanes: dict[str, RunLane] = field(default_factory=dict)  # lanes being decoded, by name
+    plans: dict[int, JobPlan] = field(default_factory=dict)  # the engine's plan for each run
 
     def source_of(self, lane: str) -> tuple[InputRow, Resolved]:
         """The row of a lane, and the settings of its run."""
@@ -140,7 +140,7 @@ class RunsDecoder:
         return row, self.resolved[self.lanes[lane].run]
 
     def chunks(self, members: Sequence[int]) -> Iterator[Sequence[ComparedPrompt]]:
-        """Prompts, some at once, after they are decoded with the runs of one checkpoint."""
+        """Decode all prompts with the runs of one checkpoint, several at a time; yields them when done."""
         options, live = self.options, self.job.live
         engine = self._load(members)
         before = engine.done.passes
@@ -169,7 +169,7 @@ class RunsDecoder:
         self.job.interrupt.gentle = False
 
     def _load(self, members: Sequence[int]) -> Engine:
-        """The checkpoint (or the servers) of these runs, each of which is checked on it."""
+        """Load the checkpoint (or connect to the servers) of these runs, and check each run against it."""
         runs, resolved = [self.runs[place] for place in members], self.resolved[members[0]]
         if resolved.runtime.backend is not None:
             engine = self.job.load_engine(resolved, choice=SERVERS, live=self.job.live)
@@ -184,7 +184,7 @@ class RunsDecoder:
                 live=self.options.on_screen,
                 need_tokenizer=not any(isinstance(row, InputRow) and row.prompt_ids is not None for row in rows),
             )
-        engine.watched(self.options.watch)  # what is no token of this checkpoint is refused before decoding
+        engine.watched(self.options.watch)  # refuse, before decoding, texts that are no token of this checkpoint
         checked = each(runs, lambda run: settle(engine, run.layers, run.mode))
         for place, (own, plan) in zip(members, checked, strict=True):
             self.resolved[place], self.plans[place] = own, plan
@@ -192,7 +192,7 @@ class RunsDecoder:
         return engine
 
     def _requests(self, engine: Engine, members: Sequence[int], prompt: ComparedPrompt) -> list[Request]:
-        """The lanes of one prompt. Those that look at hidden states come first: their prefill serves all others."""
+        """The lanes of one prompt. Those that use hidden states come first: their prefill serves all others."""
         row = prompt.row
         if isinstance(row, BadRow):
             return []
@@ -219,7 +219,7 @@ class RunsDecoder:
         return [request for _, request in sorted(requests, key=lambda pair: not pair[0])]
 
     def _stream(self, engine: Engine, members: Sequence[int], requests: Sequence[Request], report: Report) -> None:
-        """Decode these requests, all lanes at once, so that each prompt is read once."""
+        """Decode these requests, all lanes at once, so each prompt is read once."""
         collector = Collector()
 
         def collect(event: events.Event) -> None:

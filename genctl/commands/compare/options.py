@@ -1,4 +1,4 @@
-"""`genctl compare`: its table, its runs and its prompts, checked before anything is loaded."""
+"""`genctl compare`: its options and its runs, checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class CompareOptions(ModelOptions):
     events: str | None = EVENTS
     timing: bool = SHOWN.switch("add seconds and tokens per second to records")
     allow_plugins: bool = PLUGINS
-    order: tuple[str, ...] = ()  # `presets` and `strategies`, as -p and --strategy follow each other
+    order: tuple[str, ...] = ()  # "presets" and "strategies", in the order of -p and --strategy
 
     def in_order(self, order: Sequence[str]) -> CompareOptions:
         """The same options, with the order of the runs."""
@@ -89,7 +89,7 @@ COMPARE = Command(
 
 
 def runs_of(options: CompareOptions) -> tuple[Side, ...]:
-    """The runs of a comparison. Raises UsageError where there are fewer than two."""
+    """The runs of a comparison. Raises UsageError if there are fewer than two."""
     models = split_models(options.models)
     runs = read_runs(options.presets, options.strategies, models, options.flags, options.order, options.config_layers)
     if not runs or len(runs) * (options.seeds or 1) < 2:
@@ -102,11 +102,11 @@ def runs_of(options: CompareOptions) -> tuple[Side, ...]:
 
 
 def settled(options: CompareOptions, runs: Sequence[Side]) -> list[Resolved]:
-    """The settings of all runs, with those of their checkpoints beneath them. Reads no weights."""
+    """The settings of all runs, with their checkpoints' settings as the lowest layer. Reads no weights."""
     beneath: dict[tuple[Any, ...], Layer] = {}
     for run in runs:
         runtime, key = run.early.runtime, loaded_with(run.early.runtime)
-        if run.is_server:  # a server keeps its settings to itself
+        if run.is_server:  # a server's own settings are unknown
             beneath[key] = Layer("backend", {}, declared="user")
         elif key not in beneath:
             from genctl.engines.session import checkpoint_layer
@@ -126,13 +126,13 @@ def settled(options: CompareOptions, runs: Sequence[Side]) -> list[Resolved]:
 
 # -- the runs: sides, each on one checkpoint, with its own settings ----------------------------------------------------
 
-KINDS: tuple[Kind, ...] = ("server", "mode", "preset", "file", "checkpoint")  # what --strategy takes
+KINDS: tuple[Kind, ...] = ("server", "mode", "preset", "file", "checkpoint")  # allowed for --strategy
 RESULTS = "a file of results is no way to decode; genctl parity MODEL --expect FILE compares with one"
-_PLACES = ("model", "backend")  # where a run computes, which its own settings decide, not -m and --backend
+_PLACES = ("model", "backend")  # where a run computes: a run's own values override -m and --backend
 
 
 def check_prompt_caches(runs: Sequence[tuple[str, Runtime]]) -> None:
-    """Raises UsageError where runs of one checkpoint, which read a prompt together, name different prompt caches."""
+    """Raises UsageError if runs of one checkpoint name different prompt caches: they share the prefill of a prompt."""
     (first, mine), *others = runs
     for name, other in others:
         if mine.prompt_cache != other.prompt_cache:
@@ -153,10 +153,10 @@ def read_runs(
 ) -> tuple[Side, ...]:
     """The runs: one for each preset, then one for each side of `strategies`; each on each model.
 
-    `order` mixes them: "presets" stands for the next of `presets`, "strategies" for the next of `strategies`.
+    `order` interleaves them: "presets" stands for the next of `presets`, "strategies" for the next of `strategies`.
 
     The layers of a run, lowest first: settings files (`files`), its presets, the environment, its own settings, flags.
-    A checkpoint or server that a run names is above the flags. With `models` a run is called NAME@MODEL, or just MODEL
+    A checkpoint or server named by a run overrides the flags. With `models` a run's name is NAME@MODEL, or just MODEL
     if nothing else distinguishes the runs.
 
     Raises UsageError and PresetError: a duplicate name, every invalid side, an unknown preset.
@@ -206,7 +206,7 @@ def split_models(texts: Iterable[str]) -> list[Side]:
 
 
 def _above_flags(run: Side, values: Mapping[str, Any], option: str) -> Side:
-    """The run with values beside those of flags, in place of the checkpoint or server that flags name."""
+    """The run with values at the level of flags, replacing a checkpoint or server named by flags."""
     replaced = {key for key in _PLACES if key in values}
     layers = tuple(
         replace(layer, values={key: value for key, value in layer.values.items() if key not in replaced})

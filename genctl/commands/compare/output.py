@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class SharedWork:
-    """What runs that are decoded together save: prefills and passes, and what the lanes would take one by one."""
+    """The savings of decoding runs together: prefills and passes done, and passes needed without sharing."""
 
-    forwards: int = 0  # that were run
-    alone: int = 0  # that the texts would take one by one
+    forwards: int = 0  # passes done
+    alone: int = 0  # passes that the texts would take one by one
     prefills: int = 0
     lanes: int = 0
     decode_s: float = 0.0
@@ -39,21 +39,21 @@ class SharedWork:
 
 @dataclass
 class ComparisonOutput:
-    """Writes each finished prompt, in input order, and at the end tables over all prompts."""
+    """Writes each finished prompt in input order, and finally tables over all prompts."""
 
     job: Job
     options: CompareOptions
     names: Sequence[str]  # of the runs
     base: str  # the run that the others are compared with
-    resolved: Sequence[Resolved]  # the settings of each run, with those of its checkpoint once that is loaded
+    resolved: Sequence[Resolved]  # the settings of each run, with its checkpoint's once that is loaded
     seed: int
-    texts: bool  # the texts of each prompt are written, besides the tables
+    texts: bool  # whether the texts of each prompt are written, besides the tables
     out: Console
     err: Console
     sink: Any
     writer: Any = None  # of records
     tally: dict[str, RunNumbers] = field(default_factory=dict)
-    _begun: bool = False  # something is written; the next part begins with an empty line
+    _begun: bool = False  # whether something was written: the next part then begins with an empty line
 
     def __post_init__(self) -> None:
         self.tally = {name: RunNumbers() for name in self.names}
@@ -67,7 +67,7 @@ class ComparisonOutput:
     # -- one prompt ----------------------------------------------------------------------------------------------------
 
     def prompt(self, prompt: ComparedPrompt) -> int:
-        """Write one prompt, every run of it. Returns how many runs failed."""
+        """Write one prompt with all runs. Returns the number of failures."""
         by_run = measured(prompt, self.names, self.base, timing=self.options.timing)
         alone = {name: RunNumbers() for name in self.names}
         for tally in (self.tally, alone) if isinstance(prompt.row, InputRow) else ():
@@ -82,7 +82,7 @@ class ComparisonOutput:
         ]
         if isinstance(row, BadRow):
             failures = [(self.job.row_label(row), row.message, "")]
-        for subject, message, hint in failures if self.writer is None else ():  # else a record has it
+        for subject, message, hint in failures if self.writer is None else ():  # else it is in a record
             self.job.messages.error(message, subject, hint)
         if self.writer is not None:
             load_s = self.job.load_s if self.options.timing else None
@@ -96,7 +96,7 @@ class ComparisonOutput:
     def _parts(
         self, prompt: ComparedPrompt, row: InputRow, by_run: dict[str, list[Measured]], tally: dict[str, RunNumbers]
     ) -> Iterator[list[Text]]:
-        """What is written of a prompt, part by part: its texts, where they diverge, watched tokens, numbers."""
+        """The parts of a prompt's output: its texts, where they diverge, watched tokens, numbers."""
         room = self.width or view.UNBROKEN
         models = dict(zip(self.names, (one.runtime.model for one in self.resolved), strict=True))
         blocks, leaves = [], []
@@ -135,7 +135,7 @@ class ComparisonOutput:
                 yield Table(title, headings, rows)
 
     def _label(self, one: Measured) -> str:
-        """Which of several texts of a run this is."""
+        """A label for one of several texts of a run: its seed and its number."""
         count_of = len(one.result.sequences)
         label = [f"seed {one.result.seed}"] if self.seeds > 1 and one.result.seed is not None else []
         label += [f"{one.number + 1} of {count_of}"] if count_of > 1 else []
@@ -144,7 +144,7 @@ class ComparisonOutput:
     # -- afterwards ----------------------------------------------------------------------------------------------------
 
     def end(self, work: SharedWork) -> None:
-        """Write tables over all prompts, say what sharing saved, and close the output."""
+        """Write tables over all prompts, report the savings of sharing, and close the output."""
         done = len(self.tally[self.names[0]].prompts)
         if self.writer is None and (done > 1 or (done and not self.texts)):
             title = f"over {count(done, 'prompt')}" + (f" ({LEGEND})" if done > 1 else "")
@@ -162,7 +162,7 @@ class ComparisonOutput:
             self.sink.close()
 
     def _penalties(self) -> str:
-        """A note where the column of scores mixes length penalties; else ""."""
+        """A note if the column of scores mixes length penalties; else ""."""
         runs: dict[float, list[str]] = {}
         for name, resolved in zip(self.names, self.resolved, strict=True):
             runs.setdefault(resolved.generation.length_penalty, []).append(name)
@@ -197,7 +197,7 @@ class ComparisonOutput:
                 self.out.print(line)
 
     def _table(self, table: Table) -> list[Text]:
-        """A table and its title, as one part. What is the same for all runs is a line above it, and no column."""
+        """A table and its title, as one part. Columns with equal values for all runs become a line above the table."""
         room = self.width or view.UNBROKEN
         lines = view.wrapped(Text(table.title, style="dim"), self.out, room) if table.title else []
         columns = list(zip(table.headings, *table.rows, strict=True))
@@ -214,6 +214,6 @@ class ComparisonOutput:
 
 
 def heading(row: InputRow | BadRow, width: int) -> Text:
-    """The heading above the texts of one prompt of several."""
+    """The heading above the texts of a prompt, if there are several prompts."""
     text = row.shown if isinstance(row, InputRow) else ""
     return widgets.header(width, f"prompt {row.name}", widgets.first_words(text, max(width - 24, 16)))

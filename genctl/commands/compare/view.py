@@ -1,4 +1,4 @@
-"""A comparison on a screen: texts side by side or in a stack, while they grow and when they are done."""
+"""A comparison on a screen: texts side by side or stacked, while they grow and when they are done."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from genctl.terminal.live_region import LiveRegion, LoadingBar, RowsBar
 from genctl.terminal.run_history import DOT, RunHistory, stop_words
 from genctl.terminal.text_width import disambiguate, word_boundary
 
-SIDE_BY_SIDE = 100  # columns of a terminal from which texts stand side by side
+SIDE_BY_SIDE = 100  # least width of a terminal for texts side by side
 NARROWEST = 24  # cells of a column
 GAP = "   "
-OTHERS = 3  # samples that were not chosen, shown at most
-PLAIN_WIDTH = 80  # of a heading where there is no terminal
-UNBROKEN = 10**7  # cells of a line there
-MARK = "▸"  # stands before the token with which a text leaves the one that it is compared to
+OTHERS = 3  # most samples that were not chosen to be shown
+PLAIN_WIDTH = 80  # of a heading without a terminal
+UNBROKEN = 10**7  # cells of a line without a terminal: never broken
+MARK = "▸"  # stands before the token at which a text diverges from the text that it is compared with
 _LOOK = Look()
 
 
 class RunLines(NamedTuple):
-    """The lines of one run, and its state, which has a place of its own."""
+    """The lines of one run, and its state, which is shown separately."""
 
     title: str
     state: str
@@ -41,13 +41,13 @@ class RunLines(NamedTuple):
 
 
 def side_by_side(width: int, count: int) -> int:
-    """The cells of each of `count` columns on a page of `width`; 0 where the texts stand in a stack instead."""
+    """The cells of each of `count` columns on a page of `width`; 0 if the texts are stacked instead."""
     cells = (width - len(GAP) * (count - 1)) // max(count, 1)
     return cells if width >= SIDE_BY_SIDE and count and cells >= NARROWEST else 0
 
 
 def arrange(parts: Sequence[RunLines], width: int, cells: int) -> list[Text]:
-    """The parts in columns of so many cells, each with its state at the end; in a stack, if that is 0."""
+    """The parts in columns of `cells` cells, each with its state at the end; stacked if `cells` is 0."""
     if not cells:
         return [line for title, state, body in parts for line in (widgets.header(width, title, state), *body)]
     columns = []
@@ -67,11 +67,11 @@ def arrange(parts: Sequence[RunLines], width: int, cells: int) -> list[Text]:
     return lines
 
 
-# -- texts that are done -----------------------------------------------------------------------------------------------
+# -- finished texts ----------------------------------------------------------------------------------------------------
 
 
 class Block(NamedTuple):
-    """A run and its texts for one prompt, each with which of several it is, or why there is none."""
+    """A run and its labelled texts for one prompt, or why there is none."""
 
     run: str
     texts: list[tuple[Measured, str]]
@@ -81,7 +81,7 @@ class Block(NamedTuple):
 def blocks_lines(blocks: Sequence[Block], console: Console, width: int | None) -> list[Text]:
     """All texts of one prompt in full: in columns if there is room, else stacked.
 
-    Without a `width`, lines are not broken.
+    Without `width`, lines are not broken.
     """
     cells = 0 if width is None else side_by_side(width, len(blocks))
     room, parts = cells or width or UNBROKEN, []
@@ -105,7 +105,7 @@ def blocks_lines(blocks: Sequence[Block], console: Console, width: int | None) -
 def marked_text(one: Measured, before: str) -> Text:
     """The text with a mark where it diverges; the token after the mark is coloured by its probability.
 
-    What it shares with the text `before` it, of the same run, is dimmed.
+    The beginning that it shares with the text `before` it, of the same run, is dimmed.
     """
     text, point = one.sequence.shown, one.divergence
     shared = word_boundary(text, before) if before else 0
@@ -124,7 +124,7 @@ def marked_text(one: Measured, before: str) -> Text:
 
 def others_lines(one: Measured, width: int) -> list[Text]:
     """The best samples that best_of or mbr_samples did not choose, below the last text of a result: the score of each,
-    and the words at which its text leaves the others.
+    and the words where its text diverges from the others.
     """
     others = one.result.others
     if not others or one.number + 1 < len(one.result.sequences):
@@ -169,22 +169,22 @@ def divergence_line(run: str, point: Divergence, *, one_model: bool = True) -> T
     return line
 
 
-# -- texts that grow ---------------------------------------------------------------------------------------------------
+# -- growing texts -----------------------------------------------------------------------------------------------------
 
 
 class Column(NamedTuple):
-    """A run on the screen: its name and the lanes that write its texts."""
+    """A run on the screen: its name and the lanes of its texts."""
 
     title: str
     lanes: tuple[str, ...]
 
 
 class CompareView:
-    """Draws the texts of one prompt on `out` if `live`, else how many are done on `err`.
+    """Draws the texts of one prompt on `out` if `live`, else a progress bar on `err`.
 
-    `begin` says which lanes belong to which column. Redrawn at most every 50 ms; `hide` erases it, so that results can
-    be printed. Never taller than the terminal: the oldest lines of each text are left out. `quiet`: no bars. `clock`
-    gives seconds.
+    `begin` assigns lanes to columns. Redrawn at most every 50 ms; `hide` erases it before results are
+    printed. Never taller than the terminal: the oldest lines of each text are omitted. `quiet`: no bars. `clock`
+    returns seconds.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class CompareView:
         self._live, self._quiet, self._clock = live and out.is_interactive, quiet, clock
         self._bar = LoadingBar(err, clock)
         self._err, self._total = err, 0 if live or quiet else total
-        self._texts: RowsBar | None = None  # made with the first event, so that loading does not count
+        self._texts: RowsBar | None = None  # made at the first event after loading, so loading time does not count
         self._history = RunHistory()
         self._heading: Text | None = None
         self._columns: tuple[Column, ...] = ()
@@ -215,11 +215,11 @@ class CompareView:
             self.hide()
 
     def begin(self, heading: Text | None, columns: Sequence[Column]) -> None:
-        """Start the next texts: their heading, and a column for each run. Finished lanes stay until `forget`."""
+        """Start the next texts: their heading, and a column for each run. Finished lanes remain until `forget`."""
         self._heading, self._columns = heading, tuple(columns)
 
     def feed(self, event: Event) -> None:
-        """Take in one event and show what it changes. Raises InputError for one that cannot follow the others."""
+        """Process one event and update the screen. Raises InputError for one that cannot follow the earlier ones."""
         if self._bar.takes(event, quiet=self._quiet):
             return
         if self._texts is None and self._total > 1:
@@ -240,7 +240,7 @@ class CompareView:
             self._region.draw([*above, *drawn])
 
     def forget(self) -> None:
-        """Drop the texts of these columns."""
+        """Drop all texts."""
         self._history = RunHistory()
 
     def hide(self) -> None:
@@ -267,7 +267,7 @@ def picture(history: RunHistory, columns: Sequence[Column], console: Console, wi
 
 
 def _growing(history: RunHistory, column: Column, console: Console, width: int, height: int) -> RunLines:
-    """The ends of all texts of a column, in equal shares of its height, each of several with its state above it."""
+    """The ends of all texts of a column, in equal shares of its height; with several, each has its state above it."""
     lanes = [history.lanes[name] for name in column.lanes if name in history.lanes]
     sections = [section for lane in lanes for section in sections_of(lane, _LOOK)]
     share = max(height // max(len(sections), 1), 1)

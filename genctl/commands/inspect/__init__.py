@@ -1,1 +1,1 @@
-"""`genctl inspect-cache`: options, job, measurements, predictions and their reports. Enter by `job`."""
+"""`genctl inspect-cache`: options, job, measurements, plans and their reports. The entry point is `job`."""

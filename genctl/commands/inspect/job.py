@@ -1,4 +1,4 @@
-"""`genctl inspect-cache`: a checkpoint decodes its prompts in one batch, and a report is written."""
+"""`genctl inspect-cache`: decode all prompts in one batch, and write a report on the cache."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def inspect_cache(options: InspectOptions) -> int | None:
         steps = steps_of(options, early)
         layers.append(Layer("flag", {"max_new_tokens": steps + 1}, {"max_new_tokens": f"--steps {steps}"}, "command"))
         early = resolve(layers, tentative=True)
-        messages.held = []  # notes are printed below what is measured
+        messages.held = []  # hold notes back until the measurement is done
         input = job.read()
         if input is None:
             return None
@@ -58,8 +58,8 @@ def inspect_cache(options: InspectOptions) -> int | None:
                 session = job.load_engine(early, layers, on_event=on_event, live=job.live)
             from genctl.engines.session import Session
 
-            assert isinstance(session, Session)  # measurements look into the model
-            session.planner.drafts = False  # each step is looked at
+            assert isinstance(session, Session)  # measurements need the model in this process
+            session.planner.drafts = False  # each step is measured
             base, how = settle(session, layers, options.strategy)
             job.describe(base, how)
             session.use_threads(how.rows)

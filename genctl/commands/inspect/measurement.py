@@ -1,6 +1,6 @@
-"""One report from a run's events: the input of each pass, the cache after it, and its growth.
+"""A report from a run's events: the input of each pass, the cache after it, and its growth.
 
-The report is plain JSON values (schema genctl/1); the terminal output is drawn from it. Bytes are measured
+The report is plain JSON values (schema genctl/1); the terminal output is made from it. Bytes are measured
 on the tensors in the cache.
 """
 
@@ -17,7 +17,7 @@ from genctl.io.records import SCHEMA
 
 CROSS = "cross-attention"
 STATE = "recurrent state"
-INPUTS = ("input_ids", "position_ids", "attention_mask", "past_length")  # of a pass, shown beside those without a cache
+INPUTS = ("input_ids", "position_ids", "attention_mask", "past_length")  # of a pass, shown with and without a cache
 
 
 @dataclass
@@ -26,25 +26,25 @@ class Measurement:
 
     steps: int
     prompts: dict[str, LaneHistory] = field(default_factory=dict)
-    passes: list[dict[str, Any]] = field(default_factory=list)  # as they are reported
-    _last: dict[str, int] = field(default_factory=dict)  # the newest pass of each prompt
+    passes: list[dict[str, Any]] = field(default_factory=list)  # in the form of the report
+    _last: dict[str, int] = field(default_factory=dict)  # index of the newest pass of each prompt
     _after: Counter[str] = field(default_factory=Counter)  # passes of each prompt after its prefill
 
     def feed(self, event: events.Event) -> None:
-        """Take one event."""
+        """Process one event."""
         if isinstance(event, events.CacheRead):
             self._pass(event)
         elif isinstance(event, (events.Began, events.Prefilled, events.Finished, events.Failed)):
             self.prompts[event.lane] = (self.prompts.get(event.lane) or LaneHistory(event.lane)).after(event)
         if isinstance(event, events.Prefilled) and event.reused and event.lane in self._last:
             entry = self.passes[self._last[event.lane]]
-            if entry["cross_attention"] is not None:  # the source's keys and values came from a file
+            if entry["cross_attention"] is not None:  # the source's keys and values came from a prompt cache
                 entry["cross_attention"] = "kept"
                 for layer in entry["layers"]:
                     layer["new"] = 0 if layer["kind"] == CROSS else layer["new"]
 
     def _pass(self, event: events.CacheRead) -> None:
-        """Add the entry of a pass; not of the extra one in which a search scores its last token."""
+        """Add the entry of a pass, except the extra one in which a search scores its last token."""
         given = event.given
         assert given is not None
         rows = event.lanes or (event.lane,)
@@ -82,7 +82,7 @@ class Measurement:
 
     @property
     def failures(self) -> list[events.Failed]:
-        """Why prompts failed."""
+        """The `Failed` event of each failed prompt."""
         return [prompt.failed for prompt in self.prompts.values() if prompt.failed is not None]
 
     def written(self) -> dict[str, list[tuple[int, ...]]]:
@@ -93,7 +93,7 @@ class Measurement:
     def report(self, weights: int, cache: str, *, beside: Measurement | None = None) -> dict[str, Any]:
         """The measurement as one JSON object.
 
-        `weights`: bytes of the model; `cache`: its form; `beside`: the same run without a cache.
+        `weights`: bytes of the model; `cache`: the form of the cache; `beside`: the same run without a cache.
         """
         if beside is not None:
             others = {(entry["step"], tuple(entry["rows"])): entry for entry in beside.passes}
@@ -123,7 +123,7 @@ class Measurement:
         return report if beside is None else report | {"tokens_agree": self.written() == beside.written()}
 
     def _entry(self, prompt: LaneHistory) -> dict[str, Any]:
-        """A prompt, how it was decoded, and what was written."""
+        """The entry of a prompt: its strategy, why it ended, and its sequences."""
         began, read, finished = prompt.began, prompt.prefilled, prompt.finished
         hypotheses = finished.hypotheses if finished else ()
         ended = None
@@ -149,7 +149,7 @@ class Measurement:
 
 
 def per_token(passes: Sequence[dict[str, Any]]) -> int | float | None:
-    """Growth in bytes per new token and row, in the newest pass with the same rows as the step before it.
+    """Growth in bytes per new token and row, in the newest pass with the same rows as the previous step.
 
     None if there is no such pass: after the prefill alone, or if rows changed at every step.
     """
@@ -161,7 +161,7 @@ def per_token(passes: Sequence[dict[str, Any]]) -> int | float | None:
 
 
 def divided(total: int, count: int) -> int | float | None:
-    """A share of bytes, a whole number where it is one; None of nothing."""
+    """`total` / `count`, as an integer if it is whole; None if `count` is 0."""
     if not count:
         return None
     return total // count if total % count == 0 else total / count

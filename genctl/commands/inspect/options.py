@@ -1,4 +1,4 @@
-"""`genctl inspect-cache`: its table, and what is checked before anything is loaded."""
+"""`genctl inspect-cache`: its options, checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ INSPECT_CACHE = Command(
 
 
 def steps_of(options: InspectOptions, early: Resolved) -> int:
-    """The passes after the prompt. Raises UsageError where another option sets the number of new tokens."""
+    """The number of passes after the prompt. Raises UsageError if an option sets new tokens, length or batch size."""
     steps = STEPS if options.steps is None else options.steps
     for name in ("max_new_tokens", "max_length", "batch_size"):
         setting = early.settings.get(name)

@@ -1,7 +1,7 @@
-"""`genctl inspect-cache --plan`: the memory that a cache takes, and what fits beside the weights, from a config alone.
+"""`genctl inspect-cache --plan`: the memory of a cache, and the largest batch and length that fit, from a config alone.
 
-A part of the cache takes rows x columns x the bytes of one column of one row, which `skeleton` measures. How many rows
-and columns there are depends on its kind (`Part.stored`), so a plan equals what `inspect-cache` measures for as many
+A part of the cache takes rows x columns x the bytes of one column of one row, which `skeleton` measures. The number of
+rows and columns depends on its kind (`Part.stored`). A plan equals the measurement of `inspect-cache` for the same
 rows and columns, to the byte.
 """
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class Size(NamedTuple):
-    """The size of a run: `rows` in all, `length` columns of each, `source` columns of an encoder.
+    """The size of a run: `rows` in total, `length` columns each, `source` columns of an encoder.
 
-    With `grouped` the rows of a prompt share one row of cross-attention, in a batch of several prompts too.
+    With `grouped` the rows of a prompt share one row of cross-attention, even in a batch of several prompts.
     """
 
     batch: int
@@ -40,38 +40,38 @@ class Part(NamedTuple):
     """A layer's keys and values, its cross-attention, or its recurrent state."""
 
     entry: Mapping[str, Any]  # of `Cache.describe`, for a few columns of one row
-    cell: int  # bytes of one column of one row; of one row where there are no columns
+    cell: int  # bytes of one column of one row; bytes of one row if there are no columns
 
     def stored(self, size: Size, more: int = 0) -> tuple[int, int]:
-        """Stored rows and columns, with up to `more` columns than a window keeps; a state has one column.
+        """Stored rows and columns; a window layer stores up to `more` extra columns, a state has one column.
 
-        Cross-attention has one row for a prompt, however many beams it has; with transformers' classes, where there are
-        several prompts, it has all rows.
+        Cross-attention has one row for each prompt, whatever its number of beams; with transformers' classes and
+        several prompts it has all rows.
         """
         kind, window = self.entry["kind"], self.entry.get("window")
         if kind == STATE:
             return size.rows, 1
         if kind == CROSS:
             return size.batch if size.grouped or size.batch == 1 else size.rows, size.source
-        if window is None or window == 1:  # which keeps all (see `decode.runtime.cut_bound`)
+        if window is None or window == 1:  # 1 keeps all columns (see `decode.runtime.cut_bound`)
             return size.rows, size.length
         return size.rows, min(size.length, window - 1 + more)
 
     def bytes(self, size: Size) -> int:
-        """All bytes of the part, scales of quantised numbers included."""
+        """All bytes of the part, with the scales of quantised numbers."""
         return math.prod(self.stored(size)) * self.cell
 
     def reserved(self, size: Size) -> int:
-        """The most bytes of its buffers, room for later tokens included."""
+        """The most bytes that its buffers take, with room for later tokens."""
         from genctl.decode.batch_cache import ROOM
         from genctl.decode.cache.growing import STEP, grown
 
-        if self.entry["kind"] != "static" and size.length > ROOM + 1:  # beyond ROOM new tokens a buffer grows
+        if self.entry["kind"] != "static" and size.length > ROOM + 1:  # beyond ROOM new tokens buffers are reallocated
             size = size._replace(length=grown(size.length))
         return math.prod(self.stored(size, STEP)) * self.cell
 
     def sized(self, size: Size, device: str) -> dict[str, Any]:
-        """The part as an entry of `describe` in a run of this size."""
+        """The part as an entry of `Cache.describe` in a run of this size."""
         rows, columns = self.stored(size)
 
         def shape(one: Sequence[int]) -> list[int]:
@@ -101,11 +101,11 @@ def plan(
     memory: int | None = None,
     **trust: bool,
 ) -> dict[str, Any]:
-    """The report of a plan, with the keys of a measured one, and `plan`: the request, and what fits.
+    """The report of a plan, with the keys of a measurement, and `plan`: the request, and what fits.
 
-    `batch` prompts, each with the rows of the strategy; `length` columns of each row, the prompt's included (default:
+    `batch` prompts, each with the rows of the strategy; `length` columns of each row, with the prompt (default:
     the model's context); `source_length` tokens of an encoder (default: its context, or `length`); `memory` in bytes.
-    `reserved_bytes` is the most that the buffers take, room for later tokens included: exact at the end of a run with
+    `reserved_bytes` is the most that the buffers take, with room for later tokens: exact at the end of a run with
     at most 512 new tokens, else an upper bound. Raises UsageError for conflicting options, ModelError for a model that
     cannot be planned.
     """
@@ -162,7 +162,7 @@ def rows_of(generation: Generation) -> int:
     check_search(generation)
     if generation.num_beams > 1:
         return generation.num_beams
-    # contrastive search reads each candidate in a row of its own
+    # contrastive search reads each candidate in its own row
     others = generation.top_k if generation.penalty_alpha else generation.num_return_sequences
     return generation.best_of or generation.mbr_samples or others
 
@@ -178,7 +178,7 @@ def largest(bytes_of: Callable[[int], int], room: int, most: int | None = None) 
 
 
 def _lengths(skeleton: Skeleton, length: int | None, source: int | None) -> tuple[int | None, int, int | None]:
-    """The context, the planned length, and that of the source. Raises UsageError for what the model cannot have."""
+    """The context, the planned length, and the source's length. Raises UsageError for lengths out of range."""
     name, config = skeleton.name, skeleton.config
     context = context_of(config)
     length = length or context or trained_length(config)
@@ -197,7 +197,7 @@ def _lengths(skeleton: Skeleton, length: int | None, source: int | None) -> tupl
 
 
 def _notes(skeleton: Skeleton, generation: Generation) -> list[str]:
-    """Notes on settings that a run follows and this plan does not, and on memory that it does not count."""
+    """Notes on settings that a run uses and this plan does not, and on memory that the plan does not count."""
     notes, settings = [], skeleton.settings
     for name in ("num_beams", "num_return_sequences"):
         stored = settings.values.get(name)

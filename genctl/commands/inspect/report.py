@@ -1,6 +1,6 @@
 """A report of `genctl inspect-cache` as text: tables of layers and passes, sums, inputs, a plan.
 
-Everything is drawn from the JSON report, in lines of at most `width` cells; where that is None, lines stay whole.
+Everything is made from the JSON report, in lines of at most `width` cells; if that is None, lines are not broken.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from genctl.terminal.run_history import DOT
 Report: TypeAlias = Mapping[str, Any]  # or a pass of it, or a layer
 
 WHOLE = 1 << 16  # cells of a line that is not broken
-PIPE = 120  # cells of a rule, and of inputs, where there is no terminal
+PIPE = 120  # cells of a rule, and of inputs, without a terminal
 ROWS = 4  # rows of a batch whose input is shown
 NUMBERS = ("step", "past", "bytes", "bytes after", "growth")  # columns that are right-aligned and never broken
 INPUTS = ("input_ids", "cache_position", "position_ids", "attention_mask", "past_length")
@@ -47,7 +47,7 @@ def report_lines(report: Report, width: int | None) -> list[Text]:
 
 
 def plan_lines(report: Report, width: int | None) -> list[Text]:
-    """A plan: layers, sums, and what fits into the memory."""
+    """A plan: layers, sums, and what fits into memory."""
     plan = report["plan"]
     source = f", source {plan['source_length']:,}" if plan["source_length"] is not None else ""
     length = count(plan["length"], "token")
@@ -59,7 +59,7 @@ def plan_lines(report: Report, width: int | None) -> list[Text]:
 
 
 def _sums(label: str, report: Report, rows: int) -> list[tuple[str, ...]]:
-    """The bytes of the cache, of all its layers together."""
+    """The bytes of the cache, over all layers."""
     total = report["total_bytes"]
     sums = [amount(total)]
     if rows > 1:
@@ -76,7 +76,7 @@ def _sums(label: str, report: Report, rows: int) -> list[tuple[str, ...]]:
 
 
 def _what_fits(plan: Report, room: int, total: int) -> list[tuple[str, ...]]:
-    """`room` are the bytes beside the weights, `total` those of the cache."""
+    """The largest batch and length that fit. `room`: bytes left beside the weights, `total`: bytes of the cache."""
     verdict = f"fits, {size(max(room - total, 0))} left"
     if room < 0:
         verdict = f"does not fit: the weights alone need {size(-room)} more"
@@ -117,7 +117,7 @@ def input_lines(report: Report, width: int | None) -> list[Text]:
 
 
 def _field(value: Any) -> str:
-    """A field of a pass; of a batch its shape and the first rows."""
+    """A field of a pass; for a batch its shape and its first rows."""
     if not isinstance(value, list):
         return "none" if value is None else str(value)
     if not value or not isinstance(value[0], list):
@@ -128,14 +128,14 @@ def _field(value: Any) -> str:
 
 
 def _numbers(values: Sequence[int]) -> str:
-    """Numbers in a line: a range where they count up."""
+    """Numbers in a line; as a range if they are consecutive."""
     if len(values) > 2 and list(values) == list(range(values[0], values[0] + len(values))):
         return f"{values[0]} … {values[-1]}"
     return " ".join(map(str, values))
 
 
 def layer_lines(report: Report, width: int | None) -> list[Text]:
-    """A line for each group of equal neighbours."""
+    """A line for each group of equal consecutive layers."""
     rows = []
     for _, equal in groupby(report["layers"], key=lambda layer: {**layer, "layer": 0}):
         group = list(equal)
@@ -160,7 +160,7 @@ def layer_lines(report: Report, width: int | None) -> list[Text]:
 
 
 def shape_words(layer: Report, shape: Sequence[int] | None = None) -> str:
-    """The shape of a layer's keys, or another one of it, with the names of the dimensions; of a state the batch's."""
+    """The shape of a layer's keys (or `shape`), with names of the dimensions; for a state only the batch's."""
     shape = layer["shape"] if shape is None else shape
     names = ("batch",) if layer["kind"] == STATE else ("batch", "heads", "tokens", "head_dim")
     words = [f"{name} {length}" for name, length in zip(names, shape, strict=False)]
@@ -168,7 +168,7 @@ def shape_words(layer: Report, shape: Sequence[int] | None = None) -> str:
 
 
 def _pass_cells(step: Report) -> list[str]:
-    """A pass in a line: its input, the cache after it, growth; its prompts, reordered rows and cross-attention."""
+    """The cells of a pass: its input, the cache after it, growth; its prompts, reordered rows and cross-attention."""
     fed, tokens = len(step["input_ids"]), count(len(step["input_ids"][0]), "token")
     given = f"{fed} × {tokens}" if fed > 1 else tokens
     sizes = [f"{step['past_length']:,}", f"{step['total_bytes']:,}", f"{step['growth_bytes']:+,}"]
@@ -206,7 +206,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], width: int | N
 
 
 def labelled(facts: Sequence[Sequence[str]], width: int | None, cells: int = 9) -> list[Text]:
-    """A dimmed label of so many `cells` and phrases a line, which is broken between words."""
+    """Lines of a dimmed label of `cells` cells and phrases, broken between words."""
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_column(style=theme.DIM, min_width=cells)
     for label, *phrases in facts:
@@ -215,17 +215,17 @@ def labelled(facts: Sequence[Sequence[str]], width: int | None, cells: int = 9) 
 
 
 def amount(total: int) -> str:
-    """Bytes as a number, and as people say it."""
+    """Bytes as a number, and in a readable unit."""
     return f"{total:,} bytes" + (f" ({size(total)})" if total >= 1024 else "")
 
 
 def number(value: float) -> str:
-    """Bytes with thousands separators; no part of a byte."""
+    """Bytes with thousands separators, as a whole number."""
     return f"{value:,.0f}" if value == int(value) else f"about {value:,.0f}"
 
 
 def cache_part(report: Report) -> dict[str, Any]:
-    """What the page of --report shows: the layers of each pass. Inputs are left out."""
+    """The part of a report for the page of --report: the layers of each pass, without inputs."""
     names = ("model", "cache", "layers", "total_bytes", "reserved_bytes", "weights_bytes", "bytes_per_token")
     steps = [{name: step[name] for name in ("step", "total_bytes", "layers")} for step in report["steps"]]
     return {name: report[name] for name in names} | {"steps": steps}

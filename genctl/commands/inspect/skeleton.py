@@ -1,7 +1,7 @@
-"""A checkpoint in sizes, from config.json: the bytes of its weights, and what its cache holds.
+"""The sizes of a checkpoint, from config.json: the bytes of its weights, and the parts of its cache.
 
-The model is built on the meta device, where tensors have shapes and types but no numbers: from its `Spec` in the native
-runtime, else from its class in transformers, which reads one short prompt. Of weight files only the headers are read.
+The model is built on the meta device, where tensors have shapes and types but no data: from its `Spec` in the native
+runtime, else from its class in transformers, which reads one short prompt. Only the headers of weight files are read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from genctl.native.runtime import SpecialTokens
 from genctl.native.spec import Names, Spec
 from genctl.params import Runtime
 
-PROBE = 8  # tokens that are put into a cache to see what it holds
+PROBE = 8  # tokens put into a cache to measure it
 MOST_LAYERS = 1024  # each becomes a module
 MOST_EXPERTS = 1 << 17  # layers times experts
 MORE = "more than they will take"
@@ -45,7 +45,7 @@ _EXPERTS = re.compile(r"^(num|n)_.*experts$")
 
 
 class Skeleton(NamedTuple):
-    """What a run with these options would load."""
+    """The sizes of the model that a run with these options would load."""
 
     name: str  # as the user typed it
     config: Any  # of transformers
@@ -53,7 +53,7 @@ class Skeleton(NamedTuple):
     device: str  # where it would compute: cpu, cuda, cuda:1, …
     dtype: str  # of its weights, such as "bfloat16"
     is_native: bool
-    weights: int  # bytes, tied ones once, in the layout of its device
+    weights: int  # bytes, tied weights once, in the layout of its device
     cache: list[dict[str, Any]]  # `Cache.describe` with `PROBE` tokens in one row; [] without a cache
     notes: list[str]
 
@@ -63,8 +63,8 @@ def read(
 ) -> Skeleton:
     """The model that `runtime` names, with a cache of a form (`cache_implementation`, or "off").
 
-    Of a Hub checkpoint only the configs are downloaded. Raises ModelError for a config that is missing, damaged, absurd
-    or of no language model; UsageError for conflicting options.
+    From the Hub only configs are downloaded. Raises ModelError for a config that is missing, damaged, has absurd sizes
+    or is not a language model's; UsageError for conflicting options.
     """
     runtime_choice.check_options(runtime)
     try:  # the device need not exist here: a plan may be for another machine
@@ -100,17 +100,17 @@ def read(
                 return weights, [] if form == "off" else _native_cache(spec, dtype, device, form)
             model = _transformers_model(kind, config, dtype, trust_remote_code)
             cache = [] if form == "off" else _transformers_cache(model, runtime.model, form)
-            return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())), cache  # tied ones once
+            return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())), cache  # tied weights once
 
         weights, cache = guarded(sizes, "config.json cannot be used")
     return Skeleton(runtime.model, config, checkpoint.generation, str(device), name, is_native, weights, cache, notes)
 
 
 def _checkpoint(folder: Path, allow_pickle: bool, code: bool) -> Checkpoint:
-    """The folder with every check that its files allow; weights that are missing or incomplete are left out."""
+    """The folder, with every check that its files allow; missing or incomplete weights are ignored."""
     config = check.read_config(folder)
     config_limits.check_numbers(config)
-    for part, where in config_limits.parts(config):  # modules are built one by one, without weights too
+    for part, where in config_limits.parts(config):  # modules are built one by one, even without weights
         layers, experts = (
             max((value for name, value in part.items() if type(value) is int and names.search(name)), default=1)
             for names in (_LAYERS, _EXPERTS)
@@ -127,7 +127,7 @@ def _checkpoint(folder: Path, allow_pickle: bool, code: bool) -> Checkpoint:
 
 
 def _dtype(runtime: Runtime, checkpoint: Checkpoint, device: torch.device) -> tuple[str, list[str]]:
-    """The type to compute in, and notes where config.json leaves it open or stores weights in another form."""
+    """The compute type, and notes if config.json does not determine it or stores weights in another form."""
     name, notes = runtime_choice.dtype_of(runtime, checkpoint), []
     if runtime.dtype == "auto" and not runtime_choice.stored_dtype(checkpoint):
         notes.append("config.json names no dtype: float32 is taken; --dtype says otherwise")
@@ -161,7 +161,7 @@ def _native_weights(checkpoint: Checkpoint, dtype: torch.dtype, products: Produc
 
 
 def _saved(spec: Spec, names: Names) -> Shapes:
-    """The tensors that the files of this model hold, where they are not there: each tied matrix once."""
+    """The tensors that the model's files would hold, if there are none: each tied matrix once."""
     shapes: Shapes = {}
     for part, theirs in ((spec, names), (spec.encoder, names.encoder)):
         if part is None or theirs is None:
@@ -182,7 +182,7 @@ def _saved(spec: Spec, names: Names) -> Shapes:
 
 
 class _SizedProducts(Products):
-    """Products on the meta device: a rounded weight is as many bytes as its codes and scales take."""
+    """Products on the meta device: a quantised weight has the size of its codes and scales."""
 
     def __init__(self, quantize: str | None, device: str) -> None:
         super().__init__(quantize, pack=False)
@@ -200,7 +200,7 @@ class _SizedProducts(Products):
 
 
 def _transformers_model(kind: Any, config: Any, dtype: torch.dtype, trust_remote_code: bool) -> Any:
-    # forms of attention and experts that read no numbers; the default ones read masks and chosen experts
+    # implementations of attention and experts that read no values; the default ones read masks and chosen experts
     plain = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
     with torch.device("meta"):
         if hasattr(kind, "from_config"):
@@ -210,7 +210,7 @@ def _transformers_model(kind: Any, config: Any, dtype: torch.dtype, trust_remote
     for module in model.modules():
         if hasattr(module, "warn_if_padding_and_no_attention_mask"):
             module.warn_if_padding_and_no_attention_mask = lambda *args, **kwargs: None
-    # as `from_pretrained`: some architectures keep some weights in float32
+    # as in `from_pretrained`: some architectures keep some weights in float32
     for pattern, exact_dtype in compat.kept_dtypes(model, dtype).items():
         for name, tensor in model.state_dict(keep_vars=True).items():
             if re.search(pattern.replace("*", ".*"), name):
@@ -219,7 +219,7 @@ def _transformers_model(kind: Any, config: Any, dtype: torch.dtype, trust_remote
 
 
 def _transformers_cache(model: Any, name: str, form: str) -> list[dict[str, Any]]:
-    """The cache after a pass of `PROBE` tokens, and as many of a source. Raises ModelError if the pass fails."""
+    """The cache after a pass over `PROBE` tokens, and as many of a source. Raises ModelError if the pass fails."""
     forward = runtime_of(model)
     if not forward.abilities.supports_cache:
         return []
@@ -230,7 +230,7 @@ def _transformers_cache(model: Any, name: str, form: str) -> list[dict[str, Any]
             with torch.no_grad():  # not `forward.encode`, which reads its mask
                 source = Source(ids, model.get_encoder()(input_ids=ids, return_dict=True).last_hidden_state)
         cache = forward.prefill([0] * PROBE, source).cache
-    except Exception as error:  # any architecture's code may fail on tensors without numbers
+    except Exception as error:  # any architecture's code may fail on tensors without data
         hint = "a measurement needs the weights: leave out --plan"
         raise ModelError(f"{name} cannot be planned without its weights: {brief(error)}", hint=hint) from error
     if cache is None:
