@@ -182,16 +182,16 @@ def shortage(model: Model) -> dict[str, Any]:
     from genctl.decode.types import Lane
     from genctl.strategies.sample import Sample
 
-    told: list[int] = []
+    widths: list[int] = []
     given = [Lane(str(n), ids, Sample(), 8, seed=n) for n, ids in enumerate(prompts(model, 256, 600))]
     ended = {"done": 0, "failed": 0}
-    for event in decode(model.ours, given, width=256, on_shortage=told.append):
+    for event in decode(model.ours, given, width=256, on_shortage=widths.append):
         if isinstance(event, events.Finished):
             ended["done"] += 1
         elif isinstance(event, events.Failed):
             ended["failed"] += 1
     bad = ended["failed"] or ended["done"] != 256
-    return {**ended, "widths": told, **({"failed": f"{ended}, widths {told}"} if bad else {})}
+    return {**ended, "widths": widths, **({"failed": f"{ended}, widths {widths}"} if bad else {})}
 
 
 def reading(model: Model) -> dict[str, Any]:

@@ -108,7 +108,7 @@ class PageFile:
             self.data.feed(events.Failed(id, code, message))
 
     def loaded(self, engine: Engine) -> None:
-        """Add the facts of an engine. The digest of a second checkpoint is labelled; a known one adds none."""
+        """Add the facts of an engine. A second checkpoint's digest is labelled; a known local one adds nothing."""
         about = engine.about
         if about.name not in self._checkpoints and (digests := engine.fingerprints()):
             label = f"digest of {about.name}" if self._checkpoints else "digest"

@@ -264,7 +264,7 @@ class Stops:
     def safe(self, text: str, start: int) -> int:
         """The place, at least `start`, before which no stop can begin any more, whatever follows `text`.
 
-        If a pattern counts from `start` on, the place is `start`: the start of a match is not known before its end.
+        Without `keep`, a pattern holds back all text in which it counts: a match's start is not known before its end.
         """
         since, end = 0 if self.thoughts is None else self.thoughts.answer_start(text), len(text)
 

@@ -133,7 +133,7 @@ class AnswerPiece(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """Token counts of a whole request, summed over its sequences. None: not reported by the server."""
+    """Token counts of a whole request with all its sequences. None: not reported by the server."""
 
     prompt: int | None = None
     new: int | None = None

@@ -151,7 +151,7 @@ class RemoteRow:
         server = self.server
         for slot in slots:
             self.sequences[slot] = RemoteSequence(seed=seed if len(slots) < len(self.sequences) else None)
-        asked = [self.sequences[slot] for slot in slots]
+        requested = [self.sequences[slot] for slot in slots]
         body = {**fixed, **self._prompt()}
         if server.may("logprobs", chat=self.chat):
             body |= bodies.logprob_fields(self.report.top, chat=self.chat)
@@ -163,13 +163,13 @@ class RemoteRow:
                         words = f"the stream does not end: it has {number} parts for at most {self.most} tokens"
                         raise ServerError(words)
                     self._take(part, slots)
-            ended = [one for one in asked if one.end is not None]
-            if not ended or any(one.has_text and one.end is None for one in asked):
+            ended = [one for one in requested if one.end is not None]
+            if not ended or any(one.has_text and one.end is None for one in requested):
                 raise ServerError("the answer was cut off before its end", again=True)
         except ServerError as error:
-            if all(one.end is not None for one in asked):
+            if all(one.end is not None for one in requested):
                 return  # an error after the end of all texts does not matter
-            error.again = error.again and not (self.live and any(one.has_text for one in asked))
+            error.again = error.again and not (self.live and any(one.has_text for one in requested))
             if (len(slots) > 1 and error.status in MALFORMED) or not server.lacks(body, error):
                 raise
             self._send(fixed, slots, seed)
