@@ -1,7 +1,7 @@
-"""How fast steps are on a GPU (`scripts/gpu bench`), beside `generate()` with a dynamic cache.
+"""Measure decode steps on a GPU (`scripts/gpu bench`), compared with `generate()` and its dynamic cache.
 
-Weights are random and made on the device, in the sizes of Qwen2.5-0.5B and of a Llama of 7 billion, in bfloat16. Lines
-of int8 and int4 say how many times as fast their steps are as those of bfloat16.
+Weights are random and made on the device, in the sizes of Qwen2.5-0.5B and of a Llama with 7 billion, in bfloat16. The
+lines of int8 and int4 give the speed-up of their steps over bfloat16.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SIZES = {
 
 
 class Model:
-    """One model with random weights, as genctl and as transformers run it. They share the tensors."""
+    """A model with random weights, for genctl and for transformers, which share the tensors."""
 
     ours: Any
 
@@ -64,7 +64,7 @@ class Model:
         self.use(None)
 
     def use(self, quantize: str | None) -> dict[str, Any]:
-        """Run it with such weights, as `genctl run` does on this card; their size, and what computes the steps."""
+        """Use these weights as `genctl run` does on this card. Returns their size, the form of the head, and notes."""
         import torch
 
         from genctl.models.architectures import read_native
@@ -95,7 +95,7 @@ def prompts(model: Model, rows: int, tokens: int) -> list[tuple[int, ...]]:
 
 
 def steps(model: Model, rows: int, tokens: int, new: int, strategy: Any, **lane: Any) -> Iterator[float]:
-    """The time at which each step is known to the host; first of all that of the beginning."""
+    """The start time, then the time at which the result of each step reaches the host."""
     import torch
 
     from genctl import events
@@ -115,8 +115,8 @@ def steps(model: Model, rows: int, tokens: int, new: int, strategy: Any, **lane:
 
 
 def measured(model: Model, rows: int, tokens: int, strategy: Any, new: int = NEW, **lane: Any) -> dict[str, Any]:
-    """Milliseconds of a step (the median of those after the graph was captured) and of the first token."""
-    list(steps(model, rows, tokens, 2, strategy, **lane))  # libraries choose their kernels for these shapes
+    """Milliseconds of a step (the median after the graph was captured) and of the first token."""
+    list(steps(model, rows, tokens, 2, strategy, **lane))  # warm-up: libraries choose kernels for these shapes
     times = list(steps(model, rows, tokens, new, strategy, **lane))
     between = [1000 * (after - before) for before, after in pairwise(times[1:])]
     step = statistics.median(between[8:])
@@ -128,7 +128,7 @@ def measured(model: Model, rows: int, tokens: int, strategy: Any, new: int = NEW
 
 
 def generated(model: Model, rows: int, tokens: int, **options: Any) -> dict[str, Any]:
-    """The same of `generate()`."""
+    """The same figures for `generate()`."""
     import torch
 
     ids = torch.tensor(prompts(model, rows, tokens), device=DEVICE)
@@ -145,7 +145,7 @@ def generated(model: Model, rows: int, tokens: int, **options: Any) -> dict[str,
 
 
 def profiled(model: Model, rows: int, strategy: Any) -> dict[str, Any]:
-    """Kernels, copies and waits of a step, how long the device computes in it, and what takes most of that."""
+    """Kernels, copies and waits per step, the device time of a step, and the kernels that take most of it."""
     times = steps(model, rows, 32, 64, strategy)
     for _ in range(20):
         next(times)
@@ -153,7 +153,7 @@ def profiled(model: Model, rows: int, strategy: Any) -> dict[str, Any]:
 
 
 def seen(run: Callable[[], Any], count: int) -> dict[str, Any]:
-    """What the device does, on average of `count` times."""
+    """The device's activity in `run`, averaged over `count` calls."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
@@ -176,26 +176,26 @@ def seen(run: Callable[[], Any], count: int) -> dict[str, Any]:
 
 
 def shortage(model: Model) -> dict[str, Any]:
-    """256 prompts of 600 tokens at once: as many as fit go on, and no row fails."""
+    """Decode 256 prompts of 600 tokens at once: the width is reduced to fit memory, and no row may fail."""
     from genctl import events
     from genctl.decode.loop import decode
     from genctl.decode.types import Lane
     from genctl.strategies.sample import Sample
 
-    told: list[int] = []
+    widths: list[int] = []
     given = [Lane(str(n), ids, Sample(), 8, seed=n) for n, ids in enumerate(prompts(model, 256, 600))]
     ended = {"done": 0, "failed": 0}
-    for event in decode(model.ours, given, width=256, on_shortage=told.append):
+    for event in decode(model.ours, given, width=256, on_shortage=widths.append):
         if isinstance(event, events.Finished):
             ended["done"] += 1
         elif isinstance(event, events.Failed):
             ended["failed"] += 1
     bad = ended["failed"] or ended["done"] != 256
-    return {**ended, "widths": told, **({"failed": f"{ended}, widths {told}"} if bad else {})}
+    return {**ended, "widths": widths, **({"failed": f"{ended}, widths {widths}"} if bad else {})}
 
 
 def reading(model: Model) -> dict[str, Any]:
-    """Milliseconds to read prompts: by the kernels, which keep a row's bits its own, and by torch."""
+    """Milliseconds of the prefill: by our kernels, which give a row the same bits in any batch, and by torch."""
     import torch
 
     found: dict[str, Any] = {}
@@ -245,7 +245,7 @@ def rows_of(parts: Parts, name: str, model: Model, rows: Sequence[int]) -> None:
 
 
 def rounded(parts: Parts, name: str, model: Model) -> None:
-    """Steps with weights in 8 and 4 bits, and how many times as fast they are as those of bfloat16."""
+    """Measure steps with weights in 8 and 4 bits, and their speed-up over bfloat16."""
     from genctl.strategies.sample import Sample
 
     def beside(kind: str, count: int) -> dict[str, Any]:
@@ -275,7 +275,7 @@ def main(folder: Path) -> int:
 
     def make(size: str) -> dict[str, Any]:
         made[size] = Model(size)
-        measured(made[size], 2, 16, Sample(), 16)  # libraries begin
+        measured(made[size], 2, 16, Sample(), 16)  # initialise libraries
         return {"gb": round(made[size].ours.model.bytes() / 1e9, 2)}
 
     for size, counts in (("0.5B", (1, 8, 32, 128)), ("7B", (1, 8, 32))):

@@ -1,4 +1,4 @@
-"""What must hold on a GPU (`scripts/gpu check`): tokens of `generate()` on a CPU, commands, memory, an interrupt."""
+"""Checks on a GPU (`scripts/gpu check`): tokens of `generate()` on a CPU, commands, memory, an interrupt."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ COMPARED = (  # with `generate()` on the CPU, token by token
     "tests/decode/processors/test_processors_parity.py",
     "tests/test_independence.py",
 )
-# a GPU draws other numbers than a CPU; in float32 torch's sums depend on the batch, so equal beams may part; the others
-# have tensors of their own on the CPU, or look into a pass
+# Tests left out. DRAWN: a GPU draws other random numbers than a CPU, and torch's float32 sums depend on the batch, so
+# equal beams may diverge. INSIDE: they have their own tensors on the CPU, or look into a pass.
 DRAWN = ("seeded", "sampl", "several_rows_of_one_prompt_without", "another_order and gpt2-beam")
 INSIDE = ("see_log_probabilities", "resuming_and_rereading", "hold_each_source", "diverse_beams_are_golden")
 INSIDE += ("near_as_transformers", "padding_inside_of_a_source")
@@ -33,13 +33,13 @@ PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore", "--max
 
 
 def compared(log: Path, seconds: float, *, transformers: bool) -> dict[str, Any]:
-    """The tests that compare tokens, with the model on the GPU, in float32."""
+    """Run the tests that compare tokens, with the model on the GPU, in float32."""
     environment = {"GENCTL_TEST_DEVICE": "cuda", "GENCTL_TEST_RUNTIME": "transformers" if transformers else ""}
     return command(log, [*PYTEST, *parallel(), "-k", CHOSEN, *COMPARED], seconds, **environment)
 
 
 def parallel() -> list[str]:
-    """Options of pytest for several processes, where pytest-xdist is installed."""
+    """Pytest options for several processes, if pytest-xdist is installed."""
     try:
         import xdist  # noqa: F401
     except ImportError:
@@ -48,7 +48,7 @@ def parallel() -> list[str]:
 
 
 def interrupted(folder: Path) -> dict[str, Any]:
-    """Ctrl-C within a run ends it with what it has, and status 130."""
+    """Check that Ctrl-C during a run ends it with status 130 and without a traceback."""
     words = ["-m", "genctl", "run", "-m", "builtin:stories", "Once", "--device", "cuda", "-n", "4000"]
     words += ["--set", "eos_token_id=[]", "--truncate", "left"]
     with (folder / "interrupt.log").open("w+") as log:
@@ -63,7 +63,7 @@ def interrupted(folder: Path) -> dict[str, Any]:
 
 
 def rounded(folder: Path, kind: str) -> dict[str, Any]:
-    """A golden file of the CPU, checked on the GPU: bfloat16, weights in 8 or 4 bits. Only a defect fails."""
+    """Check a golden file of the CPU on the GPU: bfloat16, weights in 8 or 4 bits. Only a defect fails."""
     path, side = folder / f"{kind}.golden.jsonl", f"builtin:stories@dtype=bfloat16,quantize={kind}"
     words = ["-m", "genctl", "parity"]
     texts = ["Once upon a time", "The dog ran", "One day a girl", "In the garden"]

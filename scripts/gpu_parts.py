@@ -1,4 +1,4 @@
-"""Parts of a check or a measurement on a GPU, with a deadline for all: the least important ones are dropped."""
+"""Parts of a check or a measurement on a GPU, with one deadline: parts that no longer fit are dropped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Parts:
-    """What ran, how long it took, and what came of it; written after each part."""
+    """The parts that ran, with their seconds and results; written to a file after each part."""
 
     def __init__(self, folder: Path, seconds: float) -> None:
         self.folder, self.began = folder, time.monotonic()
@@ -23,18 +23,18 @@ class Parts:
 
     @property
     def left(self) -> float:
-        """Seconds."""
+        """Seconds until the deadline."""
         return self.end - time.monotonic()
 
     def run(self, name: str, part: Callable[[], Any], *, least: float) -> None:
-        """A part that needs `least` seconds. Its result is a value for JSON; an exception fails it alone."""
+        """Run a part that needs `least` seconds. Its result is a value for JSON; an exception fails only this part."""
         if self.left < least:
             self._note(name, {"dropped": f"{self.left:.0f} s were left"}, 0.0)
             return
         began = time.monotonic()
         try:
             value = part()
-        except Exception as error:  # the other parts run
+        except Exception as error:  # the other parts still run
             value = {"failed": f"{type(error).__name__}: {error}"[:600]}
         self._note(name, value, time.monotonic() - began)
 
@@ -54,7 +54,7 @@ class Parts:
 
 
 def command(log: Path, words: Sequence[str], seconds: float, **environment: str) -> dict[str, Any]:
-    """Run a command; its output goes to `log`. The result has its status, and "failed" unless that is 0."""
+    """Run a command with its output in `log`. The result has the status, and "failed" unless that is 0."""
     with log.open("w") as out:
         running = subprocess.Popen(
             [sys.executable, *words],
@@ -74,7 +74,7 @@ def command(log: Path, words: Sequence[str], seconds: float, **environment: str)
 
 
 def card() -> dict[str, Any]:
-    """The GPU, and the versions of what computes there."""
+    """The GPU, and the versions of the libraries."""
     import torch
     import transformers
 

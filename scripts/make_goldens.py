@@ -1,9 +1,9 @@
-"""Ask a transformers that still has them for contrastive, diverse and constrained beam search, and keep the answers.
+"""Write goldens of contrastive, diverse and constrained beam search, from a transformers version that still has them.
 
     pip install "transformers==4.49.0" torch numpy
     python scripts/make_goldens.py
 
-writes `tests/goldens/{contrastive,diverse,constrained}.json`. Run once; transformers 5 moved these searches out.
+writes `tests/goldens/{contrastive,diverse,constrained}.json`. Run once; transformers 5 moved these searches elsewhere.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def constrained() -> list[dict[str, Any]]:
 
 
 def endings(arch: str) -> list[int]:
-    """EOS ids that texts of this checkpoint meet: its own, and tokens that its greedy texts pass through."""
+    """EOS ids that texts of this checkpoint reach: its own, and tokens in the middle of its greedy texts."""
     made_texts = [ask(arch, prompt, 1, [2], num_beams=1)["sequences"][0] + [3] * NEW for prompt in PROMPTS[:2]]
     return sorted({2, made_texts[0][5], made_texts[1][8]})
 
@@ -102,7 +102,7 @@ def endings(arch: str) -> list[int]:
 def ask(
     arch: str, prompt: tuple[int, ...], count: int, eos: list[int], new: int = NEW, **options: Any
 ) -> dict[str, Any]:
-    """The new tokens of `count` sequences, the first EOS included, and their scores where there are any."""
+    """The new tokens of `count` sequences, up to and with the first EOS, and their scores if there are any."""
     model = made(arch)
     ids = torch.tensor([prompt])
     answer = model.generate(

@@ -2,7 +2,7 @@
 
     LLAMA_CPP=/path/to/llama.cpp PYTHONPATH=. python scripts/make_goldens_converter.py
 
-The tensors that `tests/models/converted.py` writes are compared with the converter's, bit by bit.
+The tensors of `tests/models/converted.py` are compared with the converter's, bit by bit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.tiny import CONTEXT, tokenizer
 
 ROOT = os.environ["LLAMA_CPP"]
 LISTS = ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.merges")
-# What published checkpoints have in config.json, and transformers does not write.
+# Fields that published checkpoints have in config.json, but transformers does not write.
 FIELDS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_ctx": CONTEXT},
     "cohere2": {"rotary_pct": 1.0},

@@ -1,4 +1,4 @@
-"""Ask a transformers that still has DoLa for its greedy texts, and keep them.
+"""Write goldens of DoLa's greedy texts, from a transformers version that still has it.
 
     pip install "transformers==4.49.0" torch numpy
     python scripts/make_goldens_dola.py
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def ask(name: str, prompt: tuple[int, ...], options: dict[str, Any]) -> dict[str, Any]:
-    """The new tokens, no EOS barred and none stopped at."""
+    """The new tokens; EOS is neither barred nor does it end the text."""
     ids = torch.tensor([prompt])
     made_ids = made(name).generate(
         ids,
@@ -54,7 +54,7 @@ def ask(name: str, prompt: tuple[int, ...], options: dict[str, Any]) -> dict[str
         do_sample=False,
         eos_token_id=None,
         pad_token_id=0,
-        use_cache=False,  # Gemma 2's hybrid cache went wrong at the last token
+        use_cache=False,  # with Gemma 2's hybrid cache, the last token was wrong
         **options,
     )
     return {"model": name, "prompt": prompt, "options": options, "tokens": made_ids[0, len(prompt) :].tolist()}

@@ -1,10 +1,10 @@
-"""Write `tests/goldens/gguf.json`: what llama.cpp writes with tiny GGUF files of Q4_K, Q5_K and Q6_K.
+"""Write `tests/goldens/gguf.json`: the tokens that llama.cpp generates with tiny GGUF files of Q4_K, Q5_K and Q6_K.
 
     pip install --no-deps --target /tmp/llama llama-cpp-python gguf diskcache
     PYTHONPATH=/tmp/llama:. python scripts/make_goldens_gguf.py
 
-The files are made by `tests/models/gguf_blocks.py`, of random bits. `clear` are the places of new tokens whose
-score is clearly above the next one's: llama.cpp rounds what it multiplies in other groups.
+The files are made by `tests/models/gguf_blocks.py` from random bits. `clear` lists the places of new tokens with a
+score clearly above the second best: llama.cpp rounds activations in other groups than genctl.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.models.gguf_blocks import KINDS, PROMPTS, VOCABULARY, written
 
-CLEARLY = 0.3  # in the logits, whose standard deviation is about 3
+CLEARLY = 0.3  # difference of logits, which have a standard deviation of about 3
 NEW = 24
 
 

@@ -1,11 +1,11 @@
-"""Write traces of engines with planted causes, and count what `genctl audit` says of them.
+"""Write traces of engines with planted faults, and count what `genctl audit` finds.
 
 python scripts/make_traces.py FOLDER [--tokens 500] [--repeat 2] [--engines transformers,ctranslate2]
 python scripts/make_traces.py FOLDER --measure [--chosen] [--jobs 1 --job 0] [--only CAUSE]
 python scripts/make_traces.py FOLDER --clean 2000    (continues where it was stopped)
 
-The engines are transformers and CTranslate2, as far as they are installed. Checkpoints are the built-in ones, also with
-a config.json that the engine does not obey. FOLDER/traces.jsonl lists each with its cause.
+The engines are transformers and CTranslate2, if installed. Checkpoints are the built-in ones, some with a config.json
+that the engine does not follow. FOLDER/traces.jsonl lists each trace with its cause.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torch import Tensor
 Rows: TypeAlias = list[dict[str, Any]]
 Asked: TypeAlias = dict[str, Any]  # the options of the audit
 Planted: TypeAlias = Callable[[], tuple[Rows, Asked]]
-Number: TypeAlias = Callable[[Tensor, list[int], list[int]], Tensor]  # logits, a prompt, what is written: what is told
+Number: TypeAlias = Callable[[Tensor, list[int], list[int]], Tensor]  # logits, prompt, new tokens -> reported numbers
 STORIES: Asked = {"model": "builtin:stories"}
 BUILTIN = Path(__file__).resolve().parent.parent / "genctl" / "models" / "builtin"
 TOP = 20
@@ -50,18 +50,18 @@ MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sl
 
 
 class Engine:
-    """Writes tokens one by one."""
+    """Generates tokens one by one."""
 
     def begin(self) -> None:
-        """A text follows."""
+        """Prepare for a new text."""
 
     def read(self, ids: list[int], new: list[int]) -> Tensor:
-        """The logits f32 [V] behind ids, of which `new` are the last, and not yet read."""
+        """The logits f32 [V] after `ids`; `new` are the last of them, which were not read before."""
         raise NotImplementedError
 
     @torch.inference_mode()
     def write(self, prompt: list[int], choose: Callable[[Tensor], int], most: int) -> tuple[list[int], list[Tensor]]:
-        """What is chosen, and the logits before each token."""
+        """The chosen tokens, and the logits before each of them."""
         ids, found, new = list(prompt), list[Tensor](), prompt
         self.begin()
         for _ in range(most):
@@ -73,7 +73,7 @@ class Engine:
 
 class Transformers(Engine):
     def __init__(self, folder: Path, dtype: str = "float32", *, held: torch.dtype | None = None) -> None:
-        """`held`: the dtype of keys and values, if another one."""
+        """`held`: the dtype to which keys and values are rounded, if any."""
         transformers: Any = import_module("transformers")
         transformers.logging.set_verbosity_error()
         self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
@@ -90,7 +90,7 @@ class Transformers(Engine):
 
 
 class CTranslate2(Engine):
-    """It tells the log-probabilities of a text that it reads, and its logits."""
+    """CTranslate2, which reads the whole text again for each token."""
 
     def __init__(self, folder: Path, form: str = "float32") -> None:
         self.ct2: Any = import_module("ctranslate2")
@@ -113,7 +113,7 @@ def _without_tokenizer(writer: Any) -> None:
 
 
 def gguf(folder: Path, place: Path, form: str, describe: Callable[[Any], None] = _without_tokenizer) -> None:
-    """A Llama checkpoint as llama.cpp reads it: queries and keys turn neighbours there. `describe` adds fields."""
+    """Write a Llama checkpoint for llama.cpp, where RoPE rotates adjacent dimensions. `describe` adds fields."""
     writer_of: Any = import_module("gguf")
     quants: Any = import_module("gguf.quants")
     numpy: Any = import_module("numpy")
@@ -190,7 +190,7 @@ def rows(
     each: int = 50,
     drawn: bool = False,
 ) -> Rows:
-    """`prompts`: what was sent, and what the engine reads. `drawn`: from what is written, within its filters."""
+    """`prompts`: pairs of ids sent and ids that the engine reads. `drawn`: draw from the reported numbers."""
     found: Rows = []
     while sum(len(row["completion_ids"]) for row in found) < tokens:
         place = len(found)
@@ -218,7 +218,7 @@ def warm(temperature: float) -> Number:
 
 
 def kept(name: str, value: float, temperature: float = 1.0) -> Number:
-    """Filters as transformers has them."""
+    """The filters of transformers."""
     transformers: Any = import_module("transformers")
     kind = {"top-k": "TopKLogitsWarper", "top-p": "TopPLogitsWarper", "min-p": "MinPLogitsWarper"}[name]
     warper = getattr(transformers, kind)(int(value) if name == "top-k" else value)
@@ -272,7 +272,7 @@ def drafted(found: Rows) -> Rows:
 
 
 def with_config(source: Path, place: Path, **fields: Any) -> Path:
-    """A checkpoint with another config.json."""
+    """A copy of a checkpoint with changed fields in config.json."""
     shutil.copytree(source, place, dirs_exist_ok=True)
     config = json.loads((place / "config.json").read_text()) | fields
     (place / "config.json").write_text(json.dumps(config))
@@ -297,7 +297,7 @@ def noisy(tensors: dict[str, Tensor]) -> None:
 
 
 def traces(folder: Path, arguments: argparse.Namespace) -> Iterator[tuple[str, str, Rows, Asked]]:
-    """Engine, cause, rows and how the audit is asked for each trace."""
+    """Engine, cause, rows and audit options of each trace."""
     stories = BUILTIN / "stories"
     have = {name for name in arguments.engines.split(",") if _installed(name)}
     for seed in range(arguments.repeat):
@@ -307,14 +307,14 @@ def traces(folder: Path, arguments: argparse.Namespace) -> Iterator[tuple[str, s
                 yield "transformers", cause, *plant()
         if "ctranslate2" in have:
             for cause in ("int8", "bfloat16"):
-                with suppress(ValueError):  # a processor may not have it
+                with suppress(ValueError):  # not every CPU supports it
                     yield "ctranslate2", cause, make(CTranslate2(stories, cause), greedy=False), STORIES
 
 
 def maker(folder: Path, tokens: int, seed: int = 0, each: int = 50) -> Callable[..., Rows]:
-    """What makes `tokens` tokens: by an engine, after texts, of whose ids it reads what `read` makes of them.
+    """A function that makes rows of at least `tokens` tokens with an engine, after texts.
 
-    Other pairs of what is sent and what is read may be given as `read`.
+    Its `read` converts the ids sent to the ids that the engine reads, or is a list of such pairs in place of texts.
     """
     encoded = encoded_by(folder)
 
@@ -331,7 +331,7 @@ def encoded_by(folder: Path) -> Callable[[str], list[int]]:
 
 
 def planted(stories: Path, models: Path, make: Any, draw: random.Random) -> Iterator[tuple[str, Planted]]:
-    """Causes, and what writes a trace of transformers with each. `make`: of `maker`."""
+    """Each cause, with a function that makes a trace of transformers with it. `make` comes from `maker`."""
     engine = cache(Transformers)
 
     def told(
@@ -393,11 +393,11 @@ def planted(stories: Path, models: Path, make: Any, draw: random.Random) -> Iter
 
 
 def _chats(stories: Path, place: Path, told: Any) -> Iterator[tuple[str, Planted]]:
-    """A checkpoint with ChatML's template, whose markers are special tokens, and engines that render otherwise."""
+    """A checkpoint with the ChatML template and its markers as special tokens, and engines that render differently."""
     with_config(stories, place)
     special = ("<|im_start|>", "<|im_end|>")
     tokenizer = json.loads((place / "tokenizer.json").read_text())
-    for text in special:  # in place of what is merged last
+    for text in special:  # they replace the tokens of the last merges
         id = tokenizer["model"]["vocab"].pop("".join(tokenizer["model"]["merges"].pop()))
         tokenizer["model"]["vocab"][text] = id
         tokenizer["added_tokens"] = [one for one in tokenizer["added_tokens"] if one["id"] != id] + [
@@ -438,7 +438,7 @@ def _chats(stories: Path, place: Path, told: Any) -> Iterator[tuple[str, Planted
         yield cause, partial(told, {"model": str(place)}, change=sent_as, read=pairs)
 
 
-# Codes as other engines have them: linear layers alone, rows of a matrix
+# Weight formats of other engines: only linear layers, each row of a matrix on its own
 
 
 def linears(tensors: dict[str, Tensor], change: Callable[[Tensor], Tensor]) -> None:
@@ -453,7 +453,7 @@ def symmetric8(rows: Tensor) -> Tensor:
 
 
 def scaled8(rows: Tensor) -> Tensor:
-    scale = rows.abs().amax(1, keepdim=True) / 448  # as compressed-tensors has them
+    scale = rows.abs().amax(1, keepdim=True) / 448  # as in compressed-tensors
     return (rows / scale).to(torch.float8_e4m3fn).float() * scale
 
 
@@ -481,7 +481,7 @@ def normal4(rows: Tensor) -> Tensor:
 
 
 def lora(source: Path, place: Path) -> dict[str, Tensor]:
-    """An adapter."""
+    """Write a LoRA adapter, and return its tensors."""
     torch_files: Any = import_module("safetensors.torch")
     generator, found = torch.Generator().manual_seed(8), {}
     for name, tensor in torch_files.load_file(source / "model.safetensors").items():
@@ -508,7 +508,7 @@ def merged(tensors: dict[str, Tensor], ranks: dict[str, Tensor], times: int) -> 
 
 
 def gemma(source: Path, place: Path) -> Path:
-    """A Gemma 2 of random weights with soft caps that matter, and the tokenizer of `source`."""
+    """A Gemma 2 with random weights, soft caps that take effect, and the tokenizer of `source`."""
     transformers: Any = import_module("transformers")
     torch.manual_seed(4)
     config = transformers.Gemma2Config(
@@ -524,7 +524,7 @@ def gemma(source: Path, place: Path) -> Path:
 
 
 def _rounded_cache(dtype: torch.dtype) -> Any:
-    """The cache of transformers, with keys and values in another dtype."""
+    """A cache of transformers that rounds keys and values to another dtype."""
     cache: Any = import_module("transformers").DynamicCache()
     update = cache.update
 
@@ -542,11 +542,11 @@ def _installed(name: str) -> bool:
     return False
 
 
-# -- what the audit says -----------------------------------------------------------------------------------------------
+# -- results of the audit ----------------------------------------------------------------------------------------------
 
 
 def read(path: Path) -> Rows:
-    """The lines of a file, which may not be there."""
+    """The lines of a file; [] if it does not exist."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -556,7 +556,7 @@ def write(path: Path, lines: Rows) -> Path:
 
 
 def audited(path: Path, found: Rows, asked: Asked) -> Rows:
-    """The records of an audit of rows, which are at `path` for the while."""
+    """The records of an audit of rows, which are written to `path` and removed afterwards."""
     from genctl.commands.app import run
 
     out = path.with_suffix(".found.jsonl")
@@ -569,7 +569,7 @@ def audited(path: Path, found: Rows, asked: Asked) -> Rows:
 
 
 def measure(folder: Path, arguments: argparse.Namespace) -> None:
-    """Audit the traces, and count whose cause is found."""
+    """Audit the traces, and count those with the right cause first, and those with the cause named."""
     right, named, total = Counter[str](), Counter[str](), Counter[str]()
     for number, one in enumerate(read(folder / "traces.jsonl")):
         cause = one["cause"]
@@ -600,7 +600,7 @@ CLEAN: dict[str, tuple[Callable[[Path], Engine], Asked]] = {
 
 
 def clean(folder: Path, arguments: argparse.Namespace) -> None:
-    """Audit short traces without a cause, one for each number; those in FOLDER/clean.jsonl are done."""
+    """Audit short traces without a cause, one for each number; numbers in FOLDER/clean.jsonl are skipped."""
     torch.set_num_threads(1)
     have = {name for name in arguments.engines.split(",") if _installed(name)}
     names = [name for name in CLEAN if name.partition(" ")[0] in have]

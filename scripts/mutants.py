@@ -30,7 +30,7 @@ _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Fault:
-    """One place of a file that is wrong: `before`, which the file holds once, becomes `after`."""
+    """A fault in one place of a file: `before`, which must occur exactly once, is replaced by `after`."""
 
     name: str
     file: str
@@ -43,21 +43,21 @@ class Fault:
         return ROOT / self.file
 
     def planted(self, text: str) -> str:
-        """The file's text with the fault. Raises ValueError if it does not hold the place once."""
+        """The file's text with the fault. Raises ValueError if `before` does not occur exactly once."""
         if (times := text.count(self.before)) != 1:
             raise ValueError(f"{self.file} holds the place of the fault {self.name!r} {times} times, not once")
         return text.replace(self.before, self.after)
 
 
 def faults() -> list[Fault]:
-    """All of mutants.toml."""
+    """All faults of mutants.toml."""
     entries = tomli.loads(FAULTS.read_text(encoding="utf-8"))["fault"]
     return [Fault(**{**entry, "tests": tuple(entry["tests"])}) for entry in entries]
 
 
 @contextmanager
 def planted(fault: Fault) -> Iterator[None]:
-    """The fault is in its file, and put back at the end."""
+    """Plant the fault in its file, and restore the file at the end."""
     sound = fault.path.read_text(encoding="utf-8")
     fault.path.write_text(fault.planted(sound), encoding="utf-8")
     try:
@@ -69,7 +69,7 @@ def planted(fault: Fault) -> Iterator[None]:
 def first_failure(fault: Fault, arguments: list[str]) -> str:
     """The test that catches the fault; "" if none does."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-rfE"]
-    # a file's time stamp has whole seconds: compiled modules of the one before must not stay
+    # .pyc files record modification times in whole seconds: one of the previous fault must not be used
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, *arguments, *fault.tests], cwd=ROOT, env=environment, capture_output=True, encoding="utf-8"

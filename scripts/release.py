@@ -22,7 +22,7 @@ BUILD_VERSION = 0x32  # LC_BUILD_VERSION of a Mach-O file
 
 
 def products() -> Any:
-    """genctl/kernels/build.py, which needs no other module."""
+    """Import genctl/kernels/build.py, which needs no other module."""
     spec = importlib.util.spec_from_file_location("products_build", ROOT / "genctl/kernels/build.py")
     assert spec is not None
     assert spec.loader is not None
@@ -32,7 +32,7 @@ def products() -> Any:
 
 
 def build(out: Path) -> list[Path]:
-    """The wheel of this platform, then the source distribution."""
+    """Build the wheel of this platform and the source distribution. Returns the new files, sorted by name."""
     before = set(out.glob("*"))
     for kind in ("wheel", "sdist"):
         command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(out)]
@@ -41,7 +41,7 @@ def build(out: Path) -> list[Path]:
 
 
 def belongs(library: bytes, tag: str) -> str:
-    """Why a library does not fit the tag of its wheel, or ""."""
+    """Why a library does not fit the tag of its wheel; "" if it does."""
     if library[:4] == b"\x7fELF":
         machine = ELF_MACHINES.get(struct.unpack_from("<H", library, 18)[0], "another machine")
         needed = max((tuple(map(int, one)) for one in re.findall(rb"GLIBC_(\d+)\.(\d+)", library)), default=(0, 0))
@@ -60,7 +60,7 @@ def belongs(library: bytes, tag: str) -> str:
 
 
 def macos_of(library: bytes) -> tuple[int, int]:
-    """The first macOS that a Mach-O file of 64 bits runs on."""
+    """The oldest macOS version for a 64-bit Mach-O file; (99, 0) if it names none."""
     at = 32
     for _ in range(struct.unpack_from("<I", library, 16)[0]):
         kind, length = struct.unpack_from("<II", library, at)
@@ -72,7 +72,7 @@ def macos_of(library: bytes) -> tuple[int, int]:
 
 
 def faults(wheel: Path, variants: int) -> list[str]:
-    """What is wrong with a wheel that should have a library for each of so many variants, and cpu.so."""
+    """The faults of a wheel, which must have cpu.so and one library per variant (none without variants)."""
     tag = wheel.stem.split("-")[-1]
     with zipfile.ZipFile(wheel) as file:
         libraries = {name: file.read(name) for name in file.namelist() if name.endswith(".so")}
@@ -86,7 +86,7 @@ def faults(wheel: Path, variants: int) -> list[str]:
 
 
 def run(wheel: Path, pip: list[str]) -> str:
-    """Install the wheel into an empty environment and run it in an empty folder; what it writes."""
+    """Install the wheel into an empty environment, run it in an empty folder, and return its output."""
     with tempfile.TemporaryDirectory() as temporary:
         home, empty = Path(temporary, "env"), Path(temporary, "empty")
         empty.mkdir()
@@ -97,7 +97,7 @@ def run(wheel: Path, pip: list[str]) -> str:
 
 
 def main() -> str | None:
-    """Returns what is wrong."""
+    """Build and check. Returns the faults, or None."""
     known = products()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder of what is built (default: dist)")

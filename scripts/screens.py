@@ -1,8 +1,8 @@
-"""Pictures of the documents: real commands in a terminal of 100 columns, as SVG, and a report in a browser, as PNG.
+"""Draw the pictures of the docs: real commands in a terminal of 100 columns, as SVG, and a report in a browser, as PNG.
 
     python scripts/screens.py [--folder docs/images] [--only NAME ...]
 
-`pyte` stands in for the terminal. Of a beam search the picture is a frame in the middle of the run. The report needs
+`pyte` emulates the terminal. The picture of a beam search is a frame in the middle of the run. The report needs
 Chromium and Playwright.
 """
 
@@ -26,7 +26,7 @@ from rich.text import Text
 ROOT = Path(__file__).resolve().parent.parent
 COLUMNS, ROWS = 100, 40
 RECORDING, TREE = "{folder}/run.jsonl", "{folder}/tree.jsonl"  # in commands: a folder for this run of the script
-# name -> title, command, and a text: the middle frame of those that have it is shown; without one, the last frame
+# name -> title, command, and a text: of the frames with this text, the middle one is drawn; with "", the last frame
 SCREENS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "run": ("genctl run, half-way", ("run", "One day", "--seed", "1"), "One day"),
     "beam": (
@@ -69,15 +69,15 @@ SCREENS: dict[str, tuple[str, tuple[str, ...], str]] = {
 }
 
 
-# name -> keys, each with what the screen has to show before it is pressed; the last frame before the last key is drawn
+# name -> keys, each with the text that the screen must show before it is pressed; the frame before the last is drawn
 KEYS: dict[str, tuple[tuple[str, str], ...]] = {
     "explore": (("no tokens yet", "3"), ("sample: done", "\x1b[C"), ("entropy 2.06", "q")),
 }
-_QUERIES = re.compile(rb"\x1b\[[<>=?][0-9;]*[mu]")  # pyte takes the end of such a sequence for a style
+_QUERIES = re.compile(rb"\x1b\[[<>=?][0-9;]*[mu]")  # pyte mistakes the end of such a sequence for a style
 
 
 class Screen(pyte.Screen):
-    """A screen that keeps what is dim, which pyte does not: as italics, of which genctl makes no use."""
+    """A screen that stores dim text, which pyte does not support, as italics, which genctl does not use."""
 
     def select_graphic_rendition(self, *attributes: int, **private: bool) -> None:
         super().select_graphic_rendition(*attributes, **private)
@@ -86,7 +86,7 @@ class Screen(pyte.Screen):
 
 
 def frames(command: tuple[str, ...]) -> list[list[Text]]:
-    """What the terminal shows after each burst of output."""
+    """The lines of the terminal after each burst of output."""
     environment = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS", "LINES")}
     environment |= {"TERM": "xterm-256color", "COLORTERM": "", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     child = pexpect.spawn(
@@ -140,7 +140,7 @@ def _colour(name: str) -> str:
 
 
 def draw_report(folder: Path, work: str) -> None:
-    """The report of a beam search in a browser, a dead branch and an uncertain token opened."""
+    """Draw the report of a beam search in a browser, with dead branches shown and the least certain token opened."""
     from playwright.sync_api import sync_playwright
 
     page = Path(work) / "report.html"
@@ -154,13 +154,13 @@ def draw_report(folder: Path, work: str) -> None:
         shown.goto(page.as_uri())
         shown.locator("#search").get_by_role("checkbox", name="dead branches").check()
         shown.locator("#tokens .least button").first.click()
-        shown.evaluate("scrollTo(0, 0)")  # the header stays in view, and would hide what is below it
+        shown.evaluate("scrollTo(0, 0)")  # the sticky header would hide the text below it
         shown.screenshot(path=folder / "report.png", full_page=True)
     print(f"{folder / 'report'}.png")
 
 
 def main() -> None:
-    """Draw all pictures, or those that are named."""
+    """Draw all pictures, or those of --only."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--folder", type=Path, default=ROOT / "docs" / "images")
     parser.add_argument("--only", nargs="+", choices=[*SCREENS, "report"], default=[*SCREENS, "report"])

@@ -27,7 +27,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 ROOT = Path(__file__).resolve().parent.parent
 BUILTIN = ROOT / "genctl" / "models" / "builtin"
 HELD_OUT = ROOT / "tests" / "data"
-# The order of the sums, and so the weights, must not depend on the number of cores; to use two
+# The order of summation, and so the weights, must not depend on the number of cores. To use two
 # cores, train both models at the same time.
 THREADS = 1
 MAX_BYTES = 4_000_000
@@ -62,7 +62,7 @@ def train(
     peak: float,
     loss_of: Callable[[PreTrainedModel, Batch, float], torch.Tensor] = plain_loss,
 ) -> float:
-    """AdamW with linear warm-up and a cosine decay to nothing; returns the CPU seconds it took."""
+    """Train with AdamW, linear warm-up and cosine decay to zero; returns the CPU seconds it took."""
     matrices = [weight for weight in model.parameters() if weight.dim() > 1]
     vectors = [weight for weight in model.parameters() if weight.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": 0.02}, {"params": vectors, "weight_decay": 0.0}]
@@ -94,13 +94,13 @@ def train(
 
 
 def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> int:
-    """Write the checkpoint folder anew and return the size of the weights in bytes."""
+    """Replace the checkpoint folder and return the size of the weights in bytes."""
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    # Transformers 5 writes its new name of the class; the old one is understood by every version.
+    # Transformers 5 writes the new name of the class; every version understands the old one.
     settings = folder / "tokenizer_config.json"
     text = settings.read_text(encoding="utf-8")
     settings.write_text(text.replace('"TokenizersBackend"', '"PreTrainedTokenizerFast"'), encoding="utf-8")
@@ -116,7 +116,7 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Pat
 
 
 def story_batches(rows: list[list[int]], pad: int, seed: int) -> Iterator[Batch]:
-    """Stories of similar length together, so that little is padding; batches in random order."""
+    """Batches of stories of similar length, to keep padding small, in random order."""
     generator, size = random.Random(seed), BATCH["stories"]
     while True:
         generator.shuffle(rows)
@@ -127,15 +127,15 @@ def story_batches(rows: list[list[int]], pad: int, seed: int) -> Iterator[Batch]
         generator.shuffle(batches)
         for batch in batches:
             ids = pad_rows(batch, pad)
-            # Padding stands on the right, so the causal mask alone keeps it away from the stories.
+            # Padding is on the right, so the causal mask is enough to hide it from the stories.
             yield {"input_ids": ids, "labels": ids.masked_fill(ids == pad, IGNORED)}
 
 
 def story_loss(agreeing: torch.Tensor) -> Callable[[PreTrainedModel, Batch, float], torch.Tensor]:
-    """Cross-entropy in which names and pronouns count more at first, and no more than the rest in the end.
+    """Cross-entropy with a higher weight for names and pronouns, which decays to that of other tokens.
 
-    A model this small learns the sentences soon and that a name comes back only very late. The extra weight
-    makes it look for the name first; it goes away so that the final probabilities are those of the text.
+    A model this small learns sentences early, but only very late that a name recurs. The extra weight makes it
+    learn the name first; it decays so that the final probabilities are those of the text.
     """
 
     def loss_of(model: PreTrainedModel, batch: Batch, progress: float) -> torch.Tensor:
@@ -153,7 +153,7 @@ def story_loss(agreeing: torch.Tensor) -> Callable[[PreTrainedModel, Batch, floa
 def story_perplexity(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> tuple[float, int]:
     """exp of the mean negative log-likelihood of every token after <bos>, the final <eos> included.
 
-    Also the number of tokens scored.
+    Also returns the number of tokens scored.
     """
     total, count = 0.0, 0
     for text in texts:
@@ -230,7 +230,7 @@ def train_stories(out: Path, seed: int, steps: int, default_out: bool) -> dict[s
 def number_batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[Batch]:
     stream, size, order = numbers.training_numbers(seed), BATCH["numbers"], random.Random(seed)
     while True:
-        # Sorted by the length of the words, so that a batch holds little padding.
+        # Sorted by the length of the words, to keep padding small.
         pairs = [(str(number), numbers.to_words(number)) for number in itertools.islice(stream, 1024)]
         block = sorted(pairs, key=lambda pair: len(pair[1]))
         batches = [block[first : first + size] for first in range(0, len(block), size)]
@@ -248,7 +248,7 @@ def number_batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[Ba
 def number_errors(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, wanted: list[int]
 ) -> list[tuple[int, str]]:
-    """The numbers that greedy decoding does not read exactly, with what it wrote."""
+    """The numbers that greedy decoding gets wrong, each with its text."""
     wrong = []
     for first in range(0, len(wanted), 500):
         chunk = wanted[first : first + 500]

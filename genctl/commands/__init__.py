@@ -1,4 +1,4 @@
-"""The command line, and what every command is made of: its options, its job from prompts to exit status, its files.
+"""The command line, and the parts of every command: its options, its job from prompts to exit status, its files.
 
-Large commands have a room of their own below. None of them knows another's job. Enter by `app`, `job` and `options`.
+Large commands have their own subpackages, which do not use each other's jobs. Start with `app`, `job` and `options`.
 """

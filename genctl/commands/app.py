@@ -26,7 +26,7 @@ EPILOG = (
     "4 a requested check failed; 130 interrupted (143 terminated, 129 hung up)."
 )
 
-# A command is imported when it is used: name -> (where it is, what it does in a line).
+# A command is imported when it is used: name -> (its location, a one-line description).
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("genctl.commands.run.options:RUN", "Generate text for prompts."),
     "beam": ("genctl.commands.run.options:BEAM", "Run a beam search, and watch the beams."),
@@ -62,7 +62,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
-# Errors of writing to a standard stream. Files of our own report theirs as OutputError.
+# Errors of writing to a standard stream. Our own output files raise OutputError instead.
 _UNWRITTEN = {
     number
     for name in ("EBADF", "EDQUOT", "EFBIG", "EIO", "ENOSPC", "ENXIO", "EROFS")
@@ -72,7 +72,7 @@ _UNWRITTEN = {
 
 @cache
 def _command(name: str) -> Any:
-    """A command by its name, made once: the root asks for it more than once."""
+    """A command by its name, cached because the root looks it up more than once."""
     module, _, variable = COMMANDS[name][0].partition(":")
     target = getattr(import_module(module), variable)
     is_group = isinstance(target, typer.Typer)
@@ -82,20 +82,20 @@ def _command(name: str) -> Any:
 
 
 class Root(CommandGroup):
-    """The root command. It knows its commands by name; only the one that is run is imported."""
+    """The root command. It has the names of all commands, but imports only the one that is run."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names, in the order of the help."""
+        """The names of the commands, in the order of the help."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of a name, or None. Behind `help` a shell completes names of commands, too."""
+        """The command of a name, or None. After `help`, shells complete command names too."""
         if cmd_name == "help" and ctx.resilient_parsing:
             return self
         return _command(cmd_name) if cmd_name in COMMANDS else None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of commands without importing any."""
+        """Write the list of commands without importing them."""
         write_rows(formatter, "Commands", [(name, about) for name, (_, about) in COMMANDS.items()])
 
 
@@ -154,20 +154,20 @@ def _run(arguments: list[str]) -> int:
             words = [*words[1:], "--help"]
         root = typer.main.get_command(app)
         with root.make_context("genctl", words) as context:
-            result = root.invoke(context)  # `main` of Typer would make exit status 1 of a BrokenPipeError
+            result = root.invoke(context)  # Typer's `main` would turn a BrokenPipeError into exit status 1
         return int(result) if isinstance(result, int) else 0
     except typer.Exit as error:
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        return int(Exit.INTERRUPTED)  # reported as the process ends
-    except BrokenPipeError:  # nobody reads: end quietly
+        return int(Exit.INTERRUPTED)  # reported when the process ends
+    except BrokenPipeError:  # the reader is gone: end quietly
         drop_stdout()
         return int(Exit.DONE)
     except typer.TyperException as error:
         return _usage(error, arguments)
     except BaseException as error:
         message, hint, status = _explained(error)
-        if debug:  # messages of libraries are made harmless for the terminal here, too
+        if debug:  # escape control characters in messages of libraries here too
             from traceback import format_exception
 
             from genctl.terminal.widgets import visible
@@ -188,7 +188,7 @@ def _color(arguments: Sequence[str]) -> str:
 
 
 def _usage(error: typer.TyperException, arguments: Sequence[str]) -> int:
-    """A command line that Typer cannot read."""
+    """Report a command line that Typer cannot parse. Returns the exit status."""
     context, message = vars(error).get("ctx"), error.format_message()
     hint = f"see {context.command_path} --help" if context else ""
     if type(error).__name__ == "NoArgsIsHelpError":
@@ -207,7 +207,7 @@ def _usage(error: typer.TyperException, arguments: Sequence[str]) -> int:
 
 
 def _explained(error: BaseException) -> tuple[str, str, Exit | int]:
-    """The message, the hint and the exit status of an error. Raises SystemExit and its like again."""
+    """The message, hint and exit status of an error. Re-raises SystemExit and its like."""
     if isinstance(error, GenctlError):
         return error.message, error.hint, error.exit
     if isinstance(error, RecursionError):
@@ -219,13 +219,13 @@ def _explained(error: BaseException) -> tuple[str, str, Exit | int]:
     first = next(iter(str(error).strip().splitlines()), "no message")
     if isinstance(error, Exception):
         return f"unexpected {type(error).__name__}: {first}", "this is a bug; --debug shows where", 1
-    if type(error).__name__ == "PanicException":  # of a library written in Rust: in Python it is no `Exception`
+    if type(error).__name__ == "PanicException":  # from a library written in Rust; no subclass of `Exception`
         return f"a library gave up: {first}", "the checkpoint's tokenizer is the usual reason", Exit.MODEL
     raise error
 
 
 def unwritten(error: OSError) -> int:
-    """Report that standard output cannot be written: a full disk, a closed descriptor, a pipe without a reader."""
+    """Report that standard output cannot be written (a full disk, a closed descriptor); a closed pipe ends quietly."""
     drop_stdout()
     if isinstance(error, BrokenPipeError):
         return int(Exit.DONE)

@@ -1,6 +1,6 @@
-"""Engines that are not loaded yet, and what a job has to know of them before.
+"""Engines before they are loaded, and what a job needs to know about them by then.
 
-`--workers` and `--address`, with what they cannot be combined with, are here too, and the ranks of a launcher.
+`--workers` and `--address` with their conflicts are here too, and the ranks of a launcher.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _pool(options: Any, setup: EngineSetup) -> Engine:
 
 
 def shared(setup: EngineSetup) -> Engine:
-    """Ranks that compute the same rows together."""
+    """Load the engine of ranks that compute the same rows together."""
     from genctl.engines.shared import SharedSession
 
     return SharedSession.opened(setup)
@@ -58,21 +58,21 @@ def shared(setup: EngineSetup) -> Engine:
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """An engine that is not loaded yet, and what a job has to know before."""
+    """An engine that is not loaded yet, and what a job needs to know about it by then."""
 
     load: Callable[[EngineSetup], Engine] = _local
-    check: Callable[[Any, Resolved], None] = lambda options, early: None  # raises UsageError for what it cannot serve
-    live: bool = True  # events come as they are made, so that a view can follow them
-    batches: bool = True  # rows are computed together, so the last digits of a row's numbers depend on its neighbours
+    check: Callable[[Any, Resolved], None] = lambda options, early: None  # raises UsageError for unsupported options
+    live: bool = True  # events arrive during decoding, so that a view can follow them
+    batches: bool = True  # rows are computed together, so the last digits of a row's numbers depend on its batch
     ranks: bool = False  # processes that were started together share the work
 
     @property
     def follows(self) -> bool:
-        """Whether another process reads and writes, and this one computes beside it."""
+        """Whether another process does the input and output, and this one only computes."""
         return self.ranks and os.environ.get("RANK") != "0"
 
     def meet(self, stack: ExitStack) -> None:
-        """Join the other ranks, if there are any. A rank that follows writes nothing from now on."""
+        """Join the other ranks, if there are any. Ranks that follow write nothing from now on."""
         if self.ranks:
             from genctl.engines import shared as group
 
@@ -83,7 +83,7 @@ class EngineChoice:
                 group.silence(stack)
 
     def agree(self, value: Any) -> Any:
-        """What rank 0 gives; where there are no ranks, the value itself."""
+        """The value of rank 0; without ranks, `value` itself."""
         if not self.ranks:
             return value
         from genctl.engines import shared as group
@@ -96,7 +96,7 @@ SERVERS = EngineChoice(_servers, batches=False)
 
 
 def wanted(options: Any) -> str:
-    """The flag that asks for workers, or an empty string."""
+    """The flag that requests workers, or an empty string."""
     return next((flag_of(name) for name in ("workers", "address") if getattr(options, name) is not None), "")
 
 
@@ -106,7 +106,7 @@ def number_of(options: Any) -> int | None:
 
 
 def refused(*rows: Conflict) -> tuple[Conflict, ...]:
-    """Conflicts with workers. Sentences follow the flag that asks for them."""
+    """Conflicts with workers. Each sentence follows the flag that requests them."""
     return (
         (
             lambda options: options.workers is not None and not NUMBER.fullmatch(options.workers),
@@ -127,7 +127,7 @@ def on_servers(options: Any) -> bool:
 
 
 def _check_workers(options: Any, early: Resolved) -> None:
-    """What cannot work with workers, and is known once there are settings. Raises UsageError."""
+    """Raises UsageError for options and settings that cannot be combined with workers."""
     if getattr(options, "dry", False):
         return
     from genctl.engines.pool.engine import require_ray
@@ -148,7 +148,7 @@ def _check_workers(options: Any, early: Resolved) -> None:
 
 
 def engine_of(options: Any) -> EngineChoice:
-    """The engine of a command that decodes or scores here, by workers or on servers."""
+    """The engine of a command that decodes or scores: in this process, in workers or on servers."""
     if on_servers(options):
         return SERVERS
     if wanted(options):
@@ -160,7 +160,7 @@ def engine_of(options: Any) -> EngineChoice:
 
 
 def end_with_launcher() -> None:
-    """Let this process get SIGTERM when its launcher is killed, which then cannot send it (on Linux)."""
+    """Have this process receive SIGTERM when its launcher is killed and cannot send it (on Linux)."""
     if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
         PR_SET_PDEATHSIG = 1
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -184,9 +184,9 @@ def launch_of(environment: Mapping[str, str] = os.environ) -> Launch | None:
 
 
 def check_launch(runtime: Runtime, *, shares: bool) -> None:
-    """Raises UsageError for several processes without an option that shares the work, and for such an option alone.
+    """Raises UsageError for several processes without --tensor-parallel, and for that option with a single process.
 
-    `shares`: the command can share its work.
+    `shares`: whether the command can share its work; if not, the option is refused too.
     """
     launch = launch_of()
     if launch is not None and not runtime.tensor_parallel:

@@ -1,4 +1,4 @@
-"""Help that is quick and fits the terminal: a short page with examples, and a long one with every option by group."""
+"""Fast help that fits the terminal: a short page with examples, and a long one with every option by group."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from genctl.errors import UsageError, nearest, printable
 GENERAL, ALSO = "General", "Also"
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 TRUE, FALSE = ("true", "yes", "on"), ("false", "no", "off")
-ORDER = "genctl.order"  # key of a context: the names of its options as they stand on the command line, each occurrence
-_BARE = "genctl.bare"  # key of a context: the group that is being read and has no options
+ORDER = "genctl.order"  # context key: the names of the given options in command-line order, with repeats
+_BARE = "genctl.bare"  # context key: the group that is being parsed, if no options are given to it
 _NUMBER = re.compile(r" \(default: [\d.]+\)$")
 
 
 class TableCommand(TyperCommand):
-    """A command whose help lists its options by group.
+    """A command with help that lists its options by group.
 
-    `brief` is what the short help shows: headings, and the names of the options under them. Under `ALSO` only the
-    flags are listed. Without it, the short help is the long one.
+    `brief` is the content of the short help: headings, and the names of the options under them. Under `ALSO` only the
+    flags are listed. Without `brief`, the short help is the long one.
     """
 
     examples: Sequence[str] = ()
     brief: Mapping[str, Sequence[str]] = {}
-    readers: Mapping[str, Reader] = {}  # how the values of options are read; others are what was typed
+    readers: Mapping[str, Reader] = {}  # converters of option values; other values stay as typed
     whole = False  # show the long help
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the command line. Raises UsageError for `--flag false`, whose second word would become a prompt."""
+        """Parse the command line. Raises UsageError for `--flag false`, where `false` would become a prompt."""
         args = list(args)
         rest: list[str]
         parameter: Any
@@ -64,7 +64,7 @@ class TableCommand(TyperCommand):
         return rest
 
     def _parsed(self, ctx: Any, args: list[str]) -> Any:
-        """What the parser finds. A flag with underscores, or of another tool, is replaced by ours in `args`."""
+        """The parser's result. Flags with underscores, or of other tools, are replaced by ours in `args`."""
         while True:
             refuse_boolean_words(args, self.get_params(ctx))
             if clustered := next(
@@ -86,7 +86,7 @@ class TableCommand(TyperCommand):
         return bool(self.brief) and not self.whole
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        """Write what the command does (in the short help its first paragraph), and examples."""
+        """Write the description of the command (in the short help its first paragraph), and examples."""
         paragraphs = inspect.cleandoc(self.help or "").split("\n\n")
         for text in paragraphs[:1] if self._is_brief else paragraphs:
             formatter.write("\n" + _wrapped(text, formatter.width, "  "))
@@ -115,7 +115,7 @@ class TableCommand(TyperCommand):
             return
         for heading, shown in self.brief.items():
             if heading != ALSO:
-                # without the flag that says no, and without a default that is a number
+                # without the --no- flag, and without a numeric default
                 short = [(rows[name][0].split(" / ")[0], _NUMBER.sub("", rows[name][1])) for name in shown]
                 write_rows(formatter, heading, short)
         also = ", ".join(rows[name][0].split(" ")[0].rstrip(",") for name in self.brief.get(ALSO, ()))
@@ -125,16 +125,16 @@ class TableCommand(TyperCommand):
         formatter.write(_wrapped(every, formatter.width))
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the exit statuses, in the long help."""
+        """Write the exit statuses, only in the long help."""
         if self.epilog and not self._is_brief:
             formatter.write("\n" + _wrapped(self.epilog, formatter.width))
 
 
 class CommandGroup(TyperGroup):
-    """A group that answers an unknown command with the nearest one."""
+    """A group that suggests the nearest command for an unknown one."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the options before the command, without Typer (which imports Pydantic) where there are none."""
+        """Parse the options before the command; without any, do not use Typer's (which import Pydantic)."""
         ctx.meta[_BARE] = self if args and not args[0].startswith("-") else None
         try:
             with _parser_errors(self, ctx):
@@ -175,7 +175,7 @@ class CommandGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-# ours, a flag or a sentence -> flags of llama.cpp, mlx-lm, ollama, vLLM and their like
+# our flag, or a sentence -> flags of llama.cpp, mlx-lm, ollama, vLLM and similar tools
 _CONTEXT = "the context is the checkpoint's; --max-length N counts the prompt too, and --truncate shortens it"
 _SERVER = "a server that runs already is --backend openai:URL"
 _PROMPT = 'prompts and texts are arguments: genctl run "Once upon a time"; --input FILE reads them from a file'
@@ -213,7 +213,7 @@ _FOREIGN: Mapping[str, str] = {
     _SERVER: "url base-url api-base host endpoint server",
     _PROMPT: "prompt prompts text",
 }
-# ours -> flags of other tools with the same meaning and the same values: they work here, too
+# our flag -> flags of other tools with the same meaning and the same values, which are accepted here too
 _ALIASES: Mapping[str, str] = {
     "--model": "model-path model-id model-name",
     "--output": "output-file out out-file",
@@ -252,14 +252,14 @@ def closest(name: str, names: Iterable[str], cutoff: float = 0.7) -> str:
 
 
 def _alias(flag: str, flags: Sequence[str]) -> str:
-    """The one of `flags` that `flag` means for certain: the same with dashes, or that of an alias; else ""."""
+    """The one of `flags` that `flag` certainly means: the same with dashes, or its alias; else ""."""
     dashed = flag.replace("_", "-")
     ours = ALIASES.get(dashed[2:], "")
     return next((known for known in (dashed, ours) if known != flag and known in flags), "")
 
 
 def option_hint(context: Any, flag: str) -> str:
-    """What an unknown `flag` may be: a misspelled flag of the command, or a flag of another command."""
+    """A hint for an unknown `flag`: a similar flag of the command, ours for another tool's, or another command's."""
     hint = f"see {context.command_path} --help"
     flags = _flags(context.command, context)
     name = flag.removeprefix("--").replace("_", "-").lower()
@@ -304,7 +304,7 @@ def _flags(command: Any, context: Any) -> list[str]:
 
 @contextmanager
 def _parser_errors(command: Any, context: Any) -> Iterator[None]:
-    """The error for an option without its value, or with one that it does not take. Raises UsageError."""
+    """Raises UsageError for an option without its value, or with a value that it does not take."""
     try:
         yield
     except typer.TyperException as error:
@@ -320,7 +320,7 @@ def _before(words: Sequence[str], mark: str) -> Sequence[str]:
 
 
 def refuse_boolean_words(words: Sequence[str], parameters: Iterable[Any]) -> None:
-    """Raises UsageError where a switch is followed by true, false or their like, as if it took a value."""
+    """Raises UsageError if a switch is followed by true, false or similar, as if it took a value."""
     switches = [parameter for parameter in parameters if getattr(parameter, "is_flag", False)]
     opposites = {on: off for switch in switches for on, off in zip(switch.opts, switch.secondary_opts, strict=False)}
     known = {flag for switch in switches for flag in (*switch.opts, *switch.secondary_opts)}
@@ -346,7 +346,7 @@ def help_all(ctx: typer.Context, wanted: bool) -> None:
 
 
 def write_rows(formatter: Any, heading: str, rows: Sequence[tuple[str, str]]) -> None:
-    """Write a section of two columns; flags that are too long have a line of their own."""
+    """Write a section of two columns; long flags get their own line."""
     with formatter.section(heading):
         formatter.write_dl(rows, col_max=30, col_spacing=2)
 

@@ -1,6 +1,6 @@
-"""What the commands share: one run of a command, from its settings to its exit status.
+"""The part that commands share: one run of a command, from its settings to its exit status.
 
-A command is a function in the `job.py` of its folder, which reads top to bottom. It gets a `Job` from `started`.
+A command is a function in the `job.py` of its folder, to be read top to bottom. It gets a `Job` from `started`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from genctl.terminal.standard_streams import is_terminal
 if TYPE_CHECKING:
     from genctl.commands.recording import PageFile
 
-WIDTH = 16  # prompts decoded at once where nobody watches
-SPAN = 8  # times as many rows are a group, which is decoded to its end before the next begins
+WIDTH = 16  # prompts decoded at once without a live view
+SPAN = 8  # rows of a group, as a multiple of the width; a group is decoded to its end before the next begins
 
 Made = TypeVar("Made")
 Row: TypeAlias = InputRow | BadRow
@@ -46,7 +46,7 @@ SourceOf = Callable[[str], tuple[InputRow, Resolved]]  # the row of a lane, and 
 
 @contextmanager
 def started(options: ModelOptions, choice: EngineChoice = LOCAL, *, row: str = "prompt") -> Iterator[Job]:
-    """A job, and signals handled while it runs. `row` is what messages call a row of the input."""
+    """A job, with signals handled while it runs. `row` is the word for an input row in messages."""
     with Interrupt() as interrupt, ExitStack() as stack:
         if not options.verbose:
             stack.enter_context(_libraries_hushed())
@@ -64,14 +64,14 @@ class Job:
     ) -> None:
         self.options, self.interrupt, self.choice = options, interrupt, choice
         self.stack, self._row = stack, row  # the stack closes the input at the end of the command
-        self.loaded: Engine | None = None  # the newest one, which is to be closed
+        self.loaded: Engine | None = None  # the current engine, to be closed
         self.listeners: list[Listener] = []  # each gets every event, in this order
-        self.output: RecordOutput | None = None  # of records, one or more for each row
-        self.live = False  # results are shown while they are made, and not written
+        self.output: RecordOutput | None = None  # of records, one or more per row
+        self.live = False  # results are shown while they are generated, and not written
         self.shown = False  # the view shows results in place of `output`
-        self.view: Any = None  # draws what is live; `hide` takes it away
-        self.failed = 0  # rows
-        self.single_prompt = False  # so messages do not name it
+        self.view: Any = None  # the live view, if any; its `hide` clears it
+        self.failed = 0  # number of failed rows
+        self.single_prompt = False  # whether there is only one prompt, which messages need not name
         self.messages = Messages(quiet=options.quiet, verbose=options.verbose, color=options.color, hide=self.hide)
         self.load_s = 0.0
         self.page: PageFile | None = None  # of --report
@@ -81,7 +81,7 @@ class Job:
     # -- settings, input, outputs --------------------------------------------------------------------------------------
 
     def early_settings(self) -> tuple[list[Layer], Resolved]:
-        """The layers, and the settings without those of the checkpoint. Raises UsageError, PresetError, InputError."""
+        """The layers, and the settings without the checkpoint's. Raises UsageError, PresetError, InputError."""
         layers = self.options.layers()
         early = resolve(layers, tentative=True)
         check_early(early, shares=self.choice.ranks)
@@ -98,14 +98,14 @@ class Job:
 
     @property
     def waits(self) -> bool:
-        """Whether rows come from a pipe or a person, so that the next one may take long."""
+        """Whether rows come from a pipe or a keyboard, so the next one may take long."""
         return not self.options.arguments and self.options.input in (None, "-")
 
     @contextmanager
     def outputs(self) -> Iterator[ExitStack]:
         """A stack for everything that is opened. It closes in reverse order: outputs, then the engine, then the page.
 
-        Begins the page of --report, which listens to all events.
+        Opens the page of --report, which listens to all events.
         """
         options = self.options
         with ExitStack() as stack:
@@ -126,24 +126,24 @@ class Job:
             self.listeners.append(event_writer(stack, path, force=self.options.force))
 
     def sink(self, stack: ExitStack, path: str | None, *, at_once: bool = False) -> writers.Sink:
-        """Where results go; an error gives it up, so that no old file is lost to it. `at_once`: there when whole."""
+        """The output for results; abandoned on an error, so that no old file is lost. `at_once`: see `open_output`."""
         stdout = None if at_once else sys.stdout
         sink = writers.open_output(path, stdout, force=self.options.force, at_once=at_once)
         stack.callback(sink.abandon)
         return sink
 
     def report_sink(self, stack: ExitStack) -> writers.Sink | None:
-        """Where findings go; None: as text to the screen."""
+        """The output for findings; None: they are printed as text."""
         options = self.options
         return self.sink(stack, options.output) if options.format != "text" or options.to_file else None
 
     def hide(self) -> None:
-        """Take away what moves on the terminal."""
+        """Clear moving output from the terminal."""
         if self.view is not None:
             self.view.hide()
 
     def row_label(self, row: Row, *more: str) -> str:
-        """The subject of a message, before its colon: `prompt 2, run a: `; "" where there is only one."""
+        """The subject of a message, with its colon: `prompt 2, run a: `; "" for a single prompt."""
         words = [*([] if self.single_prompt else [f"{self._row} {row.name}"]), *more]
         return f"{', '.join(words)}: " if words else ""
 
@@ -152,7 +152,7 @@ class Job:
     def setup(
         self, resolved: Resolved, layers: Sequence[Layer], *, need_tokenizer: bool | None = None, **how: Any
     ) -> EngineSetup:
-        """What an engine is loaded with. `layers` are checked before weights are read; `how` has more fields."""
+        """The setup for loading an engine. `layers` are checked before weights are read; `how` has more fields."""
         return EngineSetup(
             resolved.runtime,
             tuple(layers),
@@ -169,7 +169,7 @@ class Job:
     def load_engine(
         self, resolved: Resolved, layers: Sequence[Layer] = (), *, choice: EngineChoice | None = None, **how: Any
     ) -> Engine:
-        """The checkpoint of these settings, or its servers, in place of the engine before. `how`: see `setup`."""
+        """Close the current engine, and load the checkpoint or servers of these settings. `how`: see `setup`."""
         began = time.perf_counter()
         self.close_engine()
         engine = self.loaded = (choice or self.choice).load(self.setup(resolved, layers, **how))
@@ -182,19 +182,19 @@ class Job:
         return engine
 
     def _planned_prompt(self, tokens: int) -> None:
-        """Show the length of the prompt that is read next, where a person waits for it alone."""
+        """Show the length of the prompt that is prefilled next, if it is the only one and the view is live."""
         if self.live and self.single_prompt:
             loading_line.status(f"reading {count(tokens, 'token')}", restart=False)
 
     def close_engine(self, *, failed: bool = False) -> None:
-        """End what the engine has started."""
+        """Close the engine, if one is loaded."""
         if self.loaded is not None:
             hurried = bool(self.interrupt.status)
             self.loaded.close(hurried=hurried, failed=failed and not hurried)
         self.loaded = None
 
     def describe(self, resolved: Resolved, plan: JobPlan, prefix: str = "") -> None:
-        """Notes on the settings, and on what the engine makes of them."""
+        """Print notes on the settings and on the engine's plan."""
         self.messages.detail(*(f"{prefix}{line}" for line in resolved.notes))
         self.messages.note(*(f"{prefix}{line}" for line in (*resolved.notices, *plan.remarks)))
         if not is_terminal(sys.stdout):
@@ -203,7 +203,7 @@ class Job:
     # -- rows and events -----------------------------------------------------------------------------------------------
 
     def fail(self, row: Row, code: str, message: str, *, already_shown: bool = False, hint: str = "") -> None:
-        """Count a row that failed, and write its record, or print why unless it is `already_shown`."""
+        """Count a failed row, print why if `output` does not show it (unless `already_shown`), and write its record."""
         self.failed += 1
         if self.page is not None:
             self.page.failed(row.id, code, message)
@@ -215,7 +215,7 @@ class Job:
                 self.output.put(row.index, [record])
 
     def listen(self, stream: Generator[Event, None, None], listeners: Sequence[Listener], source_of: SourceOf) -> None:
-        """Give each event to all listeners, in order."""
+        """Pass each event to all listeners, in order."""
         with closing(stream):
             for event in stream:
                 if isinstance(event, Began) and (columns := source_of(event.lane)[0].columns):
@@ -225,8 +225,8 @@ class Job:
                         listener(event)
 
     def prompt_notes(self, source_of: SourceOf) -> Listener:
-        """A listener that notes which prompts were shortened, once for all runs of a prompt, and other remarks."""
-        scaled: dict[str, Began] = {}  # lanes whose texts may be longer than those of the training
+        """A listener that reports which prompts were shortened, once for all runs of a prompt, and other notes."""
+        scaled: dict[str, Began] = {}  # lanes with texts that may exceed the training length
 
         def note(event: Event) -> None:
             if isinstance(event, Finished) and (began := scaled.pop(event.lane, None)) is not None:
@@ -250,7 +250,7 @@ class Job:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def rescue(self, stack: ExitStack) -> None:
-        """The model does not return after a signal: close the outputs, from the thread that noticed."""
+        """Close the outputs if the model does not return after a signal; called in the thread that noticed."""
         stack.close()
         self.messages.close()
         for stream in (sys.stdout, sys.stderr):
@@ -264,7 +264,7 @@ class Job:
 
 @contextmanager
 def _libraries_hushed() -> Iterator[None]:
-    """No log record and no warning of a library reaches the terminal; genctl reports what a user has to know."""
+    """Keep log records and warnings of libraries off the terminal; genctl reports what a user has to know."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -279,7 +279,7 @@ def _libraries_hushed() -> Iterator[None]:
 
 
 def check_early(early: Resolved, *, shares: bool = False) -> None:
-    """Raises UsageError for settings that this launch, or the file that has them, cannot use.
+    """Raises UsageError for settings that do not fit this launch, or that the file with them may not set.
 
     `shares`: the command can share its work with other processes.
     """
@@ -289,7 +289,7 @@ def check_early(early: Resolved, *, shares: bool = False) -> None:
 
 
 def check_key(resolved: Resolved) -> None:
-    """Raises UsageError for a server that gets a key, and that a file chooses which is not the user's own."""
+    """Raises UsageError if a file that is not the user's own chooses a server that would be sent a key."""
     setting = resolved.settings.get("backend")
     if setting is None or not setting.foreign or setting.value is None:
         return
@@ -304,7 +304,7 @@ def check_key(resolved: Resolved) -> None:
 
 
 def settle(engine: Engine, layers: Sequence[Layer], strategy_name: str | None = None) -> tuple[Resolved, JobPlan]:
-    """The settings with those of the checkpoint beneath them. Raises where the checkpoint cannot do the job."""
+    """The settings with the checkpoint's beneath them, and the plan. Raises if the checkpoint cannot do the job."""
     resolved = engine.resolve(layers)
     plan = engine.plan(resolved)
     if strategy_name is not None:
@@ -318,7 +318,7 @@ def settle(engine: Engine, layers: Sequence[Layer], strategy_name: str | None = 
 
 
 def settings_of(row: InputRow, base: Resolved) -> Resolved:
-    """The settings of one row: `base`, with the row's own above it. Raises PresetError or InputError."""
+    """The settings of one row: `base`, overridden by the row's own. Raises PresetError or InputError."""
     own = {**row.params, **{key: value for key, value in row.extra.items() if key != "reference"}}
     return overlay(base, row_layer(own, row.where)) if own else base
 
@@ -326,7 +326,7 @@ def settings_of(row: InputRow, base: Resolved) -> Resolved:
 def usable(
     rows: Iterable[Row], make: Callable[[InputRow], Made], fail: Callable[[Row, str, str], object]
 ) -> Iterator[tuple[InputRow, Made]]:
-    """Each row with what `make` makes of it. A row that is bad, or of which it makes nothing, goes to `fail`."""
+    """Each row with the result of `make`. Bad rows, and those for which it raises GenctlError, go to `fail`."""
     for row in rows:
         if isinstance(row, BadRow):
             fail(row, row.code, row.message)
@@ -346,13 +346,13 @@ def start_seed(*resolved: Resolved) -> int:
 
 
 def seed_of(row: InputRow, resolved: Resolved, start: int) -> int:
-    """The seed of a row: its own, else made of `start`, the seed of the run."""
+    """The seed of a row: its own, else one derived from `start`, the seed of the run."""
     own = resolved.runtime.seed if "seed" in row.params else None
     return row_seed(start, row.id, row.index) if own is None else own
 
 
 def request_of(row: InputRow, resolved: Resolved, seed: int, lane: str = "") -> Request:
-    """The request of one row. Its lane has the name of the row, unless there is a `lane`."""
+    """The request of one row. Its lane is named after the row unless `lane` is given."""
     return Request(lane or row.id, resolved, seed, row.prompt, row.prompt_ids, row.messages, row.place, row.index)
 
 
@@ -360,7 +360,7 @@ def request_of(row: InputRow, resolved: Resolved, seed: int, lane: str = "") -> 
 
 
 def end_loading_line() -> list[Listener]:
-    """A listener that takes the line away once there is something to draw, if there is the line."""
+    """A list with a listener that removes the loading line at the first output; empty if there is no line."""
 
     def end(event: Event) -> None:
         if not isinstance(event, (Began, Prefilled)):

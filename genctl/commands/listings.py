@@ -94,7 +94,7 @@ def _cells(model: ListedModel) -> list[str]:
 
 
 def _details(model: ListedModel, verbose: bool) -> list[str]:
-    """The lines beneath a model."""
+    """The lines below a model."""
     lines = [] if model.error is None else [f"damaged: {model.error}"]
     if verbose and model.why_not_native is not None:
         lines.append(f"not native: {model.why_not_native}")

@@ -1,4 +1,4 @@
-"""Notes and errors of a command on standard error, and the counts that they need."""
+"""A command's notes and errors on standard error, and the counts for them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from genctl.engines.protocol import Engine
 from genctl.io.records import error_record
 from genctl.io.rows import BadRow, InputRow
 
-_PLACE = re.compile(r",? ?\b(line|record|argument) \d+(?=:)")  # where in the input: no difference between two errors
+_PLACE = re.compile(r",? ?\b(line|record|argument) \d+(?=:)")  # the place in the input, ignored in comparisons
 
 
 class RepeatedErrors:
-    """Prints an error once. Errors with the same message are counted, and `close` prints how many there were."""
+    """Prints an error once. Errors with the same message are counted, and `close` prints how many more there were."""
 
     def __init__(self, print_line: Callable[[str], object]) -> None:
         self._print = print_line
         self._more: dict[str, int] = {}
 
     def is_new(self, message: str) -> bool:
-        """Whether this is the first error with its message, apart from its place in the input. Counts the others."""
+        """Whether this is the first error with its message (ignoring the place in the input). Counts the others."""
         key = _PLACE.sub("", message).removeprefix(": ")
         self._more[key] = self._more.get(key, -1) + 1
         return self._more[key] == 0
@@ -38,7 +38,7 @@ class RepeatedErrors:
 
 
 class FailedRecord(dict[str, Any]):
-    """The record of a row that failed. Its message is printed where the output has no place for records."""
+    """The record of a failed row. Its message is printed if the output has no place for records."""
 
     def __init__(self, row: InputRow | BadRow, code: str, message: str, *, subject: str, hint: str) -> None:
         super().__init__(error_record(row.id, code, message, row.columns))
@@ -46,9 +46,9 @@ class FailedRecord(dict[str, Any]):
 
 
 class Messages:
-    """Lines for a person. `hide` takes away what moves on the terminal before one is printed.
+    """Messages to the user. `hide` clears moving output from the terminal before a line is printed.
 
-    `quiet` leaves notes out, `verbose` adds details. Where there is a list `held`, notes wait in it for `release`.
+    `quiet` leaves notes out, `verbose` adds details. If `held` is a list, notes wait in it for `release`.
     """
 
     def __init__(
@@ -72,51 +72,51 @@ class Messages:
         print_message(line, color=self._color)
 
     def remark(self, line: str) -> None:
-        """Print a note, with --quiet too."""
+        """Print a note, even with --quiet."""
         if self.held is None:
             self.print(f"note: {line}")
         else:
             self.held.append(line)
 
     def remark_once(self, line: str) -> None:
-        """Print a note the first time, with --quiet too."""
+        """Print a note the first time, even with --quiet."""
         if self.is_new(line):
             self.remark(line)
 
     def note(self, *lines: str) -> None:
-        """Print notes, but not with --quiet."""
+        """Print notes, except with --quiet."""
         for line in () if self._quiet else lines:
             self.remark(line)
 
     def detail(self, *lines: str) -> None:
-        """Print notes with --verbose only."""
+        """Print notes only with --verbose."""
         for line in lines if self._verbose else ():
             self.remark(line)
 
     def note_once(self, line: str, subject: str = "") -> None:
-        """Print a note about something, if there is any, the first time."""
+        """Print a note, if it is not empty, the first time; `subject` comes before it."""
         if line and self.is_new(line):
             self.note(f"{subject}{line}")
 
     def is_new(self, line: str) -> bool:
-        """Whether a line is passed for the first time."""
+        """Whether this is the first call with a line."""
         new = line not in self._printed
         self._printed.add(line)
         return new
 
     def error(self, message: str, subject: str = "", hint: str = "") -> None:
-        """Print an error, once for all that are alike, and what may help."""
+        """Print an error and its hint, once for all errors with the same message."""
         if self._errors.is_new(message):
             self.print(f"error: {subject}{message}")
             self.advise(hint)
 
     def failure(self, record: Mapping[str, Any]) -> None:
-        """Print why a row failed, once for all rows that failed alike."""
+        """Print why a row failed, once for all rows with the same error."""
         assert isinstance(record, FailedRecord)
         self.error(record["error"]["message"], record.subject, record.hint)
 
     def advise(self, hint: str) -> None:
-        """Print what may help after an error, if there is anything."""
+        """Print a hint after an error, if there is one."""
         if hint:
             self.print(f"hint: {hint}")
 
@@ -125,13 +125,13 @@ class Messages:
         self.remark(f"not enough memory for {width} {what} at once, continuing with {fewer}")
 
     def release(self) -> None:
-        """Print the notes that were held, and hold no more."""
+        """Print the held notes, and stop holding them."""
         held, self.held = self.held or [], None
         for line in held:
             self.remark(line)
 
     def close(self) -> None:
-        """Print how many errors were alike."""
+        """Print how often each error was repeated."""
         self._errors.close()
 
 
@@ -147,7 +147,7 @@ class Reuse:
 
     @property
     def listeners(self) -> list[Callable[[events.Event], object]]:
-        """What takes in events."""
+        """The listener that counts; [] without `path`."""
         return [] if self.path is None else [self._feed]
 
     def _feed(self, event: events.Event) -> None:
@@ -159,7 +159,7 @@ class Reuse:
         self.useless += not event.reused
 
     def notes(self, engine: Engine, *, verbose: bool) -> list[str]:
-        """Notes for the end of a run: if nothing was reused, and with `verbose` the amount.
+        """Notes for the end of a run: on prompts for which nothing was reused, and with `verbose` the amount.
 
         `verbose` also adds notes about the model.
         """

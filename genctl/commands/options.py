@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 IN_OUT, SETTINGS, SHOWN = OptionGroup("Input and output"), OptionGroup("Settings"), OptionGroup("What is shown")
 CHECKS, TRUST = OptionGroup("Checks"), OptionGroup("Trust")
 SHOWN_TOP = 3  # alternatives shown with --scores
-CHOOSING = ("do_sample", "temperature", "top_p", "seed")  # of --help: "How tokens are chosen"
+CHOOSING = ("do_sample", "temperature", "top_p", "seed")  # under "How tokens are chosen" in --help
 PROMPTS = "prompts; - reads them from standard input, {stdin} inserts its text"
 
 TreeFormat = Literal["text", "json"]
@@ -63,9 +63,9 @@ WATCH_TSV: Conflict = (
 
 
 def shown_top(options: Any) -> int:
-    """How many alternatives are wanted: --top-logprobs, else what --scores shows, else what a page shows.
+    """The number of alternatives: --top-logprobs, else that of a page or of --scores in texts, else 0.
 
-    A page changes no record: where records have tokens, it has the alternatives that they have.
+    A page does not change records: if records have tokens, the page has the same alternatives.
     """
     given: int | None = options.top_logprobs
     if given is not None:
@@ -77,7 +77,7 @@ def shown_top(options: Any) -> int:
 
 @dataclass(frozen=True)
 class ModelOptions(CommandOptions):
-    """What every command takes that reads prompts and loads a checkpoint."""
+    """The options of every command that reads prompts and loads a checkpoint."""
 
     arguments: tuple[str, ...] = argument(PROMPTS, "PROMPT")
     input: str | None = IN_OUT.option("read prompts from a file; - is stdin", "FILE", "--input", "-i")
@@ -102,7 +102,7 @@ class ModelOptions(CommandOptions):
     flags: Sequence[Layer] = ()  # flags of knobs, `--set` and `--strategy`
 
     def __post_init__(self) -> None:
-        """`-` as the only prompt is `--input -`; without --format, the name of --output decides. Raises UsageError."""
+        """`-` as the only prompt means `--input -`; --format defaults to the suffix of --output. Raises UsageError."""
         if self.format is None:
             formats = get_args(get_type_hints(type(self))["format"])
             object.__setattr__(self, "format", format_of(self.named_output, formats))
@@ -125,21 +125,21 @@ class ModelOptions(CommandOptions):
         return replace(self, flags=knob_layers(knobs, values.get("set", ()), values.get("strategy")))
 
     def layers(self) -> list[Layer]:
-        """The settings of the job, lowest first, without those of the checkpoint."""
+        """The layers of settings, lowest first, without the checkpoint's."""
         return [*self.standing_layers(), *self.flags]
 
     @cached_property
     def config_layers(self) -> list[Layer]:
-        """The user's file and that of --config, read once."""
+        """The layers of the user's config.toml and of --config, read once."""
         return settings.config_layers(self.config)
 
     def standing_layers(self, presets: Sequence[str] = ()) -> list[Layer]:
-        """The settings from outside the command line, with those of `presets`."""
+        """The layers from outside the command line, and those of `presets`."""
         return settings.standing_layers(self.config_layers, presets)
 
     @cached_property
     def prompt_template(self) -> Template | None:
-        """What --template gives. Raises UsageError or InputError."""
+        """The template of --template; None without it. Raises UsageError or InputError."""
         if self.template is None:
             return None
         from genctl.io.template import read
@@ -148,17 +148,17 @@ class ModelOptions(CommandOptions):
 
     @property
     def named_output(self) -> str | None:
-        """The output whose name decides on the format."""
+        """The output file that determines the default format."""
         return self.output
 
     @property
     def to_file(self) -> bool:
-        """Whether results go to a file of their own."""
+        """Whether results go to a file."""
         return self.output not in (None, "-")
 
     @property
     def on_screen(self) -> bool:
-        """Whether results go to a terminal, for a person to read."""
+        """Whether results go to a terminal as text."""
         return self.output is None and self.format == "text" and is_terminal(sys.stdout)
 
     @property
@@ -168,7 +168,7 @@ class ModelOptions(CommandOptions):
 
     @property
     def are_texts(self) -> bool:
-        """Whether every prompt is a text, which needs a tokenizer; rows may hold token ids."""
+        """Whether every prompt is text, which needs a tokenizer; rows of values may have token ids instead."""
         return bool(self.arguments) or self.template is not None or not self.has_rows
 
     @property
@@ -178,18 +178,18 @@ class ModelOptions(CommandOptions):
 
     @property
     def trust(self) -> dict[str, bool]:
-        """What of a checkpoint may run code."""
+        """Whether a checkpoint's pickles and its own Python code may run."""
         return {name: self.allows(name) for name in ("allow_pickle", "trust_remote_code")}
 
     def allows(self, name: str) -> bool:
-        """Whether a flag of trust is on the command line, or in the user's own config.toml."""
+        """Whether a trust flag is on the command line, or in the user's own config.toml."""
         own = (layer.values.get(name) is True for layer in self.config_layers if layer.is_user_file)
         return bool(getattr(self, name)) or any(own)
 
     def prompts(self, report: Callable[[str], object], **how: Any) -> readers.Prompts | None:
-        """The prompts of the command line, or None if there is none. `how` goes to `readers.open_prompts`.
+        """The prompts of the command line, or None if there are none. `how` goes to `readers.open_prompts`.
 
-        `report` takes a remark on the input, but not with --quiet.
+        `report` gets remarks on the input, except with --quiet.
         """
         return readers.open_prompts(
             self.arguments,
@@ -205,7 +205,7 @@ class ModelOptions(CommandOptions):
 
 @dataclass(frozen=True)
 class PresetOptions(ModelOptions):
-    """The same with the settings of one run."""
+    """`ModelOptions` with the settings of one run."""
 
     presets: tuple[str, ...] = SETTINGS.repeated(
         "a preset by name or path; the last one wins", "NAME", "--preset", "-p"
@@ -219,7 +219,7 @@ class PresetOptions(ModelOptions):
         return [*self.beneath, *self.standing_layers(self.presets), *self.flags]
 
 
-# -- sizes of memory as people write them ------------------------------------------------------------------------------
+# -- memory sizes as text ----------------------------------------------------------------------------------------------
 
 _MEMORY = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,12})?)\s*([a-zA-Z]*)")
 _UNITS: dict[str, int] = {"": 1, "b": 1, "bytes": 1} | {
@@ -230,7 +230,7 @@ _UNITS: dict[str, int] = {"": 1, "b": 1, "bytes": 1} | {
 
 
 def memory_bytes(text: str) -> int:
-    """`24GiB`, `80 GB`, `1.5TiB` or plain bytes. KiB … TiB are powers of 1024, KB … TB of 1000. Raises UsageError."""
+    """Parse `24GiB`, `80 GB`, `1.5TiB` or bytes. KiB … TiB are powers of 1024, KB … TB of 1000. Raises UsageError."""
     from fractions import Fraction
 
     match = _MEMORY.fullmatch(text.strip())

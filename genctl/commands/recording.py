@@ -1,6 +1,6 @@
-"""What a run also writes: its events as they happen (`--events`), and a page when it ends (`--report`).
+"""Files that a run writes besides results: events as they happen (`--events`), and a page at the end (`--report`).
 
-Recorded events are read back for `genctl report`, every line checked before anything is shown.
+`genctl report` reads recorded events back; every line is checked before anything is shown.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from genctl.io.writers import escaped, open_output
 from genctl.pages.page import PageData, facts_of, page
 from genctl.process import versions
 
-FILES = ("--report", "--output", "-o", "--events")  # where a run also writes
+FILES = ("--report", "--output", "-o", "--events")  # options for files that a run writes
 
 
 def repeating() -> str:
-    """The command line that is done, without the files that it writes."""
+    """The current command line, without the files that it writes and without --force."""
     words, left = ["genctl"], iter(sys.argv[1:])
     for word in left:
         if word == "--":
@@ -44,7 +44,7 @@ def repeating() -> str:
 
 
 def versions_used() -> str:
-    """The versions that numbers depend on, in words."""
+    """The versions on which the numbers depend, as text."""
     return ", ".join(f"{name} {version}" for name, version in versions("torch", "transformers").items())
 
 
@@ -52,9 +52,9 @@ Self = TypeVar("Self", bound="PageFile")
 
 
 class PageFile:
-    """A page in the making: `data` has what a command knows beyond the events, `facts` more lines of the summary.
+    """Collects a page: `data` has the events and what a command adds to them, `facts` more lines of the summary.
 
-    A context that is opened as --output is, and written at the end unless an error comes.
+    A context manager: the file is opened like --output, and written at the end unless an error occurs.
     """
 
     def __init__(self, path: str, *, force: bool, live: bool = True) -> None:
@@ -62,11 +62,11 @@ class PageFile:
         self.data = PageData()
         self.runs = SideBySide()
         self.baseline: str | None = None  # a run of `compare`
-        self.live = live  # the events come as they happen, so that time can be measured
+        self.live = live  # events arrive as they happen, so that time can be measured
         self.facts: list[tuple[str, str]] = []
-        self.seed: int | None = None  # that the run chose, where the command line has none
+        self.seed: int | None = None  # chosen by the run if the command line has none
         self._checkpoints: set[str] = set()
-        self._clock: list[float] = []  # when events came that begin or end a lane
+        self._clock: list[float] = []  # times of the first and the last event that begins or ends a lane
 
     def __enter__(self: Self) -> Self:
         return self
@@ -79,10 +79,10 @@ class PageFile:
             self._sink.write(self.content())
             self._sink.close()
         finally:
-            self._sink.abandon()  # does nothing to what is closed
+            self._sink.abandon()  # does nothing once closed
 
     def feed(self, event: events.Event) -> None:
-        """A listener: take one event."""
+        """A listener: add one event."""
         if isinstance(event, (events.Began, events.Finished)):
             self._clock[1:] = [time.perf_counter()]
         self.runs.feed(event)
@@ -91,7 +91,7 @@ class PageFile:
     def scored(
         self, lane: str, prompt: str, tokens: Sequence[events.Token], *, model: str, figures: str = "", **began: Any
     ) -> None:
-        """Take a text that a model read, as if it had generated it at once. `began`: more fields of `Began`."""
+        """Add a scored text as if the model had generated it in one step. `began`: more fields of `Began`."""
         if figures:
             self.data.figures[lane] = {"": figures}
         total, ids = math.fsum(token.logprob for token in tokens), tuple(token.id for token in tokens)
@@ -102,13 +102,13 @@ class PageFile:
         self.feed(events.Finished(lane, (one,)))
 
     def failed(self, id: str, code: str, message: str) -> None:
-        """Take a row that failed, unless an event has reported it."""
+        """Add a failed row, unless an event has reported it."""
         lane = self.data.lanes.get(id)
         if lane is None or not lane.history.over:
             self.data.feed(events.Failed(id, code, message))
 
     def loaded(self, engine: Engine) -> None:
-        """Take the facts of an engine. Those of a second checkpoint are named, those of a known one are left out."""
+        """Add the facts of an engine. A second checkpoint's digest is labelled; a known local one adds nothing."""
         about = engine.about
         if about.name not in self._checkpoints and (digests := engine.fingerprints()):
             label = f"digest of {about.name}" if self._checkpoints else "digest"
@@ -125,7 +125,7 @@ class PageFile:
         baseline: str | None = None,
         cache: Mapping[str, Any] | None = None,
     ) -> None:
-        """Take the settings as TOML; the seed, the baseline of a comparison, or the report of a cache."""
+        """Add the settings as TOML; the seed, the baseline of a comparison, or the report of a cache."""
         self.data.job, self.data.cache = job, cache
         self.seed, self.baseline = seed, baseline
 
@@ -154,11 +154,11 @@ class PageFile:
 
 
 def read_recording(name: str, note: Callable[[str], object] | None = None) -> list[events.Event]:
-    """The events of a file (`-`: standard input), in order. The file of a tree gives those of one search.
+    """The events of a file (`-`: standard input), in order. A saved tree yields those of one search.
 
-    With `note`, a last line that is cut short is left out, and `note` receives a sentence about it.
+    With `note`, a last line that is cut short is left out, and `note` is called with a sentence about it.
 
-    Raises InputError, naming the line, where a line is no JSON, no event, or cannot follow the lines before it.
+    Raises InputError, naming the line, if a line is not JSON, not an event, or cannot follow the lines before it.
     """
     from genctl.terminal.run_history import RunHistory
 
@@ -201,7 +201,7 @@ def read_recording(name: str, note: Callable[[str], object] | None = None) -> li
     return recorded
 
 
-# what a file never has: `inspect-cache` alone shows it
+# CacheRead is never in a file: only `inspect-cache` uses it
 _KINDS = {name: kind for name, kind in events.KINDS.items() if kind is not events.CacheRead}
 
 
@@ -223,9 +223,9 @@ def _event(line: bytes, place: str, shown: str) -> events.Event | None:
 
 
 def event_writer(stack: ExitStack, path: str, *, force: bool) -> Callable[[events.Event], None]:
-    """A listener that writes every event as a JSON line: a file that `genctl report` makes a page of.
+    """A listener that writes every event as a JSON line, to a file for `genctl report`.
 
-    It is opened as `--output` is: an existing file is refused, or replaced with `force`. `stack` closes it.
+    The file is opened like `--output`: an existing one is refused, or replaced with `force`. `stack` closes it.
     """
     sink = open_output(path, sys.stdout, force=force)
     stack.push(lambda kind, *_: sink.close() if kind is None else sink.abandon())
@@ -234,7 +234,7 @@ def event_writer(stack: ExitStack, path: str, *, force: bool) -> Callable[[event
         line = escaped(json.dumps(events.to_json(event), ensure_ascii=False)) + "\n"
         try:
             sink.write(line.encode("utf-8", "backslashreplace"))
-        except BrokenPipeError as error:  # results are not to end quietly with the reader of the events
+        except BrokenPipeError as error:  # if the reader of the events is gone, results must not end quietly
             raise OutputError(f"cannot write events to {path}: {reason_of(error)}") from error
 
     return write

@@ -1,6 +1,6 @@
-"""The table of a command: each option is declared once, as a field of a frozen dataclass.
+"""The option table of a command: each option is declared once, as a field of a frozen dataclass.
 
-The Typer parameter, the help and the value that the command reads all come from that field. Flags of knobs come from
+The Typer parameter, the help and the value for the command all come from that field. Flags of knobs come from
 `genctl.params` in the same way. A conflict between options is a row `(when, sentence)`.
 """
 
@@ -34,14 +34,14 @@ Color = Literal["auto", "always", "never"]
 
 @dataclass(frozen=True)
 class CommandOptions:
-    """A subclass is the table of a command: fields made by `option` and its like are options, others are not."""
+    """A subclass is the table of a command: fields made by `option`, `switch` and the like are its options."""
 
     def with_knobs(self, knobs: Mapping[str, Any]) -> CommandOptions:
-        """The same options, with the flags of knobs that the command line gives."""
+        """The same options, with the flags of knobs on the command line."""
         return self
 
     def in_order(self, order: Sequence[str]) -> CommandOptions:
-        """The same options; `order` has the names of options as the command line gives them, each occurrence."""
+        """The same options; `order` has the names of the given options in command-line order, with repeats."""
         return self
 
 
@@ -96,7 +96,7 @@ def _parameters(rows: Iterable[dataclasses.Field[Any]], hints: Mapping[str, Any]
     for item in sorted(rows, key=lambda item: "argument" not in item.metadata):
         row, hint, default = item.metadata, hints[item.name], item.default
         complete = COMPLETIONS.get(item.name)
-        if get_origin(hint) is tuple:  # of texts or of a Literal, of which Typer takes no list
+        if get_origin(hint) is tuple:  # of texts or of a Literal; Typer does not support lists of a Literal
             choices = get_args(get_args(hint)[0])
             hint, default, complete = list[str], None, among(choices) if choices else complete
         if default is None:
@@ -111,7 +111,7 @@ def _parameters(rows: Iterable[dataclasses.Field[Any]], hints: Mapping[str, Any]
 
 
 def check(options: CommandOptions, conflicts: Iterable[Conflict]) -> None:
-    """Check everything that flags alone can get wrong. Raises UsageError for the first that is.
+    """Check the options for mistakes that are visible from the flags alone. Raises UsageError for the first one.
 
     A sentence is formatted with the values of the options: `--format {format} has no place for it`.
     """
@@ -150,7 +150,7 @@ def because(when: Callable[[Any], object], start: str, *rows: Conflict) -> tuple
 
 
 def needless_force(*names: str, also: Sequence[str] = ()) -> Conflict:
-    """--force without any of the files that it replaces: results, and `also` what is written beside them."""
+    """--force without any of the files that it replaces: those of `names`, and `also` files written besides them."""
     flags = [flag_of(name) for name in names]
     absent = "there is neither" if flags[1:] else f"there is no {flags[0]}"
     listed = " or ".join([", ".join(flags[:-1]), flags[-1]] if flags[1:] else flags)
@@ -159,7 +159,7 @@ def needless_force(*names: str, also: Sequence[str] = ()) -> Conflict:
 
 
 def same_file(name: str, other: str) -> Conflict:
-    """Two options that name the same file. Streams may be shared."""
+    """The conflict of two options that name the same file. Streams may be shared."""
 
     def holds(options: Any) -> bool:
         path = getattr(options, name)
@@ -169,7 +169,7 @@ def same_file(name: str, other: str) -> Conflict:
 
 
 def flag_of(name: str) -> str:
-    """The flag of a field that has no other."""
+    """The default flag of a field."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -177,7 +177,7 @@ def flag_of(name: str) -> str:
 
 
 def _plain_type(hint: Any) -> Any:
-    """The type of a knob as a flag takes it. Bounds are checked later, with all layers; so are mixed types, as TOML."""
+    """The type of a knob's flag. Bounds, and mixed types (as TOML), are checked later, with all layers."""
     if get_origin(hint) is Annotated:
         return _plain_type(get_args(hint)[0])
     if get_origin(hint) in (Union, types.UnionType):
@@ -201,7 +201,7 @@ def _knob_parameters(kinds: Sequence[type], without: frozenset[str]) -> Iterator
             flags += [flag_of(name)] if item.metadata["flag"] else []
             extra: dict[str, Any] = {"metavar": "TEXT"} if hint in (str, list[str]) else {}
             if hint is not bool and not extra:
-                # read and checked with all other layers, so that every mistake is reported at once, in the same words
+                # parsed and checked with all other layers, so that all mistakes are reported at once, in the same words
                 choices = "|".join(map(str, get_args(hint)))
                 extra = {"metavar": f"<{choices}>" if choices else METAVARS.get(hint, "VALUE"), "parser": Mixed}
                 hint = Mixed
@@ -222,7 +222,7 @@ def knob_layers(knobs: Mapping[str, Any], sets: Sequence[str] = (), strategy: st
     values: dict[str, Any] = {}
     for key, value in knobs.items():
         if key in FILES and isinstance(value, str) and value.startswith("@"):
-            value = type(value)(value[1:])  # the form of --template; no schema or grammar begins with @
+            value = type(value)(value[1:])  # @FILE, as for --template; no schema or grammar begins with @
         if isinstance(value, Mixed):
             values[key] = parse_value(key, value)
         elif value is not None and value != []:
@@ -241,10 +241,10 @@ def knob_layers(knobs: Mapping[str, Any], sets: Sequence[str] = (), strategy: st
 
 @dataclass(frozen=True)
 class Command:
-    """A command: its table, what it checks, and the function that does it.
+    """A command: its option table, its conflicts, and the function that performs it.
 
     `perform` is `module:name` of a function, imported when the command runs, not for its help. It takes the options
-    and returns the exit status, or None where there is no input. `brief` is the short help: headings and names of
+    and returns the exit status, or None without input. `brief` is the short help: headings and names of
     options.
     """
 
@@ -257,10 +257,10 @@ class Command:
     conflicts: tuple[Conflict, ...] = ()
     knobs: tuple[type, ...] = (params.Generation, params.Runtime)
     without: frozenset[str] = frozenset()
-    input: str = "prompt"  # what a command without input lacks
+    input: str = "prompt"  # the word for a missing input
 
     def build(self, epilog: str, summary: str = "") -> Any:
-        """The command as Typer runs it. `summary` is the first paragraph of its help."""
+        """The Typer command. `summary` is the first paragraph of its help."""
 
         def callback(ctx: typer.Context, help_all: bool = False, **given: Any) -> int:
             return self._run(ctx, given)

@@ -1,4 +1,4 @@
-"""`genctl tokens`: the ids and pieces of texts, as a checkpoint's tokenizer makes them. No weights are read."""
+"""`genctl tokens`: the ids and pieces of texts, from a checkpoint's tokenizer. No weights are read."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TokensOptions(PresetOptions):
     format: writers.Format = FORMAT
     force: bool = IN_OUT.switch("replace an existing --output file")
     set: tuple[str, ...] = SETTINGS.repeated("any setting, as TOML or JSON", "KEY=VALUE")
-    # what prompts have elsewhere, and a tokenizer has no use for
+    # options of other commands with prompts, which a tokenizer does not use
     report: str | None = None
     strategy: str | None = None
     allow_pickle: bool = False
@@ -68,7 +68,7 @@ class TokensOptions(PresetOptions):
             object.__setattr__(self, "arguments", (" ".join(self.arguments),))
 
     def prompts(self, report: Callable[[str], object], **how: Any) -> Prompts | None:
-        """The texts of the command line, or the ids; None if there is nothing."""
+        """The texts or ids of the command line; None if there are none."""
         return super().prompts(report, **{**how, **({"shape": IDS} if self.decode else {})})
 
 
@@ -110,7 +110,7 @@ TOKENS = Command(
 
 
 def _ids(own: dict[str, Any], columns: Iterable[str]) -> dict[str, Any]:
-    """Of a row of --decode: its token_ids, as records have them, or prompt_ids. Raises RefusedRow."""
+    """The ids of a row for --decode: its token_ids, the key in our records, or prompt_ids. Raises RefusedRow."""
     key = next((key for key in IDS.prompts if key in own), "")
     if not key:
         raise RefusedRow("no token_ids")
@@ -123,7 +123,7 @@ IDS = jsonl.RowShape(
 
 
 def ids_of(words: str) -> tuple[int, ...]:
-    """The ids in a text, between spaces or commas, in brackets or not. Raises InputError."""
+    """The ids in a text, separated by spaces or commas, with or without brackets. Raises InputError."""
     found = [word for word in re.split(r"[\s,]+", words.strip().removeprefix("[").removesuffix("]")) if word]
     wrong = next((word for word in found if not re.fullmatch("[0-9]{1,10}", word)), None)
     if wrong is not None or not found:
@@ -182,7 +182,7 @@ def tokens(options: TokensOptions) -> int | None:
 
 
 def _check_settings(options: TokensOptions, early: Resolved) -> None:
-    """Raises UsageError for flags of settings that a tokenizer has no use for."""
+    """Raises UsageError for flags of settings that a tokenizer does not use."""
     typed = {name for layer in options.flags for name in layer.values}
     if unused := sorted(typed - KNOBS - {"model", "backend"}):
         raise UsageError("\n".join(f"{key} ({early.origins[key]}) has no effect: nothing is written" for key in unused))
@@ -193,7 +193,7 @@ def _check_settings(options: TokensOptions, early: Resolved) -> None:
 def _readings(
     options: TokensOptions, readers: Sequence[TokenReader], early: Resolved, row: InputRow
 ) -> list[TokenReading]:
-    """A row as each tokenizer reads it. Raises GenctlError."""
+    """The reading of a row by each tokenizer. Raises GenctlError."""
     runtime = settings_of(row, early).runtime
     if row.prompt_ids is not None or options.decode:
         return [reader.decode(row.prompt_ids or ids_of(row.prompt or "")) for reader in readers]
@@ -209,7 +209,7 @@ def _readings(
 
 
 def _records(options: TokensOptions, row: InputRow, readings: Sequence[TokenReading]) -> Iterator[dict[str, Any]]:
-    """What is written for a row: its lines, cells or records."""
+    """The records written for a row: its lines as one text, cells of a table, or JSON records."""
     if options.format == "text":
         yield {"text": _plain(options, row, readings)}
         return
@@ -233,7 +233,7 @@ def _records(options: TokensOptions, row: InputRow, readings: Sequence[TokenRead
 
 
 def _plain(options: TokensOptions, row: InputRow, readings: Sequence[TokenReading]) -> str:
-    """The lines of a row in a pipe, without the last line's end."""
+    """The lines of a row in a pipe, without the final line end."""
     if options.decode:
         return readings[0].text
     if options.count:
@@ -272,7 +272,7 @@ def _shown(piece: TokenPiece) -> str:
 
 
 def _remark(piece: TokenPiece) -> str:
-    """What is shown beside a token: its mark, or its bytes."""
+    """The text beside a token: its mark, or its bytes."""
     if piece.special:
         return f"special, {piece.special}"
     return piece.bytes.hex(" ") + (f" → {widgets.token_text(0, piece.completes)}" if piece.completes else "")

@@ -17,8 +17,8 @@ from genctl.terminal.run_history import stop_words
 from genctl.terminal.text_width import one_line, wrap
 
 SCHEMA = "genctl-search-tree/1"
-DEEPEST = 40  # branches within branches that are indented; what is deeper stands in the column of these
-_LEAST = 16  # cells for text, however deep a branch is nested
+DEEPEST = 40  # levels of nested branches that are indented; deeper ones stay in the last column
+_LEAST = 16  # minimum cells for text, however deep a branch is nested
 _STYLES = {"returned": theme.CHOSEN, "died": theme.DIM, "left": theme.DIM}
 
 
@@ -30,8 +30,8 @@ def tree_record(tree: SearchTree, format: str) -> dict[str, Any]:
 def tree_lines(tree: SearchTree, width: int | None = None) -> list[Text]:
     """The tree as text. The branch that leads to the best sequence runs straight down, others hang from it.
 
-    Each line begins with the place of its first token among the new ones; a fork has the total up to there.
-    Lines are wrapped to `width` cells, or not at all where it is None.
+    Each line begins with the position of its first token among the new ones; a fork has the total up to it.
+    Lines are wrapped to `width` cells, or not at all if it is None.
     """
     label = one_line(tree.prompt) or f"prompt {widgets.visible(tree.lane)}"
     lines = [Text(line.rstrip(), style=theme.PROMPT) for line in _wrapped(label, width, 0)]
@@ -39,18 +39,18 @@ def tree_lines(tree: SearchTree, width: int | None = None) -> list[Text]:
     margin = len(str(max(node.depth for node in tree.nodes)))
 
     def survives(node: Node) -> bool:
-        """Whether the node leads to a returned sequence, as heavy lines do."""
+        """Whether the node leads to a returned sequence, which is drawn with heavy lines."""
         return places[node] < len(tree.nodes)
 
     def below(node: Node, indent: str) -> list[tuple[Node, Node, str]]:
-        """The children of a node, each with the main one, which stays in the column; the first to be drawn last."""
+        """The children of a node, in reverse order of drawing, each with the main child, which stays in the column."""
         if not node.children:
             return []
         main = min(node.children, key=lambda child: (places[child], -sizes[child], child.number))
         sides = sorted((child for child in node.children if child is not main), key=_best_first, reverse=True)
         return [(child, main, indent) for child in (main, *sides)]
 
-    waiting = below(tree.root, "")  # a tree may be deeper than calls may
+    waiting = below(tree.root, "")  # a stack, because a tree may be deeper than Python's recursion limit
     while waiting:
         node, main, indent = waiting.pop()
         segment = [node]  # up to the next fork, or to the end
@@ -91,7 +91,7 @@ def _legend(tree: SearchTree) -> str:
 
 
 def _words(segment: list[Node]) -> str:
-    """The text of a branch up to a fork, and its total there; or up to its end, and how it ended."""
+    """The text of a branch up to a fork, with its total there; or up to its end, with how it ended."""
     end = segment[-1]
     text = one_line("".join(node.token.text for node in segment if node.token))
     text = "·" + text[1:] if text.startswith(" ") and text.strip() else text

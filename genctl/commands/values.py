@@ -1,6 +1,6 @@
-"""Values of options: read from what was typed, and completed by the shell. Nothing here imports torch.
+"""Values of options: parsed from the command line, and completed by the shell. Nothing here imports torch.
 
-A wrong value is an error with fields: the value and what is expected.
+A wrong value raises an error with fields: the value and what is expected.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import typer
 
 from genctl.errors import nearest, printable
 
-Reader = Callable[[Any], Any]  # what the parser found -> the value; raises WrongValue
+Reader = Callable[[Any], Any]  # the parser's result -> the value; raises WrongValue
 
 
 class Mixed(str):
-    """The value of a flag as it is typed: TOML (`true`, 3, `["a"]`), or bare text."""
+    """The value of a flag as typed: TOML (`true`, 3, `["a"]`), or bare text."""
 
 
 class WrongValue(typer.BadParameter):
-    """`value` is not what an option takes: one of its `choices`, or what is `expected`."""
+    """`value` is neither one of the option's `choices` nor what is `expected`."""
 
     def __init__(self, value: str, expected: str = "", choices: Sequence[str] = ()) -> None:
         near = nearest(value.lower(), choices)
@@ -35,7 +35,7 @@ class WrongValue(typer.BadParameter):
         return self.param.opts[0] if self.param else "value"
 
     def format_message(self) -> str:
-        """The error as users see it."""
+        """The error message for users."""
         shown = printable(self.value)
         if self.choices:
             return f'{self.flag} "{shown}": {self.message}'
@@ -43,10 +43,10 @@ class WrongValue(typer.BadParameter):
 
 
 def reader_of(hint: Any) -> Reader:
-    """How a value of type `hint` is read.
+    """The reader of values of type `hint`.
 
     Typer would make a Pydantic adapter for each option of a command, given or not, and import Pydantic for the first
-    one: a tenth of the time in which a run starts.
+    one: a tenth of the start-up time of a run.
     """
     if get_origin(hint) in (Union, types.UnionType):
         hint = next(choice for choice in get_args(hint) if choice is not type(None))
@@ -67,7 +67,7 @@ def reader_of(hint: Any) -> Reader:
 
 
 def choice_of(choices: Sequence[str]) -> Reader:
-    """A reader of one of `choices`."""
+    """A reader that accepts one of `choices`."""
 
     def read(typed: str) -> str:
         if typed not in choices:
@@ -95,7 +95,7 @@ def strategies(typed: str) -> list[str]:
 
 
 def models(typed: str) -> list[str]:
-    """Built-in checkpoints, and those in the local cache."""
+    """Names of built-in checkpoints, and of those in the local cache."""
     from genctl.models.resolve import available
 
     return [model.name for model in available() if model.error is None and model.name.startswith(typed)]
@@ -111,7 +111,7 @@ def among(values: Sequence[str]) -> Complete:
 
 
 def settings(typed: str) -> list[str]:
-    """Keys of --set with `=`; behind it the values of a key that has few."""
+    """Keys of --set with `=`; after the `=`, values of a key with fixed choices."""
     from genctl import params
 
     key, equals, _ = typed.partition("=")

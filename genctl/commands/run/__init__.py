@@ -1,1 +1,1 @@
-"""`genctl run` and `genctl beam`: options, job, views of texts and beams, outputs. Enter by `job`."""
+"""`genctl run` and `genctl beam`: options, job, views of texts and beams, outputs. Start with `job`."""

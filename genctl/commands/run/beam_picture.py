@@ -1,4 +1,4 @@
-"""A beam search as lines: its rows while it runs, and at its end the n-best table."""
+"""A beam search as lines: its rows while it runs, and the n-best table at its end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FINISHED = 3  # finished sequences that the picture shows
 
 
 def picture(lane: LaneHistory, stable: Path, look: Look, console: Console, *, beams: int) -> list[Text]:
-    """A search that runs, in the lines of a console: stable text, what all live rows share, the rows, what finished.
+    """A running search as lines of a console: stable text, text shared by all live rows, the rows, finished sequences.
 
     `stable` is the path at which the stable text ends; `beams` is how many finished sequences the search keeps.
     """
@@ -43,8 +43,8 @@ def picture(lane: LaneHistory, stable: Path, look: Look, console: Console, *, be
 
 
 def _rows(lane: LaneHistory, start: int, width: int, height: int) -> list[Text]:
-    """The heads of the columns and a line for each live row, best first. Its text begins at character `start`."""
-    penalty, rows = penalty_of(lane), lane.rows[:height]  # there is no room for more
+    """Column headings and a line for each live row, best first, with its text from character `start` on."""
+    penalty, rows = penalty_of(lane), lane.rows[:height]  # more do not fit
     notes = [f"[{row.live.note}] " if row.live.note else "" for row in rows]
     room = max(width - BEFORE - max(map(cell_len, notes), default=0), 1)
     lines = [Text(f"{'rank':>4} {'from':>5} {'total':>9} {'score':>9}  text after what all share", theme.DIM)]
@@ -60,7 +60,7 @@ def _rows(lane: LaneHistory, start: int, width: int, height: int) -> list[Text]:
 
 
 def _finished(lane: LaneHistory, stem: Path, width: int, beams: int) -> list[Text]:
-    """A line for each of the best finished sequences. Its text begins where it leaves what the live rows share."""
+    """A line for each of the best finished sequences, with its text from where it leaves that of the live rows."""
     lines = []
     for place, path in enumerate(_by_score(lane.endings or ())[: min(beams, FINISHED)], 1):
         one, left = path.hypothesis, common_ancestor((path, stem)).chars
@@ -72,18 +72,18 @@ def _finished(lane: LaneHistory, stem: Path, width: int, beams: int) -> list[Tex
 
 
 def _by_score(ended: Iterable[Path]) -> list[Path]:
-    """Finished rows, given newest first: best score first, ties in the order in which they ended."""
+    """Sort finished rows, given newest first, by score, best first; ties in the order in which they ended."""
     return sorted(list(ended)[::-1], key=lambda path: -path.hypothesis.score)
 
 
-# -- the n-best table: what a search finished or a choice had, best first, and whether it was returned -----------------
+# -- the n-best table: the finished sequences of a search, or the samples of a choice, best first ----------------------
 
 
-ROWS = 20  # shown besides those that the search keeps
-TEXT = 24  # cells that the text has at least, where less important columns can make room
+ROWS = 20  # rows shown in addition to those that the search keeps
+TEXT = 24  # minimum cells for the text, as long as less important columns can be dropped
 LEAST_FIRST = ("logprob", "total", "tokens", "ended")
 RETURNED, KEPT, PUSHED_OUT = "★", " ", "✗"
-GROUPED = frozenset({"diverse-beam", "constrained-beam"})  # what they keep does not follow from the scores alone
+GROUPED = frozenset({"diverse-beam", "constrained-beam"})  # scores alone do not decide which sequences they keep
 
 
 class Ranked(NamedTuple):
@@ -97,7 +97,7 @@ class Ranked(NamedTuple):
 def ranking(lane: LaneHistory, beams: int) -> list[Ranked]:
     """The finished sequences of a lane: the returned ones in their order, then the others by score.
 
-    `beams` is how many finished sequences the search keeps: better ones pushed the others out.
+    `beams` is how many finished sequences the search keeps; better ones pushed the others out.
     """
     returned = lane.finished.hypotheses if lane.finished else ()
     paths = lane.paths_of(returned)
@@ -116,14 +116,14 @@ def ranking(lane: LaneHistory, beams: int) -> list[Ranked]:
 def table(lane: LaneHistory, beams: int, width: int) -> list[Text]:
     """The n-best table in lines of at most `width` cells; [] if nothing finished.
 
-    Texts that fit are whole, what each shares with the one above it dimmed; else they show where they differ.
+    Texts that fit are shown in full, with the part shared with the text above dimmed; others show where they differ.
     """
     entries = ranking(lane, beams)
     if not entries:
         return []
     shown = entries[: max(beams, sum(entry.mark == RETURNED for entry in entries)) + ROWS]
     rows = [entry.hypothesis for entry in shown]
-    chosen = lane.finished is not None and bool(lane.finished.others)  # among samples, which have no totals
+    chosen = lane.finished is not None and bool(lane.finished.others)  # from samples, which have no totals
     columns = {"rank": [Text(f"{entry.mark} {place:>4}") for place, entry in enumerate(shown, 1)]}
     columns["score"] = [Text(number(row.score)) for row in rows]
     columns |= {} if chosen else {"total": [Text(number(row.total)) for row in rows]}
@@ -159,7 +159,7 @@ def table(lane: LaneHistory, beams: int, width: int) -> list[Text]:
 
 
 def criterion(lane: LaneHistory) -> str:
-    """By which score best_of or mbr_samples chooses, in words."""
+    """The score by which best_of or mbr_samples chooses, in words."""
     if lane.began is not None and lane.began.strategy == "mbr":
         return "the mean chrF with all samples"
     return f"log-probability / tokens ** {penalty_of(lane)!r}"

@@ -40,15 +40,15 @@ from genctl.params import DEFAULT_NEW_TOKENS
 from genctl.terminal import loading_line
 from genctl.terminal.standard_streams import is_terminal
 
-# Formats whose records say which row each token of a beam continued.
+# Formats with records that have the parent row of each token of a beam.
 PARENTS = tuple(name for name, format in FORMATS.items() if format.nested)
 
 
 def run(options: RunOptions) -> int | None:
-    """`genctl run` and `genctl beam`: by this process, servers, workers, or ranks that share a model."""
+    """`genctl run` and `genctl beam`, with an engine in this process, on servers, in workers, or in ranks."""
     with started(options, _choice_of(options)) as job:
         choice, interrupt, messages = job.choice, job.interrupt, job.messages
-        _ = options.prompt_template  # a mistake in it is an error now, with --dry as well
+        _ = options.prompt_template  # report a mistake in it now, with --dry too
         layers, early = job.early_settings()
         if options.view == "beam":
             check_search(early)
@@ -57,7 +57,7 @@ def run(options: RunOptions) -> int | None:
         if options.dry:
             from genctl.config.settings import to_toml
 
-            if early.runtime.backend is None:  # a server keeps its settings to itself
+            if early.runtime.backend is None:  # a server does not report its settings
                 from genctl.engines.session import checkpoint_layer
 
                 layers.insert(0, checkpoint_layer(early.runtime, **options.trust))
@@ -118,7 +118,7 @@ def run(options: RunOptions) -> int | None:
                 from genctl.config.settings import to_toml
 
                 job.page.settled(to_toml(base, defaults=False), seed=seed)
-            if options.resume:  # the job is compared with the one that began the output
+            if options.resume:  # compare the job with the one that began the output
                 if changed := grouping.changed(options.output):
                     messages.remark(changed)
                 header = identity(
@@ -146,7 +146,7 @@ def run(options: RunOptions) -> int | None:
                     messages.print(f"{done} in {options.output}; rerun the same command to continue")
 
             def rescue() -> None:
-                """Write what the unfinished rows have so far; with --resume the next run decodes them again."""
+                """Write the unfinished rows as they are; with --resume the next run decodes them again."""
                 if not options.resume and choice.live:
                     for result in decoding.collector.unfinished(texts=engine.about.has_texts):
                         decoding.take(result)
@@ -164,7 +164,7 @@ def run(options: RunOptions) -> int | None:
 
                     total = count_rows(str(options.input), options.input_kind)
                 screen.open_bar(stack, total, done=output.done)
-                slow = job.waits and not choice.ranks  # rows that are there need not wait for those of a slow pipe
+                slow = job.waits and not choice.ranks  # decode available rows without waiting for more from a slow pipe
                 beside = slow and (not choice.live or (bool(grouping.invariant_by) and grouping.width > 1))
                 idle = (lambda: choice.live and not decoding.rows) if beside else None
                 taken = source.take(output, lambda: results.cut_short, idle)
@@ -198,15 +198,15 @@ class Decoding:
 
     def __init__(self, job: Job, results: Results, base: Resolved, seed: int) -> None:
         self.job, self.results, self.base, self.seed = job, results, base, seed
-        self.rows: dict[str, InputRow] = {}  # those that are being decoded
+        self.rows: dict[str, InputRow] = {}  # rows being decoded, by lane
         self.collector = Collector()
 
     def source_of(self, lane: str) -> tuple[InputRow, Resolved]:
-        """The row of a lane, and its settings apart from those of the row."""
+        """The row of a lane, and the settings of the run without the row's own."""
         return self.rows[lane], self.base
 
     def requests(self, rows: Iterator[Row | None]) -> Iterator[Request | Skipped | None]:
-        """A request for each row, or what stands for it where there is none (`Engine.stream`)."""
+        """A request for each row; Skipped or None in place of rows without one (see `Engine.stream`)."""
         for row in rows:
             if row is None:
                 yield None
@@ -236,7 +236,7 @@ class Decoding:
 
 
 def _report_of(options: RunOptions, base: Resolved, watched: tuple[int, ...], *, live: bool) -> Report:
-    """What events report of tokens. `live`: somebody may watch them."""
+    """What events report about tokens. `live`: a user may be watching."""
     top = shown_top(options)
     listened = options.events or options.report or options.with_tokens or base.runtime.processed_logprobs
     steps = live or bool(listened or options.tree or options.tree_format)
@@ -244,7 +244,7 @@ def _report_of(options: RunOptions, base: Resolved, watched: tuple[int, ...], *,
 
 
 def _choice_of(options: RunOptions) -> EngineChoice:
-    """The engine, with what it cannot do of a run."""
+    """The engine, with a check for options of a run that it does not support."""
     choice = engine_of(options)
     if choice is SERVERS:
         return replace(SERVERS, check=check_backend)

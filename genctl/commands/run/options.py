@@ -1,4 +1,4 @@
-"""`genctl run` and `genctl beam`: their tables, and what their flags alone can get wrong."""
+"""`genctl run` and `genctl beam`: their option tables, and conflicts that are known from the flags alone."""
 # ruff: noqa: RUF009 — `option` returns a dataclass field, which is what a dataclass default may be
 
 from __future__ import annotations
@@ -65,18 +65,18 @@ class RunOptions(PresetOptions):
 
     @property
     def named_output(self) -> str | None:
-        """The output whose name decides on the format of records; that of trees is an option of its own."""
+        """The output file that determines the format of records; None for trees, which have their own format option."""
         return None if self.tree_format is not None else self.output
 
     @property
     def with_tokens(self) -> bool:
-        """Whether records say something of each token."""
+        """Whether records have details of each token."""
         return self.scores or self.top_logprobs is not None or self.explain or bool(self.watch)
 
 
 @dataclass(frozen=True)
 class BeamOptions(RunOptions):
-    """The same for a search that can be watched."""
+    """The command line of `genctl beam`: `RunOptions`, with views of a search."""
 
     tree: bool = SHOWN.switch("draw the search tree at the end")
     tree_format: TreeFormat | None = SHOWN.option("write the search tree instead of the texts")
@@ -85,7 +85,7 @@ class BeamOptions(RunOptions):
 
 
 def check_search(early: Resolved) -> None:
-    """Raises UsageError where the settings of `genctl beam` keep no rows in competition."""
+    """Raises UsageError if the settings of `genctl beam` are not a search with competing rows."""
     if not early.generation.is_beam_search and not early.generation.penalty_alpha:
         raise UsageError(
             f"genctl beam shows a search, but num_beams = 1 ({early.origins['num_beams']})",
@@ -93,7 +93,7 @@ def check_search(early: Resolved) -> None:
         )
 
 
-# what servers do not report, or only a checkpoint here can do -> why
+# options that need data that servers do not report -> the start of the error
 NOT_REMOTE = {
     "explain": "--explain shows each logits processor at work",
     "watch": "--watch shows tokens that were not chosen",
@@ -103,7 +103,7 @@ NOT_REMOTE = {
 
 
 def check_backend(options: RunOptions, early: Resolved) -> None:
-    """Raises UsageError where the options need what servers do not report."""
+    """Raises UsageError if the options need data that servers do not report."""
     if early.runtime.backend is None:
         return
     wanted = [NOT_REMOTE[name] for name in NOT_REMOTE if getattr(options, name)]
@@ -114,7 +114,7 @@ def check_backend(options: RunOptions, early: Resolved) -> None:
         raise UsageError("\n".join(f"{words}; servers do not report this (backend, {place})" for words in wanted))
 
 
-WHOLE = tuple(name for name in FORMATS if name != "text")  # what is written at the end of each result
+WHOLE = tuple(name for name in FORMATS if name != "text")  # formats that are written once a result is complete
 TREE_ECHO: Conflict = (
     lambda options: options.tree_format is not None and bool(options.echo),
     "--echo begins texts with their prompt, but --tree-format writes trees instead of texts",

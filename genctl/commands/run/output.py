@@ -1,4 +1,4 @@
-"""What `genctl run` writes: records of results, and to which output."""
+"""The results that `genctl run` writes: their records, and the output that gets them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from genctl.io.rows import BadRow, InputRow
 class FirstFailure(NamedTuple):
     """With --strict, the first row that failed: nothing is written after its record."""
 
-    subject: str  # what messages call the row
+    subject: str  # the row's name in messages
     row: int  # its index
     record: dict[str, Any]
 
@@ -30,7 +30,7 @@ class FirstFailure(NamedTuple):
 def open_records(
     options: RunOptions, tally: RowTally, on_error: Callable[[writers.Record], None], *, shown: bool
 ) -> RecordOutput:
-    """The output of a run: standard output, a device or a file; nothing where the view has `shown` it."""
+    """The output of a run: standard output, a device or a file; it discards records if the view shows results."""
     if options.resume:
         from genctl.io.resumable import ResumedOutput
 
@@ -48,9 +48,9 @@ def open_records(
 
 
 class Results:
-    """What a run writes, in the order of the input: the records of each row, up to the first failure with --strict.
+    """The results of a run in input order: the records of each row, with --strict up to the first failure.
 
-    `about` is that of the engine, and `reused` whether a --prompt-cache counts; both are known once it is loaded.
+    `about` is the engine's, and `reused` is whether a --prompt-cache is in use; both are set once the engine is loaded.
     """
 
     about: About
@@ -63,15 +63,15 @@ class Results:
         on_error = (lambda record: None) if options.strict else job.messages.failure
         self.output = open_records(options, self.tally, on_error, shown=job.shown)
         self.stopped: FirstFailure | None = None
-        self._reported_full = False  # that a text ended because the context was full
+        self._reported_full = False  # whether a text that ended at a full context has been reported
 
     @property
     def cut_short(self) -> bool:
-        """Whether the run ends before the input does."""
+        """Whether the run ends before the end of the input."""
         return bool(self.job.interrupt.status) or self.stopped is not None
 
     def take(self, row: InputRow, result: Result) -> None:
-        """Write a result, or its search trees in place of texts; but not after the failure that ends the run."""
+        """Write a result, or its search tree in place of texts; drop rows after the failure that ends the run."""
         if self.stopped is not None and row.index > self.stopped.row:
             return
         subject = self.job.row_label(row)
@@ -86,7 +86,7 @@ class Results:
     def fail(
         self, row: InputRow | BadRow, code: str, message: str, *, already_shown: bool = False, hint: str = ""
     ) -> None:
-        """Write the record of a row that failed; with --strict that of the first one, in input order, is the last."""
+        """Write the record of a failed row; with --strict, only store the first in input order, which ends the run."""
         if not self.options.strict:
             self.job.fail(row, code, message, already_shown=already_shown, hint=hint)
             self._count(row, failed=True)
@@ -99,14 +99,14 @@ class Results:
             self.screen.row_done(failed=failed)
 
     def end(self, rows: int) -> None:
-        """All is decoded that is to be; the input had so many rows."""
+        """Finish the output after the last row; `rows` is the number of rows that were read."""
         if self.stopped is not None:
             self.output.stop(self.stopped.row, [self.stopped.record])
         else:
             self.output.end_of_input(rows)
 
     def status(self) -> int:
-        """The exit status of a run that was not interrupted. Raises CheckError where a requested check failed."""
+        """The exit status of a run that was not interrupted. Raises CheckError if a requested check failed."""
         if self.stopped is not None:
             subject, index, record = self.stopped
             before = f"the {index:,} rows before it are written"
@@ -116,7 +116,7 @@ class Results:
         return self.tally.status()
 
     def _report_full(self, subject: str, result: Result) -> None:
-        """Note once that a text ended because the context was full, where no view shows the ends of texts."""
+        """Note once that a text ended because the context was full, unless a live view shows how texts end."""
         full = next((one.hypothesis.cause for one in result.sequences if one.finish_reason == "context"), None)
         if full is not None and not self._reported_full and not self.job.live:
             self._reported_full = True
@@ -129,7 +129,7 @@ class Results:
         options, records = self.options, []
         for number, sequence in enumerate(result.sequences):
             hypothesis = sequence.hypothesis
-            if options.format in writers.TEXTS and not self.about.has_texts:  # the same as on a terminal
+            if options.format in writers.TEXTS and not self.about.has_texts:  # ids, as on a terminal
                 hypothesis = dataclasses.replace(hypothesis, text="".join(f"<{id}>" for id in hypothesis.tokens))
             if options.echo:
                 between = "\t" if self.about.is_encoder_decoder else ""

@@ -1,4 +1,4 @@
-"""How the rows of a run share passes, and the job as the journal of its output has it, for --resume."""
+"""How the rows of a run are grouped into passes, and the description of the job in the journal, for --resume."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from genctl.io.record_output import RecordOutput
 from genctl.io.records import SCHEMA
 from genctl.process import versions
 
-APART = ("seed", "offline", "threads", "draft", "draft_corpus")  # settings that are kept elsewhere, or change no result
+APART = ("seed", "offline", "threads", "draft", "draft_corpus")  # stored elsewhere, or without effect on results
 IN_FILES = ("json_schema", "grammar", "prompt_cache")  # settings that may name a file
-AHEAD = 2  # times as many rows are read ahead where they are at hand, so that the longest begins first
+AHEAD = 2  # rows to read ahead if they are available, as a multiple of the width, so that the longest begins first
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """How rows share passes. Where the numbers of a row depend on the rows beside it, groups are always the same."""
+    """How rows share passes. If a row's numbers depend on the rows in its batch, the groups are always the same."""
 
     width: int  # rows decoded at once
-    span: int  # rows of a group, which is decoded to its end before the next begins
-    threads: int | None  # that compute a step
+    span: int  # rows per group; a group is decoded to its end before the next begins
+    threads: int | None  # threads that compute a step
     begun_with: int | None  # threads of the run that began the output
     invariant_by: str  # how a row gets the same numbers in any batch; "" if it does not
     shared: bool  # whether this process decides which rows are decoded together
@@ -40,7 +40,7 @@ class Grouping:
     def of(
         cls, engine: Engine, plan: JobPlan, output: RecordOutput, *, width: int, single_prompt: bool, shared: bool
     ) -> Grouping:
-        """That of a run of so many rows at once, for which the engine chooses its threads."""
+        """The grouping of a run with `width` rows at once; the engine chooses its number of threads."""
         invariant_by = plan.batch_invariant_by if shared and not output.in_groups else ""
         recorded = None if invariant_by else output.threads
         threads = engine.use_threads(plan.rows * (1 if single_prompt else width), recorded)
@@ -49,19 +49,19 @@ class Grouping:
 
     @property
     def numbers(self) -> dict[str, int | str]:
-        """What the numbers of a row depend on, beside itself: how they are computed, or the rows of its group."""
+        """What a row's numbers depend on besides the row: how they are computed, or the width of its batch."""
         if self.invariant_by:
             return {"numbers": self.invariant_by}
         return {"width": self.width} if self.shared else {}
 
     @property
     def again(self) -> int:
-        """Rows of a group, of which all are decoded again beside the first that is missing."""
+        """How many rows are decoded again together with a missing row: its group, or 1 if rows are batch-invariant."""
         return 1 if self.invariant_by else self.span
 
     def ahead(self, *, at_hand: bool) -> int:
-        """How many rows are read ahead: only where they are `at_hand` with --unordered, so that an interrupt leaves the
-        beginning of the input, and never from a pipe or a keyboard, which would keep other rows waiting.
+        """How many rows are read ahead. `at_hand` requires --unordered (else an interrupt must leave the beginning of
+        the input done) and no pipe or keyboard (which would keep other rows waiting).
         """
         return AHEAD * self.width if at_hand and self.width > 1 else 0
 
@@ -86,13 +86,13 @@ def identity(
     top: int,
     watch: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Everything that decides the bytes of an output, as plain JSON, for its journal.
+    """Everything that determines the bytes of an output, as plain JSON, for its journal.
 
     `checkpoints`: fingerprints by name.
     """
     from genctl.config.settings import settings_of
 
-    ignored = (*APART, "batch_size") if grouping.invariant_by else APART  # a row has its bytes in any batch
+    ignored = (*APART, "batch_size") if grouping.invariant_by else APART  # a row has the same bytes in any batch
     settings = {key: value for key, value in settings_of(resolved).items() if key not in ignored}
     for key in ("processors", "stopping"):
         if (listed := getattr(resolved, key)) is not None:
@@ -114,7 +114,7 @@ def identity(
         "format": options.format,
         "records": records,
         "batch": grouping.numbers,
-        # the next run computes with as many, unless it is given a number
+        # the next run uses the same number, unless one is set
         "threads": None if grouping.invariant_by else grouping.threads,
         "versions": {**versions("torch", "transformers", "tokenizers"), "schema": SCHEMA},
     }
@@ -123,7 +123,7 @@ def identity(
 
 
 def _digest(value: Any) -> str:
-    """The digest of the file that a setting names, or an empty string."""
+    """The digest of the file that a setting names; "" if it names none."""
     if not isinstance(value, str):
         return ""
     try:
@@ -132,5 +132,5 @@ def _digest(value: Any) -> str:
             while piece := file.read(1 << 20):
                 digest.update(piece)
         return digest.hexdigest()
-    except (Unreadable, RuntimeError):  # RuntimeError: ~ of a user who is not there
+    except (Unreadable, RuntimeError):  # RuntimeError: ~NAME of an unknown user
         return ""

@@ -1,4 +1,4 @@
-"""The rows of a run, as they are taken: counted, and read beside decoding where they come slowly."""
+"""The input rows of a run: counted as they are read, and read in a thread if they arrive slowly."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from genctl.commands.job import Row
 from genctl.io.record_output import RecordOutput
 
 ROOM = 4096  # rows that are read ahead
-MOMENT_S = 0.1  # that is waited for a row where there is nothing else to do
+MOMENT_S = 0.1  # wait for a row if there is nothing else to do
 
 
 class RowSource:
-    """The rows of the input, in their order. `taken` counts those that the run has read."""
+    """The rows of the input, in order. `taken` counts those that the run has read."""
 
     def __init__(self, rows: Iterator[Row]) -> None:
         self._rows = rows
         self.taken = 0
 
     def skip(self, output: RecordOutput) -> None:
-        """Pass over the rows that need not be decoded, comparing them with what was read before."""
+        """Skip the rows that need not be decoded, comparing them with the input of the earlier run."""
         until = output.done if output.finished else output.again
         while self.taken < until and (row := next(self._rows, None)) is not None:
             self.taken += 1
@@ -34,8 +34,8 @@ class RowSource:
     def take(
         self, output: RecordOutput, ending: Callable[[], bool], idle: Callable[[], bool] | None = None
     ) -> Iterator[Row | None]:
-        """The rows, until the run is `ending`. With `idle` they are read by a thread, and None stands for one that is
-        not there yet (see `read_beside`).
+        """The rows, until the run is `ending`. With `idle` they are read by a thread, and None stands for a row that
+        has not arrived yet (see `read_beside`).
         """
         rows: Iterator[Row | None] = self._rows if idle is None else read_beside(self._rows, idle)
         while not ending():
@@ -52,9 +52,9 @@ class RowSource:
 
 
 def read_beside(rows: Iterator[Row], idle: Callable[[], bool] = lambda: False) -> Iterator[Row | None]:
-    """Rows read by a thread, so that nothing has to wait for a slow pipe; None where the next one is not there yet.
+    """Rows read by a thread, so that nothing has to wait for a slow pipe; None if the next one has not arrived yet.
 
-    While `idle` returns true, a moment is waited for the next one. Raises what reading raises.
+    While `idle` returns true, wait `MOMENT_S` for the next one first. Exceptions of the reader are raised here.
     """
     read: queue.Queue[Row | BaseException | None] = queue.Queue(ROOM)
 

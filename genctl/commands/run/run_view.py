@@ -30,13 +30,13 @@ class RunView:
     them is redrawn, at most every 50 ms; if `out` is not interactive, the first unfinished text is streamed and the
     others follow in turn. After `close` everything is printed in full, in input order.
 
-    `live`: show text before it is finished. `beams`: show the rows of a search while it runs (where `out` is not
+    `live`: show text before it is finished. `beams`: show the rows of a search while it runs (if `out` is not
     interactive, stream its stable text), and all finished sequences below the returned texts. `details`: the formula of
-    the score, or a table of the samples among which one was chosen. `quiet`: no progress bar and no summary; failures
-    are always shown. `clock` gives seconds. `look`: the fields of `Look`.
+    the score, or a table of the samples from which one was chosen. `quiet`: no progress bar and no summary; failures
+    are always shown. `clock` returns seconds. `look`: the fields of `Look`.
 
-    `feed` raises InputError for an event that cannot follow the ones before it, and whatever writing to the streams
-    raises.
+    `feed` raises InputError for an event that cannot follow the earlier ones, and passes on errors of writing to the
+    streams.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class RunView:
     ) -> None:
         self.out, self.err, self.look = out, err, Look(**look)
         self.history = RunHistory()
-        self.load_s: float | None = None  # what loading took; the summary says so
-        self.seed: int | None = None  # of the run, where it has several prompts
-        self.passes: Callable[[], int] | None = None  # how many forward passes there were
+        self.load_s: float | None = None  # seconds of loading, for the summary
+        self.seed: int | None = None  # of the run, if it has several prompts
+        self.passes: Callable[[], int] | None = None  # returns the number of forward passes
         self._live, self._beams, self._details = live, beams, details
         self._quiet, self._verbose, self._clock = quiet, verbose, clock
         self._bar = LoadingBar(err, clock)
         self._region = LiveRegion(out, clock)
-        # text on the same stream as the messages has no control characters: a log is read on a terminal
+        # text on the same stream as messages gets no control characters, because logs are read on terminals
         self._text = TextStream(console_writer(out, as_it_is=out is not err))
         self._stable = StablePrefix()
         self._errors = RepeatedErrors(lambda line: put_words(err, Text(line, style=theme.ERROR)))
@@ -73,7 +73,7 @@ class RunView:
         self._last = 0.0
 
     def feed(self, event: Event) -> None:
-        """Take in one event and show what it changes."""
+        """Process one event and show what it changes."""
         self.history.feed(event)
         if isinstance(event, Stepped):
             self._last = now = self._clock()
@@ -102,7 +102,7 @@ class RunView:
         self._region.hide()
 
     def close(self) -> None:
-        """Print everything, unfinished texts included; then tables and summary. A second call does nothing."""
+        """Print everything, unfinished texts included, then tables and the summary. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -127,7 +127,7 @@ class RunView:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if isinstance(error, OSError):  # a stream is closed: restore the terminal, write nothing more
+        if isinstance(error, OSError):  # a stream is closed: restore the terminal and write nothing more
             with contextlib.suppress(OSError):
                 self.pause()
             self._closed = True
@@ -163,7 +163,7 @@ class RunView:
     # -- finished text -------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Print the lanes that are over, up to the first that is not."""
+        """Print the finished lanes, up to the first unfinished one."""
         while self.history.lanes:
             lane = next(iter(self.history.lanes.values()))
             if not lane.over:
@@ -185,7 +185,7 @@ class RunView:
                 put_words(self.err, Text(f"hint: {widgets.visible(lane.failed.hint)}"))
 
     def _print_texts(self, lane: LaneHistory, finished: Finished) -> None:
-        """Print the texts of a lane, and tables of sequences. What a text shares with the one before it is dimmed."""
+        """Print the texts of a lane, and tables of sequences. Text shared with the previous one is dimmed."""
         hypotheses, before = finished.hypotheses, ""
         for place, (one, path) in enumerate(zip(hypotheses, lane.paths_of(hypotheses), strict=True)):
             text = one.text or (path.text() if path else "")
@@ -210,7 +210,7 @@ class RunView:
             self.out.print(line)
 
     def _settle_unfinished(self, lane: LaneHistory) -> int:
-        """Print what an unfinished lane has. Returns its tokens."""
+        """Print an unfinished lane as it is. Returns its number of tokens."""
         sections = sections_of(lane, self.look) if lane.steps else []
         for section in sections:
             heading = (*names(lane, self.look, settled=True), *section.heading[2:], "not finished")
@@ -220,11 +220,11 @@ class RunView:
         return sum(section.path.length for section in sections)
 
     def _heading(self, lane: LaneHistory, place: int) -> tuple[str, ...]:
-        """The name of a lane, and which of its sequences this is."""
+        """The name of a lane, and the place of one of its sequences."""
         return *names(lane, self.look, settled=True), place_words(place, returned(lane))
 
     def _begin_block(self, lane: LaneHistory, *heading: str) -> None:
-        """Print a heading, if there are headings, and the prompt."""
+        """Print a heading, if headings are on, and the prompt."""
         self._text.end_line()
         if self.look.labels:
             if self._blocks:
@@ -237,8 +237,8 @@ class RunView:
     def _print_text(
         self, lane: LaneHistory, text: str, path: Path | None, heading: tuple[str, ...], *, shared: int = 0
     ) -> None:
-        """Print a text in full, `shared` characters of it dimmed, or what is missing of the one that is streamed; then
-        the lines of its steps.
+        """Print a text in full, the first `shared` characters dimmed, or the rest of the one being streamed; then the
+        lines of its steps.
         """
         if self._text.lane == lane.lane:
             self._text.complete(text)

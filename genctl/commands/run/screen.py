@@ -1,4 +1,4 @@
-"""What a person sees of `genctl run`: live text or beams, a bar of rows, search trees."""
+"""The screen of `genctl run`: live text or beams, a progress bar of rows, search trees."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 
 class Screen:
-    """The view of a run, the text of --stream, the trees of --tree and --tree-format, and a bar of rows.
+    """The view of a run, the text of --stream, the trees of --tree and --tree-format, and a progress bar of rows.
 
-    `several`: a prompt may have several texts. With `job.live`, results are shown while they are made, and not written.
+    `several`: a prompt may have several texts. With `job.live`, results are shown while generated, and not written.
     """
 
     def __init__(self, job: Job, options: RunOptions, *, several: bool) -> None:
         self.job, self.options = job, options
         self.err: Console | None = None
         self.bar: RowsBar | None = None
-        self.view: RunView | None = None  # made where anything is shown: the import of Rich takes time
+        self.view: RunView | None = None  # made only if anything is shown, because importing Rich takes time
         self.trees: SearchTrees | None = None
         self.stream: StableTexts | None = None
         quiet = options.quiet or not (job.live or is_terminal(sys.stderr) or options.verbose)
@@ -56,10 +56,10 @@ class Screen:
         self.wants_bar = wants_bar(options, self.err, live=job.live)
 
     def open(self, stack: ExitStack) -> None:
-        """Begin to draw, until `stack` closes."""
+        """Draw until `stack` closes."""
         if self.view is not None:
             stack.enter_context(self.view)
-        # an OSError means that a stream is gone
+        # an OSError means that a stream is closed
         stack.push(lambda kind, error, trace: None if isinstance(error, OSError) else self._finish())
 
     def _finish(self) -> None:
@@ -78,7 +78,7 @@ class Screen:
                     self.err.print(line)
 
     def open_bar(self, stack: ExitStack, total: int | None, done: int) -> None:
-        """Begin to count rows, if a bar is wanted."""
+        """Start the progress bar of rows, if one is wanted."""
         if self.err is not None and self.wants_bar:
             from genctl.terminal.live_region import RowsBar
 
@@ -106,18 +106,18 @@ class Screen:
         return [] if tree is None else [tree_record(tree, self.options.tree_format)]
 
     def loading(self, event: Loading) -> None:
-        """Show how much of a checkpoint is read."""
+        """Show how much of a checkpoint has been read."""
         words = f"reading {event.done}/{event.total} {event.unit}"
         if event.unit != "B" and self.job.live and self.job.single_prompt and loading_line.status(words, restart=False):
             return
         with self.job.interrupt.busy():
             if self.bar is not None:
-                self.bar.hide()  # an auxiliary model is loaded: its bar takes the place of ours
+                self.bar.hide()  # the loading bar of an auxiliary model replaces it
             if self.view is not None:
                 self.view.feed(event)
 
     def progress(self, progress: StreamProgress) -> None:
-        """Show what the engine is at work on."""
+        """Show what the engine is working on."""
         if self.bar is not None:
             with self.job.interrupt.busy():
                 self.bar.work(progress.rows, progress.tokens, progress.speeds if self.options.verbose else ())
@@ -128,7 +128,7 @@ class Screen:
             self.bar.row(failed=failed)
 
     def hide(self) -> None:
-        """Take away what moves on the terminal."""
+        """Clear moving output from the terminal."""
         if self.bar is not None:
             self.bar.hide()
         if self.view is not None:
@@ -140,7 +140,7 @@ def _has_details(options: RunOptions) -> bool:
 
 
 def _view(job: Job, options: RunOptions, out: Console, err: Console, *, quiet: bool, several: bool) -> RunView:
-    """The view of a run. Where records are written, it shows only the summary and what --scores asks for."""
+    """The view of a run. If records are written, it shows only the summary, and details such as those of --scores."""
     from genctl.commands.run.run_view import RunView
     from genctl.terminal.console import discard
 
@@ -156,7 +156,7 @@ def _view(job: Job, options: RunOptions, out: Console, err: Console, *, quiet: b
         verbose=options.verbose,
         explain=options.explain,
         echo=options.echo is not False if live else bool(options.echo),
-        messages=options.echo is True or options.view == "beam",  # a person knows what was just typed
+        messages=options.echo is True or options.view == "beam",  # users know what they just typed
         scores=options.scores or bool(options.watch) or (options.top_logprobs or 0) > 0,
         top=shown_top(options),
         labels=several or not job.single_prompt,
@@ -165,7 +165,7 @@ def _view(job: Job, options: RunOptions, out: Console, err: Console, *, quiet: b
 
 
 def wants_bar(options: RunOptions, err: Console | None, *, live: bool) -> bool:
-    """Whether to show a progress bar: only where nothing else is written to its terminal."""
+    """Whether to show a progress bar: only if nothing else is written to its terminal."""
     alone = options.to_file or not is_terminal(sys.stdout)
     details = options.format in TEXTS and _has_details(options)
     if err is None or not alone or live or options.quiet or details:
@@ -174,7 +174,7 @@ def wants_bar(options: RunOptions, err: Console | None, *, live: bool) -> bool:
 
 
 def open_stream(options: RunOptions) -> StableTexts:
-    """Where --stream writes. On a terminal prompts come first, dimmed; those of conversations with --echo alone."""
+    """The output of --stream. On a terminal each prompt comes first, dimmed; conversations only with --echo."""
     from genctl.commands.run.text_stream import StableTexts, console_writer, recorded_prompt
     from genctl.terminal.console import make_consoles
     from genctl.terminal.live_layout import Look

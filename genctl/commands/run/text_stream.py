@@ -1,4 +1,4 @@
-"""Texts on a stream while they grow: as they are in a pipe; on a terminal word-wrapped, without control characters."""
+"""Stream growing texts: unchanged to a pipe; to a terminal word-wrapped and without control characters."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from genctl.terminal.run_history import RunHistory
 from genctl.terminal.text_width import dim_codes, terminal_wrap
 from genctl.terminal.widgets import visible
 
-Write: TypeAlias = Callable[[str, bool], object]  # a piece of text, line ends included, and whether it is dimmed
+Write: TypeAlias = Callable[[str, bool], object]  # takes a piece of text with its line ends, and whether it is dimmed
 
 
 def console_writer(console: Console, *, as_it_is: bool = False) -> Write:
-    """What writes to a console at once: to render a token would cost more than to decode it.
+    """A function that writes to a console directly: rendering a token would cost more than decoding it.
 
-    `as_it_is`: a pipe gets the text without any change.
+    `as_it_is`: a pipe gets the text unchanged.
     """
     wrap, codes = terminal_wrap(console), dim_codes(console) if console.is_terminal else ("", "")
     as_it_is = as_it_is and not console.is_terminal
@@ -36,7 +36,7 @@ def console_writer(console: Console, *, as_it_is: bool = False) -> Write:
 
 
 class TextStream:
-    """One text after the other, each while it grows. What writing raises is passed on."""
+    """Streams one text after another, each as it grows. Errors of writing are passed on."""
 
     def __init__(self, write: Write) -> None:
         self._write = write
@@ -44,13 +44,13 @@ class TextStream:
         self.begin(None)
 
     def begin(self, lane: str | None) -> None:
-        """Begin the text of a lane; None ends the one before."""
+        """Begin the text of a lane; None ends the current one."""
         self.lane = lane
-        self.path = ROOT  # up to where the text is shown
+        self.path = ROOT  # the text is shown up to here
         self._pieces: list[str] = []
 
     def take(self, path: Path) -> str:
-        """What `path` adds to the text. The caller shows it."""
+        """The text that `path` adds, for the caller to show."""
         if path.length <= self.path.length:
             return ""
         piece, self.path = path.text(self.path.chars), path
@@ -58,11 +58,11 @@ class TextStream:
         return piece
 
     def complete(self, text: str) -> None:
-        """Write what is missing of the whole text, such as half a character."""
+        """Write the rest of the whole text, such as an incomplete last character."""
         shown = "".join(self._pieces)
         if text.startswith(shown):
             self.write(text[len(shown) :])
-        elif not shown.startswith(text):  # another row is returned than the one that was shown
+        elif not shown.startswith(text):  # the returned row is not the one that was shown
             self.end_line()
             self.write(text)
 
@@ -79,17 +79,17 @@ class TextStream:
 
 
 def recorded_prompt(lane: LaneHistory) -> str:
-    """The prompt as the model reads it; a text that answers it follows in a second column."""
+    """The prompt as the model reads it; the text of an encoder-decoder follows in a second column."""
     if lane.began is None:
         return ""
     return lane.began.prompt + ("\t" if lane.began.encoder_decoder else "")
 
 
 class StableTexts:
-    """The stable part of each lane's first sequence; the lanes follow one another in the order in which they began.
+    """Streams the stable part of each lane's first sequence, one lane after another in the order in which they began.
 
-    Further sequences follow when their lane is done, each on its own line. Failed lanes are skipped. `prompt` is what
-    comes before each text. `feed` raises InputError for an event that cannot follow the ones before it.
+    Further sequences follow when their lane is done, each on its own line. Failed lanes are skipped. `prompt` returns
+    the text before each sequence. `feed` raises InputError for an event that cannot follow the earlier ones.
     """
 
     def __init__(self, write: Write, prompt: Callable[[LaneHistory], str] = lambda lane: "") -> None:
@@ -99,7 +99,7 @@ class StableTexts:
         self._stable = StablePrefix()
 
     def feed(self, event: Event) -> None:
-        """Take in one event and write what it makes stable."""
+        """Process one event and write the text that it makes stable."""
         self._history.feed(event)
         while self._history.lanes:
             lane = next(iter(self._history.lanes.values()))
@@ -128,5 +128,5 @@ class StableTexts:
             self._stream.complete(one.text or (path.text() if path else ""))
             self._stream.write("\n")
             self._stream.begin(None)
-        self._stream.end_line()  # it failed on the way
+        self._stream.end_line()  # the lane may have failed in the middle of a line
         self._stream.begin(None)

@@ -1,1 +1,1 @@
-"""The cache of keys and values: its layers, in every form, and the rows that they hold."""
+"""The key-value cache: its layers in all forms, and their rows."""

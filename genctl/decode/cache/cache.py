@@ -1,7 +1,7 @@
-"""A cache of keys and values: fork it, select rows, merge lanes, crop it, convert it to another form.
+"""The key-value cache: fork it, select rows, merge lanes, crop it, convert it to another form.
 
 Rows of different lengths share a cache aligned to the right: the shorter ones are padded on the left and masked.
-Prompts that were read in one pass lie together until one of them is needed alone (`RowOfPass`).
+Prompts that were prefilled in one pass stay in one cache until one of them is needed alone (`RowOfPass`).
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 
 def _of_layers(of: Callable[[Iterator[object]], bool], name: str) -> Any:
-    """Whether all layers of a cache, or any of them, have the attribute of this name."""
+    """A property: whether `of` (all or any) of a cache's layers have a true attribute of this name."""
     return property(lambda cache: of(getattr(layer, name, False) for layer in cache.sample))
 
 
 class Cache:
     """The layers of a decoder's self-attention, and of an encoder-decoder's cross-attention, which never grows.
 
-    A native model's cache. transformers' models need a `foreign.TransformersCache`.
+    This is the cache of native models. transformers' models need a `foreign.TransformersCache`.
     """
 
     def __init__(self, layers: Iterable[CacheLayer], cross: Sequence[GrowingLayer] | None = None) -> None:
         self.layers = list(layers)
         self.cross = cross
-        self.beyond = False  # whether it holds tokens beyond the bound of its positions (see `runtime.ModelRuntime`)
+        self.beyond = False  # whether it holds tokens beyond the runtime's `bound` (see `runtime.ModelRuntime`)
 
     @property
     def for_model(self) -> Any:
@@ -42,7 +42,7 @@ class Cache:
         return self
 
     is_plain: bool = _of_layers(all, "is_plain")  # a query sees exactly the columns that are stored
-    # keys and values and nothing else, so that padding on the left can be removed; False without layers
+    # only keys and values, so padding on the left can be removed; False without layers
     only_columns: bool = _of_layers(lambda found: set(found) == {True}, "only_columns")
     is_mergeable: bool = _of_layers(all, "is_mergeable")  # rows of several lanes may share a cache of this kind
     is_croppable: bool = _of_layers(all, "is_croppable")  # tokens can be removed
@@ -51,11 +51,11 @@ class Cache:
     is_fixed: bool = _of_layers(any, "is_fixed")  # allocated once, for an exact `room`
     is_shareable: bool = _of_layers(any, "is_shareable")  # a prompt that is long enough to share
     is_shared: bool = _of_layers(any, "prompt")  # its first columns are stored once for all rows
-    records_past: bool = _of_layers(any, "record_past")  # columns that would be dropped stay until the next `crop`
+    records_past: bool = _of_layers(any, "record_past")  # columns to be dropped are kept until the next `crop`
 
     @property
     def sample(self) -> list[CacheLayer]:
-        """Layers of the kinds and lengths that this cache has."""
+        """Layers with the kinds and lengths of this cache's own."""
         return self.layers
 
     @property
@@ -65,7 +65,7 @@ class Cache:
 
     @property
     def takes_places(self) -> bool:
-        """Whether the tokens of a pass may go to places of their own (`runtime.TokenPlaces`)."""
+        """Whether each token of a pass may be written to a row and column of its own (`runtime.TokenPlaces`)."""
         return all(type(layer) is GrowingLayer and layer.prompt is None for layer in self.layers)
 
     # -- rows ----------------------------------------------------------------------------------------------------------
@@ -90,18 +90,18 @@ class Cache:
         return self.with_layers(layer.select(rows, room=room, drop=drop) for layer in self.layers)
 
     def continued(self, rows: Tensor, room: int) -> Self:
-        """Like `select` of all rows. Static layers that were allocated with this room continue in their own buffers."""
+        """Like `select` of all rows, but static layers that were allocated with this room reuse their buffers."""
         return self.with_layers(layer.continued(rows, room) for layer in self.layers)
 
     def reorder(self, rows: Tensor, since: int) -> Self:
-        """Row i becomes row `rows[i]` (int64 [N], as many as there are), if rows are equal before column `since`.
+        """Replace row i by row `rows[i]` (int64 [N], one per row); the rows must be equal before column `since`.
 
-        Layers with their own buffers move the columns after it in place: do not use this cache afterwards.
+        Layers with their own buffers move the later columns in place: do not use this cache afterwards.
         """
         return self.with_layers(layer.reorder(rows, since) for layer in self.layers)
 
     def keep(self, rows: Sequence[int], index: Tensor, *, room: int = 0, drop: int = 0) -> Self:
-        """Like `select` of `rows` (`index` is the same as a tensor), in place if possible; this cache is used up."""
+        """Like `select` of `rows` (`index`: as a tensor), in place if possible: do not use this cache afterwards."""
         if any(row < place for place, row in enumerate(rows)):
             return self.select(index, room=room, drop=drop)
         return self.with_layers(layer.keep(rows, index, room=room, drop=drop) for layer in self.layers)
@@ -109,7 +109,7 @@ class Cache:
     def merge(self, others: Sequence[Cache], *, room: int = 0) -> Self:
         """One cache with the rows of all, aligned to the right; shorter ones are padded with zeros on the left.
 
-        Do not use this cache afterwards: the others take the places of rows that left it (see `keep`).
+        Do not use this cache afterwards: the others may overwrite the places of rows that left it (see `keep`).
         """
         if not others:
             return self
@@ -145,7 +145,7 @@ class Cache:
                 layer.crop(-columns)
 
     def shift(self, moves: Sequence[tuple[int, int, int]]) -> None:
-        """Move rows to the right: of each (row, first column, columns), over zeros. Only if it `takes_places`."""
+        """For each (row, first column, count), move columns right by `count`, over zeros. Only if it `takes_places`."""
         for layer in self.layers:
             assert isinstance(layer, GrowingLayer)
             for part in layer.buffers:
@@ -155,7 +155,7 @@ class Cache:
                     columns[row, :, first : first + by] = 0
 
     def activate_past_recording(self) -> None:
-        """Let windows and convolutions keep what they would otherwise drop, until the next `crop`."""
+        """Let windows and convolutions keep columns that they would otherwise drop, until the next `crop`."""
         for layer in self.layers:
             layer.activate_past_recording()
 
@@ -171,11 +171,11 @@ class Cache:
     # -- forms, in place -----------------------------------------------------------------------------------------------
 
     def convert(self, form: str, room: int = 0) -> None:
-        """Keep the growing layers of self-attention in another form: static, quantized, offloaded; else unchanged.
+        """Convert the growing self-attention layers to a form: static, quantized, offloaded; others change nothing.
 
         A static layer is allocated with `room` additional columns. Sliding windows, recurrent states and
-        cross-attention do not grow and stay as they are. Offloading needs an accelerator, and has no effect without
-        one.
+        cross-attention do not grow and stay as they are. Offloading has no effect unless the layers are on a CUDA
+        device.
         """
         if form in ("static", "quantized"):
             from genctl.decode.cache.forms import QuantizedLayer, StaticLayer
@@ -192,7 +192,7 @@ class Cache:
         self.layers = [layer.converted(OffloadedLayer) for layer in self.layers]
 
     def use_slots(self, *, windows: bool = False) -> None:
-        """Prepare the growing layers for steps of one shape; with `windows` those that slide, too."""
+        """Prepare the growing layers for steps of one shape; with `windows` also the sliding windows."""
         from genctl.decode.cache.forms import SlidingLayer, SlottedLayer, SlottedWindow
 
         self.layers = [
@@ -203,9 +203,9 @@ class Cache:
     def open_slots(
         self, rows: int, heads: int, size: int, dtype: torch.dtype, device: torch.device, count: int
     ) -> bool:
-        """`use_slots` of an empty cache, with buffers for `count` columns and the room that its layers keep.
+        """`use_slots` for an empty cache, with buffers for `count` columns plus the room of each layer.
 
-        Returns whether steps may write to the cache; it is unchanged if not.
+        Returns whether steps may write to the cache; if not, it is unchanged.
         """
         if self.is_slotted and self.length:
             return True
@@ -231,7 +231,7 @@ class Cache:
         return [layer.place() for layer in self._slotted()]
 
     def written(self, count: int = 1) -> None:
-        """Count columns that a compiled or captured step wrote."""
+        """Register `count` columns that a compiled or captured step wrote."""
         for layer in self._slotted():
             layer.written(count)
 
@@ -239,7 +239,7 @@ class Cache:
         return [layer for layer in self.layers if layer.is_slotted]
 
     def refill(self, fresh: Cache) -> None:
-        """Replace the rows by those of `fresh`, in the form of each layer of this cache."""
+        """Replace the rows by those of `fresh`, converted to the form of each layer of this cache."""
         for number, (old, new) in enumerate(zip(self.layers, fresh.layers, strict=True)):
             if isinstance(old, GrowingLayer) and old.is_chosen:
                 new = new.converted(type(old), max(old.capacity - new.get_seq_length(), 0))
@@ -248,12 +248,12 @@ class Cache:
     # -- contents ------------------------------------------------------------------------------------------------------
 
     def describe(self) -> list[dict[str, Any]]:
-        """The parts in the order of the layers, each `{"layer", "kind", "shape", "dtype", "device", "bytes"}`.
+        """The parts in layer order, each `{"layer", "kind", "shape", "dtype", "device", "bytes"}`.
 
         `shape` is that of the keys, `[rows, heads, length, head_dim]`, or of a recurrent state; values of another shape
         add `value_shape`. `bytes` counts everything stored for the part, and nothing twice. If rows share a prompt,
         `shape` has all columns, `bytes` counts the prompt's once, and `shared` is their number. Free columns count only
-        in a static layer, which adds `filled`, its columns in use. A hybrid layer has two parts.
+        in a static layer, which adds `filled`, the columns in use. A hybrid layer has two parts.
         """
         parts = [part for number, layer in enumerate(self.layers) for part in layer.describe(number)]
         for number, layer in enumerate(self.cross or ()):
@@ -275,7 +275,7 @@ class Cache:
         return tensors
 
     def load_state_dict(self, states: dict[str, Tensor], length: int) -> None:
-        """Take what `state_dict` returned, after `length` tokens of self-attention.
+        """Load the result of `state_dict`, stored after `length` tokens of self-attention.
 
         Raises KeyError or ValueError if tensors are missing or have the wrong shape.
         """
@@ -290,9 +290,9 @@ class Cache:
 
 
 def new_cache(windows: Sequence[int | None], room: int = 0) -> Cache:
-    """An empty cache of a native decoder: full attention (None) or a window for each layer.
+    """An empty cache for a native decoder; `windows` has None (full attention) or a window for each layer.
 
-    `room` is the number of columns after the prefill.
+    `room` is the number of columns that follow the prefill.
     """
     if not any(windows):
         return Cache(GrowingLayer(room) for _ in windows)
@@ -304,7 +304,7 @@ def new_cache(windows: Sequence[int | None], room: int = 0) -> Cache:
 class RowOfPass(Cache):
     """A row of a pass over several prompts, padded on the left: `layers` copies it out on first use.
 
-    Rows that continue together are taken from the pass at once (see `run_of`), so that no layer is copied row by row.
+    Rows that continue together are selected at once (see `run_of`), so no layer is copied row by row.
     """
 
     def __init__(self, whole: Cache, row: int, pad: int) -> None:
@@ -332,12 +332,12 @@ class RowOfPass(Cache):
 
     @property
     def sample(self) -> list[CacheLayer]:
-        """Layers of the kinds and lengths that this cache has; no row is copied out for them."""
+        """Layers with the kinds and lengths of this cache's own, without copying the row out."""
         return self.own or self.whole.layers
 
 
 def run_of(caches: Iterable[Cache | None]) -> list[RowOfPass]:
-    """The first of some caches, as far as they are rows of one pass."""
+    """The leading caches that are rows of one pass, not yet copied out; empty if there are fewer than two."""
     rows: list[RowOfPass] = []
     for cache in caches:
         if not isinstance(cache, RowOfPass) or cache.own is not None or (rows and cache.whole is not rows[0].whole):

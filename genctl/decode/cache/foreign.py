@@ -1,6 +1,6 @@
-"""transformers' caches, and what genctl does not replace in them: recurrent states, empty layers, a model's own states.
+"""transformers' caches, and the parts that genctl does not replace: recurrent states, empty layers, models' own states.
 
-genctl's layers are registered as transformers' here, so that its caches accept them.
+genctl's layers are registered as transformers' classes here, so transformers' caches accept them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _KINDS = (
 
 
 class TransformersCache(Cache):
-    """A cache for a transformers model. The model receives `library` with these layers."""
+    """A cache for a transformers model, which receives `library` with these layers."""
 
     def __init__(self, library: Any, layers: Iterable[CacheLayer], cross: Sequence[GrowingLayer] | None = None) -> None:
         super().__init__(layers, cross)
@@ -65,7 +65,7 @@ class TransformersCache(Cache):
         return new
 
     def offload(self) -> None:
-        """Move the growing layers to the CPU between passes, and back one layer ahead of their use."""
+        """Keep the growing layers on the CPU between passes; each is copied back one layer ahead of its use."""
         library, self.library.layers = self.library, [layer.for_model for layer in self.layers]
         library.offloading, library.only_non_sliding, library.prefetch_stream = True, True, torch.Stream()
         for number in range(len(self.layers)):
@@ -73,9 +73,9 @@ class TransformersCache(Cache):
 
 
 def new_cache(config: Any, *, encoder_decoder: bool = False, room: int = 0, whole: bool = False) -> TransformersCache:
-    """An empty cache for a transformers model of this config; `room` is the number of columns after the prefill.
+    """An empty cache for a transformers model of this config; `room` is the number of columns that follow the prefill.
 
-    `whole` also keeps every column of windows, so that any number of tokens can be removed (see `Cache.narrow`).
+    With `whole`, windows keep every column, so any number of tokens can be removed (see `Cache.narrow`).
     """
     library = DynamicCache(config=config.get_text_config(decoder=True))
     layers: list[CacheLayer] = []
@@ -89,12 +89,12 @@ def new_cache(config: Any, *, encoder_decoder: bool = False, room: int = 0, whol
     count = getattr(config, "num_decoder_layers", None)
     if type(count) is int and count > 0 and {type(layer) for layer in layers} == {GrowingLayer}:
         layers = [GrowingLayer(room) for _ in range(count)]
-    # every decoder layer sees the whole source, even with a window on its own text
+    # every decoder layer attends to the whole source, even with a window on its own text
     return TransformersCache(library, layers, [GrowingLayer() for _ in layers] if encoder_decoder else None)
 
 
 class ForeignLayer(CacheLayer):
-    """One of transformers' layers, or one that an architecture defines: the model receives `layer`."""
+    """A layer of transformers, or one that an architecture defines: the model receives `layer`."""
 
     def __init__(self, layer: Any) -> None:
         self.layer = layer
@@ -111,13 +111,13 @@ class ForeignLayer(CacheLayer):
 
     @property
     def is_croppable(self) -> bool:
-        """Whether tokens can be removed: not from recurrent states, nor from unknown layers without a `crop`."""
+        """Whether tokens can be removed: not from recurrent states or from unknown layers without their own `crop`."""
         if self.is_recurrent and any(self.layer.is_recurrent_states_initialized.values()):
             return False
         return self.is_known or "crop" in vars(type(self.layer))
 
     def activate_past_recording(self) -> None:
-        """Keep what would be dropped until the next `crop`, so that tokens can be removed."""
+        """Keep columns that would be dropped until the next `crop`, so that tokens can be removed."""
         if hasattr(self.layer, "activate_past_recording"):
             self.layer.activate_past_recording()
             self.record_past = True
@@ -136,10 +136,10 @@ class ForeignLayer(CacheLayer):
 
     def select(self, rows: Tensor, *, room: int = 0, drop: int = 0) -> CacheLayer:
         """A new layer with `rows` (int64 [N]) of this one, without its first `drop` columns."""
-        # only its own method reorders all of the state of an unknown layer
+        # only an unknown layer's own method reorders all of its state
         new = copy.copy(self.layer) if self.is_known else copy.deepcopy(self.layer)
         for name, value in vars(new).items():
-            if isinstance(value, dict):  # the states, and what is known of each
+            if isinstance(value, dict):  # the states, and flags for each
                 setattr(new, name, dict(value))
         if drop and self._stores_columns:
             if hasattr(new, "cumulative_length"):  # a window that may have dropped columns
@@ -164,7 +164,7 @@ class ForeignLayer(CacheLayer):
             length = max(layer.keys.shape[-2] for layer in layers)
             for name in ("keys", "values"):
                 parts = [getattr(layer, name) for layer in layers]
-                # zeros: a masked column still meets the values, and 0 x NaN is NaN
+                # zeros: a masked column is still multiplied by the values, and 0 x NaN is NaN
                 parts = [functional.pad(part, (0, 0, length - part.shape[-2], 0)) for part in parts]
                 setattr(new, name, torch.cat(parts))
         return ForeignLayer(new)
@@ -184,12 +184,12 @@ class ForeignLayer(CacheLayer):
         return parts
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Its states, keys and values."""
+        """The layer's states, keys and values."""
         columns = zip(("keys", "values"), self.content(), strict=True) if self._stores_columns else ()
         return {**self._states(), **dict(columns)}
 
     def load_state_dict(self, states: Mapping[str, Tensor], length: int) -> None:
-        """Take states, and the newest columns of `length`. Raises KeyError."""
+        """Load states, keys and values, stored after `length` tokens. Raises KeyError."""
         layer = self.layer
         for index in range(layer.number_of_states if self.is_recurrent else 0):
             for name in ("conv", "recurrent"):
@@ -208,7 +208,7 @@ class ForeignLayer(CacheLayer):
         return self.has_columns and bool(self.layer.is_initialized)
 
     def _states(self) -> dict[str, Tensor]:
-        """The states that it has: `conv.J`, `recurrent.J`."""
+        """The states of the layer: `conv.J`, `recurrent.J`."""
         return {
             f"{name}.{index}": state
             for name in ("conv", "recurrent")
@@ -219,12 +219,12 @@ class ForeignLayer(CacheLayer):
 
 
 # -- states that a model does not keep in a standard cache, so that rows can be forked and reordered ------------------
-# Two forms occur in transformers: what each pass returns (hidden states of XLNet, or Reformer's own class of cache),
+# Two forms occur in transformers: states that each pass returns (hidden states of XLNet, Reformer's own cache class),
 # and tensors in the model's modules (RecurrentGemma).
 
 
 class ReturnedStates(CacheLayer):
-    """The states that a pass returned, as the only layer of a cache. Rows can be selected; no token can be removed."""
+    """The states that a pass returned, as the only layer of a cache. Rows can be selected, but no tokens removed."""
 
     def __init__(self, states: Any = None) -> None:
         self.states = states
@@ -266,12 +266,12 @@ class ReturnedStatesCache(Cache):
         return self.layers[0].for_model
 
     def store(self, states: Any) -> None:
-        """Take the states that a pass returned."""
+        """Store the states that a pass returned."""
         self.layers = [ReturnedStates(states)]
 
 
 class ModuleStates:
-    """The recurrent states in RecurrentGemma's modules, moved into the cache after every pass."""
+    """RecurrentGemma's recurrent states, which are moved from its modules into the cache after every pass."""
 
     def __init__(self, model: Any) -> None:
         blocks = enumerate(layer.temporal_block for layer in model.model.layers)
@@ -307,7 +307,7 @@ class CompiledLayer(Slots, CacheLayerMixin):  # type: ignore[misc]  # transforme
         """Does nothing: the buffers exist."""
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """All columns; the mask hides those that do not count."""
+        """All columns; the mask hides those that are not visible."""
         return self.keys.shape[2], 0
 
     def get_seq_length(self) -> int:

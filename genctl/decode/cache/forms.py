@@ -1,5 +1,5 @@
-"""The other forms of a growing layer: with a sliding window, allocated once, with slots for compiled or captured steps,
-and in 8 bits.
+"""The other forms of a growing layer: sliding window, allocated once, with slots for compiled or captured steps, and in
+8 bits.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class SlidingLayer(GrowingLayer):
     """A sliding-window layer: columns that no later token can see are dropped.
 
     The newest `window - 1` columns stay at the end of a buffer with room; when it is full they move to the front of
-    another one. A buffer has as many columns as the final text, but at most `STEP` more than the window keeps. A window
-    of 1 keeps all columns, as transformers' does (`DynamicSlidingWindowLayer` keeps `[-window + 1:]`).
+    a new one. A buffer has as many columns as the final text, but at most `STEP` more than the window keeps. A window
+    of 1 keeps all columns, as in transformers (`DynamicSlidingWindowLayer` keeps `[-window + 1:]`).
     """
 
     kind = SLIDING
@@ -58,7 +58,7 @@ class SlidingLayer(GrowingLayer):
         return self._see(count, *super().extend(count))
 
     def _see(self, new: int, first: int, columns: int) -> tuple[int, int]:
-        """Count new columns. Returns the first of those that they see, and their number."""
+        """Count new columns. Returns the first column that they see, and the number of columns that they see."""
         self.seen += new
         if self.record_past:
             visible = min(self.most + new, columns)
@@ -80,9 +80,9 @@ class SlidingLayer(GrowingLayer):
         return min(self.seen, before) + query_length, max(self.seen - before, 0)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Remove the newest columns, and drop what is older than the window.
+        """Remove the newest columns, and drop those older than the window.
 
-        Raises ValueError if columns that become visible again were dropped.
+        Raises ValueError if columns that would become visible again were dropped.
         """
         removed = abs(tokens_to_remove)
         if self.is_initialized:
@@ -109,11 +109,11 @@ class SlidingLayer(GrowingLayer):
         return new
 
     def reorder(self, rows: Tensor, since: int) -> GrowingLayer:
-        """Row i becomes row `rows[i]` (int64 [N], as many as there are), in place, with all columns of the window."""
+        """Replace row i by row `rows[i]` (int64 [N], one per row), in place, with all columns of the window."""
         return super().reorder(rows, 0)
 
     def keep(self, rows: Sequence[int], index: Tensor, *, room: int = 0, drop: int = 0) -> CacheLayer:
-        """Row i becomes row `rows[i]`, which is i or a later one, without the first `drop` columns; in place."""
+        """Replace row i by row `rows[i]` >= i, without the first `drop` columns; in place."""
         if not self.is_initialized:
             return self.select(index)
         self.seen -= drop
@@ -129,7 +129,7 @@ class SlidingLayer(GrowingLayer):
         return new
 
     def hold(self, keys: Tensor, values: Tensor, room: int = 0) -> None:
-        """Take `keys` and `values` of a whole text as the content."""
+        """Set the content to `keys` and `values` of a whole text; the window's part is kept."""
         seen = keys.shape[-2]
         start = max(seen - self.most, 0)
         if start:  # a copy, not a view: a view would keep the dropped columns in memory
@@ -142,7 +142,7 @@ class SlidingLayer(GrowingLayer):
         return [{**part, "window": self.sliding_window} for part in super().describe(number)]
 
     def _free(self, stored: int, seen: int, room: int) -> int:
-        """Columns to keep free after the stored ones, if `room` more will come."""
+        """The number of columns to keep free after the stored ones, if `room` more will follow."""
         return max(min(seen + room, self.most + STEP) - stored, 0) if room else 0
 
     def _roomy(self, columns: int) -> int:
@@ -166,12 +166,12 @@ class StaticLayer(GrowingLayer):
     kind = "static"
     is_fixed = is_chosen = True
     is_convertible = False
-    borrowed = False  # whether another layer writes behind the columns of this one
+    borrowed = False  # whether another layer writes after the columns of this one
 
     def continued(self, rows: Tensor, room: int) -> CacheLayer:
         """Like `select` of all rows, but in the same buffers if they have exactly this room, and only once.
 
-        This one's columns are unchanged. Two layers that continue it would write to the same columns.
+        The columns of this layer are unchanged. Two layers that continue it would write to the same columns.
         """
         fits = self.is_initialized and not self.begin and self.capacity == self.length + room
         if not fits or self.borrowed or self.is_slotted:
@@ -181,14 +181,14 @@ class StaticLayer(GrowingLayer):
         return new
 
     def describe(self, number: int) -> list[dict[str, Any]]:
-        """See `Cache.describe`: free columns count."""
+        """See `Cache.describe`; free columns are included."""
         if not self.is_initialized:
             return []
         return [{**attention_entry(number, self.kind, self.buffers), "filled": self.length}]
 
 
 class SlotPlace(NamedTuple):
-    """Where a step writes in the buffers of a layer, and what it sees there."""
+    """Where a step writes in the buffers of a layer, and which columns it sees."""
 
     column: int  # of the fed token
     first: int  # the first column that it sees
@@ -199,12 +199,12 @@ class SlottedLayer(StaticLayer):
     """A layer for compiled and captured steps: rows always see the whole buffers, whose width is a multiple of `STEP`.
 
     Unwritten columns are zeros, because a masked column is still multiplied by the values, and 0 x NaN is NaN.
-    Other code reads it like any static layer.
+    For other code it is a static layer like any other.
     """
 
     is_plain = is_chosen = is_fixed = False
     is_slotted = is_convertible = True
-    keep = CacheLayer.keep  # by `select`: columns begin at the front of the buffers
+    keep = CacheLayer.keep  # it selects, because columns must begin at the front of the buffers
 
     def select(self, rows: Tensor, *, room: int = 0, drop: int = 0) -> GrowingLayer:
         """A new layer with `rows` (int64 [N]) of this one, without its first `drop` columns. This one is unchanged."""
@@ -218,7 +218,7 @@ class SlottedLayer(StaticLayer):
     def slots(self, count: int = 1) -> tuple[Tensor, Tensor]:
         """Keys and values, written or not, `[rows, heads, capacity, head_dim]`, with room for `count` more columns."""
         if self.capacity < self.length + count:
-            self._grow(self.length + max(count, self.length // 4))  # new buffers cost a new graph
+            self._grow(self.length + max(count, self.length // 4))  # new buffers need a new graph
         keys, values = self.buffers
         return keys, values
 
@@ -227,7 +227,7 @@ class SlottedLayer(StaticLayer):
         return SlotPlace(self.length, 0, 0)
 
     def written(self, count: int = 1) -> None:
-        """Count columns that a compiled or captured step wrote from `length` on."""
+        """Register `count` columns that a compiled or captured step wrote after the first `length`."""
         self.length += count
 
     def _allocate(self, like: Tensor, rows: int, columns: int) -> Tensor:
@@ -240,7 +240,7 @@ class SlottedLayer(StaticLayer):
 class SlottedWindow(SlidingLayer):
     """A sliding window for captured steps, which see the whole buffers.
 
-    When these are full the columns of the window move to the front, so that addresses stay.
+    When these are full, the columns of the window move to the front, so the addresses do not change.
     """
 
     is_slotted = True
@@ -248,7 +248,7 @@ class SlottedWindow(SlidingLayer):
 
     @classmethod
     def of(cls, layer: SlidingLayer) -> SlottedWindow:
-        """The columns of a layer; they are not copied."""
+        """A slotted window on the buffers of `layer`, which are not copied."""
         new = cls(layer.sliding_window)
         vars(new).update(vars(layer))
         return new
@@ -271,7 +271,7 @@ class SlottedWindow(SlidingLayer):
         return SlotPlace(column, column - min(self.length, self.most), self.seen - column)
 
     def written(self, count: int = 1) -> None:
-        """Count columns that a captured step wrote."""
+        """Register `count` columns that a captured step wrote."""
         self.extend(count)
 
     _allocate = SlottedLayer._allocate
@@ -281,12 +281,12 @@ class SlottedWindow(SlidingLayer):
 
 
 def _rounded(length: int, room: int) -> int:
-    """Free columns, at least `room`, that bring a buffer with `length` columns to a multiple of `STEP`."""
+    """The number of free columns, at least `room`, that makes a buffer with `length` columns a multiple of `STEP`."""
     return -(-(length + room) // STEP) * STEP - length
 
 
 class Slots:
-    """A layer's buffers with all their columns, written or not, in a step whose tensors keep one shape.
+    """All columns of a layer's buffers, written or not, for a step in which no tensor changes its shape.
 
     Keys and values are `[rows, heads, capacity, head_dim]`; `place` int64 [1] is the column of the fed token.
     """
@@ -313,7 +313,7 @@ class QuantizedLayer(GrowingLayer):
 
     Symmetric absmax quantisation, one float32 scale per token and head (as in LLM.int8(), Dettmers et al. 2022, for
     vectors): a token's codes never change, so rows can be appended, reordered, padded and cropped without a second
-    rounding. Lossy. The prompt itself is read with exact numbers; later steps read the rounded ones.
+    rounding. Lossy. The prefill itself uses the exact values; later steps use the rounded ones.
     """
 
     kind = "quantised"

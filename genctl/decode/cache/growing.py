@@ -1,9 +1,9 @@
 """A layer of keys and values in buffers with room to grow.
 
 A layer stores them as columns of one or more buffers: unchanged here, in a buffer that is allocated once
-(`static.StaticLayer`), or in 8 bits (`quantized.QuantizedLayer`). Appending copies only new columns; selecting rows,
+(`forms.StaticLayer`), or in 8 bits (`forms.QuantizedLayer`). Appending copies only new columns; selecting rows,
 merging lanes and cropping work on the stored columns in any form. The layers have the attributes that transformers'
-caches expect, so that every model accepts them (`foreign` registers them); this file does not import transformers.
+caches expect, so every model accepts them (`foreign` registers them); this file does not import transformers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from genctl.decode.cache.layer import FULL, CacheLayer, attention_entry, bytes_in_memory
 
-STEP = 64  # a buffer that is full grows by half, and by at least this many columns
+STEP = 64  # a full buffer grows by half, and by at least this many columns
 LEAST_SHARED = 64  # columns; shorter prompts are not shared
 
 
@@ -35,8 +35,8 @@ class GrowingLayer(CacheLayer):
     is_initialized = record_past = False
     prompt: tuple[Tensor, Tensor] | None = None  # see `layer.KeyValues`
     is_convertible = True  # whether it can be converted to another form
-    extends = True  # whether its buffers hold the numbers themselves, so that a caller may write columns (`extend`)
-    is_chosen = False  # whether `cache_implementation` names its form
+    extends = True  # whether its buffers hold the values unencoded, so that a caller may write columns (`extend`)
+    is_chosen = False  # whether its form was chosen with `cache_implementation`
     is_sliding, is_compileable, supports_early_init = False, False, True  # attributes that transformers' caches read
 
     def __init__(self, room: int = 0) -> None:
@@ -54,7 +54,7 @@ class GrowingLayer(CacheLayer):
     @buffers.setter
     def buffers(self, buffers: tuple[Tensor, ...]) -> None:
         self._buffers = buffers
-        self._allocated = buffers  # includes rows that left (see `keep`): others may take their places
+        self._allocated = buffers  # includes rows that left (see `keep`), which others may overwrite
 
     @property
     def is_shareable(self) -> bool:
@@ -63,7 +63,7 @@ class GrowingLayer(CacheLayer):
 
     @property
     def capacity(self) -> int:
-        """Columns of the buffers, free ones included."""
+        """The number of columns in the buffers, free ones included."""
         return self.buffers[0].shape[-2]
 
     @property
@@ -79,7 +79,7 @@ class GrowingLayer(CacheLayer):
     # -- what models call ----------------------------------------------------------------------------------------------
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Take the dtype and the device of the first keys."""
+        """Adopt the dtype and the device of the first keys."""
         self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -89,22 +89,22 @@ class GrowingLayer(CacheLayer):
         self.prefetch()
         first = self.length == 0
         self._append(self._encode(key_states, value_states))
-        # return the exact numbers of the first write, even if they are stored rounded
+        # return the exact values of the first write, even if they are stored rounded
         return (key_states, value_states) if first else self.content()
 
     def open(
         self, rows: int, heads: int, size: int, dtype: torch.dtype, count: int, device: torch.device | None = None
     ) -> None:
-        """Allocate buffers, on the CPU if no device is given, for a first `extend` by `count` columns."""
+        """Allocate buffers for a first `extend` by `count` columns, on the CPU if no device is given."""
         self.dtype, self.device, self.is_initialized = dtype, device or torch.device("cpu"), True
         like = torch.empty(rows, heads, 0, size, dtype=dtype, device=device)
         self.buffers = tuple(self._allocate(like, rows, count + self.room) for _ in range(2))
         self.room = 0
 
     def extend(self, count: int) -> tuple[int, int]:
-        """As `update`, but the caller writes the new columns into the buffers, which are not empty.
+        """Like `update`, but the caller writes the new columns into the buffers, which must exist.
 
-        Returns the first of the columns that the new tokens see, and how many these are, the new ones included.
+        Returns the first column that the new tokens see, and the number of columns, the new ones included.
         """
         self._room_for(count)
         self.length += count
@@ -147,7 +147,7 @@ class GrowingLayer(CacheLayer):
     # -- what the loop calls -------------------------------------------------------------------------------------------
 
     def hold(self, keys: Tensor, values: Tensor, room: int = 0) -> None:
-        """Take `keys` and `values` as the content. They are copied only into a buffer with room or of another form."""
+        """Set the content to `keys` and `values`. They are copied only into a buffer with room or of another form."""
         self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
         self.length, self.room = keys.shape[-2], 0
         self.buffers = self._encode(keys, values)
@@ -170,7 +170,7 @@ class GrowingLayer(CacheLayer):
         return new
 
     def reorder(self, rows: Tensor, since: int) -> GrowingLayer:
-        """Row i becomes row `rows[i]` (int64 [N], as many as there are), in place, from column `since` on."""
+        """Replace row i by row `rows[i]` (int64 [N], one per row), in place, from column `since` on."""
         if since < self.length:
             rows = rows.to(self.buffers[0].device)
             for part in self._columns():
@@ -178,7 +178,7 @@ class GrowingLayer(CacheLayer):
         return self
 
     def keep(self, rows: Sequence[int], index: Tensor, *, room: int = 0, drop: int = 0) -> CacheLayer:
-        """Row i becomes row `rows[i]`, which is i or a later one, without the first `drop` columns; in place.
+        """Replace row i by row `rows[i]` >= i, without the first `drop` columns; in place.
 
         Rows that leave stay in the buffers, so that `merge` can overwrite them. A fixed layer is copied.
         """
@@ -196,7 +196,7 @@ class GrowingLayer(CacheLayer):
     def merge(self, others: Sequence[GrowingLayer], room: int = 0) -> GrowingLayer:
         """A layer with the rows of this one and of others, aligned to the right over zeros.
 
-        It is this one, in place, if the others fit in the places of rows that left; else a new one with `room`.
+        It is this layer, in place, if the others fit in the places of rows that left; else a new one with `room`.
         """
         if not self.is_initialized:
             return copy.copy(self)
@@ -215,7 +215,7 @@ class GrowingLayer(CacheLayer):
             for layer in layers:
                 part = layer._columns()[number]
                 place = buffer[at : (at := at + part.shape[0]), :, begin : begin + length]
-                # zeros, not empty: a masked column still meets the values, and 0 x NaN is NaN
+                # zeros, not empty: a masked column is still multiplied by the values, and 0 x NaN is NaN
                 place[:, :, : length - layer.length] = 0
                 if layer is not new:
                     place[:, :, length - layer.length :] = part
@@ -230,7 +230,7 @@ class GrowingLayer(CacheLayer):
     def converted(self, form: type[GrowingLayer], room: int = 0) -> GrowingLayer:
         """The layer in another form, with `room` additional columns if that form is fixed.
 
-        Returns this layer if it has the form already or cannot be converted.
+        Returns this layer if it already has the form or cannot be converted.
         """
         if not self.is_convertible or isinstance(self, form):
             return self
@@ -254,7 +254,7 @@ class GrowingLayer(CacheLayer):
         return dict(zip(("keys", "values"), self.content(), strict=True)) if self.is_initialized else {}
 
     def load_state_dict(self, states: Mapping[str, Tensor], length: int) -> None:
-        """Take the keys and values of `length` columns. Raises KeyError."""
+        """Load the keys and values, stored after `length` tokens. Raises KeyError."""
         if "keys" in states:
             self.hold(states["keys"], states["values"])
 
@@ -287,11 +287,11 @@ class GrowingLayer(CacheLayer):
         self.length += count
 
     def _allocate(self, like: Tensor, rows: int, columns: int) -> Tensor:
-        """A buffer for so many rows and columns, with the heads, the size and the dtype of another."""
+        """A buffer for so many rows and columns, with the heads, head size and dtype of `like`."""
         return like.new_empty(rows, like.shape[1], columns, like.shape[3])
 
     def _room_for(self, count: int) -> None:
-        """Grow, if the buffers have no free columns for so many."""
+        """Grow the buffers if they have fewer than `count` free columns."""
         if self.capacity < self.begin + self.length + count:
             self._grow(self._roomy(self.length + count))
 
@@ -316,9 +316,9 @@ class GrowingLayer(CacheLayer):
 
 
 class OffloadedLayer(GrowingLayer):
-    """A full-attention layer whose columns lie on the host, and are copied to the GPU for each pass.
+    """A full-attention layer with its columns on the host, copied to the GPU for each pass.
 
-    The GPU holds one layer at a time. `device` is that of the model.
+    The GPU holds one layer at a time. `device` is the model's device.
     """
 
     is_plain = is_convertible = False
@@ -326,10 +326,10 @@ class OffloadedLayer(GrowingLayer):
     extends = False
 
     def prefetch(self) -> None:
-        """Does nothing: `content` copies."""
+        """Does nothing: `content` copies the columns."""
 
     def _encode(self, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
-        return keys.to("cpu"), values.to("cpu")  # copies, once they are complete
+        return keys.to("cpu"), values.to("cpu")  # blocks until they are computed
 
     def _decode(self, columns: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         keys, values = (part.to(self.device, non_blocking=True) for part in columns)

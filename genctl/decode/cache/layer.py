@@ -33,7 +33,7 @@ class CacheLayer(ABC):
     Methods that change rows return the layer with the new rows: this one, changed in place, or a new one.
     """
 
-    kind = ""  # the name of its contents in `describe` and in notes
+    kind = ""  # the name of its content in `describe` and in notes
     has_columns = False  # whether it keeps keys and values of tokens
     only_columns = False  # whether it keeps only those, so that columns can be removed at both ends
     is_plain = False  # whether a query sees exactly the columns that are stored
@@ -57,11 +57,11 @@ class CacheLayer(ABC):
         """
 
     def reorder(self, rows: Tensor, since: int) -> CacheLayer:
-        """Row i becomes row `rows[i]` (int64 [N], as many as there are); rows are equal before column `since`."""
+        """Replace row i by row `rows[i]` (int64 [N], one per row); rows are equal before column `since`."""
         return self.select(rows)
 
     def keep(self, rows: Sequence[int], index: Tensor, *, room: int = 0, drop: int = 0) -> CacheLayer:
-        """Row i becomes row `rows[i]`, which is i or a later one; `index` is `rows` as a tensor int64 [N]."""
+        """Replace row i by row `rows[i]` >= i; `index` is `rows` as a tensor int64 [N]."""
         return self.select(index, room=room, drop=drop)
 
     def continued(self, rows: Tensor, room: int) -> CacheLayer:
@@ -69,11 +69,11 @@ class CacheLayer(ABC):
         return self.select(rows, room=room)
 
     def merge(self, others: Sequence[Any], room: int = 0) -> CacheLayer:
-        """A layer with the rows of this one and of others of its class, aligned to the right. If it `is_mergeable`."""
+        """A layer with the rows of this one and of others, aligned to the right. Only if it `is_mergeable`."""
         raise NotImplementedError
 
     def unshared(self) -> CacheLayer:
-        """A layer in which every row has all of its columns."""
+        """A layer in which every row stores all of its columns."""
         return self
 
     @abstractmethod
@@ -85,7 +85,7 @@ class CacheLayer(ABC):
         raise NotImplementedError
 
     def activate_past_recording(self) -> None:  # noqa: B027 — most layers drop nothing
-        """Keep what would be dropped until the next `crop`, so that tokens can be removed."""
+        """Keep columns that would be dropped until the next `crop`, so that tokens can be removed."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append columns; returns all visible keys and values, without those of `prompt`. Only if it `only_columns`."""
@@ -96,7 +96,7 @@ class CacheLayer(ABC):
         raise NotImplementedError
 
     def converted(self, form: type[Any], room: int = 0) -> CacheLayer:
-        """The layer in another form, with `room` additional columns if that is fixed; itself if it has no other."""
+        """The layer in another form, with `room` additional columns if that is fixed; itself if there is none."""
         return self
 
     def describe(self, number: int) -> list[dict[str, Any]]:
@@ -112,11 +112,11 @@ class CacheLayer(ABC):
         return {}
 
     def load_state_dict(self, states: Mapping[str, Tensor], length: int) -> None:  # noqa: B027 — some store nothing
-        """Take what `state_dict` of such a layer returned, after `length` tokens. Raises KeyError or ValueError."""
+        """Load the result of `state_dict`, stored after `length` tokens. Raises KeyError or ValueError."""
 
 
 def entry(number: int, kind: str, keys: Tensor, tensors: Sequence[Tensor]) -> dict[str, Any]:
-    """The description of a part: the shape and type of `keys`, the bytes of all its tensors."""
+    """The description of a part: the shape and dtype of `keys`, the bytes of all its tensors."""
     return {
         "layer": number,
         "kind": kind,
@@ -142,5 +142,5 @@ def shape_in_memory(tensor: Tensor) -> list[int]:
 
 
 def bytes_in_memory(tensor: Tensor) -> int:
-    """Bytes of a tensor; rows that are views of one row count once."""
+    """Bytes of a tensor; expanded dimensions (stride 0) count once."""
     return math.prod(shape_in_memory(tensor)) * tensor.element_size()

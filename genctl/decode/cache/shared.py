@@ -1,8 +1,8 @@
-"""Keys and values of a prompt, or of an encoder's source, that are stored once for all rows that attend to them.
+"""Keys and values of a prompt, or of an encoder's source, stored once for all rows that attend to them.
 
-Beams of one prompt, samples of it, and strategies compared on it share the prompt's columns: these are neither copied
-nor reordered, and attention reads them once for all rows. It is computed in two parts, over the prompt with all rows as
-queries and over each row's own columns, which are merged by their log-sum-exps (the merge of FlashAttention, Dao et al.
+Beams and samples of one prompt, and strategies compared on it, share the prompt's columns: these are neither copied
+nor reordered, and attention reads them once for all rows. Attention is computed in two parts, over the prompt with all
+rows as queries and over each row's own columns, and merged by their log-sum-exps (as in FlashAttention, Dao et al.
 2022; shared prefixes as in Hydragen, Juravsky et al. 2024).
 
 Each encoder source is stored once too: the decoder rows of a source are queries on its single row.
@@ -44,11 +44,11 @@ class SharedLayer(GrowingLayer):
         return keys, values
 
     def get_seq_length(self) -> int:
-        """Columns of a row, the shared ones included."""
+        """The number of columns of a row, the shared ones included."""
         return self.columns + self.length
 
     def reorder(self, rows: Tensor, since: int) -> GrowingLayer:
-        """Row i becomes row `rows[i]`, in place; the shared columns are not moved."""
+        """Replace row i by row `rows[i]`, in place; the shared columns are not moved."""
         return super().reorder(rows, max(since - self.columns, 0))
 
     def merge(self, others: Sequence[Any], room: int = 0) -> GrowingLayer:
@@ -75,7 +75,7 @@ class SharedLayer(GrowingLayer):
         return self.unshared().content()
 
     def describe(self, number: int) -> list[dict[str, Any]]:
-        """See `Cache.describe`: the prompt is stored once, whatever the number of rows."""
+        """See `Cache.describe`: the bytes of the prompt count once for all rows."""
         parts = super().describe(number)
         for part in parts:
             part["shape"][2] += self.columns
@@ -91,7 +91,7 @@ class SharedLayer(GrowingLayer):
 def attend(
     query: Tensor, prompt: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor], scaling: float | None = None
 ) -> Tensor:
-    """Attention of one new token a row: query [R, H·G, 1, D] -> [R, 1, H·G, D].
+    """Attention of one new token per row: query [R, H·G, 1, D] -> [R, 1, H·G, D].
 
     Keys and values: `prompt` [1, H, P, D], each row's `own` [R, H, S, D].
     """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 if TYPE_CHECKING:
     from torch import Tensor
 
-# A function of what was written and what was scored: (history int64 [R, T], scores f32 [R, V]) -> scores [R, V].
+# A function of the tokens so far and their scores: (history int64 [R, T], scores f32 [R, V]) -> scores f32 [R, V].
 Processor: TypeAlias = Callable[["Tensor", "Tensor"], "Tensor"]
 
 
@@ -23,27 +23,27 @@ T = TypeVar("T")
 
 
 def function_of(processors: Sequence[object], kind: type[T]) -> T | None:
-    """The function of this kind among a lane's processors."""
+    """The first function of this kind among a lane's processors; None if there is none."""
     functions = (getattr(processor, "function", None) for processor in processors)
     return next((function for function in functions if isinstance(function, kind)), None)
 
 
-_DEPTH = 64  # steps that a row may be rolled back (drafts are far shorter)
+_DEPTH = 64  # steps by which a row can be rolled back (drafts are far shorter)
 
 
 class ByHistory(Generic[T]):
-    """What is known of rows by their tokens, so that rows may be moved, forked and rolled back between calls."""
+    """A cache of values keyed by a row's tokens, so rows can be moved, forked and rolled back between calls."""
 
     def __init__(self, depth: int = _DEPTH) -> None:
         self.depth = depth
         self._known: OrderedDict[bytes, T] = OrderedDict()
 
     def get(self, tokens: bytes) -> T | None:
-        """What was put for a row with these tokens; None if that was forgotten."""
+        """The value for a row with these tokens; None if there is none or it was evicted."""
         return self._known.get(_key(tokens))
 
     def put(self, tokens: bytes, known: T, rows: int) -> None:
-        """Remember it. `rows` are as many as one call has."""
+        """Store a value, evicting the oldest. `rows` is the number of rows in the call."""
         key = _key(tokens)
         self._known[key] = known
         self._known.move_to_end(key)

@@ -1,4 +1,4 @@
-"""Banned texts: what bars their tokens. `genctl/strategies/banned.py` takes back what the mask alone cannot prevent."""
+"""Banned texts: the mask of their tokens. `genctl/strategies/banned.py` takes back texts that no mask can prevent."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from genctl.decode.processors.build import ProcessorContext
 from genctl.decode.processors.token_bytes import Spelling, spelling
 from genctl.errors import UsageError
 
-_BETWEEN = "\ufdd0"  # no character
+_BETWEEN = "\ufdd0"  # a Unicode noncharacter
 
 
 class Bans:
-    """history int64 [R, T], scores f32 [R, V] -> scores without tokens that may not follow.
+    """history int64 [R, T], scores f32 [R, V] -> scores without the banned tokens.
 
-    These are the tokens whose own text has a phrase, everywhere, and those that `bar` names, after the tokens that it
-    names.
+    Tokens whose own text contains a phrase are banned everywhere, those passed to `bar` only after the tokens passed
+    with them.
     """
 
     def __init__(self, phrases: Sequence[str], *, ignore_case: bool, whole: Tensor, prompt_len: int) -> None:
@@ -37,20 +37,20 @@ class Bans:
         return output
 
     def bar(self, before: Sequence[int], token: int, phrase: str) -> None:
-        """Bar a token, with which a phrase began, after the new tokens `before`."""
+        """Bar a token with which a phrase began, where the new tokens so far are `before`."""
         self._barred.setdefault(tuple(before), {})[token] = phrase
 
     def after(self, before: Sequence[int]) -> dict[int, str]:
-        """The tokens that `bar` barred there, each with its phrase."""
+        """The tokens that are barred after the new tokens `before`, each with its phrase."""
         return self._barred.get(tuple(before), {})
 
     def fold(self, text: str) -> str:
-        """The text as it is searched."""
+        """The text in the form in which it is compared (case-folded with `ignore_case`)."""
         return text.casefold() if self.ignore_case else text
 
     @cached_property
     def searched(self) -> dict[str, str]:
-        """What is searched -> the phrase, the longest first."""
+        """Folded phrase -> phrase, the longest first."""
         return {self.fold(phrase): phrase for phrase in sorted(self.phrases, key=len, reverse=True)}
 
     @cached_property
@@ -58,8 +58,8 @@ class Bans:
         return sorted(self.searched)
 
     def may_begin(self, text: str) -> bool:
-        """Whether something that is searched begins with a text and is longer."""
-        place = bisect_right(self._sorted, text)  # what begins with it comes right behind it
+        """Whether a folded phrase begins with `text` and is longer."""
+        place = bisect_right(self._sorted, text)  # strings that begin with it sort directly after it
         return place < len(self._sorted) and self._sorted[place].startswith(text)
 
 
@@ -73,7 +73,7 @@ def ban(m: ProcessorContext, phrases: Sequence[str]) -> Bans | None:
     made = Bans(phrases, ignore_case=m.generation.ban_ignore_case, whole=whole, prompt_len=m.prompt_len)
     try:
         words = spelling(m.tokenizer, m.vocab_size, "ban")
-    except UsageError:  # its tokens have no text of their own: all phrases are found in the written text
+    except UsageError:  # its tokens have no text of their own: phrases can only be found in the written text
         words = Spelling((), {})
     key = "texts", made.ignore_case
     if key not in words.memo:

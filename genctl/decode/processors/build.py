@@ -1,4 +1,4 @@
-"""From knobs to processors, in the order of `listed_knobs.PROCESSORS`; only the files that they need are imported."""
+"""Build processors from knobs, in the order of `listed_knobs.PROCESSORS`, importing only the files that they need."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from genctl.params import Generation
 class ProcessorContext:
     """The input for building processors.
 
-    A lane's history has no padding, so unlike transformers there is no length of padding.
+    A lane's history has no padding, so unlike in transformers there is no padding length.
     """
 
     generation: Generation
-    prompt_len: int  # tokens of the decoder before the first new one
-    max_length: int  # most tokens, prompt included
-    vocab_size: int  # V, how many scores a row has
+    prompt_len: int  # the decoder's tokens before the first new one
+    max_length: int  # maximum number of tokens, prompt included
+    vocab_size: int  # V, the number of scores per row
     eos: tuple[int, ...] = ()
     device: torch.device | str = "cpu"
     encoder_ids: Tensor | None = None  # int64 [1, S], the encoder's input, or the prompt without an encoder
@@ -38,15 +38,15 @@ class ProcessorContext:
     explicit: tuple[dict[str, Any], ...] | None = None  # the [[processors]] of a preset
     allow_plugins: bool = False
     written: tuple[int, ...] = ()  # the last tokens of the prompt, if the text of the grammar begins with them
-    begun: bool = False  # whether other text comes before it: a blank at its beginning is shown then
+    begun: bool = False  # whether other text comes before the new text, so that its leading blank is not stripped
     healed: str = ""  # text that was removed from the prompt; the new tokens must begin with it
-    opening: str = ""  # the end of the prompt in which a thought may have been opened: of a chat behind all messages
+    opening: str = ""  # the end of the prompt, where thinking may have been opened (of a chat: after all messages)
     half: bool = False  # whether the model computes in half precision, where equal scores are common
     unconditional: Callable[[Tensor], Tensor] | None = None  # history [R, T] -> logits [R, V] under the negative prompt
 
     @property
     def min_tokens_to_keep(self) -> int:
-        """The fewest tokens that a filter must keep: with beams one more than the EOS ids, so a row can continue."""
+        """The least number of tokens that a filter must keep: 1; with beams one more than the EOS ids (at least 2)."""
         if not self.generation.is_beam_search:
             return 1
         return len(self.eos) + 1 if self.eos else 2
@@ -66,7 +66,7 @@ class NamedProcessor:
     def __call__(self, history: Tensor, scores: Tensor) -> Tensor:
         """history int64 [R, T], scores f32 [R, V] -> scores f32 [R, V].
 
-        Raises UsageError or ModelError if a row has no token left, UsageError if a user's own processor fails.
+        Raises ModelError if the function fails because a row has no token left, UsageError if a user's own one fails.
         """
         if not self.foreign:
             return clearly(self.function, history, scores)
@@ -83,7 +83,7 @@ class NamedProcessor:
 
 
 def clearly(function: Processor, history: Tensor, scores: Tensor) -> Tensor:
-    """The scores after a processor, with a clearer error than transformers' on a row without tokens."""
+    """The scores after a processor, with a clearer error than transformers' for a row without tokens."""
     try:
         return function(history, scores)
     except (ValueError, RuntimeError, IndexError):
@@ -92,7 +92,7 @@ def clearly(function: Processor, history: Tensor, scores: Tensor) -> Tensor:
 
 
 def own(name: str, *arguments: Any, **keywords: Any) -> Processor:
-    """An instance of transformers' own class `name`."""
+    """An instance of transformers' class `name`."""
     from transformers.generation import logits_process
 
     processor: Processor = getattr(logits_process, name)(*arguments, **keywords)
@@ -100,7 +100,7 @@ def own(name: str, *arguments: Any, **keywords: Any) -> Processor:
 
 
 def encoder_ids(m: ProcessorContext, knob: str) -> Tensor:
-    """int64 [1, S]. Raises UsageError if there is no source and no prompt with ids."""
+    """The ids of the source or prompt, int64 [1, S]. Raises UsageError if it is missing or has no ids."""
     ids = m.encoder_ids
     if ids is None or bool((ids < 0).any()):
         raise UsageError(f"{knob}: there are no ids of a prompt or source to compare with")
@@ -108,7 +108,7 @@ def encoder_ids(m: ProcessorContext, knob: str) -> Tensor:
 
 
 def within(m: ProcessorContext, knob: str, ids: Any) -> None:
-    """Raises UsageError for a sequence of ids that is empty or leaves the vocabulary."""
+    """Raises UsageError for a sequence of ids that is empty or has an id outside the vocabulary."""
     if not ids:
         raise UsageError(f"{knob}: a sequence of ids is empty")
     for token in ids:
@@ -116,7 +116,7 @@ def within(m: ProcessorContext, knob: str, ids: Any) -> None:
             raise UsageError(f"{knob}: {token} is not one of the {m.vocab_size} ids of the vocabulary")
 
 
-# -- what processors leave ---------------------------------------------------------------------------------------------
+# -- checks of the remaining scores ------------------------------------------------------------------------------------
 
 
 def name_of(processor: Processor) -> str:
@@ -125,7 +125,7 @@ def name_of(processor: Processor) -> str:
 
 
 def _phrases(processor: Processor) -> str:
-    """What a processor bans, where it bans texts: the first five."""
+    """The first five texts that a processor bans, in parentheses; "" if it bans none."""
     phrases = getattr(getattr(processor, "function", None), "phrases", ())
     more = ", …" if len(phrases) > 5 else ""
     return f" ({', '.join(map(quote, phrases[:5]))}{more})" if phrases else ""
@@ -137,9 +137,9 @@ def check(scores: Tensor, processors: Sequence[Processor]) -> None:
 
 
 def check_choosable(best: Sequence[Sequence[float]], processors: Sequence[Processor]) -> None:
-    """Check the largest score of each row, NaN if any score of the row is, after `processors`.
+    """Check the largest score of each row after `processors`; it is NaN if any score of the row is NaN.
 
-    Raises UsageError naming the processors if a row has no token left, ModelError if a score is NaN or +inf.
+    Raises UsageError naming the processors if they leave a row no token, ModelError without any, or for NaN or +inf.
     """
     if all(math.isfinite(score) for line in best for score in line):
         return
@@ -156,12 +156,12 @@ def check_choosable(best: Sequence[Sequence[float]], processors: Sequence[Proces
 
 
 def build(context: ProcessorContext) -> tuple[NamedProcessor, ...]:
-    """The processors of the knobs, in the order of `PROCESSORS`; those for sampling only when sampling.
+    """Build the processors of the knobs, in the order of `PROCESSORS`; samplers only when sampling.
 
-    With `context.explicit`, the processors of the list in its order and no others: each entry is
+    With `context.explicit`, only the processors of that list, in its order: each entry is
     `{"use": NAME, KNOB: VALUE, …}` with knobs of that processor (others keep the value of `context.generation`), or
-    a user's own. `config` has checked names, keys and values. A listed processor acts in every search. Processors whose
-    settings have no effect are left out.
+    a user's own. `config` has checked names, keys and values. Listed processors also act without sampling. Processors
+    whose settings have no effect are left out.
 
     Raises UsageError if a processor cannot be built.
     """
@@ -174,8 +174,8 @@ def build(context: ProcessorContext) -> tuple[NamedProcessor, ...]:
 
 
 def maker_of(row: ProcessorRow) -> Any:
-    """The function that makes a processor from a `ProcessorContext` and the value of its first knob; it may return
-    None: the setting has no effect.
+    """The function that makes a processor from a `ProcessorContext` and the value of its first knob; it returns None
+    if the setting has no effect.
     """
     file, _, function = row.maker.partition(".")
     return getattr(import_module(f"genctl.decode.processors.{file}"), function)
@@ -202,8 +202,8 @@ def _listed(number: int, item: dict[str, Any], context: ProcessorContext) -> Nam
     use, values = item["use"], {key: value for key, value in item.items() if key != "use"}
     try:
         if use not in PROCESSORS:
-            # a user's own: a class that is constructed with the values (a transformers LogitsProcessor, or anything
-            # whose instances take history and scores), or a function that receives them after history and scores
+            # a user's own: a class that is constructed with the values (a transformers LogitsProcessor, or any class
+            # with instances that take history and scores), or a function of history, scores and the values
             function = make("processor", use, values, allowed=context.allow_plugins)
             return NamedProcessor(use, function, values, foreign=True)
         if use == "temperature" and "temperature" in values:

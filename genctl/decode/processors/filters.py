@@ -1,8 +1,8 @@
-"""Filters: processors that remove tokens and change no score. They remove what transformers' own do.
+"""Filters: processors that remove tokens and change no score. They remove the same tokens as those of transformers.
 
-top_k, top_p, min_p and typical_p decide about one row in double precision, without sorting. If rounding in
-transformers' float32 could give another result (a sum close to the threshold, equal scores of which a sort keeps some),
-the row passes through the `exact` formula, as all rows of the other filters do. So the remaining tokens are the same.
+top_k, top_p, min_p and typical_p filter one row at a time, with sums in double precision and without sorting all of it.
+If rounding in transformers' float32 could change the result (a sum close to the threshold, equal scores of which a sort
+keeps some), the row goes through the `exact` formula, as do all rows of the other filters.
 
 Consecutive filters share the remaining tokens of a row: after `top_k = 50` the others process fifty tokens.
 """
@@ -23,7 +23,7 @@ from genctl.decode.processors.build import ProcessorContext, clearly, own
 from genctl.decode.processors.rows import Places, RowCandidates, front, largest
 from genctl.kernels.ops import total
 
-# Row -> places of the remaining tokens, ascending; None if they are not certain.
+# Row -> places of the remaining tokens, ascending; None if rounding makes them uncertain.
 Keep: TypeAlias = Callable[[RowCandidates], "Places | None"]
 
 OUT = -float("inf")
@@ -52,10 +52,10 @@ class Filter:
 
 
 def cut(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> tuple[Tensor, list[RowCandidates] | None]:
-    """All filters in turn. history int64 [R, T], scores f32 [R, V] -> scores f32 [R, V], and the remaining tokens of
-    each row.
+    """Apply all filters in turn. history int64 [R, T], scores f32 [R, V] -> scores f32 [R, V], and the remaining tokens
+    of each row.
 
-    None if a row was not filtered here.
+    None in place of the tokens on another device, for another dtype, or if a row has NaN, +inf or no tokens.
     """
     if not on_host(scores) or scores.dtype != torch.float32:
         return _exactly(filters, history, scores), None
@@ -82,7 +82,7 @@ def _exactly(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> Tens
 
 
 def keep_top_p(p: float, least: int, *, together: bool = False) -> Keep:
-    """Keep the best tokens that sum up to more than p, at least `least` of them (arXiv:1904.09751).
+    """Keep the best tokens that sum up to at least p, and at least `least` of them (arXiv:1904.09751).
 
     transformers adds up from the worst token, and removes while the sum is not above 1 - p. Of equal scores at the
     threshold it removes those that its sort puts first; `together` keeps them all instead.
@@ -144,7 +144,7 @@ def keep_typical(mass: float, least: int) -> Keep:
         order = places[np.argsort(away[places])]
         near, weights = away[order], row.weights[order]
         sums = np.cumsum(weights, dtype=np.float64) / row.total
-        # torch sums the weights in this order, in lanes; a weight far smaller than the sum of its lane is lost
+        # torch sums the weights in this order, in SIMD lanes; a weight far smaller than the sum of its lane is lost
         lost = (_below(row, ULP / 8.0) + _below(row, ULP) / _LANES) / row.total
         error = mass * (lost + ULP * (16.0 + (len(row) if row.small else math.sqrt(len(row)))))
         last = int(np.searchsorted(sums, mass - error, "left"))
@@ -163,7 +163,7 @@ def keep_typical(mass: float, least: int) -> Keep:
 
 
 def _below(row: RowCandidates, share: float) -> float:
-    """The sum of the weights below a share of their total."""
+    """The sum of the weights that are below a share of their total."""
     return float((row.weights * (row.weights < row.total * share)).sum())
 
 
@@ -184,7 +184,7 @@ def top_n_sigma(m: ProcessorContext, n: float) -> Processor:
         mean = total(scores.masked_fill(~left, 0.0))[..., None] / count
         variance = total((scores - mean).masked_fill(~left, 0.0).square())[..., None] / count
         out = scores < scores.amax(-1, keepdim=True) - n * variance.sqrt()
-        if least > 1:  # the best one is never below a floor relative to it
+        if least > 1:  # the best token is never removed: the floor is at most its score
             out.scatter_(1, scores.topk(min(least, scores.shape[1])).indices, False)
         return scores.masked_fill(out, OUT)
 
@@ -196,7 +196,7 @@ def top_h(m: ProcessorContext, share: float) -> Processor:
 
 
 def top_k(m: ProcessorContext, k: int) -> Processor:
-    """Keep the k best, and those equal to the last of them."""
+    """Keep the k best, and those with the same score as the last of them."""
     k = max(k, m.min_tokens_to_keep)
 
     def exact(history: Tensor, scores: Tensor) -> Tensor:
@@ -256,10 +256,10 @@ def eta_cutoff(m: ProcessorContext, cutoff: float) -> Processor:
 
 
 def p_less(m: ProcessorContext, kind: str) -> Processor:
-    """Keep tokens at least as probable as two draws are equal: L = sum of p ** 2 (arXiv:2509.23234, section 3).
+    """Keep tokens at least as probable as two equal draws, L = sum of p ** 2 (arXiv:2509.23234, section 3).
 
-    `norm` is the relaxed threshold of the same paper, (V * L - 1) / (V - 1) with a vocabulary of V. The best token is
-    always at least as probable.
+    `norm` is the relaxed threshold of the same paper, (V * L - 1) / (V - 1) with a vocabulary of V. The best token
+    always stays.
     """
     least = m.min_tokens_to_keep
 
@@ -279,8 +279,8 @@ def p_less(m: ProcessorContext, kind: str) -> Processor:
 def min_k(m: ProcessorContext, tau: float) -> Processor:
     """Keep the k best, where the sorted scores l drop most: k = argmax of (l_i - l_(i+1)) / (i * (l_1 - l_n)).
 
-    At least tau / (l_1 - l_n) tokens stay, rounded down, so that a flat distribution keeps some (arXiv:2604.11012,
-    algorithm 1). Without that, temperature does not change the result. Removed tokens are not among the n.
+    At least floor(tau / (l_1 - l_n)) tokens stay, so a flat distribution keeps some (arXiv:2604.11012, algorithm 1).
+    Apart from that minimum, temperature does not change the result. n does not count removed tokens.
     """
 
     def exact(history: Tensor, scores: Tensor) -> Tensor:
@@ -300,7 +300,7 @@ def min_k(m: ProcessorContext, tau: float) -> Processor:
 
 
 def _wide(scores: Tensor) -> Tensor:
-    """The scores in double precision, which MPS has not."""
+    """The scores in double precision; float32 on MPS, which has no float64."""
     return scores.to(torch.float32 if scores.device.type == "mps" else torch.float64)
 
 

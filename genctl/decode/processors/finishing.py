@@ -1,10 +1,10 @@
 """Finish a grammar's text within the budget.
 
-A way out is a list of tokens that completes the text. Each row carries one. Nothing is barred while the end is far.
-Near it those tokens are barred after which no way out is known that fits, as long as the row's own fits. So a text that
-ends in time by itself is not changed, and where no way out is found the mask of the grammar alone applies.
+A way out is a list of tokens that completes the text. Each row carries one. Nothing is barred while the budget is
+large. Near its end, tokens after which no known way out fits are barred, as long as the row's own way fits. So a text
+that ends in time by itself is not changed, and if no way out is found only the grammar's mask applies.
 
-What is barred depends on the row's tokens, its scores and the budget alone, not on time or on other prompts.
+Which tokens are barred depends only on the row's tokens, its scores and the budget, not on time or on other prompts.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
 Tokens = tuple[int, ...]
 
-_GROWTH = 8  # tokens by which a way out is taken to grow with each token while the end is far
-_NEAR = 8  # tokens to spare from which on a token is barred unless a way out after it is known
-_EXAMINED = 1024  # the most probable ids, which are examined near the end: all others are barred there
-_LIKELY = 32  # the same while the end is further off: nothing else is barred then
-_SEARCHES = 8  # the most probable of them, after which a way out is searched
-_STORED = 4_000  # ways out that are stored
+_GROWTH = 8  # assumed growth of a way out per written token, in tokens, while the end is far
+_NEAR = 8  # with at most so many tokens to spare, a token is barred unless a way out after it is known
+_EXAMINED = 1024  # near the end only so many of the most probable ids are examined, and all others are barred
+_LIKELY = 32  # the same further from the end, where the other ids stay allowed
+_SEARCHES = 8  # how many of these ids get a search for a way out, the most probable first
+_STORED = 4_000  # ways out in the cache
 _ENUMERATED = 4_000  # tokens that are tried to prove that no text fits
-_TRIES = 6_000  # pieces that a search tries
-_KINDS = 8  # positions of a level of a search, each of another kind
+_TRIES = 6_000  # most pieces that a search tries
+_KINDS = 8  # most positions on a level of a search (its beam width), each of a different kind
 _FILL = re.compile(rb"[a-z]{2,}|[0-9]{2,}")
-_FREE = 64  # pieces that may follow in free text, at least
+_FREE = 64  # if more pieces than this may follow, the position is free text
 _FIRST = b'"}])>,:;=0123456789'  # bytes that are tried first
 _LAST = b"[{(< \t\n\r\\" + bytes(range(0x80, 0x100))  # and last: they open something, or are no plain text
 
 
 class KnownWay(NamedTuple):
-    """A way out of a row, None if none was found. It is checked again after `wait` more tokens."""
+    """A row's way out, None if none was found. It is checked again after `wait` more tokens."""
 
     tokens: Tokens | None = None
     wait: int = 0
@@ -56,7 +56,7 @@ class Finishing:
         self.language = language
         words = language.words
         single = {piece[0] for piece in words.pieces if len(piece) == 1}
-        # all bytes, to read a text with, and a piece of each length, to fill a text of a least length with
+        # all bytes, to spell any text, and a piece of each length, to fill up to a minimum length
         fills = {(len(piece), piece[:1].isdigit()): piece for piece in words.pieces if _FILL.fullmatch(piece)}
         self._pieces = [*(bytes([byte]) for byte in range(256)), *sorted(fills.values(), key=len)]
         order = sorted(single, key=lambda b: (_LAST.find(b), _FIRST.find(b) % (len(_FIRST) + 1), b))
@@ -66,19 +66,19 @@ class Finishing:
         body = language.source.lark.partition("\n")[2]
         counts = re.findall(r'\{(\d{1,4})[,}]|"min(?:Length|Items|Properties)": (\d{1,4})', body)
         spelled = len(language.words.memo["llguidance"].greedy_tokenize(body))
-        # about how many tokens one token can require: what the grammar spells out, and what it repeats
+        # about how many further tokens one token can require: the grammar's literal text and its repetitions
         self.reach = spelled + 4 * sum(int(one or other) for one, other in counts)
         self._found: dict[tuple[bytes, bool, int], Tokens | None] = {}  # ways out after a token
         self._first = self.find(language.start)
 
     def shortest(self, room: int) -> Tokens | None:
-        """A way out of a row without tokens. Raises UsageError if it is certain that no text fits `room` tokens."""
+        """The way out of a row without tokens. Raises UsageError if it is certain that no text fits `room` tokens."""
         way = self._first
         if way is not None and len(way) < room:
             return way
         try:
             shorter, certain = _enumerated(self.language.start, room)
-        except UsageError:  # llguidance gives up at a position that no text need come to
+        except UsageError:  # llguidance gives up at a position that a text need not reach
             shorter, certain = None, False
         if shorter is None and certain:
             known = "" if way is None else f" (the shortest that was found takes {len(way)})"
@@ -87,7 +87,7 @@ class Finishing:
         return shorter or way
 
     def follow(self, before: KnownWay, position: GrammarPosition, left: int) -> KnownWay:
-        """The way out of a row that came to `position` with one more token, with `left` tokens to write."""
+        """The way out of a row that reached `position` with one more token and may write `left` more."""
         if before.wait:
             return KnownWay(before.tokens, before.wait - 1)
         known = before.tokens or ()
@@ -99,7 +99,7 @@ class Finishing:
         return self.waiting(way, left)
 
     def waiting(self, way: Tokens | None, left: int) -> KnownWay:
-        """A way out with `left` tokens to write, and how long it need not be checked."""
+        """A way out if `left` tokens may be written, and for how many tokens it need not be checked."""
         spare = left if way is None else left - 1 - len(way) - self.reach
         return KnownWay(way, max(spare, 0) // _GROWTH)
 
@@ -121,16 +121,16 @@ class Finishing:
             allowed[ids] = False
         allowed[likely] = lengths <= most if near else (lengths <= most) | np.isinf(lengths)
         kept = torch.from_numpy(np.flatnonzero(allowed[: len(scores)])).to(scores.device)
-        if not bool((scores[kept] > -torch.inf).any()):  # other processors barred all that would end in time
+        if not bool((scores[kept] > -torch.inf).any()):  # other processors barred every token that ends in time
             return position.bits
         return np.packbits(allowed, bitorder="little").tobytes()
 
     def _lengths(
         self, position: GrammarPosition, way: Tokens, ids: NDArray[np.intp], most: int, searches: int
     ) -> NDArray[np.float64]:
-        """f64 [ids], the tokens of a known way out after each id; infinite where none is known.
+        """f64 [ids]: the length in tokens of a known way out after each id; infinite where none is known.
 
-        These are the rests of `way`, and the ways out after the first `searches` ids after which those are too long.
+        Known are the ends of `way`, and ways found by a search after the first `searches` ids where those are too long.
         """
         lengths = np.full(len(ids), np.inf)
 
@@ -165,7 +165,7 @@ class Finishing:
     def _rest(self, start: LLMatcher) -> bytes | None:
         """The bytes that complete a text: the fewest that a beam search finds.
 
-        llguidance names no states. Positions are alike if the same bytes may follow them, and those before them.
+        llguidance does not expose states: positions count as equal if the same bytes may follow them and their parents.
         """
         level, seen, tries = [_Node(start, b"", 0)], Counter[tuple[bytes, bytes, int]](), _TRIES
         known: dict[bytes, list[int]] = {}  # mask -> pieces that may follow, two for each mask that they lead to
@@ -193,7 +193,7 @@ class Finishing:
         return None
 
     def _following(self, mask: bytes) -> list[int]:
-        """The pieces that may follow; in free text without letters, for which the longer pieces stand."""
+        """The pieces that may follow; in free text without single letters, which the longer pieces stand for."""
         places = self._order[unpacked(mask)[self._order]]
         if len(places) > _FREE:
             places = places[~self._letters[places]]
@@ -201,7 +201,7 @@ class Finishing:
 
 
 def finishing(language: Language) -> Finishing:
-    """The ways out of a language, which all prompts share."""
+    """The ways out of a language, shared by all prompts."""
     if "finishing" not in language.memo:
         language.memo["finishing"] = Finishing(language)
     made: Finishing = language.memo["finishing"]
@@ -211,7 +211,7 @@ def finishing(language: Language) -> Finishing:
 class _Node(NamedTuple):
     matcher: LLMatcher
     text: bytes  # since the beginning of the search
-    last: int  # bytes of it that are tried last
+    last: int  # how many of its pieces begin with a byte of `_LAST`
 
 
 def _enumerated(start: GrammarPosition, most: int) -> tuple[Tokens | None, bool]:

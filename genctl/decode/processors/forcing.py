@@ -46,7 +46,7 @@ def min_new_tokens(m: ProcessorContext, count: int) -> Processor | None:
 
 
 def _below(length: int, processor: Processor) -> Processor:
-    """`processor` for histories shorter than `length`; longer ones skip it, because it has no effect."""
+    """`processor` for histories shorter than `length`; others skip it, because it has no effect on them."""
     return lambda history, scores: processor(history, scores) if history.shape[1] < length else scores
 
 

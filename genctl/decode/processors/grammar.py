@@ -1,8 +1,8 @@
 """The processors of `json_schema`, `regex` and `grammar`: tokens that violate a grammar get minus infinity.
 
-A row's tokens decide its position in the grammar, so rows may be reordered, forked and rolled back: positions are
-stored by the row's tokens, and a longer row has a copy of its parent's matcher, moved one token further. Where a
-position was dropped, the row is read again from the nearest one.
+A row's tokens determine its position in the grammar, so rows can be reordered, forked and rolled back: positions are
+keyed by the row's tokens, and a longer row gets a copy of its parent's matcher, advanced by one token. If a position
+was evicted, the row is read again from the nearest stored one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from genctl.decode.processors.token_bytes import Spelling, spelling
 from genctl.errors import UsageError, quote
 
 _ID = 8  # bytes of a token in a key
-_STORED = 4  # positions for each row; one takes memory in proportion to its text
+_STORED = 4  # positions stored per row; the memory of one grows with its text
 
 
 class _Row(NamedTuple):
@@ -45,12 +45,12 @@ class Grammar:
     the text may end. An EOS id that has text of its own is allowed where the text may end with it. The scores of a row
     that has left the grammar (a draft) are not changed.
 
-    With `mark`, the grammar begins after it. Before it everything may be written but an EOS id.
+    With `mark`, the grammar begins after it. Before it everything is allowed except EOS ids.
 
-    With `room`, the most new tokens, a text is finished within it (see `finishing`), once the row has the `ahead` bytes
-    of a required prefix.
+    With `room`, the maximum number of new tokens, a text is finished within it (see `finishing`) once the row has the
+    `ahead` bytes of a required prefix.
 
-    Raises UsageError if the tokenizer cannot write any text of the grammar, or none within `room`, or the grammar is
+    Raises UsageError if the tokenizer cannot write any text of the grammar, or none within `room`, or if the grammar is
     too complex.
     """
 
@@ -60,14 +60,14 @@ class Grammar:
     eos: Sequence[int]
     room: int | None = None
     ahead: int = 0
-    written: Sequence[int] = ()  # tokens of the prompt behind `prompt_len`
+    written: Sequence[int] = ()  # tokens of the prompt from `prompt_len` on
     mark: GrammarMark | None = None
 
     def __post_init__(self) -> None:
         words, room, mark = self.words, self.room, self.mark
         self.language = language(self.source, words, self.eos)
         self._rows: ByHistory[_Row] = ByHistory(_STORED)
-        # without an EOS id that has no text of its own nothing is known of how a text ends
+        # a text can be finished only with an EOS id that has no text of its own
         ends = any(token < len(words.pieces) and not words.at_first(token) for token in self.eos)
         self._finishing, self._way = None, None
         if room is not None and ends:
@@ -77,11 +77,11 @@ class Grammar:
 
     @property
     def least(self) -> int:
-        """The tokens of a shortest text, as far as one is known."""
+        """The length of a shortest text in tokens; 0 if none is known."""
         return len(self._way or ())
 
     def __call__(self, history: Tensor, scores: Tensor) -> Tensor:
-        if history.shape[1] < self.prompt_len:  # tokens that were forced before any text
+        if history.shape[1] < self.prompt_len:  # before a forced first token
             return scores
         rows = history[:, self.prompt_len :].to("cpu", torch.int64).contiguous().numpy()
         allowed = [self._allowed(row.tobytes(), own, len(rows)) for row, own in zip(rows, scores, strict=True)]
@@ -106,7 +106,7 @@ class Grammar:
         return self._finishing.in_time(row.position, row.way, left, scores)
 
     def _row(self, tokens: bytes, rows: int = 1) -> _Row:
-        """The row with these new tokens, int64 each; `rows` are as many as one call has."""
+        """The row with these new tokens, int64 each; `rows` is the number of rows in the call."""
         known, row = len(tokens), self._rows.get(tokens)
         while row is None:
             known -= _ID
@@ -117,7 +117,7 @@ class Grammar:
         return row
 
     def _after(self, row: _Row, token: int, written: int) -> _Row:
-        """The row with one more token, of which there are `written` then."""
+        """The row after one more token, its `written`-th new one."""
         if row.tail is not None and self.mark is not None:
             tail = self.mark.tail(row.tail, token)
             return self._begin(written) if tail is None else _Row(None, tail=tail)
@@ -127,13 +127,13 @@ class Grammar:
         return _Row(position, self._finishing.follow(row.way, position, self.room - written))
 
     def _begin(self, written: int) -> _Row:
-        """The row where the grammar begins, after so many new tokens."""
+        """The row where the grammar begins, after `written` new tokens."""
         if self._finishing is None or self.room is None:
             return _Row(self.language.start)
         return _Row(self.language.start, self._finishing.waiting(self._way, self.room - written))
 
     def cut(self, tokens: Sequence[int], before: int) -> bool:
-        """Whether a row's new tokens are only the beginning of a text. `before`: tokens of the prompt."""
+        """Whether a row's new tokens are not a complete text. `before` is the number of prompt tokens."""
         new = tokens[max(self.prompt_len - before, 0) :]
         return not self.accepts([token for token in (*self.written, *new) if token not in self.eos])
 
@@ -151,8 +151,8 @@ class Grammar:
 class GrammarMark:
     """A text after which a grammar begins: `ids` are one special token, which has no text, or tokens that spell it.
 
-    A token that continues behind the mark is barred, so that the grammar's text begins with a token. Where the budget
-    gets near, the mark is written in time for a text that fits.
+    Tokens that extend past the mark are barred, so the grammar's text begins at a token boundary. When the budget runs
+    low, the mark is forced in time for a text that fits.
     """
 
     def __init__(self, text: str, ids: Sequence[int], words: Spelling, eos: Sequence[int]) -> None:
@@ -167,9 +167,9 @@ class GrammarMark:
         return None if text.endswith(self.text) else text[-len(self.text) :]
 
     def allowed(self, tail: bytes, left: int | None) -> NDArray[np.bool_]:
-        """bool [V], the ids that may follow `tail`; `left` are the tokens that may be spent on the mark."""
+        """bool [V], the ids that may follow `tail`; `left` is how many tokens may be spent on the mark."""
         pieces = self.words.pieces
-        # how much of the mark is written, in bytes: more than one answer where a part repeats itself
+        # how much of the mark is written, in bytes: several answers if a part of it repeats
         begun = [size for size in range(len(self.text) - 1, 0, -1) if tail.endswith(self.text[:size])]
         rest = self.ids
         if begun and not self._special:
@@ -227,7 +227,7 @@ def constraint(context: ProcessorContext, value: object, knob: str) -> Processor
     mark, ahead = None, len((generation.prefix or "").encode())
     if generation.grammar_after is not None:
         mark, words, ahead = _mark(context, words), words.behind, 0
-    # required words may keep a search from ending
+    # required words can keep a search from ending
     free = not (generation.force_words or generation.force_words_ids)
     room = context.max_length - start if free else None
     return Grammar(source, words, start, context.eos, room, ahead, context.written, mark)
@@ -239,8 +239,8 @@ lark = partial(constraint, knob="grammar")
 
 
 def begins(context: ProcessorContext) -> int:
-    """Where the text begins: after the prompt, unless its last tokens are of the text, and after a forced first token
-    (a language, for example).
+    """Where the text begins: after the prompt (before its last tokens, if they are part of the text) and after a forced
+    first token (a language, for example).
     """
     forced = context.prompt_len == 1 and context.generation.forced_bos_token_id is not None
     return context.prompt_len + forced - len(context.written)

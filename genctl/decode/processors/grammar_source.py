@@ -1,7 +1,7 @@
 """The grammar text of the knobs, checked before any model is loaded. This file does not import torch.
 
-All three kinds become llguidance's dialect of Lark. `no_forcing` keeps llguidance from prescribing one tokenisation
-if the text is certain: all tokenisations are allowed, and the model chooses.
+All three kinds are converted to llguidance's dialect of Lark. `no_forcing` keeps llguidance from forcing one
+tokenisation where the text is certain: all tokenisations are allowed, and the model chooses.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from genctl.params import GRAMMARS, Generation
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-MOST_BYTES = 1 << 20  # of a file; no grammar is that long
+MOST_BYTES = 1 << 20  # the largest grammar file
 _HEADER = '%llguidance {"no_forcing": true}\n'
 
-# Between the tokens of JSON: nothing, one blank, or a new line with its indentation. Small models would write unbounded
-# white space without end. `"x-guidance"` in a schema changes it.
+# Between the tokens of JSON: nothing, one blank, or a new line with its indentation. If white space were unbounded,
+# small models would write it without end. `"x-guidance"` in a schema overrides this.
 _JSON = {"whitespace_pattern": r"(\n[ ]{0,24}| )?"}
 
-# parts of llguidance's reasons, and what is written instead
+# parts of llguidance's error messages, and their replacements
 _REASONS = {
     r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?": "",
     "^Unimplemented keys:": "unsupported keywords",
@@ -46,21 +46,21 @@ _HINTS = {
 
 
 class GrammarSource(NamedTuple):
-    """A grammar that parses. `knob` is its knob."""
+    """A grammar that parses, from the knob `knob`."""
 
     knob: str
     lark: str
     notes: tuple[str, ...] = ()  # on what is not enforced
 
     def matcher(self, tokenizer: LLTokenizer) -> LLMatcher:
-        """llguidance's reader of this grammar for a vocabulary, at the beginning of a text."""
+        """llguidance's matcher of this grammar for a vocabulary, at the beginning of a text."""
         from llguidance import LLMatcher
 
         return LLMatcher(tokenizer, LLMatcher.grammar_from_lark(self.lark), log_level=0)
 
 
 def read(generation: Generation, only: str | None = None) -> GrammarSource | None:
-    """The grammar of the knobs (`only`: of one knob); None if none is set.
+    """The grammar of the first knob that is set (`only`: of this knob); None if none is.
 
     Raises UsageError if a file cannot be read or a grammar does not parse.
     """
@@ -90,7 +90,7 @@ def _parsed(knob: str, where: str, text: str) -> GrammarSource:
 
 
 def validate(lark: str) -> tuple[str, list[str]]:
-    """The error of a grammar in llguidance's words, "" if there is none, and its warnings."""
+    """llguidance's error message for a grammar, "" if there is none, and its warnings."""
     from llguidance import LLMatcher
 
     wrong, messages = LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_lark(lark))
@@ -100,13 +100,13 @@ def validate(lark: str) -> tuple[str, list[str]]:
 def _file(knob: str, name: str) -> str:
     try:
         return reader.text(Path(name).expanduser(), MOST_BYTES, regular=True)
-    except (Unreadable, RuntimeError) as error:  # RuntimeError: ~ of a user who is not there
+    except (Unreadable, RuntimeError) as error:  # RuntimeError: ~NAME of an unknown user
         reason = error if isinstance(error, Unreadable) else "not a file name"
         raise UsageError(f"{knob}: cannot read {_shown(name)}: {reason}") from None
 
 
 def _shown(text: str) -> str:
-    """Text from elsewhere, on one line of a message."""
+    """External text for one line of a message, at most 200 characters."""
     line = printable(text)
     return line if len(line) <= 200 else f"{line[:199]}…"
 
@@ -161,7 +161,7 @@ def _regex(where: str, value: str) -> GrammarSource:
 
 
 def _grammar(where: str, text: str) -> GrammarSource:
-    # llama.cpp's GBNF writes its rules with `::=`, and begins at `root`
+    # llama.cpp's GBNF defines rules with `::=` and starts at `root`
     gbnf = re.search(r"^\s*root\s*::=", text, re.MULTILINE) is not None
     lark = _HEADER + (_lark_of(text, where) if gbnf else text)
     fault, _ = validate(lark)
@@ -181,8 +181,8 @@ _CODE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))
 
 
 def _lark_of(text: str, where: str) -> str:
-    """GBNF as Lark. llguidance's converter makes terminals of rules, which are read greedily and would refuse texts
-    that GBNF allows; here they are rules again. Raises UsageError, which begins with `where`.
+    """Convert GBNF to Lark. llguidance's converter turns rules into terminals, which match greedily and would refuse
+    texts that GBNF allows; they are turned back into rules here. Raises UsageError, which begins with `where`.
     """
     from llguidance.gbnf_to_lark import gbnf_to_lark
 

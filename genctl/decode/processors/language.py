@@ -1,4 +1,4 @@
-"""A grammar compiled for a vocabulary, and the positions that a text of it can reach, one token at a time."""
+"""A grammar compiled for a vocabulary, and the positions that its texts can reach, one token at a time."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from genctl.errors import UsageError
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-_COMPILED = 8  # compiled grammars that are stored for one tokenizer
+_COMPILED = 8  # compiled grammars in the cache of one tokenizer
 
 
 class Language:
-    """The texts of a grammar, in tokens. `start` is the position before the first one.
+    """The texts of a grammar, in tokens. `start` is the position before the first token.
 
-    llguidance knows V ids, then the tokens that read differently at the beginning of a text, then an end.
+    llguidance's ids: the V of the vocabulary, then the tokens with other bytes at the beginning of a text, then an end.
     """
 
     def __init__(self, source: GrammarSource, words: Spelling, eos: Sequence[int]) -> None:
@@ -52,9 +52,9 @@ def language(source: GrammarSource, words: Spelling, eos: Sequence[int]) -> Lang
 
 
 class GrammarPosition:
-    """A position in the texts of a language. It never changes: a longer text has another position.
+    """A position in the texts of a language. It is immutable: a longer text has another position.
 
-    `text` are the bytes before it, and `started` says whether any token is.
+    `text` holds the bytes before it; `started` is whether any token is before it.
     """
 
     def __init__(self, language: Language, matcher: LLMatcher, text: bytes, *, started: bool = True) -> None:
@@ -69,7 +69,7 @@ class GrammarPosition:
     def bits(self) -> bytes:
         """The ids that may follow, one bit each. EOS ids are allowed where the text may end, or may end with them.
 
-        Raises UsageError if llguidance gives up. That nothing can follow is no error: the loop reports it.
+        Raises UsageError if llguidance gives up. An empty mask is no error here: the decode loop reports it.
         """
         language, words = self.language, self.language.words
         bits = bytearray(self.matcher.compute_bitmask())
@@ -92,17 +92,17 @@ class GrammarPosition:
 
     @property
     def following(self) -> NDArray[np.intp]:
-        """The ids that may follow, in their order."""
+        """The ids that may follow, ascending."""
         return np.flatnonzero(unpacked(self.bits)[: len(self.language.words.pieces)])
 
     @property
     def continuing(self) -> NDArray[np.intp]:
-        """The ids that may follow and are no EOS ids."""
+        """The ids that may follow, without EOS ids."""
         ids = self.following
         return ids[~np.isin(ids, self.language.eos)]
 
     def after(self, token: int) -> GrammarPosition | None:
-        """The position after one more token; None if it is an EOS id, or not of the language."""
+        """The position after one more token; None if it is an EOS id or not allowed here."""
         if token in self.language.eos or not 0 <= token < len(self.language.words.pieces) or not _bit(self.bits, token):
             return None
         return self._moved(token)
@@ -114,7 +114,7 @@ class GrammarPosition:
         return GrammarPosition(self.language, matcher, self.text + piece)
 
     def ended_by(self, tokens: Iterable[int], rest: Sequence[int]) -> list[int]:
-        """Those `tokens` after which `rest` completes the text."""
+        """The ones of `tokens` after which `rest` completes the text."""
         tail, validate = [*rest, self.language.end], self.matcher.validate_tokens
         if self.started:
             whole = len(tail) + 1

@@ -1,4 +1,4 @@
-"""What steers by the written tokens: mirostat 2 by their surprise, adaptive-p by their probability.
+"""Samplers that adapt to the tokens written so far: mirostat 2 to their surprise, adaptive-p to their probability.
 
 Mirostat: arXiv:2007.14966, version 2 as in llama.cpp. Adaptive-p: `llama_sampler_init_adaptive_p` of llama.cpp.
 """
@@ -22,13 +22,13 @@ Past: TypeAlias = tuple[float, Places, NDArray[Any]]  # mu, the remaining ids an
 
 
 class Mirostat:
-    """Keep the tokens whose surprise, in bits, is at most mu; mu follows what the row has written.
+    """Keep the tokens whose surprise, in bits, is at most mu; mu adapts to the tokens of the row.
 
-    mu begins at 2 * tau. After a token x drawn from the rest, renormalised to q: mu -= eta * (-log2 q(x) - tau).
+    mu begins at 2 * tau. After token x, drawn from the rest, renormalised to q: mu -= eta * (-log2 q(x) - tau).
 
-    The threshold of a row is looked up by its tokens before the last one, so it is a function of its history alone:
-    rows may be moved, forked and rolled back between calls. A row with an unknown past starts again at 2 * tau. A
-    token that was not among them counts as surprising as the threshold allows.
+    The threshold of a row is looked up by its tokens before the last one, so it depends only on the row's history:
+    rows can be moved, forked and rolled back between calls. A row with an unknown history starts again at 2 * tau. If
+    x was not among the remaining tokens, its surprise counts as mu.
     """
 
     def __init__(self, m: ProcessorContext, tau: float) -> None:
@@ -37,7 +37,7 @@ class Mirostat:
         self._past: ByHistory[Past] = ByHistory()
 
     def __call__(self, history: Tensor, scores: Tensor) -> Tensor:
-        """history int64 [R, T], scores f32 [R, V] -> scores without the too surprising tokens."""
+        """history int64 [R, T], scores f32 [R, V] -> scores without the tokens above the threshold."""
         values, written = scores.detach().float().cpu().numpy(), history.cpu().numpy()
         output = np.full_like(values, -np.inf)
         for number, line in enumerate(written):
@@ -70,11 +70,11 @@ _WIDTH, _PEAK, _SHARPNESS = 0.3, 5.0, 10.0  # of the curve, as in llama.cpp
 
 
 class AdaptiveP:
-    """Make the tokens likely whose probability is near a goal: 2 * target - the mean probability of the written ones.
+    """Favour tokens with a probability near a goal: 2 * target - the mean probability of the new tokens so far.
 
     A token with probability p gets the score 5 - 10 * d ** 2 / (1 + d), d = |p - goal| / 0.3. The mean weights each
     token by `decay` times the weight of the one after it, and begins at the target. A removed token does not count, and
-    one whose probability rounds to 0 counts as 0. As in `Mirostat`, a row's mean is looked up by its tokens.
+    a probability that rounds to 0 counts as 0. As in `Mirostat`, a row's mean is looked up by its tokens.
     """
 
     def __init__(self, m: ProcessorContext, target: float) -> None:
@@ -95,7 +95,7 @@ class AdaptiveP:
         return torch.where(kept, _PEAK - _SHARPNESS * away.square() / (1.0 + away), scores)
 
     def _mean(self, before: bytes, token: int, length: int) -> tuple[float, float]:
-        """The weighted sum of the probabilities of the written tokens, and the sum of the weights."""
+        """The weighted sum of the probabilities of the new tokens, and the sum of the weights."""
         first = self.target / (1.0 - self.decay), 1.0 / (1.0 - self.decay)
         past = self._means.get(before) if length > self.prompt_len else None
         probabilities = self._probabilities.get(before)

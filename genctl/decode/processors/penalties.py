@@ -1,6 +1,6 @@
-"""Penalties and biases: what makes tokens more or less likely by what was written. All are stateless.
+"""Penalties and biases: processors that change scores depending on the tokens so far. All are stateless.
 
-Those that transformers has give the numbers of its classes.
+Those that transformers also has return the same numbers as its classes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def frequency(m: ProcessorContext, penalty: float) -> Processor:
 
 
 def _counts(m: ProcessorContext, history: Tensor, scores: Tensor) -> Tensor:
-    """f32 [R, V]: how often each token is among the new ones, of them the last `penalty_last_n`."""
+    """f32 [R, V]: how often each token occurs among the new ones, or among the last `penalty_last_n` of them."""
     window = m.generation.penalty_last_n
     begin = m.prompt_len if window is None else max(m.prompt_len, history.shape[1] - window)
     new = history[:, begin:].to(scores.device)
@@ -51,7 +51,7 @@ def dry_of_knobs(m: ProcessorContext, multiplier: float) -> Processor:
 
 
 def windowed(processor: Processor, window: int | None) -> Processor:
-    """The processor, which sees the last `window` tokens alone; None sees all."""
+    """The processor, limited to the last `window` tokens of the history; None: all of them."""
     if window is None:
         return processor
     return lambda history, scores: processor(history[:, -window:], scores)
@@ -107,7 +107,7 @@ def _continuations(written: IdArray, most: int, least: int) -> dict[int, int]:
             break
         lengths[live] = length + 1
     long = np.flatnonzero(lengths >= least)
-    long = long[np.argsort(lengths[long])]  # of equal tokens the dictionary takes the last, so the longest
+    long = long[np.argsort(lengths[long])]  # of equal tokens the dictionary keeps the last, which is the longest
     return dict(zip(written[ends[long] + 1].tolist(), lengths[long].tolist(), strict=True))
 
 
@@ -132,7 +132,7 @@ def logit_bias(m: ProcessorContext, biases: dict[str, float]) -> Processor | Non
 
 
 def checked_bias(m: ProcessorContext, knob: str, biases: dict[tuple[int, ...], float]) -> Processor:
-    """The processor of biases. Raises UsageError if there are none, or for an id or a bias that is not valid."""
+    """The processor of biases. Raises UsageError if there are none, or for an invalid id or bias."""
     if not biases:
         raise UsageError(f"{knob}: the list is empty; expected at least one sequence of ids")
     for ids, bias in biases.items():
@@ -143,13 +143,13 @@ def checked_bias(m: ProcessorContext, knob: str, biases: dict[tuple[int, ...], f
 
 
 def encoder_repetition_penalty(m: ProcessorContext, penalty: float) -> Processor:
-    """Scores of the source's tokens: multiplied if above 0, else divided, for each row."""
+    """Multiply the scores of the source's tokens by the penalty if they are above 0, else divide them, in each row."""
     ids = encoder_ids(m, "encoder_repetition_penalty")
     return lambda history, scores: _penalised(ids.expand(len(scores), -1), scores, 1 / float(penalty))
 
 
 def repetition_penalty(m: ProcessorContext, penalty: float) -> Processor:
-    """Scores of tokens already in the row: divided if above 0, else multiplied (arXiv:1909.05858)."""
+    """Divide the scores of tokens already in the row by the penalty if above 0, else multiply (arXiv:1909.05858)."""
     return windowed(lambda history, scores: _penalised(history, scores, float(penalty)), m.generation.penalty_last_n)
 
 
@@ -163,7 +163,7 @@ def _penalised(ids: Tensor, scores: Tensor, penalty: float) -> Tensor:
 
 
 def no_repeat_ngram_size(m: ProcessorContext, size: int) -> Processor:
-    """Remove tokens that would complete an n-gram that the row has already."""
+    """Remove tokens that would complete an n-gram that the row already contains."""
 
     def processor(history: Tensor, scores: Tensor) -> Tensor:
         length = history.shape[-1]
@@ -189,9 +189,9 @@ def encoder_no_repeat_ngram_size(m: ProcessorContext, size: int) -> Processor | 
 
 
 def exponential_decay_length_penalty(m: ProcessorContext, decay: tuple[int, float]) -> Processor:
-    """After so many new tokens the scores of EOS grow with each token by |score| (factor^n - 1).
+    """Add |score| * (factor ** n - 1) to the scores of EOS, n tokens after the first decay[0] new ones.
 
-    A score that is not finite stays: a minimum length above it has removed EOS.
+    A score that is not finite stays: a minimum length before it has removed EOS.
     """
     eos = [token for token in m.eos if token < m.vocab_size]  # config.json may name an id that the model lacks
     if not eos:
@@ -212,9 +212,9 @@ def exponential_decay_length_penalty(m: ProcessorContext, decay: tuple[int, floa
 
 
 def biased(biases: Mapping[tuple[int, ...], float], vocab_size: int, device: torch.device | str) -> Processor:
-    """Add a bias to the last token of each sequence, where the row ends with the tokens before it.
+    """Add a bias to the last token of each sequence if the row ends with the tokens before it.
 
-    Sequences whose prefixes are equally long are compared at once.
+    Sequences of the same length are compared at once.
     """
     grouped: dict[int, list[tuple[int, ...]]] = {}
     for sequence in biases:

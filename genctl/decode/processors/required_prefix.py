@@ -1,7 +1,7 @@
 """A forced prefix: the new text must begin with a given text, in any tokenisation.
 
-Tokens that contradict the rest of the prefix are barred, and so are those after which no tokens spell the rest. The
-last token may reach beyond the prefix. After it everything is allowed again.
+Tokens that contradict the rest of the prefix are barred, and so are those after which no tokens can spell the rest. The
+last token may extend past the prefix. After it everything is allowed again.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from genctl.decode.processors.grammar import begins
 from genctl.decode.processors.token_bytes import Spelling, spelling
 from genctl.errors import UsageError
 
-# The rest of the prefix as it is shown, and as it is spelled (including a blank that some decoders strip at the
-# beginning). None if a row contradicts it.
+# The rest of the prefix as shown, and as spelled (including a blank that some decoders strip at the beginning). None if
+# a row contradicts it.
 _Rest = tuple["bytes | None", "bytes | None"]
 
 
@@ -27,11 +27,11 @@ _Rest = tuple["bytes | None", "bytes | None"]
 class RequiredPrefix:
     """history int64 [R, T], scores f32 [R, V] -> scores with -inf for tokens that contradict the prefix.
 
-    The text of the new tokens must begin with `shown`, or their bytes, decoded as if other text preceded them, with
-    `spelled`; one of the two is enough. So a prefix that begins with a blank may be written by a decoder that does not
-    show it. Rows that are past it cost constant work.
+    Either the text of the new tokens must begin with `shown`, or their bytes, decoded as if other text preceded them,
+    with `spelled`. So a prefix that begins with a blank works even if the decoder strips that blank. Rows past the
+    prefix cost constant work.
 
-    Raises UsageError if no tokens spell the prefix, or not within `room` tokens.
+    Raises UsageError if no tokens spell the prefix, or none do within `room` tokens.
     """
 
     shown: bytes | None
@@ -39,7 +39,7 @@ class RequiredPrefix:
     words: Spelling
     prompt_len: int
     eos: Collection[int] = ()
-    room: int | None = None  # most new tokens
+    room: int | None = None  # maximum number of new tokens
     knob: str = "prefix"
     _steps: dict[bytes, int] = field(default_factory=dict)  # the fewest tokens for a rest; absent if no tokens spell it
     _masks: dict[tuple[_Rest, bool], Tensor] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class RequiredPrefix:
         return mask
 
     def _next(self, rest: _Rest, first: bool) -> dict[int, int]:
-        """The ids that may come next, and how many more tokens the prefix takes after each. An EOS id may end it."""
+        """The ids that may come next, and how many more tokens the prefix takes after each. EOS ids may only end it."""
         counts: dict[int, int] = {}
         for token in {*self._matching(rest[0], first), *self._matching(rest[1], False)}:
             for left in self._after(rest, token, first):
@@ -114,7 +114,7 @@ class RequiredPrefix:
             yield from (token for token, piece in self.words.first.items() if not piece)
 
     def _count(self, target: bytes) -> None:
-        """Compute the fewest tokens for each end of `target`, from the shortest on."""
+        """Compute the fewest tokens for each suffix of `target`, the shortest first."""
         for start in range(len(target) - 1, -1, -1):
             rest = target[start:]
             reaches = next(self.words.beginning(rest), None) is not None  # one token is enough
@@ -132,7 +132,7 @@ def _cut(rest: bytes | None, piece: bytes) -> bytes | None:
 
 
 def prefix(context: ProcessorContext, value: object = None) -> Processor | None:
-    """The processor for the text that token healing removed and for the knob `prefix`; None without either."""
+    """The processor for the text that token healing removed and for the knob `prefix`; None if both are empty."""
     text = context.generation.prefix or ""
     healed = context.healed
     if not text and not healed:

@@ -26,7 +26,7 @@ class RowCandidates:
 
     def __init__(self, values: Floats, ids: Places | None, size: int) -> None:
         self.values = values  # f32 [K], all finite
-        self.ids = ids  # [K], ascending; None if none is missing
+        self.ids = ids  # [K], ascending; None if all V remain
         self.size = size  # V
 
     @classmethod
@@ -45,7 +45,7 @@ class RowCandidates:
 
     @property
     def small(self) -> bool:
-        """Whether the cost of calls exceeds that of the tokens."""
+        """Whether the overhead of calls exceeds the cost of processing the tokens."""
         return len(self.values) <= SMALL
 
     def take(self, places: Places) -> RowCandidates:
@@ -76,7 +76,7 @@ class RowCandidates:
 
     @cached_property
     def weights(self) -> NDArray[Any]:
-        """Proportional to the probabilities: f64 [K] for small rows; for others torch's softmax, f32."""
+        """Weights proportional to the probabilities: f64 [K] for small rows; for others torch's softmax, f32 [K]."""
         if self.small:
             return np.exp(self.values.astype(np.float64) - self.best)
         probabilities: Floats = self.dense().softmax(-1)[0].numpy()
@@ -89,7 +89,7 @@ class RowCandidates:
 
 
 def best_places(keys: Floats, count: int) -> Places:
-    """Places, ascending, of at least the `count` largest of keys f32 [K] (1 <= count <= K), and few others.
+    """Places, ascending, of the `count` largest of keys f32 [K] (1 <= count <= K), and of a few others.
 
     For a long row the bound is the `count`-th largest of the maxima of interleaved parts.
     """
@@ -102,7 +102,7 @@ def best_places(keys: Floats, count: int) -> Places:
 
 
 def largest(keys: Floats, count: int) -> Places:
-    """Places, ascending, of the `count` largest of keys f32 [K] and of those equal to the last of them."""
+    """Places, ascending, of the `count` largest of keys f32 [K] and of those equal to the smallest of them."""
     if count >= len(keys):
         return np.arange(len(keys))
     places = best_places(keys, count)
@@ -113,9 +113,9 @@ def largest(keys: Floats, count: int) -> Places:
 
 
 def front(keys: Floats, weights: NDArray[Any], needed: float) -> Places | None:
-    """Places of the largest of keys f32 [K], enough for their weights to reach `needed`.
+    """Places of the largest of keys f32 [K], enough for their weights to sum to `needed`.
 
-    None if that takes so many that sorting all is as fast.
+    None if that takes so many that sorting all of them is as fast.
     """
     most = float(weights.max())
     for count in (_COLUMNS // 4, 4 * _COLUMNS):

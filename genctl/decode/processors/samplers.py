@@ -1,7 +1,7 @@
-"""What reshapes the distribution: guidance, temperature (dynamic too), quadratic sampling, XTC. All are stateless.
+"""Processors that reshape the distribution: guidance, temperature (also dynamic), quadratic sampling, XTC.
 
-All of them ignore removed tokens: a score of -inf (or the lowest float, which `remove_invalid_values` writes instead)
-does not count in a deviation, an entropy or a count.
+All are stateless and ignore removed tokens: a score of -inf (or the lowest float, which `remove_invalid_values` writes
+instead) does not contribute to an entropy or a count.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from genctl.kernels.ops import entropy, log_softmax
 
 
 def dynatemp(m: ProcessorContext, spread: float) -> Processor:
-    """Dynamic temperature: divide scores by one between `temperature - spread` (at least 0) and `temperature + spread`.
+    """Dynamic temperature, between low = `temperature - spread` (at least 0) and high = `temperature + spread`.
 
     low + (high - low) * (entropy / log(count)) ** exponent, as in llama.cpp's `temp_ext`: low-entropy rows are
     sharpened, high-entropy ones flattened. A temperature of 0 keeps only the best token; a single token is unchanged.
@@ -45,8 +45,8 @@ def quadratic(m: ProcessorContext, factor: float) -> Processor:
     """Quadratic sampling: a score d below the best becomes best - factor * (k * d ** 2 + s * d ** 3).
 
     github.com/oobabooga/text-generation-webui/pull/5403, and with `smoothing_curve` c pull/5551: k = (3 - c) / 2,
-    s = (c - 1) / 2. Scores with a small d come closer to the best, others go further away. With c above 3, those that
-    are nearest overtake it, as they do there.
+    s = (c - 1) / 2. Scores with a small d move closer to the best, others further away. With c above 3, the nearest
+    overtake it, as in those pull requests.
     """
     curve = m.generation.smoothing_curve
 
@@ -60,10 +60,10 @@ def quadratic(m: ProcessorContext, factor: float) -> Processor:
 
 
 def xtc(m: ProcessorContext, probability: float) -> Processor:
-    """XTC: with `probability`, remove every token at least `threshold` probable but the least probable of them.
+    """XTC: with `probability`, remove all tokens of at least probability `threshold` except the least probable of them.
 
     github.com/oobabooga/text-generation-webui/pull/6335. As in llama.cpp, no token is exempt, and a row that would keep
-    fewer than `min_tokens_to_keep` is unchanged. Each row draws one number at each step (see `draws`).
+    fewer than `min_tokens_to_keep` is unchanged. Each row draws one number per step (see `draws`).
     """
     threshold = m.generation.xtc_threshold
 
@@ -91,8 +91,8 @@ def draws(history: Tensor, seed: int) -> list[float]:
     """One number in [0, 1) for each row of history int64 [R, T], uniform over seeds and over histories.
 
     A number depends on the seed, on the row's tokens, and on how many rows before it have the same tokens. So a row
-    that is moved, forked or rolled back draws the same number again, independent of other rows, and rows with equal
-    tokens draw different numbers.
+    that is moved or rolled back draws the same number again, whatever the other rows are, and rows with equal tokens
+    draw different numbers.
     """
     key = (seed % 2**64).to_bytes(8, "little")
     seen: Counter[bytes] = Counter()
@@ -119,7 +119,7 @@ def guidance_scale(m: ProcessorContext, scale: float) -> Processor:
 
 
 def temperature(m: ProcessorContext, value: float) -> Processor | None:
-    """None at 0, which means greedy, and beside dynamic temperature, which takes its place."""
+    """Divide by the temperature; None for 0, which means greedy, and with dynamic temperature, which replaces it."""
     if value == 0.0 or m.generation.dynatemp_range > 0.0:
         return None
     return lambda history, scores: scores / float(value)

@@ -1,6 +1,6 @@
-"""A budget for thought: after so many tokens between the tags of a thought, the closing tag is written.
+"""The thinking budget: after so many tokens between the thinking tags, the closing tag is forced.
 
-The tags are those that the chat template or the vocabulary names, in tokens of their own or spelled out.
+The tags come from `thinking_tags`, the chat template or the vocabulary; each is a single token or spelled out.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from genctl.errors import UsageError, quote
 
 
 class Thought(NamedTuple):
-    """What a row has thought."""
+    """The thinking state of a row."""
 
     is_open: bool = False
-    tokens: int = 0  # of thought, tags not counted
-    cut: bool = False  # whether the budget closed it
-    left: tuple[int, ...] = ()  # to write next, whatever the scores say
-    recent: tuple[bytes, ...] = ()  # of the last tokens, in which a tag may have begun
+    tokens: int = 0  # thinking tokens, tags not counted
+    cut: bool = False  # whether the budget ended the thinking
+    left: tuple[int, ...] = ()  # tokens that are forced next
+    recent: tuple[bytes, ...] = ()  # bytes of the last tokens, in which a tag may have begun
 
 
 @dataclass(eq=False)
 class Thinking:
-    """history int64 [R, T], scores f32 [R, V] -> scores, of which a row that has used up its budget keeps one.
+    """history int64 [R, T], scores f32 [R, V] -> scores; a row that has used up its budget keeps only the forced token.
 
-    The forced token keeps its score, so that beams compare what the model says; other processors cannot bar it.
+    That token keeps its score, so beams compare the model's scores; other processors cannot bar it.
     """
 
     budget: int
     tags: Tags
-    end: Sequence[int]  # what closes a thought
-    texts: Sequence[bytes]  # of all ids, special ones too
+    end: Sequence[int]  # the tokens that close the thinking
+    texts: Sequence[bytes]  # of all ids, special ones included
     words: Spelling
     prompt_len: int
     eos: Sequence[int]
-    is_open: bool  # whether the new text begins within a thought
+    is_open: bool  # whether the new text begins inside the thinking tags
 
     def __post_init__(self) -> None:
         self.opening, self.closing = self.tags.opening.encode(), self.tags.closing.encode()
@@ -67,7 +67,7 @@ class Thinking:
         return output
 
     def of(self, tokens: Sequence[int]) -> Thought:
-        """What a row with these new tokens has thought."""
+        """The thinking state of a row with these new tokens."""
         thought = self.first
         for token in tokens:
             thought = self._after(thought, token)
@@ -91,20 +91,20 @@ class Thinking:
         return self._forced(Thought(before.is_open, tokens, before.cut, (), recent))
 
     def _forced(self, now: Thought) -> Thought:
-        """The same; once the budget is used up, with what closes it. To complete a closing tag is no cut."""
+        """The state, with the tokens that close it once the budget is used up. Completing a closing tag is no cut."""
         if not now.is_open or now.tokens < self.budget:
             return now
         text = b"".join(now.recent)
         begun = next((n for n in range(len(self.closing) - 1, 0, -1) if text.endswith(self.closing[:n])), 0)
         left = (self.words.fewest(self.closing[begun:], self.eos) or ()) if begun else self.end
-        if not left:  # no tokens complete what was begun of the tag
+        if not left:  # no tokens complete the tag that was begun
             begun, left = 0, self.end
         inside = _from(now.recent, len(text) - begun) if begun else 0
         return now._replace(tokens=now.tokens - inside, cut=not begun, left=tuple(left))
 
 
 def _from(pieces: Sequence[bytes], at: int) -> int:
-    """The number of tokens that begin at byte `at` or behind it."""
+    """The number of tokens that begin at or after byte `at`."""
     starts = [sum(map(len, pieces[:place])) for place in range(len(pieces))]
     return sum(start >= at for start in starts)
 

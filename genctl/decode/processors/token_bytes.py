@@ -1,9 +1,9 @@
 """The bytes that each id of a vocabulary adds to the text, and llguidance's view of them.
 
-The text of new tokens is `pieces` of each, concatenated; where no other text is before it, `first` of the first one.
-It is byte for byte for byte-level and byte-fallback vocabularies, by the decoder's output for metaspace and WordPiece
-ones. Tokenizers whose text is not the sum of its tokens are refused: single tokens could not be checked. This file does
-not import torch.
+The text of new tokens is the concatenation of their `pieces`; at the start of a text, the first one has its `first`.
+The bytes are exact for byte-level and byte-fallback vocabularies, and taken from the decoder's output for metaspace and
+WordPiece ones. Tokenizers whose text is not the sum of its tokens are refused: single tokens could not be checked. This
+file does not import torch.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def is_byte(token: str | None) -> bool:
 
 
 def special_of(backend: Any) -> frozenset[int]:
-    """The ids of a tokenizer that decoding skips."""
+    """The ids of special tokens, which decoding skips."""
     return frozenset(id for id, token in backend.get_added_tokens_decoder().items() if token.special)
 
 
 def steps_of(backend: Any) -> list[dict[str, Any]]:
-    """The steps of a tokenizer's decoder as tokenizer.json writes them; none if it has no decoder.
+    """The steps of a tokenizer's decoder in the form of tokenizer.json; empty if it has no decoder.
 
-    They are written with a tokenizer that has no vocabulary: a large vocabulary takes long to write, and much memory.
+    They are serialised with a tokenizer that has no vocabulary: a large one takes much time and memory.
     """
     from tokenizers import Tokenizer, models
 
@@ -63,7 +63,7 @@ def steps_of(backend: Any) -> list[dict[str, Any]]:
 
 
 def is_byte_level(steps: Sequence[dict[str, Any]]) -> bool:
-    """Whether the text is the bytes of all tokens, one after another."""
+    """Whether the text is the bytes of all tokens, concatenated."""
     return [step["type"] for step in steps if step["type"] != "Fuse"] == ["ByteLevel"]
 
 
@@ -72,10 +72,10 @@ _SUMMED = ("ByteLevel", "ByteFallback", "Fuse", "Replace", "Metaspace", "WordPie
 
 @dataclass(frozen=True, eq=False)
 class Spelling:
-    """V ids and their bytes. Special and unknown ids have none: b""."""
+    """V ids and their bytes; b"" for special and unknown ids."""
 
     pieces: tuple[bytes, ...]  # V, the bytes that an id adds after other text
-    first: dict[int, bytes]  # ids that add other bytes at the beginning (a blank is stripped there)
+    first: dict[int, bytes]  # ids that add other bytes at the beginning, where a blank is stripped
     memo: dict[Any, Any] = field(default_factory=dict)  # cached values that live as long as the tokenizer
 
     def at_first(self, token: int) -> bytes:
@@ -95,8 +95,8 @@ class Spelling:
             yield from ids[ordered[place]]
 
     def fewest(self, text: bytes, barred: Collection[int], *, first: bool = False) -> tuple[int, ...] | None:
-        """The fewest ids that spell `text`, none of them `barred`; None if none do. Of equal ways the one that takes
-        the longest pieces first. `first`: no other text is before it.
+        """The fewest ids that spell `text`, none of them `barred`; None if none do. Of equally short spellings, the one
+        with the longest pieces first. `first`: no other text is before it.
         """
         ways: list[tuple[int, ...] | None] = [*([None] * len(text)), ()]  # the ids from each place to the end
         for start in range(len(text) - 1, -1, -1):
@@ -110,16 +110,16 @@ class Spelling:
 
     @cached_property
     def behind(self) -> Spelling:
-        """The spelling behind other text, where the first id is like all others."""
+        """The spelling after other text, where the first id adds the same bytes as anywhere else."""
         return Spelling(self.pieces, {})
 
     @cached_property
     def longest(self) -> int:
-        """Bytes of the longest piece."""
+        """The length of the longest piece in bytes."""
         return max(map(len, self.pieces), default=0)
 
     def _table(self, first: bool) -> tuple[list[bytes], dict[bytes, list[int]]]:
-        """All pieces in their order, and the ids of each; `first`: those at the beginning of a text."""
+        """All pieces, sorted, and the ids of each; `first`: those at the beginning of a text."""
         key = "table", first and bool(self.first)
         if key not in self.memo:
             ids: dict[bytes, list[int]] = {}
@@ -135,7 +135,7 @@ _known: WeakKeyDictionary[Any, dict[int, Spelling]] = WeakKeyDictionary()
 
 
 def spelling(tokenizer: Any, vocab_size: int, knob: str, *, begun: bool = False) -> Spelling:
-    """The spelling of ids 0 to `vocab_size` - 1, at the beginning or, if `begun`, behind other text.
+    """The spelling of ids 0 to `vocab_size` - 1, at the beginning of a text or, if `begun`, after other text.
 
     Raises UsageError, naming `knob`, if it cannot be determined.
     """
@@ -190,7 +190,7 @@ def _read(backend: Any, size: int, knob: str) -> Spelling:
 
 
 def llguidance_tokenizer(pieces: Sequence[bytes]) -> LLTokenizer:
-    """Tokens with these bytes, and one more, `len(pieces)`, that ends a text."""
+    """A tokenizer with these pieces and one more token, `len(pieces)`, that ends a text."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
     return LLTokenizer(TokenizerWrapper(_PiecesOnly(pieces)))

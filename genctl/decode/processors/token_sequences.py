@@ -58,7 +58,7 @@ def bias_of(tokenizer: Any, biases: dict[str, float]) -> dict[tuple[int, ...], f
 
 
 def containing(tokenizer: Any, text: str, knob: str) -> set[tuple[int, ...]]:
-    """Single tokens whose text contains `text`, and the sequences that spell it in several tokens.
+    """Single tokens whose text contains `text`, and the sequences of several tokens that spell it.
 
     Raises UsageError as `variants` does.
     """

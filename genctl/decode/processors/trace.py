@@ -1,8 +1,8 @@
 """Run processors, trace the effect of each, and report which of them removed the last token.
 
 A token counts as removed if its score is -inf, or the lowest float that some processors write instead. A probability of
-0 is not enough: with a low temperature probabilities underflow. All figures are the same for logits and
-log-probabilities, whose softmax is the same.
+0 is not enough: at a low temperature probabilities underflow. All figures are the same for logits and for
+log-probabilities, because their softmax is the same.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Stage:
 def run_checked(processors: Sequence[Processor], history: Tensor, scores: Tensor) -> Tensor:
     """history int64 [R, T], scores f32 [R, V] -> scores f32 [R, V] after all processors in order, checked.
 
-    Consecutive filters share one pass over a row. `scores` is not changed. Raises UsageError if the processors
-    left a row without tokens, ModelError if the scores are not numbers.
+    Consecutive filters share one pass over a row. `scores` is not changed. Raises UsageError if the processors leave a
+    row without tokens, ModelError if the scores are not numbers.
     """
     scores, left = run(processors, history, scores)
     if processors and left is None:
@@ -68,7 +68,7 @@ def run_traced(
 ) -> tuple[Tensor, list[Stage]]:
     """Like `run_checked`, with the scores after each processor. The figures are computed by `traces`.
 
-    With `may_end`, for one row: if no token of it is left, all its scores are -inf, and no more stages follow.
+    With `may_end`, for a single row: if it has no token left, all its scores become -inf, and no more stages follow.
     """
     stages = []
     for processor in processors:

@@ -19,8 +19,8 @@ from genctl.errors import UsageError
 class SynthID:
     """transformers' SynthIDTextWatermarkLogitsProcessor as a function of the history.
 
-    transformers' own stores the last tokens and the hashes of all contexts by row number, which is wrong once rows
-    change places. Here both are computed from the new tokens, with its hash and its update of the scores.
+    transformers stores the last tokens and the hashes of all contexts by row number, which is wrong once rows are
+    reordered. Here both are computed from the new tokens, with transformers' hash and score update.
     """
 
     def __init__(self, processor: Any, prompt_len: int) -> None:
@@ -46,7 +46,7 @@ class SynthID:
         earlier = hashes[:, first:count][:, -inner.context_history_size :]
         repeated = (earlier == now[:, None]).any(1, keepdim=True)
         if earlier.shape[1] < inner.context_history_size:
-            repeated |= (now == 0)[:, None]  # its list of hashes is filled up with zeros
+            repeated |= (now == 0)[:, None]  # transformers pads its list of hashes with zeros
         return torch.where(repeated, scores, marked)
 
 
@@ -86,5 +86,5 @@ _FIELDS: dict[str, Any] = {
 
 @lru_cache(maxsize=8)
 def _greenlist(vocab_size: int, device: str, fields: tuple[tuple[str, Any], ...]) -> Processor:
-    """Cached, because it builds a table of a million numbers. Each call seeds its generator again."""
+    """Cached, because it builds a table of a million numbers. Each call reseeds its generator."""
     return own("WatermarkLogitsProcessor", vocab_size=vocab_size, device=torch.device(device), **dict(fields))

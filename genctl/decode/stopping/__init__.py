@@ -1,4 +1,4 @@
-"""Why a row ends, and where its text is cut. `build` makes the criteria of a lane."""
+"""Stopping criteria: why a row ends, and where its text is cut. `build` makes the criteria of a lane."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class Written:
 
     token: int
     count: int  # new tokens, this one included
-    logprob: float  # sum over them, nats
+    logprob: float  # sum over the new tokens, nats
     tail: Callable[[int], list[int]]  # tail(n): the last n new tokens, this one included
     elapsed: float  # seconds since the lane began
-    text: RowText | None = None  # of all new tokens; None if the lane makes no text
+    text: RowText | None = None  # of all new tokens; None if the lane produces no text
 
 
 class Stop(NamedTuple):
     """Why a row ends."""
 
     reason: str  # eos | length | context (full before max_new_tokens) | stop | time | interrupted
-    what: str = ""  # the stop string, the pattern or the limit
+    what: str = ""  # the stop string, pattern or limit that was reached
     kind: str = ""  # the criterion if `reason` is "stop": string, regex, token, floor, repetition, plugin
 
 

@@ -5,8 +5,8 @@ stop_regex, stop_mean_logprob, stop_repeat_ngram. With one, the list comes first
 knobs that are set. If several would end a row at the same token, the first is reported.
 
 A table of the list has `use`: the name of a knob, of an installed criterion, or `package.module:Class`. Its other keys
-are that knob's (by default as set elsewhere) or the arguments of the class. `config` has checked names, keys and the
-values of knobs.
+are that knob's (defaulting to the values set elsewhere) or the arguments of the class. `config` has checked names, keys
+and the values of knobs.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ REASONS = ("eos", "length", "stop", "time")
 
 @dataclass(frozen=True)
 class StoppingContext:
-    """The input of building criteria."""
+    """The input for building criteria."""
 
     generation: Generation
     tokenizer: Any = None  # used only for the ids that decoding skips
     decode: Callable[[list[int]], str] | None = None  # new tokens -> their text, special tokens skipped
     explicit: tuple[dict[str, Any], ...] | None = None  # a preset's [[stopping]] tables
     allow_plugins: bool = False
-    tags: Tags | None = None  # around thoughts, in which stop strings and patterns do not count
-    in_thought: bool = False  # whether the new text begins within one
-    marks: Marks = field(default_factory=Marks)  # made by `build`
+    tags: Tags | None = None  # the thinking tags, between which stop strings and patterns do not count
+    in_thought: bool = False  # whether the new text begins between them
+    marks: Marks = field(default_factory=Marks)  # set by `build`
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def build(context: StoppingContext) -> tuple[NamedCriterion, ...]:
 
 
 def stops_of(criteria: Sequence[NamedCriterion], *, keep: bool) -> Stops | None:
-    """What the criteria cut from the texts of a lane, if they cut anything. With `keep` they cut behind the stop."""
+    """The stops at which the criteria cut a lane's texts; None if there are none. With `keep`, cut after the stop."""
     parts = [criterion.stops for criterion in criteria]
     stops = Stops(
         tuple(string for part in parts for string in part.strings),
@@ -99,7 +99,7 @@ def _from_table(table: dict[str, Any], context: StoppingContext) -> NamedCriteri
     return NamedCriterion(use, *_MAKERS[use](values, context))
 
 
-# -- the criteria of knobs, and what they cut from the text ------------------------------------------------------------
+# -- the criteria of knobs, and where they cut the text ----------------------------------------------------------------
 
 
 def _max_time(values: dict[str, Any], context: StoppingContext) -> tuple[Criterion]:
@@ -110,7 +110,7 @@ def _max_time(values: dict[str, Any], context: StoppingContext) -> tuple[Criteri
 
 
 def _stop_strings(values: dict[str, Any], context: StoppingContext) -> tuple[Criterion, Stops]:
-    """End a row with the first token after which its text has a stop string, wherever the tokens begin and end."""
+    """End a row with the first token after which its text contains a stop string, whatever the token boundaries."""
     stops = values["stop_strings"]
     stops = (stops,) if isinstance(stops, str) else tuple(stops)
     if "" in stops:
@@ -172,7 +172,7 @@ def _stop_mean_logprob(values: dict[str, Any], context: StoppingContext) -> tupl
 
 
 def _stop_repeat_ngram(values: dict[str, Any], context: StoppingContext) -> tuple[Criterion]:
-    """End a row whose last tokens are the same n-gram `stop_repeat_times` times in a row."""
+    """End a row whose last tokens are one n-gram repeated `stop_repeat_times` times."""
     size, times = values["stop_repeat_ngram"], values["stop_repeat_times"]
     stop = Stop("stop", f"the same {size}-gram {times} times", "repetition")
 
@@ -180,7 +180,7 @@ def _stop_repeat_ngram(values: dict[str, Any], context: StoppingContext) -> tupl
         if written.count < size * times:
             return None
         tail = written.tail(size * times)
-        return stop if tail[size:] == tail[:-size] else None  # equal to itself shifted by one n-gram
+        return stop if tail[size:] == tail[:-size] else None  # the tail equals itself shifted by one n-gram
 
     return (criterion,)
 
@@ -196,7 +196,7 @@ _MAKERS: dict[str, Callable[[dict[str, Any], StoppingContext], tuple[Any, ...]]]
 
 
 def _marks(context: StoppingContext) -> Marks:
-    """The marks of the special tokens that stop strings, patterns or the tags of thoughts name."""
+    """The marks of the special tokens that occur in stop strings, patterns or thinking tags."""
     if context.decode is None:
         return Marks()
 
@@ -221,9 +221,9 @@ def _marks(context: StoppingContext) -> Marks:
 def _of_user(use: str, arguments: Mapping[str, Any], context: StoppingContext) -> Criterion:
     """A criterion from a user's class or function and the keys of its table (see `genctl.config.listed_knobs.make`).
 
-    It is called as `criterion(written)` and returns None or False to continue, True, a text, or a pair of finish reason
-    and text; a subclass of transformers' StoppingCriteria is called with the new tokens as `input_ids` [1, T] and
-    `scores` None instead. Either must depend only on its arguments: rows are reordered, forked and rolled back.
+    It is called as `criterion(written)`; it returns None or False to continue, and True, a text, or a pair of finish
+    reason and text to stop. A subclass of transformers' StoppingCriteria is called with the new tokens as `input_ids`
+    [1, T] and `scores` None. Both must depend only on their arguments: rows are reordered, forked and rolled back.
     """
     offered = {"tokenizer": context.tokenizer, "decode": context.decode}  # for parameters of that name
     made = make("stopping criterion", use, arguments, allowed=context.allow_plugins, offered=offered)

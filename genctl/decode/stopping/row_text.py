@@ -1,7 +1,7 @@
-"""The text of rows: stops are decided on it, and it is shown and cut.
+"""The text of rows, in which stops are searched, and which is shown and cut.
 
-A `RowText` lies beside the tokens of a row and is forked with them. It asks a detokenizer for the characters of each
-token; no other part of the core knows about text.
+A `RowText` accompanies the tokens of a row and is forked with them. It gets the characters of each token from a
+detokenizer; no other part of the core handles text.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class Words(Protocol):
-    """A detokenizer behind a prompt."""
+    """A detokenizer for the text after a prompt."""
 
     @property
     def only_ids(self) -> bool:
-        """Whether there is no tokenizer: tokens are shown as their ids, which are no text."""
+        """Whether there is no tokenizer: tokens are shown as their ids, and there is no text."""
 
     def push(self, id: int) -> str:
         """The characters that a token completes, which later tokens do not change."""
@@ -26,21 +26,21 @@ class Words(Protocol):
         """The characters that would follow if the text ended here."""
 
     def piece(self, id: int) -> str:
-        """A token alone, special ones included, as an alternative is shown."""
+        """The text of a single token, special ones included, as alternatives are shown."""
 
     def fork(self) -> Words:
         """A second detokenizer in the same state."""
 
 
 class RowText:
-    """The text of one row, of which no part is shown that a stop may still remove."""
+    """The text of one row. Text that a stop may still remove is not shown."""
 
     def __init__(self, words: Words, stops: Stops | None = None) -> None:
-        self.words, self.stops = words, stops  # None: nothing cuts the text
-        self.settled = ""  # what later tokens do not change; special tokens that stops name are marks in it
-        self.since = 0  # of these, the characters from before the newest token
-        self.shown = 0  # of these, the characters that were shown
-        self._late: tuple[tuple[str, str], ...] = ()  # marks among characters that are not settled: `rest`, mark
+        self.words, self.stops = words, stops  # stops None: nothing cuts the text
+        self.settled = ""  # text that later tokens do not change; special tokens that stops name are marks in it
+        self.since = 0  # how many of its characters come from before the newest token
+        self.shown = 0  # how many of its characters were shown
+        self._late: tuple[tuple[str, str], ...] = ()  # marks among characters that are not settled: (`rest`, mark)
         self._before: str | None = None  # the whole text before the newest token, if that is a stop token
 
     def fork(self) -> RowText:
@@ -68,7 +68,7 @@ class RowText:
         self.settled += piece
 
     def whole(self) -> str:
-        """The text if the row ends after the newest token, with marks."""
+        """The text, with marks, as if the row ended after the newest token."""
         rest = self.words.rest()
         return self.settled + (_with_marks(rest, self._late, final=True)[0] if self._late else rest)
 
@@ -95,8 +95,8 @@ def _with_marks(
 ) -> tuple[str, tuple[tuple[str, str], ...]]:
     """The text with its marks, and the marks that come later.
 
-    A mark stands behind the characters that are the same with and without the tokens after it: a character that is
-    incomplete there is completed after the mark.
+    A mark follows the characters that are the same with and without the tokens after it: a character that is incomplete
+    at the mark is completed after it.
     """
     parts, done = [], 0
     later: list[tuple[str, str]] = []

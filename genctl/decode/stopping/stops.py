@@ -6,7 +6,7 @@ in the searched text: half of a surrogate pair, which cannot occur in a text. A 
 `>` does not match in `<|im_end|>`. Other special tokens are skipped. (vLLM and llama.cpp search the shown text, unless
 an option shows special tokens; transformers searches the spelling of all tokens, and finds `>` in `<|im_end|>`.)
 
-The tags around a model's thought: which a checkpoint has, and where a text is outside of a thought.
+Also the thinking tags: which ones a checkpoint has, and which parts of a text are outside them.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from genctl.params import THOUGHT_TAGS
 
 
 class Tags(NamedTuple):
-    """The tags of a thought."""
+    """Thinking tags."""
 
     opening: str
     closing: str
-    end: str = ""  # what ends a thought, if the closing tag alone does not
+    end: str = ""  # the text that ends the thinking, if the closing tag alone does not
 
     def is_open_in(self, text: str) -> bool:
-        """Whether a text ends within a thought."""
+        """Whether a text ends between the tags."""
         return text.rfind(self.opening) > text.rfind(self.closing)
 
 
-# and those of gpt-oss, Command A, Kimi
+# the tags of `THOUGHT_TAGS`, and of gpt-oss, Command A, Kimi
 FAMILIES = (
     *(Tags(opening, closing) for opening, closing in THOUGHT_TAGS),
     Tags("<|channel|>analysis<|message|>", "<|end|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),
@@ -53,7 +53,7 @@ def added_tokens(tokenizer: Any) -> dict[int, Any]:
 
 
 def tags_of(tokenizer: Any) -> Tags | None:
-    """The first of the families whose tags are in the chat template, or else in the vocabulary; None without any."""
+    """The first family with tags that are in the chat template, or else in the vocabulary; None without any."""
     template = str(getattr(tokenizer, "chat_template", None) or "")
     added = {token.content for token in added_tokens(tokenizer).values()}
     for is_known in (template.__contains__, added.__contains__):
@@ -65,14 +65,14 @@ def tags_of(tokenizer: Any) -> Tags | None:
 
 @dataclass(frozen=True)
 class Thoughts:
-    """Where new texts are thought."""
+    """The parts of new texts that are thinking."""
 
-    openings: tuple[str, ...]  # the opening tag, in each way in which texts may have it
+    openings: tuple[str, ...]  # the opening tag, in each spelling that can occur in a text
     closings: tuple[str, ...]
     is_open: bool  # at the beginning of the text
 
     def outside(self, text: str) -> Iterator[tuple[int, int]]:
-        """Where the parts of a text begin and end that are neither thought nor tags."""
+        """Start and end of each part of a text that is neither thinking nor a tag."""
         at, is_open = 0, self.is_open
         while True:
             places = [(text.find(tag, at), -len(tag)) for tag in (self.closings if is_open else self.openings)]
@@ -84,12 +84,12 @@ class Thoughts:
             at, is_open = place - length, not is_open
 
     def answer_start(self, text: str) -> int:
-        """Where the part of a text begins that is no thought and may continue; its end within a thought."""
+        """The start of the last part outside thinking, which may continue; the text's length if thinking is open."""
         begin, end = max(self.outside(text), default=(0, 0))
         return begin if end == len(text) else len(text)
 
     def named_in(self, stop: str) -> bool:
-        """Whether a stop names a tag: such a stop counts within thoughts, too."""
+        """Whether a stop contains a tag: such a stop also counts within thinking."""
         return any(tag in stop for tag in (*self.openings, *self.closings))
 
 
@@ -100,7 +100,7 @@ _FIRST, _MOST = 0xD800, 0x800  # the halves of surrogate pairs
 class Marks:
     """The special tokens that stops name, each with its mark. Decoding skips their ids."""
 
-    spelled: Mapping[str, str] = field(default_factory=dict)  # how a token is spelled -> its mark, the longest first
+    spelled: Mapping[str, str] = field(default_factory=dict)  # a token's spelling -> its mark, the longest first
     ids: Mapping[int, str] = field(default_factory=dict)  # id -> its mark
 
     def strings(self, stops: Sequence[str]) -> tuple[str, ...]:
@@ -113,11 +113,11 @@ class Marks:
         return tuple(dict.fromkeys([*stops, *marked]))
 
     def name(self, searched: str) -> str:
-        """The stop string that is searched as `searched`."""
+        """The stop string for which `searched` is searched."""
         return searched.translate({ord(mark): text for text, mark in self.spelled.items()})
 
     def pattern(self, source: str) -> str:
-        """A regular expression that also finds the tokens it names, with metacharacters escaped and not repeated."""
+        """`source`, changed to also match tokens that it spells with metacharacters escaped and no quantifier."""
         for text, mark in self.spelled.items():
             source = _finder(text).sub(rf"(?:\g<0>|{mark})", source)
         return source
@@ -130,7 +130,7 @@ class Marks:
 
 
 def marks(tokenizer: Any, special: Iterable[int], stops: Sequence[str], patterns: Sequence[str] = ()) -> Marks:
-    """The marks for those of the ids `special` whose spelling is in a stop string or a regular expression."""
+    """The marks for the ids in `special` that are spelled in a stop string or a regular expression."""
     spelled: dict[str, list[int]] = {}
     for token in special:
         added = getattr(tokenizer, "added_tokens_decoder", {}).get(token)
@@ -149,19 +149,19 @@ def _finder(text: str) -> re.Pattern[str]:
 
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
-REGEX_WINDOW = 4096  # a match must begin within this many last characters
-REGEX_SECONDS = 2.0  # for one search
-REGEX_SIZE = 1_000_000  # characters with all counted repetitions written out, as if they were nested
+REGEX_WINDOW = 4096  # a match must begin within the last so many characters
+REGEX_SECONDS = 2.0  # time limit of one search
+REGEX_SIZE = 1_000_000  # most characters with all counted repetitions expanded as if they were nested
 
 _CALL = re.compile(r"(?<!\\)\(\?(?:R|[0-9]+|&\w+|P>\w+)\)")  # recursion into the pattern or a group
 _COUNT = re.compile(r"\{(\d*),?(\d*)\}")
 
 
 class Pattern:
-    """A regular expression in Python's syntax, compiled by the `regex` package because that can be timed out.
+    """A regular expression in Python's syntax, compiled by the `regex` package because that supports a timeout.
 
-    `marks` are the special tokens that it names. Raises UsageError when it does not compile, or when it matches the
-    empty text and would end every row at once.
+    `marks` are the special tokens that it names. Raises UsageError if it calls itself, is too large or does not
+    compile, or if it matches the empty text and would end every row at once.
     """
 
     def __init__(self, source: str, marks: Marks | None = None) -> None:
@@ -191,9 +191,9 @@ class Pattern:
         return f'"{shown}"' if shown.isprintable() else quoted(shown)
 
     def find(self, text: str, thoughts: Thoughts | None = None) -> tuple[int, int] | None:
-        """Where the first match in the last 4096 characters begins and ends, outside of `thoughts`.
+        """Start and end of the first match in the last 4096 characters, outside `thoughts`.
 
-        Incomplete characters do not count. Raises UsageError when the search takes longer than two seconds.
+        An incomplete last character does not count. Raises UsageError if a search takes longer than two seconds.
         """
         text = text.rstrip(BROKEN)
         start = max(0, len(text) - REGEX_WINDOW)
@@ -215,7 +215,7 @@ class Pattern:
 
 
 def quoted(text: str) -> str:
-    """The text in double quotes, control characters as escapes."""
+    """The text in double quotes, with control characters escaped."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -230,7 +230,7 @@ class Match(NamedTuple):
 
 @dataclass(frozen=True)
 class Stops:
-    """What cuts the texts of a lane. Special tokens that stops name are marks in `strings`, `patterns` and texts."""
+    """The stops that cut a lane's texts. Special tokens that they name are marks in `strings`, `patterns` and texts."""
 
     strings: tuple[str, ...] = ()
     patterns: tuple[Pattern, ...] = ()
@@ -242,7 +242,7 @@ class Stops:
     def find(self, text: str, since: int = 0) -> Match | None:
         """The earliest stop in a text, and the longest of those that begin there.
 
-        Text before `since` is known to hold no stop string: only those that end after it are searched.
+        The text before `since` is known to contain no stop string: only those that end after it are searched.
         """
         places = [
             (text.find(string, max(begin, since - len(string) + 1), end), -len(string), string)
@@ -257,14 +257,14 @@ class Stops:
         return min(found, key=lambda match: (match.start, -match.end), default=None)
 
     def cut(self, text: str) -> str:
-        """The text before the earliest stop, or with it (`keep`)."""
+        """The text up to the earliest stop; with `keep`, the stop included."""
         match = self.find(text)
         return text if match is None else text[: match.end if self.keep else match.start]
 
     def safe(self, text: str, start: int) -> int:
-        """The place, `start` or behind it, before which no stop can begin any more, whatever follows `text`.
+        """The place, at least `start`, before which no stop can begin any more, whatever follows `text`.
 
-        With a pattern that counts it is `start`: where a match begins is not known before its end.
+        Without `keep`, a pattern holds back all text in which it counts: a match's start is not known before its end.
         """
         since, end = 0 if self.thoughts is None else self.thoughts.answer_start(text), len(text)
 
@@ -289,7 +289,7 @@ class Stops:
 
 
 def parts_of(text: str, stop: str, thoughts: Thoughts | None) -> Iterable[tuple[int, int]]:
-    """The parts of a text in which a stop counts: outside of thoughts, or all if it names a tag."""
+    """The parts of a text in which a stop counts: those outside thinking, or all if it names a tag."""
     if thoughts is None or thoughts.named_in(stop):
         return ((0, len(text)),)
     return thoughts.outside(text)

@@ -1,1 +1,1 @@
-"""A server that already runs: requests by OpenAI's HTTP interface in place of a checkpoint (`--backend openai:URL`)."""
+"""Servers in place of a checkpoint: requests over OpenAI's HTTP API (`--backend openai:URL`)."""

@@ -1,4 +1,4 @@
-"""What a server's answer, or one part of its stream, holds of each sequence, or which error it is."""
+"""Parse a server's response, or one part of its stream, into the pieces of each sequence or an error."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from genctl.config.reader import BadJson
 from genctl.errors import BackendError, GenctlError, printable, without_secrets
 from genctl.events import UNKNOWN_ID, Alternative, Token
 
-LONGEST = 200  # characters of a server's own words in a message
+LONGEST = 200  # most characters of a server's own text in a message
 LEAST = -3.5e38  # below the smallest 32-bit float, which servers write for the logarithm of 0
-MOST_TOKENS = 2**53  # that every JSON reader keeps
+MOST_TOKENS = 2**53  # the largest integer that every JSON reader keeps exact
 MOST_ID = 2**31
 MOST_CHOICES = 2**16
-BAD_SHAPE = (AttributeError, LookupError, TypeError, ValueError)  # of reading an answer that has another shape
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # the names that servers have for it
+BAD_SHAPE = (AttributeError, LookupError, TypeError, ValueError)  # raised by reading a response of another shape
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # servers' names of the field for thinking
 _LONE = re.compile("[\ud800-\udfff]")
 _ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -29,16 +29,16 @@ _ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class ServerError(BackendError):
-    """A request that failed: the error of its row, or of the run if it is `fatal`: no other request can succeed."""
+    """A failed request: the error of its row or, if `fatal` (no other request can succeed), of the run."""
 
     def __init__(
         self,
         message: str,
         *,
         again: bool = False,  # the same request may succeed later
-        wait_s: float | None = None,  # seconds until then, if the server names them
+        wait_s: float | None = None,  # seconds until then, if the server sends them
         fatal: bool = False,
-        status: int | None = None,  # of HTTP; None where there was no answer
+        status: int | None = None,  # of HTTP; None without a response
         hint: str = "",
     ) -> None:
         super().__init__(message, hint=hint)
@@ -46,15 +46,15 @@ class ServerError(BackendError):
 
 
 class TimedOut(Exception):
-    """The time that a row may take is over."""
+    """The time limit of a row has passed."""
 
 
 class Disconnected(Exception):
-    """Nobody waits for the answer any more."""
+    """The caller no longer waits for the response."""
 
 
 def row_error(server: str, error: BaseException) -> GenctlError:
-    """The error of a row: one that is expected, else one that says what was raised."""
+    """The error of a row: a GenctlError as it is, any other wrapped in a ServerError that names it."""
     if isinstance(error, GenctlError):
         return error
     return ServerError(f"{server}: unexpected {type(error).__name__}: {one_line(str(error))}")
@@ -66,14 +66,14 @@ def ends_run(error: GenctlError) -> bool:
 
 
 def one_line(text: str, most: int = LONGEST) -> str:
-    """The first line of a text from a server, harmless for a terminal and free of keys."""
+    """The first line of a server's text, without control characters and keys, at most `most` characters."""
     line = re.split(r"[\r\n]", text.strip()[: 4 * most], maxsplit=1)[0]
     line = printable(without_secrets(line))
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
 def message_of(content: bytes, kind: str) -> str:
-    """The message of a failed request, on one short line. `kind` is the type of the content."""
+    """The message of a failed request, on one short line. `kind` is the content type."""
     try:
         return error_in(json.loads(content))
     except (ValueError, RecursionError):
@@ -81,7 +81,7 @@ def message_of(content: bytes, kind: str) -> str:
 
 
 def error_in(data: Any) -> str:
-    """The message of a JSON error; "" where there is none."""
+    """The message of a JSON error; "" if there is none."""
     if not isinstance(data, Mapping):
         return ""
     error = next((data[name] for name in ("error", "detail", "message") if data.get(name)), "")
@@ -94,9 +94,9 @@ def error_in(data: Any) -> str:
 
 
 def object_of(text: str, what: str = "the answer", instead: str = "") -> dict[str, Any]:
-    """The JSON object of an answer or of a part of it. Raises ServerError, which calls it `what`, for anything else.
+    """The JSON object of a response or of a part of it, called `what` in errors. Raises ServerError for anything else.
 
-    `instead`: what it is, if it is not JSON. Lone surrogates, which no file can hold, become U+FFFD.
+    `instead` follows "is not JSON" in the error. Lone surrogates, which no file can hold, become U+FFFD.
     """
     try:
         value = reader.loads(text.removeprefix("\ufeff"), finite=False)
@@ -119,8 +119,8 @@ class Ending(NamedTuple):
     """Why a sequence ended."""
 
     reason: str
-    stop: str = ""  # what stopped it
-    kind: str = ""  # and what that is
+    stop: str = ""  # the stop string, token id or server's reason
+    kind: str = ""  # of `stop`: string, token or server
 
 
 class AnswerPiece(NamedTuple):
@@ -128,12 +128,12 @@ class AnswerPiece(NamedTuple):
 
     choice: int
     tokens: tuple[Token, ...]
-    thought: str = ""  # that the server keeps apart from the answer
+    thought: str = ""  # thinking text that the server separates from the answer
     end: Ending | None = None  # None while it continues
 
 
 class Usage(NamedTuple):
-    """Tokens of a whole request, all its sequences together. None: the server does not report it."""
+    """Token counts of a whole request with all its sequences. None: not reported by the server."""
 
     prompt: int | None = None
     new: int | None = None
@@ -141,9 +141,9 @@ class Usage(NamedTuple):
 
 
 def pieces_of(part: Mapping[str, Any], top: int, *, could_stop: bool = False) -> list[AnswerPiece]:
-    """The pieces of one part. Numbers that cannot be true are unknown.
+    """The pieces of one part. Impossible numbers count as unknown.
 
-    `could_stop`: stop strings or tokens were set. Raises ServerError for another shape than that of OpenAI's answers.
+    `could_stop`: stop strings or tokens were set. Raises ServerError if the shape is not that of OpenAI's responses.
     """
     try:
         return [_piece(choice, top, could_stop) for choice in part.get("choices") or ()]
@@ -163,19 +163,19 @@ def usage_of(part: Mapping[str, Any]) -> Usage | None:
 
 
 def _text(value: Any) -> str:
-    """A text; null is none. Raises TypeError for anything else."""
+    """A string; null becomes "". Raises TypeError for anything else."""
     if not isinstance(value, (str, NoneType)):
         raise TypeError
     return value or ""
 
 
 def _number(value: Any, most: int) -> int | None:
-    """An integer from 0 to `most`, else None. JSON's true is none."""
+    """An integer from 0 to `most`, else None (also for JSON's true and false)."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most else None
 
 
 def _logprob(value: Any) -> float:
-    """A log-probability; NaN where the server has none, or none that can be true."""
+    """A log-probability; NaN if the server has none, or an impossible one."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if is_number and LEAST <= value <= 0 else math.nan
 
@@ -192,7 +192,7 @@ def _ending(choice: Mapping[str, Any], could_stop: bool) -> Ending | None:
         return Ending("stop", named[0], "string")
     if named and (id := _number(named[0], MOST_ID)) is not None:
         return Ending("stop", str(id), "token")
-    return Ending("stop" if could_stop and not named else "eos")  # most servers do not distinguish them
+    return Ending("stop" if could_stop and not named else "eos")  # most servers do not distinguish the two
 
 
 def _piece(choice: Mapping[str, Any], top: int, could_stop: bool) -> AnswerPiece:
@@ -207,9 +207,9 @@ def _piece(choice: Mapping[str, Any], top: int, could_stop: bool) -> AnswerPiece
 
 
 def _fitted(tokens: Sequence[Token], text: str) -> tuple[Token, ...]:
-    """The tokens with texts that add up to `text`. Those of a thought before it have none.
+    """The tokens with texts that add up to `text`. Thinking tokens before it get no text.
 
-    A character may be spread over several tokens: then the last one has all of the text.
+    If a character is split over several tokens, the last one gets all of the text.
     """
     if not tokens:
         return (Token(UNKNOWN_ID, math.nan, text),) if text else ()
@@ -225,7 +225,7 @@ def _fitted(tokens: Sequence[Token], text: str) -> tuple[Token, ...]:
 def tokens_of(logprobs: Any, top: int, ids: Any = None) -> list[Token]:
     """The tokens of either form of log-probabilities; an empty list if there are none.
 
-    Ids are unknown unless `ids` has them, or the tokens themselves. Numbers that cannot be true are NaN. Raises
+    Ids are unknown unless `ids` or the entries have them. Impossible log-probabilities become NaN. Raises
     BAD_SHAPE.
     """
     if not isinstance(logprobs, Mapping):
@@ -243,7 +243,7 @@ def tokens_of(logprobs: Any, top: int, ids: Any = None) -> list[Token]:
 
 
 def _token(id: int | None, entry: Mapping[str, Any], top: int) -> Token:
-    """A token of a server. Its rank is known where it is among the best ones that were requested, at least one."""
+    """A token of a server. Its rank is known if it is among the best `top` tokens (at least one)."""
     text, own = _text(entry["token"]), UNKNOWN_ID if id is None else id
     fields = ((one.get("id"), _text(one["token"]), one.get("logprob")) for one in entry.get("top_logprobs") or ())
     listed = [(_number(other, MOST_ID), name, _logprob(value)) for other, name, value in fields]

@@ -1,6 +1,6 @@
-"""From settings to the fields of a request. A setting that has no field is a problem, never dropped.
+"""Convert settings to the fields of a request. A setting without a field is reported as a problem, never dropped.
 
-The fields that a server has are those of OpenAI's reference and those of its dialect (`DIALECTS`).
+A server accepts the fields of OpenAI's reference and those of its dialect (`DIALECTS`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from genctl.config.reader import BadJson, Unreadable
 from genctl.errors import UsageError, cannot_read
 from genctl.params import DEFAULT_NEW_TOKENS, GRAMMARS, Runtime
 
-MOST_BYTES = 1 << 20  # of a file
-SEEDS = 2**31 - 1  # of the servers, llama.cpp takes the fewest
+MOST_BYTES = 1 << 20  # largest file
+SEEDS = 2**31 - 1  # llama.cpp's limit, the smallest of all servers
 NO_FIELD = "the server has no field for it"
 
-# -- dialects: the fields that requests have ---------------------------------------------------------------------------
+# -- dialects: the fields of requests ----------------------------------------------------------------------------------
 
 _SHARED = {
     "model", "max_tokens", "temperature", "top_p", "n", "stream", "stream_options", "logprobs", "stop",
@@ -53,18 +53,18 @@ DIALECTS: dict[str, set[str]] = {
     LLAMA_CPP_PYTHON: {"top_k", "min_p", "repeat_penalty", "mirostat_mode", "mirostat_tau", "mirostat_eta", "grammar"},
 }  # fmt: skip
 OPENAI = ("openai", "openai-internal", "system")
-PATHS = {False: "/completions", True: "/chat/completions"}  # of requests below the server's base, by whether they chat
+PATHS = {False: "/completions", True: "/chat/completions"}  # below the server's base URL; the key: whether it is a chat
 
 
 def fields_of(owner: str, *, chat: bool) -> frozenset[str]:
-    """The fields of requests to a server whose models have this owner."""
+    """The fields that a server accepts, by the `owned_by` of its models."""
     fields = (CHAT if chat else COMPLETIONS) | DIALECTS.get(owner, set())
     return fields - {"max_tokens"} | {"max_completion_tokens"} if chat and owner in OPENAI else fields
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------
 
-# knob -> the names that servers have for it, with the same meaning
+# knob -> servers' names of fields with the same meaning
 FIELDS: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in (
         "top_p", "top_k", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "dynatemp_range",
@@ -76,23 +76,23 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "penalty_last_n": ("repeat_last_n",),
     "stop_strings": ("stop",),
 }  # fmt: skip
-# Sent even where they change nothing: a server may have other defaults.
+# Sent even if they change nothing: a server may have other defaults.
 EXPLICIT = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "typical_p": 1.0, "repetition_penalty": 1.0}
-# Knobs that `sampling_fields` itself reads, or that do not concern tokens.
+# Knobs that `sampling_fields` handles itself, or that do not affect the choice of tokens.
 OWN = {
     "do_sample", "temperature", "max_new_tokens", "max_time", "num_return_sequences", "mirostat_tau", "mirostat_eta",
     "logit_bias", "keep_stop", "pad_token_id", "ban_file", *GRAMMARS,
 }  # fmt: skip
-# settings of the run that no server takes
+# settings of the run that no server accepts
 _HERE = (
     "prompt_cache", "draft_corpus", "truncate", "chat_template", "tools", "processed_logprobs", "src_lang", "tgt_lang",
 )  # fmt: skip
 
 
 def sampling_fields(resolved: Resolved, owner: str, *, chat: bool) -> tuple[dict[str, Any], list[str]]:
-    """The fields for the choice of tokens, and why each other setting cannot be done (`knob = value: …`).
+    """The sampling fields, and a line for each setting that cannot be sent (`knob = value (origin): reason`).
 
-    Raises UsageError for a grammar's file that cannot be read.
+    Raises UsageError if a grammar's file cannot be read, or for several grammars.
     """
     generation, fields = resolved.generation, fields_of(owner, chat=chat)
     problems: list[str] = []
@@ -112,10 +112,10 @@ def sampling_fields(resolved: Resolved, owner: str, *, chat: bool) -> tuple[dict
     body["temperature"] = generation.temperature if generation.draws else 0.0
     for knob, item in params.knobs().items():
         if item.metadata["sampling"] and not generation.draws:
-            continue  # a greedy search needs no field of sampling
+            continue  # greedy decoding needs no sampling fields
         value, names = getattr(generation, knob), FIELDS.get(knob, ())
         name = next((name for name in names if name in fields), None)
-        # the built-in default of top_k keeps 50 tokens: it is sent, but no server is refused for the lack of it
+        # the built-in default of top_k keeps 50 tokens: it is sent, but a server without the field is not refused
         changes = value not in (None, default(knob), item.metadata["neutral"]) or (knob == "top_k" and value != 0)
         is_default = knob == "top_k" and resolved.origins.get(knob) == "default"
         if name is not None and (changes or knob in EXPLICIT):
@@ -144,7 +144,7 @@ def sampling_fields(resolved: Resolved, owner: str, *, chat: bool) -> tuple[dict
             body["chat_template_kwargs"] = variables
         else:
             refuse("chat_template_kwargs", variables, NO_FIELD if chat else "the server reads no chat")
-    # where and how a checkpoint runs, which the server has decided already
+    # settings of where and how a checkpoint runs, which the server has already decided
     for knob, item in params.knobs(Runtime).items():
         value, setting = getattr(resolved.runtime, knob), resolved.settings.get(knob)
         if value == default(knob) or setting is None:
@@ -162,14 +162,14 @@ def sampling_fields(resolved: Resolved, owner: str, *, chat: bool) -> tuple[dict
 
 
 def logprob_fields(top: int, *, chat: bool) -> dict[str, Any]:
-    """The fields of log-probabilities. At least one alternative: for none, some servers give nothing."""
+    """The log-probability fields. They request at least one alternative: for 0, some servers return nothing."""
     return {"logprobs": True, "top_logprobs": max(top, 1)} if chat else {"logprobs": max(top, 1)}
 
 
 def _forms(knob: str, value: Any, fields: frozenset[str], *, chat: bool, owner: str) -> dict[str, Any]:
-    """The fields that hold the text to a schema, an expression or a grammar, in the order of preference.
+    """The fields that constrain the text by a schema, a regular expression or a grammar, in order of preference.
 
-    Raises UsageError for a broken file.
+    Raises UsageError for an unreadable file or invalid JSON.
     """
     try:
         if names_file(knob, value):
@@ -178,7 +178,7 @@ def _forms(knob: str, value: Any, fields: frozenset[str], *, chat: bool, owner: 
             value = reader.loads(value)
     except BadJson as error:
         raise UsageError(f"json_schema: {error}") from None
-    except (Unreadable, RuntimeError) as error:  # RuntimeError: ~ of a user who is not there
+    except (Unreadable, RuntimeError) as error:  # RuntimeError: ~NAME of an unknown user
         reason = error if isinstance(error, Unreadable) else "no such file"
         raise UsageError(cannot_read(value, reason, knob)) from None
     if knob != "json_schema":
@@ -194,9 +194,9 @@ def _forms(knob: str, value: Any, fields: frozenset[str], *, chat: bool, owner: 
 def messages_of(
     prompt: str | None, messages: Sequence[Mapping[str, Any]] | None, system: str | None
 ) -> list[dict[str, Any]]:
-    """The messages of a chat: those of a row, or a prompt as the user's; a system message goes first.
+    """The messages of a chat: those of a row, or the prompt as a user message; a system message comes first.
 
-    Arguments of tools are JSON texts, as the interface has them.
+    The arguments of tool calls are sent as JSON strings, as the API requires.
     """
     sent = [dict(message) for message in messages] if messages is not None else []
     for message in sent:

@@ -1,7 +1,7 @@
-"""HTTP to one server, in threads: its address and key, JSON answers, and streams of server-sent events.
+"""HTTP to one server, in threads: its address and key, JSON responses, and streams of server-sent events.
 
-Each request has a thread and a connection of its own. The thread that waits for it calls `tick`, which shuts
-connections whose time is over: so one deadline covers connecting, headers and body, however slowly they come.
+Each request has its own thread and connection. The thread that waits for it calls `tick`, which shuts down connections
+past their deadline: so one deadline covers connecting, headers and body, however slowly they arrive.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ T = TypeVar("T")
 # -- addresses and keys ------------------------------------------------------------------------------------------------
 
 SCHEME = "openai:"
-KEYS = ("GENCTL_API_KEY", "OPENAI_API_KEY")  # environment variables that hold a key
+KEYS = ("GENCTL_API_KEY", "OPENAI_API_KEY")  # environment variables with a key
 OPENAI_HOST = "api.openai.com"
-OPENAI_URL = "OPENAI_BASE_URL"  # environment variable of OpenAI's own programs: another server for their key
+OPENAI_URL = "OPENAI_BASE_URL"  # environment variable of OpenAI's own clients: another server that gets their key
 
 
 class Address(NamedTuple):
-    """A server's address. `base` is where its interface begins, such as http://localhost:8080/v1."""
+    """A server's address. `base` is its base URL, such as http://localhost:8080/v1."""
 
     name: str  # in records and messages
     base: str
 
     @property
     def is_local(self) -> bool:
-        """Whether it is on this machine, where no proxy is needed."""
+        """Whether the server is on this machine, so no proxy is needed."""
         host = urlsplit(self.base).hostname or ""
         with suppress(ValueError):
             return ipaddress.ip_address(host).is_loopback
@@ -55,7 +55,7 @@ class Address(NamedTuple):
 
 
 def read(value: str | Sequence[str]) -> tuple[Address, ...]:
-    """The addresses of the knob `backend`. Raises UsageError."""
+    """Parse the addresses of the knob `backend`. Raises UsageError."""
     return tuple(_parse(text) for text in ([value] if isinstance(value, str) else value))
 
 
@@ -79,10 +79,10 @@ def _parse(text: str) -> Address:
 
 
 def key_of(address: Address) -> tuple[str, str]:
-    """The key for a server, and the hint for a server that wants a key where there is none.
+    """The key for a server ("" if there is none), and a hint for a server that requires one.
 
-    `GENCTL_API_KEY` goes to every server: the user names all that get it (`check_key` in `genctl/commands/job.py`).
-    `OPENAI_API_KEY` was given for OpenAI: it goes there, over HTTPS, or to the server that `OPENAI_BASE_URL` names.
+    `GENCTL_API_KEY` is sent to every server: the user names them all (`check_key` in `genctl/commands/job.py`).
+    `OPENAI_API_KEY` is meant for OpenAI: it is sent there, over HTTPS, or to the server of `OPENAI_BASE_URL`.
     """
     own, openai = (os.environ.get(name, "").strip() for name in KEYS)
     hint = f"a key is needed: set {KEYS[0]}"
@@ -107,38 +107,38 @@ def _origin(url: str) -> tuple[str, str, int]:
 ATTEMPTS = 6
 FIRST_S = 0.5  # before the second attempt
 LONGEST_S = 30.0
-WAITS_S = 300.0  # the longest wait that a server may request
+WAITS_S = 300.0  # the longest wait that is accepted from a server
 NOTED_S = 1.0  # longer pauses are reported
 
 
 def pause_s(attempt: int, wait_s: float | None = None) -> float:
-    """Seconds to wait after attempt number `attempt`, from 1; at least `wait_s`, which the server requests.
+    """Seconds to wait after attempt number `attempt`, from 1; at least the `wait_s` that the server requests.
 
-    The wait doubles with each attempt, and jitter takes up to half of it away, so that requests which failed together
-    do not come back together.
+    The wait doubles with each attempt, and jitter shortens it by up to half, so that requests that failed together are
+    not repeated together.
     """
     own: float = min(FIRST_S * 2 ** (attempt - 1), LONGEST_S) * random.uniform(0.5, 1.0)
     return own if wait_s is None else max(own, min(wait_s, WAITS_S))
 
 
 def retry_after(header: str | None) -> float | None:
-    """The seconds of a Retry-After header; None if it holds no number. Hundreds of digits are infinity."""
+    """The seconds of a Retry-After header; None if it is not a number. Hundreds of digits become infinity."""
     return float(header) if header and re.fullmatch(r"[0-9]+(\.[0-9]*)?", header.strip()) else None
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 CONNECT_S = 10.0
-SILENCE_S = 600.0  # until an answer or the next part of it is there: a long prompt may take minutes to read
+SILENCE_S = 600.0  # until a response or its next part: the prefill of a long prompt may take minutes
 TICK_S = 0.1  # between two calls of `tick`
-MOST_BYTES = 64 << 20  # of a body, decoded; of a stream for each of its sequences
-MOST_REFUSAL = 1 << 20  # bytes that are read of the body of a failure
+MOST_BYTES = 64 << 20  # of a decoded body; of a stream for each of its sequences
+MOST_REFUSAL = 1 << 20  # bytes read from the body of an error response
 _BUSY = (408, 409, 425, 429)
 
 
 @dataclass(eq=False)
 class _Connection:
-    """A client of its own for each request in flight, so that its socket is known. It is kept for the next request."""
+    """The HTTP client of one request in flight, so that its socket is known. It is reused for later requests."""
 
     http: Any
     until: float = math.inf  # on the monotonic clock
@@ -146,15 +146,15 @@ class _Connection:
     _stream: Any = None
 
     def trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """Remember the newest stream: plain, or within TLS."""
+        """Remember the newest stream, plain or within TLS."""
         if event.endswith(("connect_tcp.complete", "start_tls.complete")):
             self._stream = info["return_value"]
 
     def shut(self) -> None:
-        """End what is read or written. May be called again."""
+        """End all reads and writes. May be called more than once."""
         self.is_shut = True
         if self._stream is not None:
-            with suppress(OSError):  # of TLS, too, without its own goodbye
+            with suppress(OSError):  # also under TLS, without its close message
                 socket.socket.shutdown(self._stream.get_extra_info("socket"), socket.SHUT_RDWR)
 
 
@@ -162,7 +162,7 @@ class Client:
     """Requests to one server."""
 
     def __init__(self, address: Address, note: Callable[[str], object] = lambda line: None) -> None:
-        """`note` reports a line, in the thread that calls `tick`. Raises BackendError."""
+        """`note` is called with a line for the user, in the thread that calls `tick`. Raises BackendError."""
         try:
             self._library: Any = import_module("httpx2")
         except ImportError:
@@ -187,34 +187,34 @@ class Client:
             http = self._library.Client(
                 headers=self._headers,
                 timeout=self._library.Timeout(None, connect=CONNECT_S),
-                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # a server may not store anything here
+                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # accept no cookies
                 trust_env=not self.address.is_local,
                 verify=self._tls,
             )
-        except Exception as error:  # of several kinds, and none of them documented
+        except Exception as error:  # several kinds, all undocumented
             names = sorted(name for name in os.environ if name.lower() in ("all_proxy", "https_proxy", "http_proxy"))
             words = f"the proxy of {' or '.join(names)} cannot be used: {one_line(str(error))}"
             hint = "write it as http://host:port, or list the server in NO_PROXY"
             raise BackendError(f"{self.address.name}: {words}", hint=hint) from None
         return _Connection(http)
 
-    # -- for the thread that waits -------------------------------------------------------------------------------------
+    # -- for the waiting thread ----------------------------------------------------------------------------------------
 
     def start(self, work: Callable[[], T]) -> Future[T]:
-        """Do `work` in a thread."""
+        """Run `work` in a thread."""
         future: Future[T] = Future()
 
         def run() -> None:
             try:
                 future.set_result(work())
-            except BaseException as error:  # it is raised where the result is read
+            except BaseException as error:  # raised again where the result is read
                 future.set_exception(error)
 
         threading.Thread(target=run, name=self.address.name, daemon=True).start()
         return future
 
     def wait(self, work: Callable[[], T]) -> T:
-        """The result of `work`, which a thread does; meanwhile notes are reported."""
+        """Run `work` in a thread and return its result; meanwhile call `tick`."""
         future = self.start(work)
         while not future.done():
             wait([future], TICK_S)
@@ -222,7 +222,7 @@ class Client:
         return future.result()
 
     def tick(self) -> None:
-        """Report the notes that have come, and end requests whose time is over."""
+        """Report pending notes, and end requests past their deadline."""
         while not self._lines.empty():
             self._note(self._lines.get())
         for connection in list(self._busy):
@@ -241,7 +241,7 @@ class Client:
         while self._idle:
             self._idle.pop().http.close()
 
-    # -- for the threads of requests -----------------------------------------------------------------------------------
+    # -- for request threads -------------------------------------------------------------------------------------------
 
     def retry(
         self,
@@ -251,11 +251,11 @@ class Client:
         stop: threading.Event | None = None,
         final: tuple[int | None, ...] = (),
     ) -> T:
-        """The result of `send`, called again while it raises a ServerError that may pass.
+        """The result of `send`, which is repeated while it raises a ServerError that may pass (`again`).
 
-        No pause goes beyond `deadline`, on the monotonic clock. An error with a status in `final` is final. Raises the
-        last error, with the server's name and the number of attempts; Disconnected after `stop`; what else `send`
-        raises.
+        No pause goes beyond `deadline`, on the monotonic clock. A status in `final` is not retried. Raises the last
+        error, with the server's name and the number of attempts; Disconnected after `stop`; any other exception of
+        `send`.
         """
         for attempt in itertools.count(1):
             try:
@@ -271,10 +271,10 @@ class Client:
                 words = f" ({attempt} attempts)" if may_pass and attempt > 1 else ""
                 if may_pass and attempt < ATTEMPTS and failure.wait_s is not None:
                     words = f" (it asks to wait {wait_s:,.0f} s)"
-                name = f"{self.address.name}: "  # which the error of a probe has already
+                name = f"{self.address.name}: "  # the error of a probe already has it
                 message = f"{name}{failure.message.removeprefix(name)}{words}"
                 raise ServerError(message, fatal=failure.fatal, status=failure.status, hint=failure.hint)
-            if seconds > NOTED_S and time.monotonic() >= self._quiet_until:  # once for all that wait at the same time
+            if seconds > NOTED_S and time.monotonic() >= self._quiet_until:  # once for all requests that wait
                 self._quiet_until = time.monotonic() + seconds
                 self._lines.put(f"{self.address.name}: {failure.message}: trying again in {seconds:.0f} s")
             if (stop or self._closed).wait(seconds):
@@ -282,18 +282,18 @@ class Client:
         raise Disconnected
 
     def fetch(self, path: str, body: Mapping[str, Any] | None = None, deadline: float = math.inf) -> dict[str, Any]:
-        """The JSON at a path of the interface; it answers `body`, if there is one. Raises ServerError or TimedOut."""
+        """The JSON response to a POST of `body`, or a GET without it, at a path. Raises ServerError or TimedOut."""
         with closing(self.stream(path, body, deadline=deadline)) as parts:
             return next(parts)
 
     def stream(
         self, path: str, body: Mapping[str, Any] | None, *, sequences: int = 1, deadline: float = math.inf
     ) -> Generator[dict[str, Any], None, None]:
-        """The parts of an answer as they come; one part unless the server streams and `body` has `stream`.
+        """The parts of a response as they arrive; one part unless the server streams and `body` has `stream`.
 
-        `deadline` is on the monotonic clock. A byte is no answer: only a whole part restarts the time limit. A stream
-        that ends without `[DONE]` ends quietly: whether all is there is for the caller to see. Raises ServerError and
-        TimedOut.
+        `deadline` is on the monotonic clock. Single bytes do not restart the time limit, only complete parts do. A
+        stream without a final `[DONE]` is no error here: the caller checks whether it is complete. Raises ServerError
+        and TimedOut.
         """
         try:
             connection = self._idle.pop()
@@ -312,7 +312,7 @@ class Client:
                     connection.until = min(time.monotonic() + SILENCE_S, deadline)
             if connection.is_shut:
                 raise EOFError
-        except Exception as error:  # of any kind: an address or a proxy that cannot be
+        except Exception as error:  # any kind, for example for an invalid address or proxy
             if time.monotonic() >= deadline:
                 raise TimedOut from None
             raise self._explain(error, is_shut=connection.is_shut) from None
@@ -324,12 +324,12 @@ class Client:
                 self._idle.append(connection)
 
     def _parts(self, response: Any, most: int, *, streams: bool) -> Iterator[dict[str, Any]]:
-        """The parts of an answer. Raises ServerError for one that is not 200."""
+        """The parts of a response. Raises ServerError if its status is not 200."""
         kind, encoding = (response.headers.get(name, "").lower() for name in ("content-type", "content-encoding"))
         kind, encoding = kind.partition(";")[0].strip(), encoding.strip()
         if response.status_code != 200:
             content = b""
-            with suppress(ServerError, self._library.DecodingError):  # the status says enough
+            with suppress(ServerError, self._library.DecodingError):  # the status is enough
                 content = _content(response, MOST_REFUSAL)
             raise self._refusal(response, message_of(content, kind))
         if encoding not in ("", "identity", "gzip", "deflate"):
@@ -338,7 +338,7 @@ class Client:
             instead = f" but {one_line(kind) or 'something else'}"
             yield object_of(_content(response, most).decode("utf-8", "replace"), instead=instead)
             return
-        response.encoding = "utf-8-sig"  # whatever charset it names
+        response.encoding = "utf-8-sig"  # whatever charset the header names
         length = 0
         for event in self._library.EventSource(response, max_event_size=most):
             if event.data == "[DONE]":
@@ -351,7 +351,7 @@ class Client:
             yield part
 
     def _refusal(self, response: Any, message: str) -> ServerError:
-        """The error of an answer that is not 200."""
+        """The error for a response with a status other than 200."""
         status, headers, hint = int(response.status_code), response.headers, ""
         words = f"{status} {message}".rstrip()
         if status in (401, 403):
@@ -366,7 +366,7 @@ class Client:
         return ServerError(words, again=again, wait_s=wait_s, fatal=is_fatal, status=status, hint=hint)
 
     def _explain(self, error: Exception, *, is_shut: bool) -> Exception:
-        """Why a request failed: what was raised on purpose, or trouble with the connection."""
+        """The ServerError for a failed request: one that was raised on purpose, or one about the connection."""
         library = self._library
         if is_shut:
             return ServerError(f"no answer within {SILENCE_S:g} s", again=True)
@@ -386,7 +386,7 @@ class Client:
 
 
 def _content(response: Any, most: int) -> bytes:
-    """A whole body, decoded. Raises ServerError where it is too large."""
+    """The whole decoded body. Raises ServerError if it is larger than `most` bytes."""
     content = bytearray()
     for piece in response.iter_bytes():
         content += piece
@@ -400,7 +400,7 @@ def _too_large(most: int) -> ServerError:
 
 
 def _cause(error: BaseException) -> str:
-    """The innermost reason: the outer ones only report that all attempts failed."""
+    """The innermost cause; the outer ones only report that all attempts failed."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return "refused" if isinstance(error, ConnectionRefusedError) else one_line(str(error)) or "unknown host"

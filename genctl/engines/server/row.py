@@ -1,4 +1,4 @@
-"""One row on a server: its requests, one after another in a thread, and the events that their answers become."""
+"""One row on a server: its requests, one after another in a thread, and the events made from the responses."""
 
 from __future__ import annotations
 
@@ -35,31 +35,31 @@ from genctl.params import DEFAULT_NEW_TOKENS
 if TYPE_CHECKING:
     from genctl.models.tokenizer_alone import LoneTokenizer
 
-PARTS = 64  # of a stream for each token, at most: servers may send single characters
-FEWEST = 1024  # parts that any stream may have
-MALFORMED = (400, 422)  # statuses with which servers refuse more sequences than they give
+PARTS = 64  # most parts of a stream per token: servers may send single characters
+FEWEST = 1024  # parts that any stream may have, however few its tokens
+MALFORMED = (400, 422)  # statuses with which servers refuse too many sequences
 Update: TypeAlias = "events.Event | GenctlError | None"  # an error ends the run; None: the row is done
 
 
 @dataclass
 class RemoteSequence:
-    """One sequence of a row. A new attempt starts from nothing."""
+    """One sequence of a row. A new attempt starts with an empty one."""
 
     tokens: list[Token] = field(default_factory=list)
     thought: str = ""
     end: Ending | None = None
     usage: Usage = field(default_factory=Usage)
-    seed: int | None = None  # of its own request, where a row has several
-    reported: int = 0  # tokens that events have
+    seed: int | None = None  # of its own request, if the row has several requests
+    reported: int = 0  # tokens already reported in events
 
     @property
     def has_text(self) -> bool:
-        """Whether anything has come."""
+        """Whether anything has been received."""
         return bool(self.tokens or self.thought)
 
     @property
     def total(self) -> float:
-        """The log-probability of what is reported, as far as the server lists its tokens."""
+        """The log-probability of the reported tokens; NaN if the server does not list them."""
         is_unlisted = not self.reported and bool(self.thought or self.usage.new)
         return math.nan if is_unlisted else math.fsum(token.logprob for token in self.tokens[: self.reported])
 
@@ -68,8 +68,8 @@ class RemoteSequence:
 class RemoteRow:
     """A row and the server that computes it.
 
-    `live`: its pieces become events as they come, not when the row is done. What has been shown cannot be taken back: a
-    live answer that is cut off is not requested again. `stop` ends the row, for the reason that `interrupted` gives.
+    `live`: pieces become events as they arrive, not when the row is done. Shown text cannot be taken back, so a live
+    response that is cut off is not requested again. `stop` ends the row, for the reason returned by `interrupted`.
     """
 
     request: Request
@@ -88,14 +88,14 @@ class RemoteRow:
         self.most = generation.max_new_tokens or DEFAULT_NEW_TOKENS  # tokens of each sequence
         self.sequences = [RemoteSequence() for _ in range(generation.num_return_sequences)]
         self.hypotheses: dict[int, events.Hypothesis] = {}
-        self.places = dict.fromkeys(range(len(self.sequences)), 0)  # of sequences that live on, in the newest event
+        self.places = dict.fromkeys(range(len(self.sequences)), 0)  # live sequence -> its place in the newest event
         self.steps = self.prompt_tokens = 0
         self.began = self.first = monotonic()
         limits = [one for one in (generation.max_time, runtime.row_timeout) if one is not None]
         self.deadline = self.began + min(limits, default=math.inf)
 
     def run(self) -> None:
-        """Emit the events of the row. The last update is None; before it may be the error that ends the run."""
+        """Emit the events of the row, then possibly the error that ends the run, and finally None."""
         reason = ""
         try:
             self.emit(self._began())
@@ -108,7 +108,7 @@ class RemoteRow:
                     return
                 reason = self.interrupted()
             self._finish(reason)
-        except Exception as error:  # whatever a server sends may cost its row, never the others
+        except Exception as error:  # a bad response fails only its own row
             failure = row_error(self.server.name, error)
             failed = events.Failed(self.request.id, failure.code, failure.message, failure.hint)
             self.emit(failure if ends_run(failure) else failed)
@@ -118,7 +118,7 @@ class RemoteRow:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def _complete(self) -> None:
-        """Request all sequences: as many at once as the server gives. Raises what `run` catches."""
+        """Request all sequences, as many at once as the server returns. Raises the exceptions that `run` catches."""
         server, request, draws = self.server, self.request, self.generation.draws
         fixed, problems = bodies.sampling_fields(request.resolved, server.owner, chat=self.chat)
         if problems:
@@ -140,18 +140,18 @@ class RemoteRow:
             except ServerError as error:
                 if len(slots) == 1 or error.status not in MALFORMED:
                     raise
-                width = len(slots) // 2  # the server refuses so many
+                width = len(slots) // 2  # the server refuses that many
                 continue
             left = [slot for slot in left if self.sequences[slot].end is None]
             if left:
                 width = server.most_sequences = min(server.most_sequences, len(slots) - len({*slots} & {*left}))
 
     def _send(self, fixed: dict[str, Any], slots: Sequence[int], seed: int | None) -> None:
-        """Send a request once, or again without what the server cannot do. Raises ServerError."""
+        """Send a request; repeat it without the features that the server turns out to lack. Raises ServerError."""
         server = self.server
         for slot in slots:
             self.sequences[slot] = RemoteSequence(seed=seed if len(slots) < len(self.sequences) else None)
-        asked = [self.sequences[slot] for slot in slots]
+        requested = [self.sequences[slot] for slot in slots]
         body = {**fixed, **self._prompt()}
         if server.may("logprobs", chat=self.chat):
             body |= bodies.logprob_fields(self.report.top, chat=self.chat)
@@ -163,13 +163,13 @@ class RemoteRow:
                         words = f"the stream does not end: it has {number} parts for at most {self.most} tokens"
                         raise ServerError(words)
                     self._take(part, slots)
-            ended = [one for one in asked if one.end is not None]
-            if not ended or any(one.has_text and one.end is None for one in asked):
+            ended = [one for one in requested if one.end is not None]
+            if not ended or any(one.has_text and one.end is None for one in requested):
                 raise ServerError("the answer was cut off before its end", again=True)
         except ServerError as error:
-            if all(one.end is not None for one in asked):
-                return  # whatever is wrong behind the last text
-            error.again = error.again and not (self.live and any(one.has_text for one in asked))
+            if all(one.end is not None for one in requested):
+                return  # an error after the end of all texts does not matter
+            error.again = error.again and not (self.live and any(one.has_text for one in requested))
             if (len(slots) > 1 and error.status in MALFORMED) or not server.lacks(body, error):
                 raise
             self._send(fixed, slots, seed)
@@ -178,7 +178,7 @@ class RemoteRow:
         return bodies.messages_of(self.request.prompt, self.request.messages, self.request.resolved.runtime.system)
 
     def _prompt(self) -> dict[str, Any]:
-        """The messages, or a plain prompt: as ids where there are any and the server takes them, else as text."""
+        """The messages, or a plain prompt: as ids if there are any and the server accepts them, else as text."""
         request, tokenizer, takes_ids = self.request, self.tokenizer, self.server.may("ids")
         if self.chat:
             return {"messages": self._messages()}
@@ -192,7 +192,7 @@ class RemoteRow:
         return {"prompt": tokenizer.text(request.prompt_ids)}
 
     def _take(self, part: dict[str, Any], slots: Sequence[int]) -> None:
-        """Take the next part of the answer. Raises ServerError."""
+        """Process the next part of the response. Raises ServerError."""
         could_stop = self.generation.stop_strings is not None or self.generation.stop_token_ids is not None
         pieces, usage = pieces_of(part, self.report.top, could_stop=could_stop), usage_of(part)
         if any(piece.choice >= len(slots) for piece in pieces):
@@ -210,7 +210,7 @@ class RemoteRow:
                 self._grow(slots[piece.choice], piece.tokens, piece.thought)
         if usage is not None:
             self.prompt_tokens = usage.prompt or self.prompt_tokens
-            if len(pieces) == 1 or len(slots) == 1:  # llama-server counts each sequence alone
+            if len(pieces) == 1 or len(slots) == 1:  # llama-server reports the usage of each sequence
                 self.sequences[slots[pieces[0].choice if pieces else 0]].usage = usage
 
     # -- events --------------------------------------------------------------------------------------------------------
@@ -231,8 +231,8 @@ class RemoteRow:
         )  # fmt: skip
 
     def _finish(self, reason: str) -> None:
-        """Emit the events that are still missing. `reason` ends the sequences that have not ended."""
-        if not self.live:  # all steps of all sequences, side by side, as if they had been decoded together
+        """Emit the remaining events. Sequences that have not ended end with `reason`."""
+        if not self.live:  # the steps of all sequences, interleaved as if they had been decoded together
             for place in range(max(len(sequence.tokens) for sequence in self.sequences)):
                 for slot, sequence in enumerate(self.sequences):
                     self._grow(slot, sequence.tokens[place : place + 1], reason=reason)
@@ -243,7 +243,7 @@ class RemoteRow:
         self.emit(events.Finished(self.request.id, ordered, self.prompt_tokens, seconds, first_token_s))
 
     def _grow(self, slot: int, tokens: Sequence[Token] = (), thought: str = "", reason: str = "") -> None:
-        """Emit a step in which one sequence grows, and ends if nothing more of it comes."""
+        """Emit a step in which one sequence grows, and ends if nothing more will come."""
         name, sequence, places = self.request.id, self.sequences[slot], self.places
         sequence.reported += len(tokens)
         ends = sequence.reported == len(sequence.tokens) and (sequence.end is not None or bool(reason))
@@ -270,10 +270,10 @@ class RemoteRow:
         reason, stop, kind = sequence.end or Ending(reason)
         text = "".join(token.text for token in tokens)
         counted = len(tokens) if usage.new is None else usage.new
-        # a server may leave out EOS; without the other tokens that it counts, the ids are not those of the text
+        # a server may omit EOS; if other counted tokens are missing, the ids are not those of the text
         lacking = counted - len(tokens)
         is_known = bool(tokens) and all(token.id >= 0 for token in tokens) and lacking in (0, int(reason == "eos"))
-        bare = len([*takewhile(lambda token: not token.text, tokens)])  # those of a thought, if they are listed
+        bare = len([*takewhile(lambda token: not token.text, tokens)])  # thinking tokens, if they are listed
         listed = not thought or bool(bare)
         return events.Hypothesis(
             tuple(token.id for token in tokens) if is_known else (),

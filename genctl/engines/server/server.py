@@ -1,4 +1,4 @@
-"""One server: its model, what it can do; and requests whose answers are read whole, as those of `genctl score`."""
+"""One server: its model and features; and requests with complete responses, such as those of `genctl score`."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ if TYPE_CHECKING:
     from genctl.engines.protocol import Outcome
 
 T = TypeVar("T")
-IN_FLIGHT = 8  # requests, where batch_size does not say
-TOLERANCE = 0.1  # nats, between a token that is read and the same one that is written: passes differ a little
+IN_FLIGHT = 8  # requests at once, if batch_size is not set
+TOLERANCE = 0.1  # nats, between a token in the prompt and the same one generated: passes differ a little
 PROMPT = "Hello"
-UNABLE = (500, 501)  # what servers answer, besides 400, to what they cannot do
+UNABLE = (500, 501)  # statuses, besides 400, for requests that a server cannot do
 REFUSED = (400, 422, *UNABLE)
 LISTED = 8  # models named in a message
-PROBE_S = 30.0  # for a probe, with its pauses and further attempts
+PROBE_S = 30.0  # for a probe, pauses and retries included
 
 
 class Server:
-    """A server that has answered. Raises BackendError where it cannot be used.
+    """A server that has responded. Raises BackendError if it cannot be used.
 
-    What it can do is taken for granted. Only where it refuses a request, or a job cannot do without, is it probed with
-    a request for one token.
+    Features are assumed to exist. Only if the server refuses a request, or if a job depends on a feature, is it probed
+    with a request for one token.
     """
 
     def __init__(self, address: Address, model: str | None, note: Callable[[str], object] = lambda line: None) -> None:
         self.client = Client(address, note)
         self.name = address.name
-        self.most_sequences = 1 << 16  # that one request may have
-        self._able: dict[tuple[str, bool], bool] = {}  # by feature, and whether it is of chats
+        self.most_sequences = 1 << 16  # per request
+        self._able: dict[tuple[str, bool], bool] = {}  # by feature, and whether it is for chats
         self._lock = threading.Lock()
         try:
             self.model, self.owner = self._find_model(model)
@@ -64,9 +64,9 @@ class Server:
     def probe(
         self, path: str, body: Mapping[str, Any] | None = None, *, final: tuple[int | None, ...] = UNABLE
     ) -> dict[str, Any]:
-        """The answer to a request, sent again while the server is busy or still loads its model.
+        """The response to a request, repeated while the server is busy or still loading its model.
 
-        `final`: statuses that also mean that a server cannot do the request. Raises ServerError.
+        `final`: statuses that are not retried, because they may mean that a feature is missing. Raises ServerError.
         """
         deadline = time.monotonic() + PROBE_S
         try:
@@ -75,18 +75,18 @@ class Server:
             raise ServerError(f"{self.name}: the probe got no answer within {PROBE_S:g} s", fatal=True) from None
 
     def can(self, feature: str, *, chat: bool = False) -> bool:
-        """Whether it takes token `ids`, or gives `logprobs`: probed once. Raises ServerError."""
+        """Whether the server accepts token `ids`, or returns `logprobs`: probed once. Raises ServerError."""
         with self._lock:
             if (feature, chat) not in self._able:
                 self._able[feature, chat] = self._probe_feature(feature, chat)
             return self._able[feature, chat]
 
     def may(self, feature: str, *, chat: bool = False) -> bool:
-        """Whether it is not known to be unable."""
+        """Whether the server may have a feature: False only after a probe has failed."""
         return self._able.get((feature, chat), True)
 
     def lacks(self, body: Mapping[str, Any], error: ServerError) -> bool:
-        """Whether a refused request asks for something that the server cannot do. Raises ServerError."""
+        """Whether a refused request uses a feature that the server lacks. Raises ServerError."""
         chat = "messages" in body
         has = (("logprobs", bool(body.get("logprobs"))), ("ids", isinstance(body.get("prompt"), list)))
         return error.status in REFUSED and any(there and not self.can(one, chat=chat) for one, there in has)
@@ -104,19 +104,19 @@ class Server:
             return False
         if feature == "ids":
             return True
-        with suppress(ServerError):  # of a thought, some servers list no token
+        with suppress(ServerError):  # some servers do not list thinking tokens
             (piece,) = pieces_of(answer, 0)[:1]
             return bool(piece.thought) or not all(math.isnan(token.logprob) for token in piece.tokens)
         return False
 
     def _find_model(self, wanted: str | None) -> tuple[str, str]:
-        """The model's name and its owner, by whom the server's dialect is known."""
+        """The model's name and its owner, which determines the server's dialect."""
         models: dict[str, str] = {}
         try:
             listed = self.client.wait(partial(self.probe, "/models", final=(None,))).get("data")
             models = {str(entry["id"]): str(entry.get("owned_by", "")) for entry in listed or ()}
         except ServerError as error:
-            if wanted is None or error.status != 404:  # else it lists no models
+            if wanted is None or error.status != 404:  # 404: the server has no list of models
                 raise
         except BAD_SHAPE:
             pass
@@ -133,7 +133,7 @@ class Server:
         raise BackendError(f"{self.name}: {words}")
 
 
-# -- answers that are read whole ---------------------------------------------------------------------------------------
+# -- complete responses ------------------------------------------------------------------------------------------------
 
 
 def in_order(
@@ -142,7 +142,7 @@ def in_order(
     width: int,
     interrupted: Callable[[], object],
 ) -> Iterator[tuple[Key, T | GenctlError]]:
-    """One outcome for each row, in order; at most `width` are in flight. Raises BackendError where none can succeed."""
+    """One outcome per row, in order, with at most `width` in flight. Raises BackendError if no request can succeed."""
     incoming, turn = iter(wanted), itertools.cycle(servers)
     due: deque[tuple[Key, Server, Future[T]]] = deque()
     while not interrupted():
@@ -161,7 +161,7 @@ def in_order(
         if (error := future.exception()) is None:
             yield key, future.result()
             continue
-        failure = row_error(server.name, error)  # whatever a server sends may cost its row, never the others
+        failure = row_error(server.name, error)  # a bad response fails only its own row
         if ends_run(failure):
             raise failure
         yield key, failure
@@ -170,7 +170,7 @@ def in_order(
 def answers(
     servers: Sequence[Server], requests: Sequence[tuple[str, str, dict[str, Any]]], interrupted: Callable[[], object]
 ) -> Iterator[tuple[str, dict[str, Any] | GenctlError]]:
-    """The answers to requests: id, path and fields."""
+    """The responses to requests, each with its id; a request is id, path and fields."""
 
     def work(path: str, fields: Mapping[str, Any], server: Server) -> dict[str, Any]:
         return server.client.retry(partial(server.client.fetch, path, {"model": server.model, **fields}))
@@ -179,7 +179,7 @@ def answers(
     return in_order(servers, rows, IN_FLIGHT, interrupted)
 
 
-# -- scores: a prompt that a server sends back, token by token, with its log-probabilities -----------------------------
+# -- scores: a server echoes a prompt, token by token, with log-probabilities ------------------------------------------
 
 
 def score(
@@ -188,7 +188,7 @@ def score(
     options: ScoringOptions,
     interrupted: Callable[[], object],
 ) -> Iterator[tuple[Key, Outcome]]:
-    """One outcome for each text, in order; `batch_size` are in flight. Raises BackendError where a server cannot."""
+    """One outcome per text, in order, with `batch_size` in flight. Raises BackendError if a server cannot score."""
     for server in servers:
         server.client.wait(partial(_check_echo, server))
     rows = ((key, partial(_score_row, text, options)) for key, text in texts)
@@ -196,10 +196,10 @@ def score(
 
 
 def _check_echo(server: Server) -> None:
-    """Raises BackendError where the server has no log-probabilities of a prompt, or wrong ones.
+    """Raises BackendError if the server returns no log-probabilities of a prompt, or wrong ones.
 
-    A token is `generated`, and then read as the end of a prompt: it must have the same log-probability both times. Some
-    servers shift the numbers by one token where a model has no BOS.
+    A token is `generated`, then sent as the end of a prompt: it must have the same log-probability both times. Some
+    servers shift the numbers by one token if a model has no BOS.
     """
     body: dict[str, Any] = {"model": server.model, "max_tokens": 1, "temperature": 0.0, "logprobs": 1}
     prompt, why, path = f"{PROMPT}, {PROMPT}", "gives no log-probabilities of a prompt", bodies.PATHS[False]
@@ -208,7 +208,7 @@ def _check_echo(server: Server) -> None:
         generated = tokens_of(answer["choices"][0].get("logprobs"), 0)[0]
         whole = prompt + generated.text
         start, token = _echoed(server.probe(path, {**body, "prompt": whole, "echo": True}), whole, 0)[-1]
-        # a token that begins elsewhere is another one, so there is nothing to compare
+        # if the last token begins elsewhere, it is a different one, and there is nothing to compare
         if start != len(prompt) or abs(token.logprob - generated.logprob) < TOLERANCE:
             return
         why = "gives log-probabilities for a prompt that contradict those for generated text"
@@ -234,10 +234,10 @@ def _score_row(item: TextToScore, options: ScoringOptions, server: Server) -> li
 
 
 def _score_text(context: str, text: str, top: int, server: Server, deadline: float) -> Scored:
-    """The score of a text behind its context.
+    """The score of a text after its context.
 
-    The first token, which most servers give no score, is left out. Raises InputError where nothing is left, and where a
-    token crosses the end of the context.
+    Without a context, the first token is left out if the server has no score for it, as most have none. Raises
+    InputError if nothing is left, if a later score is missing, or if a token crosses the end of the context.
     """
     whole, begin = context + text, len(context)
     body = {"model": server.model, "prompt": whole, "max_tokens": 1, "temperature": 0.0, "echo": True}
@@ -262,10 +262,10 @@ def _score_text(context: str, text: str, top: int, server: Server, deadline: flo
 
 
 def _echoed(answer: Mapping[str, Any], text: str, top: int) -> list[tuple[int, Token]]:
-    """The tokens of the prompt `text` in an answer to `echo`, each with the character at which it begins.
+    """The tokens of the prompt `text` in a response to `echo`, each with the index of its first character.
 
-    BOS and what was generated are left out. Raises InputError where the tokens are not those of the text, ServerError
-    without any.
+    BOS and generated tokens are left out. Raises InputError if the tokens do not add up to the text, ServerError if
+    there are none.
     """
     try:
         logprobs = answer["choices"][0]["logprobs"]
@@ -277,7 +277,7 @@ def _echoed(answer: Mapping[str, Any], text: str, top: int) -> list[tuple[int, T
     before = "".join(token.text for token in tokens).find(text)
     if before in (0, *lengths[:1]):  # only BOS may come before
         offsets = [at - before for at in itertools.accumulate(lengths, initial=0)][:-1]
-    # else a character is spread over several tokens, and the server's own offsets hold
+    # else a character is split over several tokens, and the server's own offsets are used
     is_list = isinstance(offsets, list) and len(offsets) == len(tokens) and all(isinstance(at, int) for at in offsets)
     starts = offsets if is_list else []
     inside = [(start, token) for start, token in zip(starts, tokens, strict=False) if 0 <= start < len(text)]

@@ -1,6 +1,6 @@
 """Servers in place of a checkpoint.
 
-A row becomes one request, or several where the server gives fewer sequences at once.
+A row becomes one request, or several if the server returns fewer sequences at once.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from genctl.engines.protocol import Outcome, ScoringOptions, TextToScore
     from genctl.models.tokenizer_alone import LoneTokenizer
 
-GRACE_S = 2.0  # for rows to report what they have, once they have to end
-NOT_SCORED = ("add_eos", "stride", "window", "target")  # options of scoring that need the tokenizer, or an encoder
+GRACE_S = 2.0  # for rows to report their results so far after an interrupt
+NOT_SCORED = ("add_eos", "stride", "window", "target")  # scoring options that need a tokenizer or an encoder here
 
 
 class RemoteSession:
-    """One or several servers, ready for requests. Rows are spread over them in turn."""
+    """One or several servers, ready for requests. Rows are distributed round-robin."""
 
-    done = WorkDone()  # as far as servers report it
+    done = WorkDone()  # servers report no work
 
     def __init__(self, setup: EngineSetup) -> None:
-        """Reach the servers. A tokenizer makes token ids of prompts here; without one the server does.
+        """Connect to the servers. With a tokenizer, prompts are tokenised here; without one, by the server.
 
-        Raises BackendError where a server cannot be used, UsageError for what names none, ModelError for the tokenizer.
+        Raises BackendError if a server cannot be used, UsageError for an invalid address, ModelError for the tokenizer.
         """
         runtime, self._live = setup.runtime, setup.live
         assert runtime.backend is not None
@@ -56,7 +56,7 @@ class RemoteSession:
             if len({server.model for server in self.servers}) > 1:
                 each = "; ".join(f"{server.name} has {server.model}" for server in self.servers)
                 raise BackendError(f"the servers have different models: {each}", hint="name one with --model")
-        except BaseException:  # Ctrl-C too: connections that are open are closed
+        except BaseException:  # also on Ctrl-C, close the open connections
             self.close()
             raise
         facts = tuple(("server", server.name) for server in self.servers)
@@ -68,7 +68,7 @@ class RemoteSession:
         return [f"{one.name}: {one.model}" + (f" ({one.owner})" if one.owner else "") for one in self.servers]
 
     def fingerprints(self) -> dict[str, str]:
-        """No server reports which weights it has: the journal knows its address and the name of its model."""
+        """Empty: servers do not identify their weights. The journal has the server's address and the model's name."""
         return {}
 
     def resolve(self, layers: Sequence[Layer]) -> Resolved:
@@ -76,7 +76,7 @@ class RemoteSession:
         return resolve([Layer(self.servers[0].name, {"model": self.about.name}, declared="user"), *layers])
 
     def plan(self, resolved: Resolved) -> JobPlan:
-        """Check once whether the servers can do a job (`Engine.plan`). Raises BackendError or UsageError."""
+        """Check whether the servers can do a job (`Engine.plan`). Raises BackendError or UsageError."""
         chat = resolved.runtime.is_chat
         each = ((one.name, sampling_fields(resolved, one.owner, chat=chat)[1]) for one in self.servers)
         if problems := [f"{name}: {words}" for name, all_words in each for words in all_words]:
@@ -89,13 +89,13 @@ class RemoteSession:
         return JobPlan("sample" if resolved.generation.draws else "greedy", without_logprobs=without_logprobs)
 
     def watched(self, tokens: Sequence[str]) -> tuple[int, ...]:
-        """No server reports tokens that were not chosen. Raises UsageError."""
+        """Raises UsageError for any tokens: servers do not report tokens that were not chosen."""
         if tokens:
             raise UsageError(f"--watch {tokens[0]}: a server reports no tokens that were not chosen")
         return ()
 
     def width(self, resolved: Resolved, default: int) -> int:
-        """The bound on requests in flight. Raises UsageError."""
+        """The maximum number of requests in flight. Raises UsageError for batch_size = auto."""
         size = resolved.runtime.batch_size
         if size == "auto":
             words = "batch_size = auto measures memory here, but the model is on a server"
@@ -103,7 +103,7 @@ class RemoteSession:
         return min(default, IN_FLIGHT) if size is None else int(size)
 
     def use_threads(self, rows: int, recorded: int | None = None) -> int | None:
-        """None: servers choose for themselves."""
+        """None: servers choose their own threads."""
 
     def close(self, *, hurried: bool = False, failed: bool = False) -> None:
         """Close all connections."""
@@ -117,7 +117,7 @@ class RemoteSession:
         *,
         interrupted: Callable[[], str] = protocol.never,
     ) -> Iterator[tuple[Key, Outcome]]:
-        """The outcome of each text, in order. Raises UsageError or BackendError at once for what servers cannot do."""
+        """The outcome of each text, in order. Raises UsageError or BackendError at once if servers cannot do it."""
         refused = [f"--{name.replace('_', '-')}" for name in NOT_SCORED if getattr(options, name)]
         if refused := [*refused, *(["--tokenizer"] if self._tokenizer is not None else [])]:
             raise UsageError(f"{' and '.join(refused)} cannot be done on a server, which reads each text as it is")
@@ -126,9 +126,9 @@ class RemoteSession:
     def stream(
         self, requests: Rows, report: Report | None = None, flow: Flow = ALONE
     ) -> Generator[events.Event, None, None]:
-        """As `Engine.stream`: at most `flow.width` requests are in flight. Raises BackendError where none can succeed.
+        """See `Engine.stream`; at most `flow.width` requests are in flight. Raises BackendError if none can succeed.
 
-        No row depends on those beside it, so all are one group, and memory is the server's own concern.
+        Rows do not depend on each other, so all are one group; memory is left to the server.
         """
         updates, stop = queue.SimpleQueue[Update](), threading.Event()
         incoming = (request for request in requests if isinstance(request, Request))
@@ -162,7 +162,7 @@ class RemoteSession:
             self._tick(stop)
 
     def _tick(self, stop: threading.Event) -> None:
-        """Report notes, and end requests whose time is over; all of them after `stop`."""
+        """Report notes, and end requests past their deadline; after `stop`, end all."""
         for server in self.servers:
             server.client.tick()
             if stop.is_set():
