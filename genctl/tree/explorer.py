@@ -140,10 +140,6 @@ class Explorer:
             goes_on = ending not in (None, self.tree.tip)
             yield replace(self.tree.at, note=f"after EOS: the text ends at node {ending}" if goes_on else "")
 
-    def all(self, call: Call | str) -> list[Result]:
-        """Do a command to its end."""
-        return list(self.do(call))
-
     def pause(self, reason: str = "interrupted") -> None:
         """End what is being written at its next token."""
         self._reason = reason

@@ -123,7 +123,7 @@ def test_a_tree_that_is_cut_anywhere_is_a_beginning_of_it(folder: Path, tmp_path
     with disk.recording():
         made = explorer(path)
         for line in ("generate 3", "take 2 1"):
-            made.all(line)
+            list(made.do(line))
         made.close()
     whole = path.read_bytes()
     assert len(disk.crashes) > 10

@@ -27,7 +27,7 @@ LINES = st.lists(st.sampled_from([*MOVES, *STEPS, *STEPS, *BACK]), max_size=9)
 def do(made: Explorer, lines: list[str]) -> None:
     for line in lines:
         try:
-            made.all(line)
+            list(made.do(line))
         except GenctlError:  # such as `goto 1` before there is one
             continue
 
@@ -73,10 +73,10 @@ def test_undo_restores_what_was_before_a_step(lines: list[str], step: str) -> No
     nodes, at, knobs, count = list(made.tree.nodes), made.tree.at, made.tree.settings, len(made.tree.steps)
     do(made, [step])
     if len(made.tree.steps) > count:
-        made.all("undo")
+        list(made.do("undo"))
     assert (made.tree.nodes, made.tree.at, made.tree.settings) == (nodes, at, knobs)
     while made.tree.steps:
-        made.all("undo")
+        list(made.do("undo"))
     assert (made.tree.cursor, made.tree.tip, len(made.tree)) == (ROOT, ROOT, 0)
     assert list(made.tree.leaves) == [ROOT]
 
@@ -95,8 +95,8 @@ def test_a_copy_of_a_tree_is_the_tree_and_its_sums_are_those_of_a_walk(lines: li
     assert made.tree.cursor in (ROOT, *made.tree.path(made.tree.tip))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "copy"
-        made.all(f"save {path}")
+        list(made.do(f"save {path}"))
         assert vars(read_tree(path)) == vars(made.tree)
-        made.all("take 1 0")
+        list(made.do("take 1 0"))
         made.close()
         assert vars(read_tree(path)) == vars(made.tree)

@@ -22,7 +22,7 @@ SCRIPT = ["generate 3", "left 2", "take 2 2", "start", "sample 2 3", "set temper
 def saved(path: Path, lines: list[str]) -> TokenTree:
     made = explorer(path)
     for line in lines:
-        made.all(line)
+        list(made.do(line))
     made.close()
     return made.tree
 
@@ -39,8 +39,8 @@ def test_a_killed_command_loses_one_line_and_the_tree_goes_on(tmp_path: Path) ->
             again = Explorer.reopen(stories(), cut)
             assert cut.read_bytes() == content[:end]
             nodes = len(again.tree)
-            again.all("take 1 0")
-            again.all("undo")
+            list(again.do("take 1 0"))
+            list(again.do("undo"))
             again.close()
             assert (len(again.tree), vars(read_tree(cut))) == (nodes, vars(again.tree)), count
             cut.unlink()
@@ -50,10 +50,10 @@ def test_commands_that_only_look_write_nothing(tmp_path: Path) -> None:
     path = tmp_path / "t"
     made = explorer(path)
     for line in ("generate 3", "left 1"):
-        made.all(line)
+        list(made.do(line))
     content = path.read_bytes()
     for line in ("show", "find a", "why", "text"):
-        made.all(line)
+        list(made.do(line))
         assert path.read_bytes() == content, line
     made.close()
 
