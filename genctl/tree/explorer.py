@@ -26,7 +26,7 @@ from genctl.engines.session import Session
 from genctl.errors import InputError, ModelError, UsageError, checkpoint_change
 from genctl.events import Token
 from genctl.io.rows import row_seed
-from genctl.io.sessions import encoded
+from genctl.io.sessions import close_session, encoded
 from genctl.io.sink import Sink
 from genctl.kernels.ops import entropy, log_softmax
 from genctl.params import GRAMMARS
@@ -111,12 +111,7 @@ class Explorer:
 
     def close(self, *, sync: bool = True) -> None:
         """Close the file. With `sync`, raises OutputError if another program has taken it away."""
-        if self.file is not None:
-            try:
-                if sync:
-                    self.file.sync()
-            finally:
-                self.file.leave()
+        close_session(self.file, sync=sync)
 
     # -- commands ------------------------------------------------------------------------------------------------------
 
