@@ -31,7 +31,7 @@ from genctl.io.sink import Sink
 from genctl.kernels.ops import entropy, log_softmax
 from genctl.params import GRAMMARS
 from genctl.tree import saved
-from genctl.tree.commands import COMMANDS, MEMORY, Call, Result, TokenWritten, parse
+from genctl.tree.commands import COMMANDS, Call, Result, TokenWritten, parse
 from genctl.tree.scores import BranchScores, Distribution, remember
 from genctl.tree.token_tree import ROOT, SCHEMA, At, By, Change, StepUndone, TokenNode, TokenTree, TreeOpened, TreeStep
 
@@ -46,7 +46,7 @@ class Explorer:
     or PresetError for its settings; ModelError for an encoder-decoder.
     """
 
-    def __init__(self, session: Session, tree: TokenTree, file: Sink | None = None, memory: int = MEMORY) -> None:
+    def __init__(self, session: Session, tree: TokenTree, file: Sink | None = None) -> None:
         opened, name = tree.opened, "the tree" if file is None else str(file.path)
         here = session.loaded.fingerprint()
         if opened.checkpoint != here:
@@ -63,7 +63,7 @@ class Explorer:
         session.planner.drafts = False  # each token is looked at
         self.session, self.tree, self.file = session, tree, file
         self.lock = threading.RLock()  # held while the tree changes
-        self.branches = BranchScores(session, tree, memory)
+        self.branches = BranchScores(session, tree)
         self.base = session.resolve(saved.layers_of(opened))
         self.interrupted: Callable[[], str] = never  # why what is being written has to end, besides `pause`
         self.line = ""  # of the command that is done
@@ -82,7 +82,6 @@ class Explorer:
         *,
         seed: int = 0,
         path: Path | Sink | None = None,
-        memory: int = MEMORY,
         shown: str = "",
     ) -> Explorer:
         """A new tree, saved at `path` (or in what `open_beside` has opened) if that is given. Raises GenctlError."""
@@ -92,19 +91,17 @@ class Explorer:
         opened = TreeOpened(
             SCHEMA, *checkpoint, prompt, tuple(prompt_ids), seed, saved_layers(layers, saved.ALLOWED), shown
         )
-        explorer = cls(session, TokenTree(opened), memory=memory)
+        explorer = cls(session, TokenTree(opened))
         if path is not None:
             explorer.file = saved.create(path, opened)
         return explorer
 
     @classmethod
-    def reopen(
-        cls, session: Session, path: Path, *, memory: int = MEMORY, note: Callable[[str], object] = lambda words: None
-    ) -> Explorer:
+    def reopen(cls, session: Session, path: Path, *, note: Callable[[str], object] = lambda words: None) -> Explorer:
         """A saved tree, to be continued. `note` receives what is left out of it. Raises GenctlError."""
         file, tree = saved.reopen(path, note)
         try:
-            return cls(session, tree, file, memory)
+            return cls(session, tree, file)
         except BaseException:  # a signal, too: the lock is released
             file.leave()
             raise

@@ -31,15 +31,19 @@ def session(arch: str, runtime: str = "auto") -> Session:
     return Session.load(Runtime(model=str(folder), runtime=runtime))
 
 
-def made(arch: str, runtime: str = "auto", memory: int = 2**30, path: Path | None = None, **knobs: object) -> Explorer:
+def made(
+    arch: str, runtime: str = "auto", memory: int | None = None, path: Path | None = None, **knobs: object
+) -> Explorer:
     layers = [Layer("flag", knobs, declared="command", typed=True)] if knobs else []
     loaded = session(arch, runtime)
-    return Explorer.begin(loaded, "", PROMPT, layers, seed=7, memory=memory, path=path)
+    made = Explorer.begin(loaded, "", PROMPT, layers, seed=7, path=path)
+    loaded.keep_texts(memory)
+    return made
 
 
-@pytest.mark.parametrize("memory", [2**30, 1], ids=["kept", "nothing kept"])
+@pytest.mark.parametrize("memory", [None, 1], ids=["kept", "nothing kept"])
 @pytest.mark.parametrize("arch", tiny.CAUSAL)
-def test_the_scores_after_every_node_are_those_of_its_text_alone(arch: str, memory: int) -> None:
+def test_the_scores_after_every_node_are_those_of_its_text_alone(arch: str, memory: int | None) -> None:
     tree = made(arch, memory=memory)
     for line in SCRIPT:
         list(tree.do(line))

@@ -9,7 +9,6 @@ from typing import Any
 from genctl.config.layers import Layer
 from genctl.engines.session import Session
 from genctl.params import Runtime
-from genctl.tree.commands import MEMORY
 from genctl.tree.explorer import Explorer
 
 PROMPT = "Once upon a time"
@@ -20,8 +19,10 @@ def stories() -> Session:
     return Session.load(Runtime(model="builtin:stories"))
 
 
-def explorer(path: Path | None = None, *, session: Any = None, memory: int = MEMORY, **knobs: Any) -> Explorer:
+def explorer(path: Path | None = None, *, session: Any = None, memory: int | None = None, **knobs: Any) -> Explorer:
     session = session or stories()
     ids = session.loaded.tokenizer(PROMPT)["input_ids"]
     layers = [Layer("flag", knobs, declared="command", typed=True)] if knobs else []
-    return Explorer.begin(session, PROMPT, ids, layers, seed=7, path=path, memory=memory)
+    made = Explorer.begin(session, PROMPT, ids, layers, seed=7, path=path)
+    session.keep_texts(memory)
+    return made

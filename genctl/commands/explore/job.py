@@ -17,7 +17,6 @@ from rich.text import Text
 from genctl.commands.explore import formats
 from genctl.commands.explore.options import ExploreOptions, check_opened, check_screen, expansion
 from genctl.commands.job import Job, request_of, settle, start_seed, started
-from genctl.commands.options import memory_bytes
 from genctl.config import reader
 from genctl.config.layers import Layer, row_layer
 from genctl.config.reader import Unreadable
@@ -29,7 +28,7 @@ from genctl.io.rows import BadRow, InputRow
 from genctl.io.sink import Sink
 from genctl.terminal.console import make_consoles
 from genctl.terminal.live_region import LoadingBar
-from genctl.tree.commands import MEMORY, Call, Continuation, Covered, Result, parse_script
+from genctl.tree.commands import Call, Continuation, Covered, Result, parse_script
 
 if TYPE_CHECKING:
     from genctl.engines.session import Session
@@ -44,7 +43,6 @@ def explore(options: ExploreOptions) -> int | None:
     with started(options) as job:
         out, err = make_consoles(options.color)
         check_screen(options)
-        memory = MEMORY if options.memory is None else memory_bytes(options.memory)
         calls = _script(options)
         if (limits := expansion(options)) is not None:
             calls = [Call("expand", limits, f"expand {options.expand}")]
@@ -85,7 +83,7 @@ def explore(options: ExploreOptions) -> int | None:
                 on_event = None if options.quiet else bar.show
                 needed = prompt is not None and prompt.prompt_ids is None
                 session: Any = job.load_engine(early, layers, on_event=on_event, need_tokenizer=needed, live=job.live)
-            explorer = _explorer(job, options, session, layers, prompt, saved, memory)
+            explorer = _explorer(job, options, session, layers, prompt, saved)
             explorer.interrupted = job.interrupt
             session.use_threads(session.plan(explorer.base).rows)
             job.messages.detail(*session.notes())
@@ -162,14 +160,13 @@ def _explorer(
     layers: Sequence[Layer],
     row: InputRow | None,
     saved: Sink | None,
-    memory: int,
 ) -> Explorer:
     """The tree of --open, or a new one."""
     from genctl.io.sessions import new_file
     from genctl.tree.explorer import Explorer
 
     if row is None:
-        return Explorer.reopen(session, Path(options.open or ""), memory=memory, note=job.messages.remark)
+        return Explorer.reopen(session, Path(options.open or ""), note=job.messages.remark)
     layers = [*layers, *([row_layer(row.params, row.where)] if row.params else [])]
     resolved, plan = settle(session, layers, options.strategy)
     job.describe(resolved, plan)
@@ -177,8 +174,8 @@ def _explorer(
     job.messages.note_once(prompt.note)
     # what a person does by hand is always saved
     file = new_file("explore", prompt.shown or prompt.text) if saved is None and options.has_screen else saved
-    begin = {"seed": start_seed(resolved), "memory": memory}
-    return Explorer.begin(session, prompt.text, prompt.ids, layers, path=file, shown=prompt.shown, **begin)
+    seed = start_seed(resolved)
+    return Explorer.begin(session, prompt.text, prompt.ids, layers, seed=seed, path=file, shown=prompt.shown)
 
 
 class TreeOutput(NamedTuple):
