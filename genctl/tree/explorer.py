@@ -10,7 +10,6 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +25,7 @@ from genctl.engines.session import Session
 from genctl.errors import InputError, ModelError, UsageError, checkpoint_change
 from genctl.events import Token
 from genctl.io.rows import row_seed
-from genctl.io.sessions import close_session, encoded
+from genctl.io.sessions import begin_session, close_session, encoded
 from genctl.io.sink import Sink
 from genctl.kernels.ops import entropy, log_softmax
 from genctl.params import GRAMMARS
@@ -81,30 +80,25 @@ class Explorer:
         layers: Sequence[Layer] = (),
         *,
         seed: int = 0,
-        path: Path | Sink | None = None,
         shown: str = "",
     ) -> Explorer:
-        """A new tree, saved at `path` (or in what `open_beside` has opened) if that is given. Raises GenctlError."""
+        """A new tree, which has no file. Raises GenctlError."""
         if not prompt_ids:
             raise InputError("the prompt tokenises to nothing, and there is nothing to continue")
         checkpoint = session.about.name, session.loaded.fingerprint()
         opened = TreeOpened(
             SCHEMA, *checkpoint, prompt, tuple(prompt_ids), seed, saved_layers(layers, saved.ALLOWED), shown
         )
-        explorer = cls(session, TokenTree(opened))
-        if path is not None:
-            explorer.file = saved.create(path, opened)
-        return explorer
+        return cls(session, TokenTree(opened))
 
-    @classmethod
-    def reopen(cls, session: Session, path: Path, *, note: Callable[[str], object] = lambda words: None) -> Explorer:
-        """A saved tree, to be continued. `note` receives what is left out of it. Raises GenctlError."""
-        file, tree = saved.reopen(path, note)
-        try:
-            return cls(session, tree, file)
-        except BaseException:  # a signal, too: the lock is released
-            file.leave()
-            raise
+    def save(self, file: Sink) -> None:
+        """Write the tree to a new file (`open_beside`), without what was undone; what follows goes there.
+
+        Raises OutputError; then nothing is left of the new file.
+        """
+        begin_session(file, map(events.to_json, (self.tree.opened, *saved.changes_of(self.tree))))
+        self.close()
+        self.file = file
 
     def close(self, *, sync: bool = True) -> None:
         """Close the file. With `sync`, raises OutputError if another program has taken it away."""

@@ -31,8 +31,8 @@ from genctl.errors import GenctlError, InputError, ModelError, PresetError, Usag
 from genctl.events import Began, Ended, Failed, Stepped, Token
 from genctl.events.results import Collector
 from genctl.events.results import Sequence as TokenSequence
+from genctl.io.output import open_beside
 from genctl.params import knobs
-from genctl.tree import saved
 from genctl.tree.commands import (
     Alternative,
     BranchText,
@@ -424,7 +424,5 @@ def save(explorer: Explorer, name: str) -> Iterator[Saved]:
     """Save the tree in a new file, without what was undone; what follows goes there. Raises OutputError."""
     if name == "-":
         raise UsageError("a tree is a file that is read again; give it a name")
-    file = saved.create(Path(name), explorer.tree.opened, saved.changes_of(explorer.tree))
-    explorer.close()
-    explorer.file = file
+    explorer.save(open_beside(Path(name)))
     yield Saved(name)

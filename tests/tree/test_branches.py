@@ -31,12 +31,10 @@ def session(arch: str, runtime: str = "auto") -> Session:
     return Session.load(Runtime(model=str(folder), runtime=runtime))
 
 
-def made(
-    arch: str, runtime: str = "auto", memory: int | None = None, path: Path | None = None, **knobs: object
-) -> Explorer:
+def made(arch: str, runtime: str = "auto", memory: int | None = None, **knobs: object) -> Explorer:
     layers = [Layer("flag", knobs, declared="command", typed=True)] if knobs else []
     loaded = session(arch, runtime)
-    made = Explorer.begin(loaded, "", PROMPT, layers, seed=7, path=path)
+    made = Explorer.begin(loaded, "", PROMPT, layers, seed=7)
     loaded.keep_texts(memory)
     return made
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from genctl.errors import GenctlError
 from genctl.tree.explorer import Explorer
-from genctl.tree.saved import read_tree
 from genctl.tree.token_tree import ROOT
-from tests.tree.trees import explorer, stories
+from tests.tree.trees import explorer, read_tree, reopened
 
 MOVES = ["left", "left 3", "right", "right 2", "up", "down", "start", "end", "goto 1"]
 STEPS = [
@@ -45,7 +44,7 @@ def test_the_file_gives_the_tree_back_and_goes_on_with_equal_bytes(lines: list[s
         first = explorer(parts)
         do(first, lines[:half])
         first.close()
-        again = Explorer.reopen(stories(), parts)
+        again = reopened(parts)
         assert vars(again.tree) == vars(first.tree)
         do(again, lines[half:])
         again.close()
