@@ -156,10 +156,6 @@ class Distribution:
         logprob, processed = float(self.logprobs[id]), float(self.processed[id])
         return Alternative(id, self._piece(id), int(self.ranks[id]), logprob, processed, remover)
 
-    def at(self, rank: int) -> Alternative:
-        """The token of a rank, from 1 to V."""
-        return self.of(int(self.order[rank - 1]))
-
     def top(self, count: int) -> list[Alternative]:
         """The `count` most probable tokens."""
         return [self.of(int(id)) for id in self.order[:count]]

@@ -66,7 +66,7 @@ def take(explorer: Explorer, token: int | str, n: int | None) -> Iterator[Result
     if isinstance(token, int):
         if token > len(distribution):
             raise UsageError(f"rank {token}: the model has {len(distribution)} tokens")
-        id = distribution.at(token).id
+        id = int(distribution.order[token - 1])
     else:
         try:
             id = watched_ids(explorer.session.loaded, [token])[0]
@@ -410,7 +410,7 @@ def _shown(explorer: Explorer, found: Distribution, listed: list[Alternative]) -
 def why(explorer: Explorer) -> Iterator[Why]:
     """What each processor did to the token under the cursor; at the end of a branch, to the most probable one."""
     distribution, under = explorer.distribution(explorer.tree.cursor), explorer.tree.under()
-    id = distribution.at(1).id if under is None else explorer.tree.nodes[under].id
+    id = int(distribution.order[0]) if under is None else explorer.tree.nodes[under].id
     yield Why(distribution.of(id), distribution.why(id), distribution.after_eos)
 
 

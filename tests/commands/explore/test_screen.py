@@ -346,4 +346,4 @@ def test_quit_leaves(in_line: bool) -> None:
         else:
             await shown.press("q")
 
-    assert play(part).return_value == 0
+    assert play(part).return_code == 0
