@@ -156,10 +156,6 @@ class Distribution:
         logprob, processed = float(self.logprobs[id]), float(self.processed[id])
         return Alternative(id, self._piece(id), int(self.ranks[id]), logprob, processed, remover)
 
-    def top(self, count: int) -> list[Alternative]:
-        """The `count` most probable tokens."""
-        return [self.of(int(id)) for id in self.order[:count]]
-
     def containing(self, text: str) -> Iterator[Alternative]:
         """The tokens whose text contains `text`, the most probable first."""
         wanted = text.casefold()

@@ -391,7 +391,7 @@ def _set(explorer: Explorer, values: dict[str, Any]) -> Settings:
 def show(explorer: Explorer, n: int) -> Iterator[Shown]:
     """The n most probable tokens at the cursor."""
     found = explorer.distribution(explorer.tree.cursor)
-    yield _shown(explorer, found, found.top(n))
+    yield _shown(explorer, found, [found.of(id) for id in found.order[:n].tolist()])
 
 
 def find(explorer: Explorer, text: str) -> Iterator[Shown]:
