@@ -174,7 +174,7 @@ def read_recording(name: str, note: Callable[[str], object] | None = None) -> li
         if first.startswith((b'{"event": "treeopened"', b'{"event": "opened"')):
             from genctl.tree.saved import events_of, tree_of_lines
 
-            return list(events_of(tree_of_lines(itertools.chain([first], lines), shown)))
+            return list(events_of(tree_of_lines(itertools.chain([first], lines), shown, [])))
         for number, line in enumerate(itertools.chain([first], lines), start=1):
             place = f"{shown}, line {number}"
             if not line.strip():

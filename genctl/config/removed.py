@@ -47,6 +47,7 @@ REMOVED = (
     Removed("format", "--input-format nul", "use --input-format jsonl"),
     Removed("flag", "explore --models", "use genctl compare --models A,B"),
     Removed("flag", "explore --max-nodes", "use --expand mass=0.9,depth=6,nodes=N"),
+    Removed("flag", "explore --memory", "the caches take 1 GiB, or what the last two texts need"),
     Removed("flag", "chat --list", "file names in ~/.local/state/genctl/sessions have the time and the first words"),
     Removed("flag", "explore --beside", "use genctl compare with two sides, or the command set KNOB=VALUE"),
     Removed("explore", "next", "goto NODE goes to any token; genctl run --scores lists their entropies"),

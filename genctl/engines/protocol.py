@@ -215,7 +215,6 @@ class StreamProgress:
 
     rows: int  # finished, and not among the events yet
     tokens: int
-    speeds: tuple[float, ...]  # tokens a second, of each worker
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,16 @@ def begin_session(sink: Sink, lines: Iterable[Mapping[str, Any]]) -> None:
         raise
 
 
+def close_session(sink: Sink | None, *, sync: bool) -> None:
+    """Close a file, if there is one. With `sync`, raises OutputError if another program has taken it away."""
+    if sink is not None:
+        try:
+            if sync:
+                sink.sync()
+        finally:
+            sink.leave()
+
+
 def encoded(line: Mapping[str, Any]) -> bytes:
     """Encode a line of the file."""
     return json.dumps(line, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"

@@ -118,16 +118,3 @@ def formula(lane: LaneHistory, best: Hypothesis) -> str:
     """The score of a hypothesis as a formula on one line."""
     numbers = f"{number(best.total)} / {len(best.tokens)} ** {penalty_of(lane)!r}"
     return f"score = total / tokens ** length_penalty = {numbers} = {number(best.score)}"
-
-
-def meaning(lane: LaneHistory, best: Hypothesis) -> str:
-    """What length_penalty does here, in one sentence: its sign is often misread."""
-    if best.total > 0:
-        return (
-            "This total is above 0 (a processor raised the scores above log-probabilities), which reverses the effect: "
-            "here a larger length_penalty favours SHORTER sequences."
-        )
-    kind, penalty = lane.began.strategy if lane.began else "", penalty_of(lane)
-    first = "Sequences that keep every promise come first; among them, totals" if kind.startswith("con") else "Totals"
-    effect = "favours LONGER sequences" if penalty > 0 else "favours SHORTER sequences; above 0 favours longer ones"
-    return f"{first} are negative and divided by tokens ** length_penalty: length_penalty = {penalty!r} {effect}."

@@ -122,7 +122,6 @@ class RowsBar:
         self._done = self._before = done
         self._failed = 0
         self._ahead = 0  # rows that are finished and not written yet
-        self._speeds: tuple[float, ...] = ()
         self._tokens = 0
         self._clock, self._began = clock, clock()
         self._closed = False
@@ -133,9 +132,9 @@ class RowsBar:
             self._tokens += event.new_tokens
         self._draw()
 
-    def work(self, rows: int, tokens: int, speeds: Sequence[float] = ()) -> None:
-        """What workers have done: rows that are finished and not written yet, all tokens; tokens a second of each."""
-        self._ahead, self._tokens, self._speeds = rows, tokens, tuple(speeds)
+    def work(self, rows: int, tokens: int) -> None:
+        """What workers have done: rows that are finished and not written yet, and all tokens."""
+        self._ahead, self._tokens = rows, tokens
         self._draw()
 
     def row(self, *, failed: bool = False) -> None:
@@ -166,8 +165,6 @@ class RowsBar:
         if self._total is not None and done:
             left = max(self._total - finished, 0) * seconds / done
             words.append(f"{timedelta(seconds=round(left))} left")
-        if self._speeds:
-            words.append(f"by worker: {', '.join(f'{speed:,.0f}' for speed in self._speeds)}")
         return " · ".join(words)
 
     def _draw(self) -> None:

@@ -81,12 +81,10 @@ class RunHistory:
     totals: Totals = field(default_factory=Totals)
     tallies: dict[str, ProcessorTally] = field(default_factory=dict)
     tokens: int = 0  # tokens written so far in all rows of all lanes
-    loading: Loading | None = None
 
     def feed(self, event: Event) -> None:
         """Take in one more event. Raises InputError if the event cannot follow (a damaged recording)."""
         if isinstance(event, Loading):
-            self.loading = None if event.done >= event.total > 0 else event
             return
         before, totals = self.lanes.get(event.lane), self.totals
         lane = self.lanes[event.lane] = (before or LaneHistory(event.lane)).after(event)

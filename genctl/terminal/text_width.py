@@ -267,22 +267,3 @@ def marked(width: int, before: str, pieces: Iterable[MarkedPiece], *, lines: int
         line.rstrip()
         found += [line, under] if under else [line] if line else []
     return found
-
-
-@dataclass(frozen=True)
-class Levels:
-    """Sizes as digits and colours: 0 below the first of nine `steps`, 9 from the last on."""
-
-    steps: tuple[float, ...]
-
-    def digit(self, size: float) -> str:
-        """The level of a size."""
-        return str(sum(size >= step for step in self.steps))
-
-    def colour(self, size: float) -> Style:
-        """The ramp of probabilities, from no size to the last step and more."""
-        return theme.colour(1 - int(self.digit(size)) / 9)
-
-    def piece(self, token: int, text: str, size: float) -> MarkedPiece:
-        """A token marked with the level of a size."""
-        return MarkedPiece(text or f"‹id {token}›", self.colour(size), self.digit(size))

@@ -1,6 +1,6 @@
 """A tree of tokens that a person goes through: the state under `genctl explore`.
 
-    explorer = Explorer.begin(session, prompt, prompt_ids, layers, seed=7, path=Path("tree.jsonl"))
+    explorer = Explorer.begin(session, prompt, prompt_ids, layers, seed=7)
     for result in explorer.do("generate 20"):  # results come while the model runs
         ...                                    # explorer.pause(), from another thread, ends it
     explorer.close()

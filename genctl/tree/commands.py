@@ -21,7 +21,6 @@ from genctl.errors import UsageError, nearest
 from genctl.events import Trace
 from genctl.tree.token_tree import At, TokenNode
 
-MEMORY = 2**30  # bytes for the texts that were read, by default
 Arguments: TypeAlias = "dict[str, Any]"
 
 # What a command does: it moves the cursor; writes a branch, which the cursor follows; writes several; undoes; changes

@@ -10,7 +10,6 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,12 +25,12 @@ from genctl.engines.session import Session
 from genctl.errors import InputError, ModelError, UsageError, checkpoint_change
 from genctl.events import Token
 from genctl.io.rows import row_seed
-from genctl.io.sessions import encoded
+from genctl.io.sessions import begin_session, close_session, encoded
 from genctl.io.sink import Sink
 from genctl.kernels.ops import entropy, log_softmax
 from genctl.params import GRAMMARS
 from genctl.tree import saved
-from genctl.tree.commands import COMMANDS, MEMORY, Call, Result, TokenWritten, parse
+from genctl.tree.commands import COMMANDS, Call, Result, TokenWritten, parse
 from genctl.tree.scores import BranchScores, Distribution, remember
 from genctl.tree.token_tree import ROOT, SCHEMA, At, By, Change, StepUndone, TokenNode, TokenTree, TreeOpened, TreeStep
 
@@ -46,7 +45,7 @@ class Explorer:
     or PresetError for its settings; ModelError for an encoder-decoder.
     """
 
-    def __init__(self, session: Session, tree: TokenTree, file: Sink | None = None, memory: int = MEMORY) -> None:
+    def __init__(self, session: Session, tree: TokenTree, file: Sink | None = None) -> None:
         opened, name = tree.opened, "the tree" if file is None else str(file.path)
         here = session.loaded.fingerprint()
         if opened.checkpoint != here:
@@ -63,7 +62,7 @@ class Explorer:
         session.planner.drafts = False  # each token is looked at
         self.session, self.tree, self.file = session, tree, file
         self.lock = threading.RLock()  # held while the tree changes
-        self.branches = BranchScores(session, tree, memory)
+        self.branches = BranchScores(session, tree)
         self.base = session.resolve(saved.layers_of(opened))
         self.interrupted: Callable[[], str] = never  # why what is being written has to end, besides `pause`
         self.line = ""  # of the command that is done
@@ -81,42 +80,29 @@ class Explorer:
         layers: Sequence[Layer] = (),
         *,
         seed: int = 0,
-        path: Path | Sink | None = None,
-        memory: int = MEMORY,
         shown: str = "",
     ) -> Explorer:
-        """A new tree, saved at `path` (or in what `open_beside` has opened) if that is given. Raises GenctlError."""
+        """A new tree, which has no file. Raises GenctlError."""
         if not prompt_ids:
             raise InputError("the prompt tokenises to nothing, and there is nothing to continue")
         checkpoint = session.about.name, session.loaded.fingerprint()
         opened = TreeOpened(
             SCHEMA, *checkpoint, prompt, tuple(prompt_ids), seed, saved_layers(layers, saved.ALLOWED), shown
         )
-        explorer = cls(session, TokenTree(opened), memory=memory)
-        if path is not None:
-            explorer.file = saved.create(path, opened)
-        return explorer
+        return cls(session, TokenTree(opened))
 
-    @classmethod
-    def reopen(
-        cls, session: Session, path: Path, *, memory: int = MEMORY, note: Callable[[str], object] = lambda words: None
-    ) -> Explorer:
-        """A saved tree, to be continued. `note` receives what is left out of it. Raises GenctlError."""
-        file, tree = saved.reopen(path, note)
-        try:
-            return cls(session, tree, file, memory)
-        except BaseException:  # a signal, too: the lock is released
-            file.leave()
-            raise
+    def save(self, file: Sink) -> None:
+        """Write the tree to a new file (`open_beside`), without what was undone; what follows goes there.
+
+        Raises OutputError; then nothing is left of the new file.
+        """
+        begin_session(file, map(events.to_json, (self.tree.opened, *saved.changes_of(self.tree))))
+        self.close()
+        self.file = file
 
     def close(self, *, sync: bool = True) -> None:
         """Close the file. With `sync`, raises OutputError if another program has taken it away."""
-        if self.file is not None:
-            try:
-                if sync:
-                    self.file.sync()
-            finally:
-                self.file.leave()
+        close_session(self.file, sync=sync)
 
     # -- commands ------------------------------------------------------------------------------------------------------
 
@@ -139,10 +125,6 @@ class Explorer:
             ending = self.ending(self.tree.tip)
             goes_on = ending not in (None, self.tree.tip)
             yield replace(self.tree.at, note=f"after EOS: the text ends at node {ending}" if goes_on else "")
-
-    def all(self, call: Call | str) -> list[Result]:
-        """Do a command to its end."""
-        return list(self.do(call))
 
     def pause(self, reason: str = "interrupted") -> None:
         """End what is being written at its next token."""

@@ -18,8 +18,7 @@ from genctl.config.listed_knobs import LISTS
 from genctl.config.settings import SavedLayer, objections
 from genctl.errors import InputError, printable
 from genctl.events import Began, Ended, Event, Finished, Hypothesis, Row, Stepped, Token
-from genctl.io.output import open_beside
-from genctl.io.sessions import begin_session, continue_session, damaged, decoded, read_session
+from genctl.io.sessions import continue_session, damaged, decoded
 from genctl.io.sink import Sink
 from genctl.params import Generation, knobs
 from genctl.tree.token_tree import KINDS, ROOT, SCHEMA, Change, TokenTree, TreeOpened, TreeStep
@@ -27,53 +26,38 @@ from genctl.tree.token_tree import KINDS, ROOT, SCHEMA, Change, TokenTree, TreeO
 ALLOWED = frozenset({*knobs(Generation), *LISTS})
 
 
-def create(path: Path | Sink, opened: TreeOpened, changes: Iterable[Change] = ()) -> Sink:
-    """A new file with these lines: at `path`, or in what `open_beside` has opened.
-
-    Raises OutputError, if it exists or cannot be written; then nothing is left of it.
-    """
-    sink = path if isinstance(path, Sink) else open_beside(path)
-    begin_session(sink, map(events.to_json, (opened, *changes)))
-    return sink
-
-
-def reopen(path: Path, note: Callable[[str], object]) -> tuple[Sink, TokenTree]:
-    """The file of a tree, to be continued, and the tree. `note` receives what `allowed` leaves out.
+def reopen(path: Path, note: Callable[[str], object]) -> tuple[TokenTree, Sink]:
+    """The tree in a file, and the file to continue it. `note` receives what `allowed` leaves out.
 
     Raises InputError if the file is not a tree or is damaged, and as `continue_session` does.
     """
     notes: list[str] = []
-    tree, sink, _ = continue_session(path, lambda lines: _read(lines, printable(str(path)), notes))
+    tree, sink, _ = continue_session(path, lambda lines: tree_of_lines(lines, printable(str(path)), notes))
     for each in notes:
         note(each)
-    return sink, tree
+    return tree, sink
 
 
 def changes_of(tree: TokenTree) -> Iterator[Change]:
     """The changes after the first line that make a tree as it is now: what was undone is not among them."""
     ends = [*(before.size for before in tree.steps[1:]), len(tree.nodes)]
     settings = [*(before.settings for before in tree.steps[1:]), tree.settings]
-    for before, end, own in zip(tree.steps, ends, settings, strict=False):  # without steps there is one end
+    for before, end, own in zip(tree.steps, ends, settings, strict=False):
         yield before.at
         yield TreeStep(before.line, tree.runs, own)
         yield from tree.nodes[before.size : end]
-    yield tree.at
+    if tree.steps:  # else there is nothing to move through
+        yield tree.at
 
 
-def read_tree(path: Path) -> TokenTree:
-    """The tree in a file, to look at: another process may be writing it. Raises InputError."""
-    return read_session(path, lambda lines: _read(lines, printable(str(path)), []))
+def tree_of_lines(lines: Iterable[bytes], name: str, notes: list[str]) -> TokenTree:
+    """The tree of the lines of a file, `name` in messages. `notes` receives what `allowed` leaves out.
 
-
-def tree_of_lines(lines: Iterable[bytes], name: str) -> TokenTree:
-    """The tree of the lines of a file, `name` in messages. Raises InputError."""
-    return _read(itertools.takewhile(lambda line: line.endswith(b"\n"), lines), name, [])
-
-
-def _read(lines: Iterator[bytes], name: str, notes: list[str]) -> TokenTree:
-    """The tree of whole lines. `notes` receives what `allowed` leaves out."""
-    tree = TokenTree(_opened(next(lines, b""), name, notes))
-    for number, line in enumerate(lines, 2):
+    Raises InputError.
+    """
+    whole = itertools.takewhile(lambda line: line.endswith(b"\n"), lines)
+    tree = TokenTree(_opened(next(whole, b""), name, notes))
+    for number, line in enumerate(whole, 2):
         try:
             change = events.from_json(decoded(line), KINDS)
             if isinstance(change, TreeStep) and change.settings is not None:

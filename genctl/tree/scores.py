@@ -37,16 +37,16 @@ def remember(cache: dict[Any, Any], key: Any, value: Any) -> None:
 
 
 class BranchScores:
-    """The scores after the nodes of one tree. `memory` bounds the bytes of the caches."""
+    """The scores after the nodes of one tree."""
 
-    def __init__(self, session: Session, tree: TokenTree, memory: int) -> None:
+    def __init__(self, session: Session, tree: TokenTree) -> None:
         self.session, self.tree, self.forward = session, tree, session.forward
         if self.forward.is_encoder_decoder:
             raise ModelError(
                 f"{session.about.name} is an encoder-decoder, whose text is not one branch of tokens with its prompt",
                 hint="genctl run and genctl beam show how it writes",
             )
-        session.keep_texts(memory)
+        session.keep_texts(None)
         self.read_tokens = 0  # that went through the model
         self._scores: dict[tuple[int, ...], Tensor] = {}
         self._newest: tuple[tuple[int, ...], Prefix] | None = None  # the text that was read last
@@ -155,14 +155,6 @@ class Distribution:
             remover = next((stage.name for stage in self.stages if not is_alive(stage.after[0, id])), "")
         logprob, processed = float(self.logprobs[id]), float(self.processed[id])
         return Alternative(id, self._piece(id), int(self.ranks[id]), logprob, processed, remover)
-
-    def at(self, rank: int) -> Alternative:
-        """The token of a rank, from 1 to V."""
-        return self.of(int(self.order[rank - 1]))
-
-    def top(self, count: int) -> list[Alternative]:
-        """The `count` most probable tokens."""
-        return [self.of(int(id)) for id in self.order[:count]]
 
     def containing(self, text: str) -> Iterator[Alternative]:
         """The tokens whose text contains `text`, the most probable first."""

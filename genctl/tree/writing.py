@@ -31,8 +31,8 @@ from genctl.errors import GenctlError, InputError, ModelError, PresetError, Usag
 from genctl.events import Began, Ended, Failed, Stepped, Token
 from genctl.events.results import Collector
 from genctl.events.results import Sequence as TokenSequence
+from genctl.io.output import open_beside
 from genctl.params import knobs
-from genctl.tree import saved
 from genctl.tree.commands import (
     Alternative,
     BranchText,
@@ -66,7 +66,7 @@ def take(explorer: Explorer, token: int | str, n: int | None) -> Iterator[Result
     if isinstance(token, int):
         if token > len(distribution):
             raise UsageError(f"rank {token}: the model has {len(distribution)} tokens")
-        id = distribution.at(token).id
+        id = int(distribution.order[token - 1])
     else:
         try:
             id = watched_ids(explorer.session.loaded, [token])[0]
@@ -391,7 +391,7 @@ def _set(explorer: Explorer, values: dict[str, Any]) -> Settings:
 def show(explorer: Explorer, n: int) -> Iterator[Shown]:
     """The n most probable tokens at the cursor."""
     found = explorer.distribution(explorer.tree.cursor)
-    yield _shown(explorer, found, found.top(n))
+    yield _shown(explorer, found, [found.of(id) for id in found.order[:n].tolist()])
 
 
 def find(explorer: Explorer, text: str) -> Iterator[Shown]:
@@ -410,7 +410,7 @@ def _shown(explorer: Explorer, found: Distribution, listed: list[Alternative]) -
 def why(explorer: Explorer) -> Iterator[Why]:
     """What each processor did to the token under the cursor; at the end of a branch, to the most probable one."""
     distribution, under = explorer.distribution(explorer.tree.cursor), explorer.tree.under()
-    id = distribution.at(1).id if under is None else explorer.tree.nodes[under].id
+    id = int(distribution.order[0]) if under is None else explorer.tree.nodes[under].id
     yield Why(distribution.of(id), distribution.why(id), distribution.after_eos)
 
 
@@ -424,7 +424,5 @@ def save(explorer: Explorer, name: str) -> Iterator[Saved]:
     """Save the tree in a new file, without what was undone; what follows goes there. Raises OutputError."""
     if name == "-":
         raise UsageError("a tree is a file that is read again; give it a name")
-    file = saved.create(Path(name), explorer.tree.opened, saved.changes_of(explorer.tree))
-    explorer.close()
-    explorer.file = file
+    explorer.save(open_beside(Path(name)))
     yield Saved(name)

@@ -61,8 +61,6 @@ def test_rows_of_workers_count_when_they_are_finished_and_once() -> None:
     made.row()
     made.row(failed=True)
     assert made.line() == "8/100 rows · 1 failed · 30 tok/s · 0:00:23 left"
-    made.work(6, 60, (20.4, 1234.0))
-    assert made.line() == "8/100 rows · 1 failed · 30 tok/s · 0:00:23 left · by worker: 20, 1,234"
 
 
 def test_the_speed_of_workers_that_tell_of_many_rows_at_once_is_that_of_all_their_time() -> None:

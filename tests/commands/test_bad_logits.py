@@ -68,7 +68,7 @@ def test_every_command_of_a_tree_names_the_place(command: str, overflowing: Path
     session = Session.load(Runtime(model=str(overflowing)))
     tree = explorer(session=session)
     with pytest.raises(ModelError, match="the model's logits are not finite at step 0"):
-        tree.all(command)
+        list(tree.do(command))
     assert len(tree.tree) == 0  # nothing was written
 
 
@@ -87,7 +87,7 @@ def test_a_grammar_that_other_settings_cut_off_has_a_dead_end_of_probability_0()
     V = stories().forward.vocab_size
     marks = [id for id in range(V) if "!" in stories().loaded.tokenizer.convert_ids_to_tokens(id)]
     tree = explorer(regex="( said!)|( an!?)", suppress_tokens=marks)
-    found = tree.all("expand depth=9")
+    found = list(tree.do("expand depth=9"))
     rows = [each for each in found if isinstance(each, Continuation)]
     assert {(row.text, row.dead) for row in rows} == {(" an", False), (" said", True)}
     dead = [row for row in rows if row.dead]
@@ -118,14 +118,14 @@ def test_a_place_without_tokens_can_be_looked_at() -> None:
     """At a dead end each token has the probability 0, and the processor that removed it."""
     V = stories().forward.vocab_size
     tree = explorer(no_repeat_ngram_size=1, suppress_tokens=[id for id in range(V) if id not in (AND, SAID)])
-    tree.all(f"take id:{AND} 0")
-    tree.all("end")
-    tree.all(f"take id:{SAID} 0")
-    tree.all("end")
+    list(tree.do(f"take id:{AND} 0"))
+    list(tree.do("end"))
+    list(tree.do(f"take id:{SAID} 0"))
+    list(tree.do("end"))
     distribution = tree.distribution(tree.tree.cursor)
     assert (distribution.processed == -float("inf")).all()
-    (shown,) = tree.all("show 5")
+    (shown,) = list(tree.do("show 5"))
     assert isinstance(shown, Shown)
     assert all(each.chance == 0.0 and each.removed_by for each in shown.alternatives)
-    (why,) = tree.all("why")
+    (why,) = list(tree.do("why"))
     assert why.trace[-1].after == 0.0  # type: ignore[union-attr]

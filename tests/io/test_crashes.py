@@ -11,18 +11,17 @@ import pytest
 from genctl.commands.chat.log import ChatLog
 from genctl.commands.recording import PageFile, event_writer
 from genctl.errors import GenctlError
-from genctl.events import Began
+from genctl.events import Began, to_json
 from genctl.io import resumable
 from genctl.io.output import open_beside
 from genctl.io.record_output import RecordOutput
+from genctl.io.sessions import begin_session
 from genctl.io.writers import FORMATS, open_output, open_writer
-from genctl.tree import saved, token_tree
-from genctl.tree.explorer import Explorer
-from genctl.tree.saved import read_tree
+from genctl.tree import token_tree
 from tests.commands.chat.test_log import contents, log, turn
 from tests.io.disk import Disk, Files, restore
 from tests.io.test_batch_resumable import LINES, WHOLE, run
-from tests.tree.trees import explorer, stories
+from tests.tree.trees import explorer, read_tree, reopened
 
 NAME = "file.jsonl"
 OLD = b"the old file, which is worth something\n"
@@ -68,7 +67,9 @@ def records(format: str) -> Callable[[Path], None]:
 
 def tree(path: Path) -> None:
     opened = token_tree.TreeOpened(token_tree.SCHEMA, "tiny", "sha256:0", "", (), 3)
-    saved.create(open_beside(path, force=True), opened).close()
+    file = open_beside(path, force=True)
+    begin_session(file, [to_json(opened)])
+    file.close()
 
 
 REPLACING: dict[str, Callable[[Path], None]] = {
@@ -109,7 +110,8 @@ def test_a_new_tree_is_there_with_its_first_line(folder: Path, tmp_path: Path) -
     disk = Disk(folder)
     with disk.recording():
         opened = token_tree.TreeOpened(token_tree.SCHEMA, "tiny", "sha256:0", "", (), 3)
-        file = saved.create(path, opened)
+        file = open_beside(path)
+        begin_session(file, [to_json(opened)])
     assert [list(files) for files in disk.left] == [[NAME]], "the file and its name last"
     for files in disk.crashes:
         if NAME in files:
@@ -123,7 +125,7 @@ def test_a_tree_that_is_cut_anywhere_is_a_beginning_of_it(folder: Path, tmp_path
     with disk.recording():
         made = explorer(path)
         for line in ("generate 3", "take 2 1"):
-            made.all(line)
+            list(made.do(line))
         made.close()
     whole = path.read_bytes()
     assert len(disk.crashes) > 10
@@ -131,7 +133,7 @@ def test_a_tree_that_is_cut_anywhere_is_a_beginning_of_it(folder: Path, tmp_path
         assert is_beginning(files, whole)
         if NAME in files:
             after = restore(files, tmp_path / "after") / NAME
-            again = Explorer.reopen(stories(), after)
+            again = reopened(after)
             again.close()
     assert [files.get(NAME) for files in disk.left] == [whole]
 

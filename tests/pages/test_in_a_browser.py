@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from genctl.events import Began, Ended, Event, Failed, Finished, Hypothesis, Row, Stepped, Token
-from genctl.tree.saved import read_tree
 from tests.cli.tool import genctl
 from tests.hostile.corpus import TEXTS
 from tests.pages.pages import page_of, search, sentence
+from tests.tree.trees import read_tree
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 if CHROMIUM is None:

@@ -13,7 +13,6 @@ from genctl.events import (
     Event,
     Failed,
     Hypothesis,
-    Loading,
     Row,
     Stepped,
     Token,
@@ -138,11 +137,6 @@ def test_a_processor_is_tallied_per_token_and_its_time_once_per_step() -> None:
     assert tally.seconds == pytest.approx(0.5)
     assert not touched(Trace("x", 0, 1e-12, False, 0.5, 0.5))
     assert touched(Trace("x", 0, 1e-6, False, 0.5, 0.5))
-
-
-def test_loading_is_shown_until_it_is_complete() -> None:
-    assert tell([Loading("gpt2", 3, 4, "tensors")]).loading == Loading("gpt2", 3, 4, "tensors")
-    assert tell([Loading("gpt2", 3, 4, "tensors"), Loading("gpt2", 4, 4, "tensors")]).loading is None
 
 
 def test_hypotheses_cut_by_an_interruption_are_found_among_the_live_rows() -> None:

@@ -71,4 +71,4 @@ def content(lines: Iterator[Line] | list[Line], opened: Line = OPENED) -> list[b
 
 
 def tree(lines: Iterator[Line] | list[Line]) -> TokenTree:
-    return tree_of_lines(content(lines), "tree")
+    return tree_of_lines(content(lines), "tree", [])

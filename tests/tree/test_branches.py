@@ -31,18 +31,20 @@ def session(arch: str, runtime: str = "auto") -> Session:
     return Session.load(Runtime(model=str(folder), runtime=runtime))
 
 
-def made(arch: str, runtime: str = "auto", memory: int = 2**30, path: Path | None = None, **knobs: object) -> Explorer:
+def made(arch: str, runtime: str = "auto", memory: int | None = None, **knobs: object) -> Explorer:
     layers = [Layer("flag", knobs, declared="command", typed=True)] if knobs else []
     loaded = session(arch, runtime)
-    return Explorer.begin(loaded, "", PROMPT, layers, seed=7, memory=memory, path=path)
+    made = Explorer.begin(loaded, "", PROMPT, layers, seed=7)
+    loaded.keep_texts(memory)
+    return made
 
 
-@pytest.mark.parametrize("memory", [2**30, 1], ids=["kept", "nothing kept"])
+@pytest.mark.parametrize("memory", [None, 1], ids=["kept", "nothing kept"])
 @pytest.mark.parametrize("arch", tiny.CAUSAL)
-def test_the_scores_after_every_node_are_those_of_its_text_alone(arch: str, memory: int) -> None:
+def test_the_scores_after_every_node_are_those_of_its_text_alone(arch: str, memory: int | None) -> None:
     tree = made(arch, memory=memory)
     for line in SCRIPT:
-        tree.all(line)
+        list(tree.do(line))
     forward = tree.session.forward
     assert len(tree.tree) > 12
     for node in range(len(tree.tree), -1, -1):
@@ -65,10 +67,10 @@ def test_the_tokens_are_those_of_a_run_with_the_same_ids(arch: str, runtime: str
     """A branch that the cache holds continues as one that is read at once."""
     tree = made(arch, runtime, **knobs)
     for line in ("generate 5", "left 2", "take 3 0"):
-        tree.all(line)
+        list(tree.do(line))
     start = tree.tree.cursor
     tree.distribution(start)
-    (wrote,) = [result for result in tree.all("generate 12") if isinstance(result, Wrote)]
+    (wrote,) = [result for result in list(tree.do("generate 12")) if isinstance(result, Wrote)]
     engine = tree.session
     resolved = engine.resolve([Layer("flag", {**knobs, "max_new_tokens": 12}, declared="command", typed=True)])
     request = Request("0", resolved, wrote.seed or 0, prompt_ids=tree.tree.ids(start))
@@ -81,44 +83,44 @@ def test_the_tokens_are_those_of_a_run_with_the_same_ids(arch: str, runtime: str
 def test_going_back_to_a_branch_reads_one_token() -> None:
     made = explorer()
     for line in ("generate 6", "left 2", "take 2 3", "start", "sample 3 4", "left"):
-        made.all(line)
+        list(made.do(line))
     branches = made.branches
     ends = [*made.tree.leaves]
     for node in ends:
-        made.all(f"goto {node}")
-        made.all("show 3")
+        list(made.do(f"goto {node}"))
+        list(made.do("show 3"))
     branches.forget()
     read = branches.read_tokens
     for node in [*ends, *ends[::-1]]:
-        made.all(f"goto {node}")
-        made.all("show 3")
-        made.all("start")
-        made.all("right")
-        made.all("show 3")
+        list(made.do(f"goto {node}"))
+        list(made.do("show 3"))
+        list(made.do("start"))
+        list(made.do("right"))
+        list(made.do("show 3"))
     assert branches.read_tokens - read <= 2 * len(ends)  # the last token of each, for its scores
     forwards = made.session.forward.forwards
-    made.all("set temperature=0.5")
-    made.all("show")
-    made.all("why")
+    list(made.do("set temperature=0.5"))
+    list(made.do("show"))
+    list(made.do("why"))
     assert made.session.forward.forwards == forwards  # other settings need no pass
 
 
 def test_the_text_that_was_visited_longest_ago_leaves_first() -> None:
     made = explorer(memory=1)
     for line in ("generate 6", "start", "take 2 4"):
-        made.all(line)
+        list(made.do(line))
     texts = made.session.texts
     assert texts is not None
     assert texts.bytes <= texts.most
     made.branches.forget()
     read = made.branches.read_tokens
-    made.all("show")
+    list(made.do("show"))
     assert made.branches.read_tokens - read == len(made.tree.ids(made.tree.cursor))  # read again
 
 
 def test_settings_that_keep_no_cache_write_the_same() -> None:
     plain, uncached = explorer(), explorer(use_cache=False)
     for line in ("generate 5", "left", "take 2 3"):
-        plain.all(line)
-        uncached.all(line)
+        list(plain.do(line))
+        list(uncached.do(line))
     assert [node.id for node in uncached.tree.nodes] == [node.id for node in plain.tree.nodes]

@@ -17,13 +17,13 @@ def ended(**knobs: object) -> Explorer:
     """A tree whose third token is EOS."""
     made = explorer(**knobs)
     for line in ("generate 2", f"take id:{stories().planner.eos[0]} 4"):
-        made.all(line)
+        list(made.do(line))
     assert made.tree.tip == made.tree.cursor == 3
     return made
 
 
 def notes(made: Explorer, line: str) -> list[str]:
-    return [result.note for result in made.all(line) if hasattr(result, "note") and result.note]
+    return [result.note for result in list(made.do(line)) if hasattr(result, "note") and result.note]
 
 
 @pytest.mark.parametrize("line", ["generate 2", "sample 2 2", "beams 2 2", "expand depth=2"])
@@ -33,7 +33,7 @@ def test_a_text_that_has_ended_is_not_continued_without_a_word(line: str) -> Non
     assert notes(made, line) == [ENDS]
     assert (len(made.tree), len(made.tree.steps)) == (3, steps)
     for by_hand in ("take 1 0", "edit  cat"):
-        made.all("goto 3")
+        list(made.do("goto 3"))
         assert notes(made, by_hand) == [AFTER]
     assert notes(made, line) == [AFTER]  # what was taken there is continued
 
@@ -41,15 +41,15 @@ def test_a_text_that_has_ended_is_not_continued_without_a_word(line: str) -> Non
 def test_the_tokens_after_an_end_are_marked_where_they_are_listed_and_searched() -> None:
     made = ended()
     for line in ("show 3", "find a", "why"):
-        (result,) = made.all(line)
+        (result,) = list(made.do(line))
         assert isinstance(result, (Shown, Why))
         assert result.after_eos
         assert "after EOS" in next(lines_of(result))
-        made.all("left")
-        (before,) = made.all(line)
+        list(made.do("left"))
+        (before,) = list(made.do(line))
         assert isinstance(before, (Shown, Why))
         assert not before.after_eos
-        made.all("right")
+        list(made.do("right"))
 
 
 def test_what_ends_a_text_is_the_setting() -> None:

@@ -36,7 +36,7 @@ def four(arch: str) -> Session:
 def expand(arch: str, line: str, **knobs: Any) -> tuple[list[Continuation], Covered, Explorer]:
     layers = [Layer("flag", knobs, declared="command", typed=True)] if knobs else []
     made = Explorer.begin(four(arch), "", PROMPT, layers, seed=7)
-    results = made.all(line)
+    results = list(made.do(line))
     (covered,) = [result for result in results if isinstance(result, Covered)]
     return [result for result in results if isinstance(result, Continuation)], covered, made
 
@@ -108,16 +108,16 @@ def test_the_work_is_bounded() -> None:
 
 def test_a_vocabulary_of_more_than_a_block_is_gone_through() -> None:
     made = explorer()
-    found = [one for one in made.all("expand depth=1") if isinstance(one, Continuation)]
+    found = [one for one in list(made.do("expand depth=1")) if isinstance(one, Continuation)]
     assert len(found) == made.session.forward.vocab_size > BLOCK
     assert len({one.token_ids for one in found}) == len(found)
     assert found[-1].mass == pytest.approx(1.0, abs=1e-6)
     assert made.session.forward.vocab_size == len(made.tree)
-    assert [one.token_ids[0] for one in found[:5]] == [one.id for one in made.distribution(0).top(5)]
+    assert [one.token_ids[0] for one in found[:5]] == made.distribution(0).order[:5].tolist()
 
 
 def test_siblings_share_a_pass() -> None:
     made = explorer()
     before = made.session.forward.forwards
-    (covered,) = [one for one in made.all("expand mass=0.5,depth=4") if isinstance(one, Covered)]
+    (covered,) = [one for one in list(made.do("expand mass=0.5,depth=4")) if isinstance(one, Covered)]
     assert made.session.forward.forwards - before < covered.nodes / 2

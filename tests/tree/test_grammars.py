@@ -18,7 +18,7 @@ def written(*lines: str, **knobs: Any) -> str:
     tree = explorer(do_sample=False, **knobs)
     try:
         for line in lines:
-            tree.all(line)
+            list(tree.do(line))
         return tree.text(tree.tree.tip)
     finally:
         tree.close()
@@ -39,7 +39,7 @@ def test_every_command_goes_on_with_the_text(command: str) -> None:
 
 def test_tokens_that_are_taken_by_hand_are_of_the_text() -> None:
     tree = explorer(do_sample=False, regex=WORDS)
-    tree.all("generate 24")
+    list(tree.do("generate 24"))
     first, second = (tree.tree.nodes[node].id for node in tree.tree.path(tree.tree.tip)[:2])
     whole = tree.text(tree.tree.tip)
     tree.close()
@@ -59,9 +59,9 @@ def test_tokens_that_no_text_of_the_grammar_begins_with_are_refused(line: str) -
 
 def test_what_may_follow_a_part_is_what_the_grammar_has_next() -> None:
     tree = explorer(do_sample=False, regex=" [0-9]{3}")
-    tree.all("generate 9")
-    tree.all("start")
-    tree.all("right 2")
+    list(tree.do("generate 9"))
+    list(tree.do("start"))
+    list(tree.do("right 2"))
     best = tree.distribution(tree.tree.cursor).processed
     allowed = {tree.piece(id) for id in (best > -float("inf")).nonzero()[0].tolist()}
     assert not any(text.startswith(" ") for text in allowed)

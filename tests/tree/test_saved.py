@@ -10,10 +10,8 @@ import pytest
 
 from genctl.errors import GenctlError, InputError, UsageError
 from genctl.io.sessions import new_file
-from genctl.tree.explorer import Explorer
-from genctl.tree.saved import read_tree
 from genctl.tree.token_tree import TokenTree
-from tests.tree.trees import PROMPT, explorer, stories
+from tests.tree.trees import PROMPT, explorer, read_tree, reopened
 
 SCRIPT = ["generate 3", "left 2", "take 2 2", "start", "sample 2 3", "set temperature=0.7", "beams 2 2", "edit  cat",
           "undo", "expand mass=0.3,depth=2"]  # fmt: skip
@@ -22,7 +20,7 @@ SCRIPT = ["generate 3", "left 2", "take 2 2", "start", "sample 2 3", "set temper
 def saved(path: Path, lines: list[str]) -> TokenTree:
     made = explorer(path)
     for line in lines:
-        made.all(line)
+        list(made.do(line))
     made.close()
     return made.tree
 
@@ -36,11 +34,11 @@ def test_a_killed_command_loses_one_line_and_the_tree_goes_on(tmp_path: Path) ->
     for count, end in enumerate(ends, 1):
         for more in (0, 7):
             cut.write_bytes(content[: end + more])
-            again = Explorer.reopen(stories(), cut)
+            again = reopened(cut)
             assert cut.read_bytes() == content[:end]
             nodes = len(again.tree)
-            again.all("take 1 0")
-            again.all("undo")
+            list(again.do("take 1 0"))
+            list(again.do("undo"))
             again.close()
             assert (len(again.tree), vars(read_tree(cut))) == (nodes, vars(again.tree)), count
             cut.unlink()
@@ -50,10 +48,10 @@ def test_commands_that_only_look_write_nothing(tmp_path: Path) -> None:
     path = tmp_path / "t"
     made = explorer(path)
     for line in ("generate 3", "left 1"):
-        made.all(line)
+        list(made.do(line))
     content = path.read_bytes()
     for line in ("show", "find a", "why", "text"):
-        made.all(line)
+        list(made.do(line))
         assert path.read_bytes() == content, line
     made.close()
 
@@ -90,7 +88,7 @@ def test_settings_that_reach_out_are_left_out_and_told(where: str, tmp_path: Pat
     else:
         edited(path, layers=[{"origin": "flag", "kind": "command", "typed": True, "values": values}])
     notes: list[str] = []
-    again = Explorer.reopen(stories(), path, note=notes.append)
+    again = reopened(path, notes.append)
     assert [note.split()[2] for note in notes] == list(FOREIGN)
     assert again.resolved().generation.top_k == 7
     assert again.resolved().generation.grammar is None
@@ -110,9 +108,9 @@ def test_another_format_is_refused_by_name(schema: str, tmp_path: Path) -> None:
 def test_a_tree_is_open_once(tmp_path: Path) -> None:
     made = explorer(tmp_path / "t")
     with pytest.raises(UsageError, match="is locked by another genctl process"):
-        Explorer.reopen(stories(), tmp_path / "t")
+        reopened(tmp_path / "t")
     made.close()
-    Explorer.reopen(stories(), tmp_path / "t").close()
+    reopened(tmp_path / "t").close()
 
 
 @pytest.mark.parametrize(
@@ -131,7 +129,7 @@ def test_what_is_no_regular_file_is_refused(make: object, tmp_path: Path) -> Non
     path = tmp_path / "t"
     make(path)  # type: ignore[operator]
     with pytest.raises(GenctlError, match=r"not a regular file|Is a directory|is a link"):
-        Explorer.reopen(stories(), path)
+        reopened(path)
 
 
 def test_the_folder_of_sessions_is_that_of_the_platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from genctl.config.shapes import Natural, value_of
 from genctl.errors import InputError, OutputError, UsageError, count, printable
 from genctl.events import Id, Seed
 from genctl.io.output import open_beside
-from genctl.io.sessions import begin_session, continue_session, damaged, decoded, encoded, read_session
+from genctl.io.sessions import begin_session, close_session, continue_session, damaged, decoded, encoded, read_session
 from genctl.io.sink import Sink
 
 SCHEMA = "genctl-chat/1"
@@ -145,12 +145,7 @@ class ChatLog:
 
     def close(self, *, sync: bool = True) -> None:
         """Close the file. With `sync`, raises OutputError if another program has taken it away."""
-        if self.sink is not None:
-            try:
-                if sync:
-                    self.sink.sync()
-            finally:
-                self.sink.leave()
+        close_session(self.sink, sync=sync)
 
     def _write(self, line: dict[str, Any], *, lasting: bool = False) -> None:
         """Append a line; a lasting one is on the disk when this returns. Raises OutputError; it may be tried again."""

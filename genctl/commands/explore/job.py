@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -17,7 +17,6 @@ from rich.text import Text
 from genctl.commands.explore import formats
 from genctl.commands.explore.options import ExploreOptions, check_opened, check_screen, expansion
 from genctl.commands.job import Job, request_of, settle, start_seed, started
-from genctl.commands.options import memory_bytes
 from genctl.config import reader
 from genctl.config.layers import Layer, row_layer
 from genctl.config.reader import Unreadable
@@ -29,7 +28,8 @@ from genctl.io.rows import BadRow, InputRow
 from genctl.io.sink import Sink
 from genctl.terminal.console import make_consoles
 from genctl.terminal.live_region import LoadingBar
-from genctl.tree.commands import MEMORY, Call, Continuation, Covered, Result, parse_script
+from genctl.tree.commands import Call, Continuation, Covered, Result, parse_script
+from genctl.tree.token_tree import TokenTree
 
 if TYPE_CHECKING:
     from genctl.engines.session import Session
@@ -44,13 +44,18 @@ def explore(options: ExploreOptions) -> int | None:
     with started(options) as job:
         out, err = make_consoles(options.color)
         check_screen(options)
-        memory = MEMORY if options.memory is None else memory_bytes(options.memory)
         calls = _script(options)
         if (limits := expansion(options)) is not None:
             calls = [Call("expand", limits, f"expand {options.expand}")]
+        begins: TokenTree | InputRow
+        file: Sink | None = None  # of the tree
         if options.open is not None:
+            from genctl.tree.saved import reopen
+
             check_opened(options)
-            job.options = options = _with_saved_model(options, Path(options.open))
+            begins, file = reopen(Path(options.open), job.messages.remark)
+            job.stack.callback(file.leave)
+            job.options = options = _with_saved_model(options, begins.opened.model)
         layers, early = job.early_settings()
         if early.runtime.backend is not None:
             raise UsageError(
@@ -58,7 +63,6 @@ def explore(options: ExploreOptions) -> int | None:
                 "over all token ids, and a server gives a few",
                 hint="genctl chat talks to servers",
             )
-        prompt: InputRow | None = None  # a tree that is opened has its own
         if options.open is None:
             source = job.read()
             if source is None:
@@ -69,23 +73,21 @@ def explore(options: ExploreOptions) -> int | None:
                 raise UsageError(words, hint="--input-format text reads one")
             if isinstance(row := rows[0], BadRow):
                 raise InputError(row.message)
-            prompt, job.single_prompt = row, True
+            begins, job.single_prompt = row, True
 
         with job.outputs() as stack:
-            saved: Sink | None = None  # the file of --save, until it is the tree's
             if options.save is not None:
-                saved = open_beside(Path(options.save))
-                stack.callback(saved.abandon, keep=False)
+                file = open_beside(Path(options.save))
+                stack.callback(file.abandon, keep=False)
             job.live = options.on_screen
             sink = None if options.on_screen else job.sink(stack, options.output)
-            output = _output(options, sink, out)
-            covered: Covered | None = None  # what --expand came to
+            put, close = _output(options, sink, out)
 
             with closing(LoadingBar(err, time.monotonic)) as bar:
                 on_event = None if options.quiet else bar.show
-                needed = prompt is not None and prompt.prompt_ids is None
+                needed = isinstance(begins, InputRow) and begins.prompt_ids is None
                 session: Any = job.load_engine(early, layers, on_event=on_event, need_tokenizer=needed, live=job.live)
-            explorer = _explorer(job, options, session, layers, prompt, saved, memory)
+            explorer = _explorer(job, options, session, layers, begins, file)
             explorer.interrupted = job.interrupt
             session.use_threads(session.plan(explorer.base).rows)
             job.messages.detail(*session.notes())
@@ -104,8 +106,9 @@ def explore(options: ExploreOptions) -> int | None:
                         for result in explorer.do(call):
                             with job.interrupt.busy():
                                 if options.expand is None or isinstance(result, Continuation):
-                                    output.put(result)
-                                covered = result if isinstance(result, Covered) else covered
+                                    put(result)
+                                elif isinstance(result, Covered):
+                                    job.messages.note(formats.covered_line(result))
                     except GenctlError as error:
                         if options.script is not None:
                             error.message = f"{call.line}: {error.message}"
@@ -115,9 +118,7 @@ def explore(options: ExploreOptions) -> int | None:
 
                     for event in events_of(explorer.tree):
                         job.page.feed(event)
-                output.close()
-                if options.expand is not None and covered is not None:
-                    job.messages.note(formats.covered_line(covered))
+                close()
                 if explorer.file is not None:
                     path = explorer.file.path
                     job.messages.note(f"the tree is in {path}: --open continues it, genctl report makes a page of it")
@@ -141,17 +142,15 @@ def _script(options: ExploreOptions) -> list[Call]:
     return parse_script(lines, name)
 
 
-def _with_saved_model(options: ExploreOptions, path: Path) -> ExploreOptions:
+def _with_saved_model(options: ExploreOptions, model: str) -> ExploreOptions:
     """The options with the checkpoint that the tree was made with, if no flag names another place of it.
 
     Nothing is downloaded because a file names it.
     """
-    from genctl.tree.saved import read_tree
-
-    values = {"model": read_tree(path).opened.model, "offline": True}
+    values = {"model": model, "offline": True}
     if any("model" in layer.values or "offline" in layer.values for layer in options.flags):
         del values["offline"]
-    layer = Layer("saved", values, dict.fromkeys(values, f"--open {path}"), "user")
+    layer = Layer("saved", values, dict.fromkeys(values, f"--open {options.open}"), "user")
     return replace(options, flags=[layer, *options.flags])
 
 
@@ -160,39 +159,37 @@ def _explorer(
     options: ExploreOptions,
     session: Session,
     layers: Sequence[Layer],
-    row: InputRow | None,
-    saved: Sink | None,
-    memory: int,
+    begins: TokenTree | InputRow,
+    file: Sink | None,
 ) -> Explorer:
-    """The tree of --open, or a new one."""
+    """The tree of --open, or a new one. What a person does by hand is always saved."""
     from genctl.io.sessions import new_file
     from genctl.tree.explorer import Explorer
 
-    if row is None:
-        return Explorer.reopen(session, Path(options.open or ""), memory=memory, note=job.messages.remark)
+    if isinstance(begins, TokenTree):
+        return Explorer(session, begins, file)
+    row = begins
     layers = [*layers, *([row_layer(row.params, row.where)] if row.params else [])]
     resolved, plan = settle(session, layers, options.strategy)
     job.describe(resolved, plan)
     prompt = session.planner.read(request_of(row, resolved, 0))
     job.messages.note_once(prompt.note)
-    # what a person does by hand is always saved
-    file = new_file("explore", prompt.shown or prompt.text) if saved is None and options.has_screen else saved
-    begin = {"seed": start_seed(resolved), "memory": memory}
-    return Explorer.begin(session, prompt.text, prompt.ids, layers, path=file, shown=prompt.shown, **begin)
+    seed = start_seed(resolved)
+    explorer = Explorer.begin(session, prompt.text, prompt.ids, layers, seed=seed, shown=prompt.shown)
+    if file is None and options.has_screen:
+        file = open_beside(new_file("explore", prompt.shown or prompt.text))
+    if file is not None:
+        explorer.save(file)
+    return explorer
 
 
-class TreeOutput(NamedTuple):
-    """Where results go as they come."""
-
-    put: Callable[[Result], object]
-    close: Callable[[], object]
-
-
-def _output(options: ExploreOptions, sink: writers.Sink | None, out: Console) -> TreeOutput:
-    """Rows of --expand, or what the commands of a script come to: in a format, or lines for people on a terminal."""
+def _output(
+    options: ExploreOptions, sink: writers.Sink | None, out: Console
+) -> tuple[Callable[[Result], object], Callable[[], object]]:
+    """What writes a result: a row of --expand or of a script, in a format, or lines for people; and what ends it."""
     expanding, rows = options.expand is not None, itertools.count()
 
-    def put(result: Result) -> None:
+    def put_lines(result: Result) -> None:
         for line in formats.lines_of(result, tabs=expanding and sink is not None):
             if sink is None:
                 out.print(Text(line))
@@ -200,10 +197,8 @@ def _output(options: ExploreOptions, sink: writers.Sink | None, out: Console) ->
                 sink.write(f"{line}\n".encode("utf-8", "backslashreplace"))
 
     if sink is None or options.format == "text":
-        return TreeOutput(put, lambda: None if sink is None else sink.close())
+        return put_lines, lambda: None if sink is None else sink.close()
     writer: writers.Writer = writers.TsvWriter(sink, formats.COLUMNS)
     if options.format != "tsv":
         writer = writers.open_writer(options.format, sink, on_error=lambda record: None)
-    return TreeOutput(
-        lambda result: writer.write(formats.record(result, next(rows) if expanding else None)), writer.close
-    )
+    return lambda result: writer.write(formats.record(result, next(rows) if expanding else None)), writer.close

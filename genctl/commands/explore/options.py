@@ -28,7 +28,6 @@ class ExploreOptions(PresetOptions):
     script: str | None = SCREENLESS.option("run commands, one per line; - is standard input", "FILE")
     save: str | None = TREE.option("save the tree to a new file", "FILE")
     open: str | None = TREE.option("continue a saved tree", "FILE")
-    memory: str | None = TREE.option("memory for the caches of branches (default: 1GiB)", "SIZE")
     format: Format = FORMAT
 
     @property
@@ -85,7 +84,7 @@ EXPLORE = Command(
     ),
     {
         SCREENLESS: ("expand", "script"),
-        TREE: ("save", "open", "memory"),
+        TREE: ("save", "open"),
         "Model and settings": ("model", "presets", "set", "do_sample", "seed"),
         IN_OUT: ("output", "format"),
     },

@@ -207,7 +207,7 @@ KEYS = (
     Key("slash", "type('find ')", "/", "type a text, to find the alternatives that contain it"),
     Key("escape", "let_go", "Esc", "leave the line; else stop what runs"),
     Key("question_mark", "help", "?", "these keys and the commands"),
-    Key("q", "leave", "q", "leave; the last line says where the tree is saved"),
+    Key("q", "quit", "q", "leave; the last line says where the tree is saved"),
     Key("ctrl+c", "stop_or_leave", "Ctrl+C", "stop what runs; if nothing runs, leave"),
     Key("", "", "click", "an alternative: select it, or take it if it is selected; a branch of the tree: go to it"),
 )

@@ -40,7 +40,7 @@ FRAME_S = 0.05  # between two drawings of what the model has written
 NARROW = 76  # columns below which the panes stand one below the other
 
 
-class ExploreApp(App[int]):
+class ExploreApp(App[None]):
     """Three panes, a line of input and a status line."""
 
     CSS_PATH = "screen.tcss"
@@ -149,8 +149,8 @@ class ExploreApp(App[int]):
 
     def frame(self) -> None:
         """Take in everything that has arrived, and draw once."""
-        if status := self.signalled():
-            self.exit(status)
+        if self.signalled():
+            self.exit()
         changed = bool(self.arrived)
         while self.arrived:
             self.arrived.popleft()()
@@ -310,7 +310,7 @@ class ExploreApp(App[int]):
         if text.strip() == "help":
             self.action_help()
         elif text.strip() == "quit":
-            self.action_leave()
+            self.exit()
         elif text:
             self.run_command(text, self.at)
 
@@ -330,11 +330,7 @@ class ExploreApp(App[int]):
         if self.waiting or self.line.display:
             self.action_let_go()
         else:
-            self.action_leave()
-
-    def action_leave(self) -> None:
-        """Leave."""
-        self.exit(0)
+            self.exit()
 
 
 def _kind(line: str) -> str:
@@ -343,16 +339,15 @@ def _kind(line: str) -> str:
     return COMMANDS[name].kind if name in COMMANDS else ""
 
 
-def run_screen(explorer: Explorer, *, coloured: bool = True, signalled: Callable[[], int] = lambda: 0) -> int:
-    """Show a tree until the person leaves. Returns the exit status.
+def run_screen(explorer: Explorer, *, coloured: bool = True, signalled: Callable[[], int] = lambda: 0) -> None:
+    """Show a tree until the person leaves, or until `signalled` is not 0; whoever calls handles signals.
 
-    `signalled` is the status to exit with once a signal has come, else 0; whoever calls handles signals. Raises
-    GenctlError after the terminal is restored, if the screen itself fails.
+    Raises GenctlError after the terminal is restored, if the screen itself fails.
     """
     app = ExploreApp(explorer, coloured=coloured, signalled=signalled)
     errors = io.StringIO()
     app.error_console = Console(file=errors, width=200, color_system=None)
-    status = app.run()
+    app.run()
     app.stop()
     app.model.shutdown(cancel_futures=True)
     if explorer.file is not None:
@@ -362,4 +357,3 @@ def run_screen(explorer: Explorer, *, coloured: bool = True, signalled: Callable
         last = (raised.strip().splitlines() or ["no message"])[-1]
         hint = "this is a bug; --debug shows where"
         raise GenctlError(f"the screen failed: {last}", hint=hint) from RuntimeError(raised)
-    return signalled() or int(status or 0)

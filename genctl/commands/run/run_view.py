@@ -16,7 +16,7 @@ from genctl.commands.run.text_stream import TextStream, console_writer
 from genctl.events import Began, Event, Failed, Finished, Prefilled, Stepped
 from genctl.events.history import LaneHistory, Path, StablePrefix
 from genctl.terminal import theme, widgets
-from genctl.terminal.explain import explain_summary, formula, meaning, searches
+from genctl.terminal.explain import explain_summary, formula, searches
 from genctl.terminal.live_layout import Look, names, place_words, returned, sections_of, step_lines, tail
 from genctl.terminal.live_region import LiveRegion, LoadingBar
 from genctl.terminal.run_history import RunHistory, failure, put, put_words, stop_words, summary
@@ -197,8 +197,6 @@ class RunView:
             if self._details:
                 self.out.print()
                 self.out.print(Text(widgets.visible(formula(lane, hypotheses[0]))), soft_wrap=False)
-                if self._verbose and self._blocks == len(hypotheses):  # once, below the first prompt
-                    self.out.print(Text(meaning(lane, hypotheses[0]), style=theme.DIM), soft_wrap=False)
         elif finished.others and self._details and not self._beams:
             self._print_table(lane)
 

@@ -120,7 +120,7 @@ class Screen:
         """Show what the engine is working on."""
         if self.bar is not None:
             with self.job.interrupt.busy():
-                self.bar.work(progress.rows, progress.tokens, progress.speeds if self.options.verbose else ())
+                self.bar.work(progress.rows, progress.tokens)
 
     def row_done(self, *, failed: bool) -> None:
         """Count a row, even if its record waits for that of an earlier row."""

@@ -104,7 +104,6 @@ class WorkerPool:
         self._next = 0  # the first group whose result was not given out
         self._taken = 0  # groups that were taken
         self.on_progress: Callable[[], object] | None = None
-        self.began = time.monotonic()
 
     # -- load ----------------------------------------------------------------------------------------------------------
 
@@ -112,7 +111,6 @@ class WorkerPool:
         """Wait until a worker has loaded the checkpoint, and return its facts. Others follow meanwhile."""
         while self._first is None:
             self._wait()
-        self.began = time.monotonic()
         return self._first[1].about
 
     def ask(self, name: str, *arguments: Any) -> Any:
@@ -241,9 +239,7 @@ class WorkerPool:
     def progress(self) -> StreamProgress:
         """The groups that are done so far; of rows, those whose results were not given out."""
         rows = sum(len(group.rows) for group in self._finished.values())
-        tokens = [worker.tokens for worker in self.workers]
-        seconds = max(time.monotonic() - self.began, 1e-9)
-        return StreamProgress(rows, sum(tokens), tuple(number / seconds for number in tokens))
+        return StreamProgress(rows, sum(worker.tokens for worker in self.workers))
 
     def close(self) -> None:
         """End all workers."""

@@ -20,7 +20,7 @@ Play = Callable[["Shown"], Awaitable[None]]
 class Shown:
     """A screen at work. `press` waits until everything is answered."""
 
-    def __init__(self, app: ExploreApp, pilot: Pilot[int]) -> None:
+    def __init__(self, app: ExploreApp, pilot: Pilot[None]) -> None:
         self.app, self.pilot = app, pilot
 
     @property

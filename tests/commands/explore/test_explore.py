@@ -155,7 +155,6 @@ def test_ids_are_enough(tmp_path: Path) -> None:
         (["--expand", "depth=3,depth=4"], "is not one of mass=SHARE, depth=N, nodes=N, each once"),
         (["--expand", "deep=3"], "'deep=3' is not one of"),
         (["--expand", "depth=3", "--script", "-"], "--expand and --script exclude each other"),
-        (["--expand", "depth=2", "--memory", "much"], "--memory: 'much' is not a size"),
         (["--expand", "depth=2", "--open", "x"], "leave out the prompt"),
         (["--expand", "depth=2", "--open", "x", "--save", "y"], "--open x continues that file, and --save y"),
         (["--expand", "depth=2", "--save", "-"], "--save -: a tree is a file that is read again"),

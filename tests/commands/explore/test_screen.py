@@ -196,8 +196,8 @@ async def test_b_searches_and_shows_what_it_found(shown: Shown) -> None:
 def test_a_dialog_shows_what_a_script_writes(line: str, size: tuple[int, int]) -> None:
     made = explorer(max_new_tokens=6, do_sample=False)
     for each in ("generate", "left 5", "set repetition_penalty=1.3"):
-        made.all(each)
-    written = [text for result in made.all(line) for text in lines_of(result)]
+        list(made.do(each))
+    written = [text for result in list(made.do(line)) for text in lines_of(result)]
     assert len(written) >= 2
 
     async def part(shown: Shown) -> None:
@@ -225,7 +225,7 @@ def test_a_text_that_has_ended_stops_and_its_alternatives_are_marked() -> None:
         assert len(shown.tree) > 1
 
     made = explorer(max_new_tokens=3, do_sample=False)
-    made.all("take id:2")
+    list(made.do("take id:2"))
     play(part, made)
 
 
@@ -346,4 +346,4 @@ def test_quit_leaves(in_line: bool) -> None:
         else:
             await shown.press("q")
 
-    assert play(part).return_value == 0
+    assert play(part).return_code == 0

@@ -12,8 +12,8 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from genctl.tree.saved import read_tree
 from tests.commands.chat.talk import ROOT, Talk
+from tests.tree.trees import read_tree
 
 NEW = (sys.executable,)
 LEFT = b"\x1b[?1049l"  # the alternate screen is left
