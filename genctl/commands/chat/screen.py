@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import shlex
 import signal
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -318,17 +316,6 @@ class ChatScreen:
                 out.print(Text(widgets.visible(turn.opening), style=theme.DIM), soft_wrap=False)
             case "tokens":
                 self._tokens()
-            case "copy":
-                if not out.is_interactive:
-                    raise UsageError("/copy: this terminal takes no text for the clipboard")
-                if log.last_answer is None:
-                    raise UsageError("nothing has been answered yet")
-                answer = thinking.split(log.last_answer.content)[1]
-                sys.stdout.write(f"\x1b]52;c;{base64.b64encode(answer.encode('utf-8', 'replace')).decode()}\a")
-                sys.stdout.flush()
-                self.note(
-                    f"{count(len(answer), 'character')} sent to the clipboard (by OSC 52, if the terminal takes it)"
-                )
             case "set" | "unset" | "preset" | "system" as name:
                 self._change(name, typed.text)
             case "scores":

@@ -58,7 +58,6 @@ COMMANDS: tuple[SlashCommand, ...] = (
     SlashCommand("save", "show where the chat is saved, or continue in FILE", "FILE", "maybe"),
     SlashCommand("new", "begin a new conversation with the same settings; this one stays saved", aliases=("clear",)),
     SlashCommand("tokens", "how much of the context is used", local=True),
-    SlashCommand("copy", "copy the last answer to the clipboard"),
     SlashCommand("help", "list the commands and keys"),
     SlashCommand("quit", "leave, as Ctrl-D does", aliases=("exit", "q", "bye")),
 )

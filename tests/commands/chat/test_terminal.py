@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 import signal
 import time
@@ -130,14 +129,6 @@ def test_tokens_prompt_and_scores(own_state: Path) -> None:
         lines = talk.say("A hen")
         assert lines.count(next(line for line in lines if line.lstrip().startswith("step "))) == 1
         assert sum("%" in line and "▸" not in line for line in lines) == 12
-
-
-def test_an_answer_is_copied_by_osc_52(own_state: Path) -> None:
-    with Talk(own_state, *QUIET) as talk:
-        answer = talk.say("A fox")[0]
-        talk.say("/copy")
-        (sent,) = re.findall(rb"\x1b\]52;c;([^\x07]+)\x07", talk.raw)
-        assert base64.b64decode(sent).decode().startswith(answer)
 
 
 def test_lines_go_on_history_is_kept_and_commands_are_completed(own_state: Path) -> None:
