@@ -62,12 +62,11 @@ class Chat:
 
         self.engine, self.name, self.prefill, self._note = engine, engine.about.name, prefill, note
         self.session, self.template = engine if isinstance(engine, Session) else None, ""
-        self.context: int | None = None  # the most tokens of a prompt and its answer, where a limit is known
-        self.remark = "with a server there is no /prompt, no /tokens and no processor of genctl's own"
+        self.remark = "with a server there is no /prompt and no processor of genctl's own"
         if self.session is not None:
             from genctl.models import chat
 
-            self.remark, self.context = "", self.session.planner.context
+            self.remark = ""
             if engine.about.is_encoder_decoder:
                 raise ModelError(
                     f"{self.name} is an encoder-decoder, which reads no conversation",

@@ -245,11 +245,6 @@ class ChatLog:
         return users[-1 if number is None else number - 1]
 
     @property
-    def last_answer(self) -> Message | None:
-        """The last answer of this branch."""
-        return next((message for message in reversed(self.here) if message.role == "assistant"), None)
-
-    @property
     def unanswered(self) -> bool:
         """Whether the last turn has no answer yet, because the process was killed."""
         last = self.messages.get(-1 if self.end is None else self.end)

@@ -248,7 +248,7 @@ class ChatScreen:
 
         Raises UsageError for a prompt that does not fit the context.
         """
-        context = self.chat.context
+        context = None if self.chat.session is None else self.chat.session.planner.context
         if context is not None and len(turn.ids) > context and turn.request.resolved.runtime.truncate is None:
             raise UsageError(
                 f"not sent: the prompt has {count(len(turn.ids), 'token')}, but the model's context is {context}",
@@ -297,8 +297,6 @@ class ChatScreen:
         if typed.command is None:
             self._send(typed.text)
             return
-        if typed.command.local and chat.session is None:
-            raise UsageError(f"/{typed.command.name} needs the token ids of a checkpoint, which servers do not report")
         match typed.command.name:
             case "retry":
                 self._answer(chat.plan_again())
@@ -310,12 +308,12 @@ class ChatScreen:
             case "branch":
                 self._branch(slash.number(typed, "branch"))
             case "prompt":
+                if chat.session is None:
+                    raise UsageError("/prompt needs the token ids of a checkpoint, which servers do not report")
                 turn = chat.plan_again()
                 self.note(f"{count(len(turn.ids), 'token')}:")
                 out.print(Text(" ".join(map(str, turn.ids))), soft_wrap=False)
                 out.print(Text(widgets.visible(turn.opening), style=theme.DIM), soft_wrap=False)
-            case "tokens":
-                self._tokens()
             case "set" | "unset" | "preset" | "system" as name:
                 self._change(name, typed.text)
             case "scores":
@@ -376,14 +374,6 @@ class ChatScreen:
             sign, turns = "*" if leaf.id in here else " ", count(log.turns_to(leaf.id), "turn")
             words = widgets.first_words(leaf.content, max(self.out.width - 16, 8))
             self.out.print(Text(f"{sign} {place}  {turns:<9} {words}"))
-
-    def _tokens(self) -> None:
-        log, context, used = self.chat.log, self.chat.context, 0
-        if log.turns_to(log.end):
-            answer = log.last_answer
-            used = len(self.chat.plan_again().ids) + (0 if answer is None else len(answer.token_ids))
-        left = "the model has no limit" if context is None else f"{max(context - used, 0)} of {context} are left"
-        self.note(f"{used} tokens of the context are used, {left}")
 
     def _change(self, name: str, argument: str) -> None:
         """A setting: /set, /unset, /preset or /system."""
