@@ -33,7 +33,7 @@ from genctl.config.check import known, shown
 from genctl.config.conflicts import sampling_notice
 from genctl.engines.protocol import Flow, Report
 from genctl.errors import Exit, GenctlError, UsageError, count
-from genctl.events import Event, Finished, Loading, Stepped
+from genctl.events import Event, Finished, Stepped
 from genctl.events.history import LaneHistory, StablePrefix
 from genctl.events.results import Result
 from genctl.io.sessions import sessions_folder
@@ -123,38 +123,34 @@ class AnswerView:
 
     def __init__(self, out: Console, *, begun: str = "", prefill: str = "") -> None:
         self._stream, self._splitter = TextStream(console_writer(out)), ThinkSplitter(begun)
-        self._lane: LaneHistory | None = None
-        self._stable = StablePrefix()
+        self._whole = TextStream(lambda text, dim: self._show(self._splitter.feed(text)))  # with think tags
+        self._lane, self._stable = LaneHistory(""), StablePrefix()
         self._in_thought = False
-        self._text = ""  # what is stable of the answer, with its thought
         self._server_thought = ""  # of a server that keeps it apart
-        self._show(self._splitter.feed(prefill))
+        self._whole.write(prefill)
 
     def feed(self, event: Event) -> None:
         """Show what an event makes stable."""
-        if isinstance(event, Loading):
-            return
-        self._lane = (self._lane or LaneHistory(event.lane)).after(event)
-        text, thought = "", ""
+        self._lane = self._lane.after(event)
         if isinstance(event, Finished) and event.hypotheses:
             best = event.hypotheses[0]
-            thought = best.thought_text[len(self._server_thought) :]
-            text = best.text[len(self._text) :] if best.text.startswith(self._text) else f"\n{best.text}"
+            self._think(best.thought_text[len(self._server_thought) :])
+            self._whole.complete(best.text)
         elif isinstance(event, Stepped):
-            thought = "".join(row.thought for row in event.rows[:1])
-            text = self._stable(self._lane).text(len(self._text))
-        self._server_thought += thought
-        self._text += text
-        self._splitter.had_thought |= bool(thought)
-        if thought:
-            self._show([("thought", thought)])
-        if text:
-            self._show(self._splitter.feed(text))
+            self._think("".join(row.thought for row in event.rows[:1]))
+            self._whole.write(self._whole.take(self._stable(self._lane)))
 
     def close(self) -> None:
         """End the answer: nothing is held back, and its line ends."""
         self._show(self._splitter.finish())
         self._stream.end_line()
+
+    def _think(self, thought: str) -> None:
+        """Show a piece of the thought that a server reports apart from the text."""
+        if thought:
+            self._server_thought += thought
+            self._splitter.had_thought = True
+            self._show([("thought", thought)])
 
     def _show(self, parts: Iterable[thinking.Part]) -> None:
         for kind, text in parts:
