@@ -28,7 +28,6 @@ from genctl.commands.chat.thinking import ThinkSplitter
 from genctl.commands.options import SHOWN_TOP
 from genctl.commands.run.run_view import RunView
 from genctl.commands.run.text_stream import TextStream, console_writer
-from genctl.config import presets
 from genctl.config.check import known, shown
 from genctl.config.conflicts import sampling_notice
 from genctl.engines.protocol import Flow, Report
@@ -47,7 +46,7 @@ SIGN, MORE = "> ", ". "
 KEYS = (
     ("Enter", "send the line"),
     ("Alt-Enter", "a new line"),
-    ("Tab", "complete a command, a setting, a preset"),
+    ("Tab", "complete a command or a setting"),
     ("Up, Down, Ctrl-R", "earlier input, from all chats"),
     ("Ctrl-C", "stop the answer, and keep the text so far; clear the line. Twice on an empty line: leave"),
     ("Ctrl-D", "leave"),
@@ -79,13 +78,15 @@ def _clear(event: KeyPressEvent) -> None:
 
 
 class Commands(Completer):
-    """The names of commands, and of settings and presets."""
+    """The names of commands, and of the settings that /set takes."""
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
         """What the line may continue with."""
-        named = (preset.name for preset in presets.available())
-        for word, length in slash.completions(document.text_before_cursor, known(), named):
-            yield Completion(word, -length)
+        before = document.text_before_cursor
+        is_setting = before.startswith("/set ")
+        for word in (f"/set {knob}=" for knob in known()) if is_setting else (f"/{name}" for name in slash.NAMES):
+            if word.startswith(before) and word != before:
+                yield Completion(word, -len(before))
 
 
 class SafeHistory(FileHistory):
@@ -310,7 +311,7 @@ class ChatScreen:
                 self.note(f"{count(len(turn.ids), 'token')}:")
                 out.print(Text(" ".join(map(str, turn.ids))), soft_wrap=False)
                 out.print(Text(widgets.visible(turn.opening), style=theme.DIM), soft_wrap=False)
-            case "set" | "unset" | "preset" | "system" as name:
+            case "set" | "unset" | "system" as name:
                 self._change(name, typed.text)
             case "scores":
                 if not self.scores:
@@ -372,7 +373,7 @@ class ChatScreen:
             self.out.print(Text(f"{sign} {place}  {turns:<9} {words}"))
 
     def _change(self, name: str, argument: str) -> None:
-        """A setting: /set, /unset, /preset or /system."""
+        """A setting: /set, /unset or /system."""
         chat, key, before = self.chat, argument.replace("-", "_"), self.chat.base
         if name == "set" and not argument:
             values = "; ".join(f"{key} = {shown(value)}" for key, value in chat.own_values.items())
