@@ -48,6 +48,7 @@ REMOVED = (
     Removed("flag", "explore --models", "use genctl compare --models A,B"),
     Removed("flag", "explore --max-nodes", "use --expand mass=0.9,depth=6,nodes=N"),
     Removed("flag", "chat --list", "file names in ~/.local/state/genctl/sessions have the time and the first words"),
+    Removed("flag", "chat --memory", "the caches of earlier turns take 1GiB at most, or what the last turn needs"),
     Removed("flag", "explore --beside", "use genctl compare with two sides, or the command set KNOB=VALUE"),
     Removed("explore", "next", "goto NODE goes to any token; genctl run --scores lists their entropies"),
     Removed("explore", "previous", "goto NODE goes to any token; genctl run --scores lists their entropies"),

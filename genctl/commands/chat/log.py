@@ -63,6 +63,11 @@ class Message:
     token_ids: tuple[Id, ...] = ()  # of what was generated; () for a server
 
 
+def unsent(content: str, parent: int | None) -> Message:
+    """A message of the user before it is in the log."""
+    return Message(-1, parent, "user", content)
+
+
 class Change(NamedTuple):
     """A line that is not a message. `typed`: in this process, not found in a file."""
 

@@ -23,6 +23,7 @@ from rich.text import Text
 
 from genctl.commands.chat import slash, thinking
 from genctl.commands.chat.chat import Chat, PlannedTurn, setting
+from genctl.commands.chat.log import unsent
 from genctl.commands.chat.options import ChatOptions
 from genctl.commands.chat.thinking import ThinkSplitter
 from genctl.commands.options import SHOWN_TOP
@@ -43,14 +44,7 @@ from genctl.terminal.run_history import stop_words
 from genctl.terminal.standard_streams import print_message
 
 SIGN, MORE = "> ", ". "
-KEYS = (
-    ("Enter", "send the line"),
-    ("Alt-Enter", "a new line"),
-    ("Tab", "complete a command or a setting"),
-    ("Up, Down, Ctrl-R", "earlier input, from all chats"),
-    ("Ctrl-C", "stop the answer, and keep the text so far; clear the line. Twice on an empty line: leave"),
-    ("Ctrl-D", "leave"),
-)
+KEYS = "Enter sends a line, Alt-Enter begins a new one; Tab completes; Ctrl-C stops an answer or clears the line"
 BINDINGS = KeyBindings()
 
 
@@ -183,7 +177,7 @@ class ChatScreen:
         try:
             self._show_end()
             if self.chat.log.unanswered:  # a kill has left the last turn without an answer
-                self._guarded(lambda: self._answer(self.chat.plan_again()))
+                self._guarded(lambda: self._answer(self.chat.plan(self.chat.log.turn())))
             for text in initial_turns:
                 self.out.print(Text(f"{SIGN}{widgets.visible(text)}"))
                 self._guarded(self._send, text)
@@ -291,7 +285,7 @@ class ChatScreen:
             return
         match typed.command.name:
             case "retry":
-                self._answer(chat.plan_again())
+                self._answer(chat.plan(log.turn()))
             case "edit":
                 self._edit(typed)
             case "undo":
@@ -302,7 +296,7 @@ class ChatScreen:
             case "prompt":
                 if chat.session is None:
                     raise UsageError("/prompt needs the token ids of a checkpoint, which servers do not report")
-                turn = chat.plan_again()
+                turn = chat.plan(log.turn())
                 self.note(f"{count(len(turn.ids), 'token')}:")
                 out.print(Text(" ".join(map(str, turn.ids))), soft_wrap=False)
                 out.print(Text(widgets.visible(turn.opening), style=theme.DIM), soft_wrap=False)
@@ -326,16 +320,17 @@ class ChatScreen:
             case "help":
                 table = Table.grid(padding=(0, 2))
                 table.add_column(no_wrap=True)
-                for first, about in (*((command.usage, command.about) for command in slash.COMMANDS), *KEYS):
-                    table.add_row(Text(f"  {first}"), Text(about))
+                for command in slash.COMMANDS:
+                    table.add_row(Text(f"  {command.usage}"), Text(command.about))
                 out.print(table)
+                self.note(KEYS)
             case "quit":
                 raise EOFError  # as Ctrl-D does
 
     def _send(self, text: str) -> None:
         if self.options.prompt_template is not None:
             text = self.options.prompt_template.fill({"prompt": text})
-        self._answer(self.chat.plan(text, self.chat.log.end))
+        self._answer(self.chat.plan(unsent(text, self.chat.log.end)))
 
     def _edit(self, typed: slash.Typed) -> None:
         log = self.chat.log
@@ -349,7 +344,7 @@ class ChatScreen:
         if not text.strip():
             self.note("nothing was changed")
             return
-        self._answer(self.chat.plan(text, question.parent))
+        self._answer(self.chat.plan(unsent(text, question.parent)))
 
     def _branch(self, number: int | None) -> None:
         """Go to a branch, or list them."""
