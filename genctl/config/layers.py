@@ -25,7 +25,7 @@ from genctl.config.check import (
     shown,
 )
 from genctl.config.conflicts import Merged, Rulings, Setting, imply, notices, settle
-from genctl.config.listed_knobs import LISTS, check_list, code_in
+from genctl.config.listed_knobs import LISTS, check_list
 from genctl.config.names import BOOKKEEPING, FILES, OF_RUN, OUTWARD, REFUSED, UNSAFE
 from genctl.config.toml import printable
 from genctl.errors import PresetError, cannot_read
@@ -177,8 +177,8 @@ class _Reading:
         tables = value if key in LISTS else [{key: value}]
         if name := next((name for table in tables for name in table if names_file(name, table[name])), ""):
             raise Wrong(f"{name}: a row cannot name a file; use --{params.spelled(name)} {FILES[name]}")
-        if key in LISTS and (code := code_in(key, value, dotted=True)):
-            raise Wrong(f"{key}: {code} is code, which only the settings of the run can choose")
+        if code := next((table["use"] for table in tables if key in LISTS and table["use"] not in LISTS[key]), ""):
+            raise Wrong(f"{key}: use = {shown(code)} is code, which only the settings of the run can choose")
 
     def finish(self, levels: int, *, tentative: bool = False) -> Resolved:
         """The job. Raises PresetError if anything is wrong."""
