@@ -40,6 +40,7 @@ REMOVED = (
         "json_schema_unenforced",
         'in the schema, "x-guidance": {"lenient": true} leaves out what is not supported',
     ),
+    Removed("setting", "ban_file", 'list the texts: ban = ["…", "…"] in a preset, or --ban for each'),
     Removed("format", "--format md", "use --format jsonl, or text for people"),
     Removed("format", "--format nul", "use --format jsonl, which keeps texts of several lines apart"),
     Removed("format", "--format dot", "use --format jsonl"),
