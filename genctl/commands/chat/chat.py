@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from genctl.commands.chat import thinking
-from genctl.commands.chat.log import Change, ChatLog, Message
+from genctl.commands.chat.log import SCHEMA, Change, ChatHeader, ChatLog, Message
 from genctl.commands.chat.options import check_settings
 from genctl.config import presets
 from genctl.config.check import known, shown
@@ -21,7 +21,9 @@ from genctl.engines.protocol import Engine, Flow, JobPlan, Report, Request
 from genctl.errors import GenctlError, ModelError, UsageError
 from genctl.events import Event
 from genctl.events.results import Collector, Result
-from genctl.io.rows import row_seed
+from genctl.io.output import open_beside
+from genctl.io.rows import random_seed, row_seed
+from genctl.io.sessions import new_file
 from genctl.params import Generation, Runtime, knobs, spelled
 
 CHANGEABLE = frozenset({"system", "seed", "truncate", "row_timeout"})  # of the settings of a run, those of a turn
@@ -77,6 +79,14 @@ class Chat:
             self.session.keep_texts(None)
         self.log, self.layers = log, layers
         self.base, self.base_plan = self._settled(layers, log.settings)  # how the next turn is decoded
+
+    def begin_anew(self) -> None:
+        """Close the log. The next turn begins another, in a new file, with the same settings. Raises OutputError."""
+        before = self.log
+        seed = before.header.seed if self.base.runtime.seed is not None else random_seed()
+        header = ChatHeader(SCHEMA, self.name, fingerprint_of(self.engine), seed, to_save(self.layers))
+        self.log = ChatLog(header, lambda words: open_beside(new_file("chat", words)), before.settings)
+        before.close()
 
     # -- settings ------------------------------------------------------------------------------------------------------
 

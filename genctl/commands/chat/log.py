@@ -14,7 +14,7 @@ undo is a `go` to where the chat was. The `seed` of a user's message is the seed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -80,13 +80,15 @@ class ChatLog:
     """The log, and its file if there is one.
 
     `new_file` opens a file for the first message, whose text it gets. A change is written before it counts, so that
-    the chat is what the file has (`lines`), also where writing fails (OutputError).
+    the chat is what the file has (`lines`), also where writing fails (OutputError). `settings` are those that it begins
+    with, besides those of the header.
     """
 
-    def __init__(self, header: ChatHeader, new_file: Callable[[str], Sink] | None = None) -> None:
-        self.header, self.new_file = header, new_file
-        self.settings: list[Change] = []  # besides those of the header
-        self.lines: list[dict[str, Any]] = [asdict(header)]
+    def __init__(
+        self, header: ChatHeader, new_file: Callable[[str], Sink] | None = None, settings: Iterable[Change] = ()
+    ) -> None:
+        self.header, self.new_file, self.settings = header, new_file, [*settings]
+        self.lines: list[dict[str, Any]] = [asdict(header), *({name: value} for name, value, _ in self.settings)]
         self.sink: Sink | None = None
         self.torn = False  # whether its file ended in half a line, which was dropped
         self.messages: dict[int, Message] = {}

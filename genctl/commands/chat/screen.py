@@ -197,8 +197,8 @@ class ChatScreen:
             pass
         except KeyboardInterrupt:
             status = int(Exit.INTERRUPTED)
-        if (path := self.chat.log.path) is not None:
-            self.note(f"saved; genctl chat --open {shlex.quote(str(path))} continues it")
+        if reopening := self._reopening():
+            self.note(f"saved; {reopening} continues it")
         return status
 
     def note(self, words: str) -> None:
@@ -219,6 +219,11 @@ class ChatScreen:
             hints = [f"hint: {error.hint}"] if error.hint else []
             for line in (*(f"error: {part}" for part in error.message.split("\n")), *hints):
                 print_message(line, color=self.options.color)
+
+    def _reopening(self) -> str:
+        """The command that continues the chat; "" while it is not saved."""
+        path = self.chat.log.path
+        return "" if path is None else f"genctl chat --open {shlex.quote(str(path))}"
 
     def _show_end(self) -> None:
         """The last turn of the branch and its answer, as they were printed."""
@@ -313,10 +318,11 @@ class ChatScreen:
                 path = "" if log.path is None else shlex.quote(str(log.path))
                 self.note(f"saved in {path}" if path else "the chat is empty, so nothing is saved")
             case "new":
-                if not log.here:
+                if not log.messages:
                     raise UsageError("the chat is empty")
-                log.change("go", None)
-                self.note("a new conversation; /undo and /branch go back to the one before")
+                command = self._reopening()
+                chat.begin_anew()
+                self.note("a new conversation" + (f"; {command} continues the one before" if command else ""))
             case "help":
                 table = Table.grid(padding=(0, 2))
                 table.add_column(no_wrap=True)

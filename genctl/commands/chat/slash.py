@@ -53,7 +53,7 @@ COMMANDS: tuple[SlashCommand, ...] = (
     SlashCommand("unset", "reset a setting that /set has changed", "KEY", "something"),
     SlashCommand("system", "set the system message; without a text, take it away", "TEXT", "maybe"),
     SlashCommand("save", "show where the chat is saved, or continue in FILE", "FILE", "maybe"),
-    SlashCommand("new", "begin a new conversation with the same settings; this one is a branch", aliases=("clear",)),
+    SlashCommand("new", "begin a new conversation with the same settings; this one stays saved", aliases=("clear",)),
     SlashCommand("help", "list the commands and keys"),
     SlashCommand("quit", "leave, as Ctrl-D does", aliases=("exit", "q", "bye")),
 )

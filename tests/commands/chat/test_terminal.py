@@ -84,25 +84,22 @@ def test_ctrl_c_clears_the_line_and_twice_on_an_empty_one_leaves(own_state: Path
     assert not (own_state / "genctl" / "sessions").exists()  # nothing was said
 
 
-def test_a_new_conversation_is_a_branch_with_the_settings_of_the_one_before(own_state: Path) -> None:
+def test_a_new_conversation_has_its_own_file_and_the_settings_of_the_one_before(own_state: Path) -> None:
     with Talk(own_state, *QUIET, "--seed", "5", "--do-sample", width=300) as talk:
         assert talk.say("/new") == ["error: the chat is empty"]
         talk.say("/set max_new_tokens=3")
         first = talk.say("A fox")
-        assert talk.say("/clear") == ["a new conversation; /undo and /branch go back to the one before"]
-        assert talk.say("/new") == ["error: the chat is empty"]
+        before = saved(own_state)
+        assert talk.say("/clear") == [f"a new conversation; genctl chat --open {before} continues the one before"]
+        assert talk.say("/branch") == ["the chat is empty"]
         assert talk.say("A fox") == first  # with nothing before it
         assert talk.say("/set") == ["max_new_tokens = 3"]
-        assert [line.split()[0] for line in talk.say("/branch")] == ["1", "*"]
-        talk.say("/new")
-        assert talk.say("/undo") == ["undone: the chat has 1 turn"]
-        talk.say("/new")
         talk.press("/exit\r")
         assert talk.end() == 0
-    log = ChatLog.look(saved(own_state))
-    assert (log.here, len(log.branches)) == ([], 2)
-    done = genctl("chat", "--open", str(saved(own_state)), "--format", "jsonl", stdin="A fox\n")
-    assert (done.status, done.records[0]["prompt"]) == (0, "<bos>A fox")
+    (after,) = set(before.parent.iterdir()) - {before}
+    one, other = before.read_text().splitlines(), after.read_text().splitlines()
+    assert other == one
+    assert genctl("chat", "--open", str(after), stdin="And then?\n").status == 0
 
 
 def test_a_chat_is_edited_tried_again_and_undone(own_state: Path) -> None:
