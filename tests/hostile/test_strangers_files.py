@@ -183,10 +183,11 @@ def test_the_changes_of_a_chat_are_the_files_too(traps: Traps, saved: Path, key:
     text = write_value(traps.values()[key])
 
     def edit(lines: list[dict[str, Any]]) -> None:
-        lines.append({"set": f"{key}={text}"})
+        lines += [{"set": f"{key}={text}"}, {"preset": f"{traps.secret}.toml"}]
 
     done = chat("--open", str(change(saved, edit)))
     assert (done.status, f"note: the chat's {key} = " in done.err) == (0, True), done.err
+    assert "note: the chat's preset = " in done.err
     traps.check(done)
 
 

@@ -170,7 +170,6 @@ def test_a_file_has_one_line_a_message(tmp_path: Path) -> None:
         ("{", "line 4"),
         ("{}", "'' is no line of a chat"),
         ('{"run": "rm"}', "'run' is no line of a chat"),
-        ('{"preset": "mine.toml"}', "'preset' is no line of a chat"),
         ('{"set": 3}', "line 4"),
         ('{"set": "top_k=3", "go": 1}', "is no line of a chat"),
         ('{"go": 7}', "there is no message 7"),
