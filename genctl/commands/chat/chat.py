@@ -78,7 +78,8 @@ class Chat:
                 )
             self.session.keep_texts(None)
         self.log, self.layers = log, layers
-        self.base, self.base_plan = self._settled(layers, log.settings)  # how the next turn is decoded
+        # how the next turn is decoded, and the settings that the chat's commands have made
+        self.base, self.base_plan, self.own_values = self._settled(layers, log.settings)
 
     def begin_anew(self) -> None:
         """Close the log. The next turn begins another, in a new file, with the same settings. Raises OutputError."""
@@ -98,14 +99,9 @@ class Chat:
             raise UsageError(f"/unset {argument}: no /set of this chat has set it")
         settled = self._settled(self.layers, [*self.log.settings, Change(name, argument)])
         self.log.change(name, argument)
-        self.base, self.base_plan = settled
+        self.base, self.base_plan, self.own_values = settled
 
-    @property
-    def own_values(self) -> dict[str, Any]:
-        """What /set has set."""
-        return {key: one.value for key, one in self.base.settings.items() if one.place == f"/set {key}"}
-
-    def _settled(self, below: Sequence[Layer], changes: Iterable[Change]) -> tuple[Resolved, JobPlan]:
+    def _settled(self, below: Sequence[Layer], changes: Iterable[Change]) -> tuple[Resolved, JobPlan, dict[str, Any]]:
         layers: list[Layer] = []
         for name, argument, typed in changes:
             if name == "unset":
@@ -121,21 +117,27 @@ class Chat:
         resolved = self.engine.resolve([*below, *text, *layers])
         check_settings(resolved)
         self._check_system(resolved)
-        return resolved, self.engine.plan(resolved)
+        values = {key: value for layer in layers for key, value in layer.values.items()}
+        own = {key: value for key, value in values.items() if value is not None}
+        return resolved, self.engine.plan(resolved), own
 
     def _check_system(self, resolved: Resolved) -> None:
         """Raises UsageError where the checkpoint cannot be given the system message of these settings."""
         setting = resolved.settings.get("system")
         if setting is None or setting.value is None or self.session is None:
             return
+        if not self.template:
+            raise UsageError(f"{setting.place} sets a system message, but {self.name} has no chat template for it")
         from genctl.models import chat
 
         tokenizer: Any = self.session.loaded.tokenizer
         try:
             chat.render_chat_text(tokenizer, [{"role": "user", "content": "x"}], system=setting.value, name=self.name)
         except ModelError as error:
-            message = f"{setting.place} sets a system message, but {error.message}"
-            raise UsageError(message, hint="say it in the first turn") from None
+            raise UsageError(
+                f"{setting.place} sets a system message, but {error.message.replace('the', 'the checkpoint’s', 1)}",
+                hint="say it in the first turn",
+            ) from None
 
     # -- turns ---------------------------------------------------------------------------------------------------------
 

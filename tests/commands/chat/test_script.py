@@ -188,7 +188,7 @@ def test_a_prefill_begins_every_answer_and_stays_in_the_history(checkpoints: dic
     ("arguments", "status", "message"),
     [
         (("-m", "gemma", "--system", "Be kind"), 2, "System role not supported"),
-        (("-m", "plain", "--system", "Be kind"), 2, "has no chat template"),
+        (("-m", "plain", "--system", "Be kind"), 2, "has no chat template for it"),
         (("--set", "num_return_sequences=3"), 2, "num_return_sequences = 3 (--set num_return_sequences): a turn has"),
         (("--token-healing",), 2, "token_healing = true (flag --token-healing): an answer begins behind"),
         (("--prefill", ""), 2, "--prefill is empty"),
