@@ -92,11 +92,11 @@ class Chat:
     # -- settings ------------------------------------------------------------------------------------------------------
 
     def change(self, name: str, argument: str) -> None:
-        """A setting `set`, `unset` or `system`. Raises what flags raise for a value that cannot be used."""
+        """A setting `set`, `unset`, `preset` or `system`. Raises what flags raise for a value that cannot be used."""
         if name == "set":
             argument = setting(argument)
         elif name == "unset" and (argument := _knob(argument)) not in self.own_values:
-            raise UsageError(f"/unset {argument}: no /set of this chat has set it")
+            raise UsageError(f"/unset {argument}: no /set or /preset of this chat has set it")
         settled = self._settled(self.layers, [*self.log.settings, Change(name, argument)])
         self.log.change(name, argument)
         self.base, self.base_plan, self.own_values = settled
@@ -105,7 +105,15 @@ class Chat:
         layers: list[Layer] = []
         for name, argument, typed in changes:
             if name == "unset":
-                layers = [layer for layer in layers if argument not in layer.values]
+                layers = [
+                    replace(layer, values={key: value for key, value in layer.values.items() if key != argument})
+                    for layer in layers
+                ]
+            elif name == "preset":
+                if typed or not presets.is_path(argument):
+                    layers += presets.load([argument])
+                else:
+                    self._note(f"the chat's preset = {argument!r:.60} is not used: it names a file; --preset names it")
             elif name == "system":
                 layers.append(Layer("/system", {"system": argument or None}, declared="row", typed=True))
             else:
@@ -118,7 +126,7 @@ class Chat:
         check_settings(resolved)
         self._check_system(resolved)
         values = {key: value for layer in layers for key, value in layer.values.items()}
-        own = {key: value for key, value in values.items() if value is not None}
+        own = {key: value for key, value in values.items() if value is not None and key != "about"}
         return resolved, self.engine.plan(resolved), own
 
     def _check_system(self, resolved: Resolved) -> None:

@@ -5,7 +5,7 @@ A line of the file is a message, or a change that is not a message:
     {"schema": "genctl-chat/1", "model": "builtin:stories", "checkpoint": "sha256:…", "seed": 5, "settings": […]}
     {"id": 0, "parent": null, "role": "user", "content": "Hello", "seed": 5}
     {"id": 1, "parent": 0, "role": "assistant", "content": "Hi.", "seed": 5, "finish_reason": "eos", "token_ids": […]}
-    {"set": "temperature=0.7"}    a setting of what follows; also {"unset": KEY}, {"system": TEXT}
+    {"set": "temperature=0.7"}    a setting of what follows; also {"unset": KEY}, {"preset": NAME}, {"system": TEXT}
     {"go": 1}                     the next message continues message 1; null begins the chat again
 
 A message continues its `parent`, so an edit is a message with an earlier parent, and a retry is a second answer. An
@@ -31,7 +31,7 @@ from genctl.io.sink import Sink
 SCHEMA = "genctl-chat/1"
 Role: TypeAlias = Literal["system", "user", "assistant"]
 # changes -> the shapes of their values
-CHANGES: dict[str, Any] = {**dict.fromkeys(("set", "unset", "system"), str), "go": Natural | None}
+CHANGES: dict[str, Any] = {**dict.fromkeys(("set", "unset", "preset", "system"), str), "go": Natural | None}
 
 
 class NotAChat(InputError):

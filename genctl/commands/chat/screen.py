@@ -29,6 +29,7 @@ from genctl.commands.chat.thinking import ThinkSplitter
 from genctl.commands.options import SHOWN_TOP
 from genctl.commands.run.run_view import RunView
 from genctl.commands.run.text_stream import TextStream, console_writer
+from genctl.config import presets
 from genctl.config.check import known, shown
 from genctl.config.conflicts import sampling_notice
 from genctl.engines.protocol import Flow, Report
@@ -72,15 +73,13 @@ def _clear(event: KeyPressEvent) -> None:
 
 
 class Commands(Completer):
-    """The names of commands, and of the settings that /set takes."""
+    """The names of commands, and of settings and presets."""
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
         """What the line may continue with."""
-        before = document.text_before_cursor
-        is_setting = before.startswith("/set ")
-        for word in (f"/set {knob}=" for knob in known()) if is_setting else (f"/{name}" for name in slash.NAMES):
-            if word.startswith(before) and word != before:
-                yield Completion(word, -len(before))
+        named = (preset.name for preset in presets.available())
+        for word, length in slash.completions(document.text_before_cursor, known(), named):
+            yield Completion(word, -length)
 
 
 class SafeHistory(FileHistory):
@@ -305,7 +304,7 @@ class ChatScreen:
                 self.note(f"{count(len(turn.ids), 'token')}:")
                 out.print(Text(" ".join(map(str, turn.ids))), soft_wrap=False)
                 out.print(Text(widgets.visible(turn.opening), style=theme.DIM), soft_wrap=False)
-            case "set" | "unset" | "system" as name:
+            case "set" | "unset" | "preset" | "system" as name:
                 self._change(name, typed.text)
             case "scores":
                 if not self.scores:
@@ -368,7 +367,7 @@ class ChatScreen:
             self.out.print(Text(f"{sign} {place}  {turns:<9} {words}"))
 
     def _change(self, name: str, argument: str) -> None:
-        """A setting: /set, /unset or /system."""
+        """A setting: /set, /unset, /preset or /system."""
         chat, key, before = self.chat, argument.replace("-", "_"), self.chat.base
         if name == "set" and not argument:
             values = "; ".join(f"{key} = {shown(value)}" for key, value in chat.own_values.items())

@@ -7,6 +7,7 @@ which one / is left.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,6 +52,7 @@ COMMANDS: tuple[SlashCommand, ...] = (
         "maybe",
     ),
     SlashCommand("unset", "reset a setting that /set has changed", "KEY", "something"),
+    SlashCommand("preset", "use a preset on top of the settings", "NAME", "something"),
     SlashCommand("system", "set the system message; without a text, take it away", "TEXT", "maybe"),
     SlashCommand("save", "show where the chat is saved, or continue in FILE", "FILE", "maybe"),
     SlashCommand("new", "begin a new conversation with the same settings; this one stays saved", aliases=("clear",)),
@@ -97,3 +99,19 @@ def number(typed: Typed, what: str) -> int | None:
         assert typed.command is not None
         raise UsageError(f"{typed.command.usage}: expected the number of a {what}, got {typed.text!r:.60}")
     return int(typed.text)
+
+
+def completions(before: str, knobs: Iterable[str], presets: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """What a line may go on with: words and how many characters of `before` each one replaces.
+
+    `knobs` and `presets` are the names that /set, /unset and /preset take.
+    """
+    if not before.startswith("/") or "\n" in before:
+        return
+    name, space, rest = before[1:].partition(" ")
+    if not space:
+        yield from ((f"/{each}", len(before)) for each in NAMES if each.startswith(name) and each != name)
+        return
+    choices = {"set": [f"{knob}=" for knob in knobs], "unset": knobs, "preset": presets}.get(name, ())
+    word = rest.lstrip()
+    yield from ((choice, len(word)) for choice in choices if choice.startswith(word))

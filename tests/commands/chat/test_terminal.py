@@ -239,6 +239,7 @@ def test_settings_are_written_as_people_write_them_and_checked_as_flags_are(own_
         assert talk.say("/set top_p=7") == ["error: /set top_p: top_p = 7: must be at most 1"]
         assert talk.say("/set dtype=float16")[0].startswith("error: /set dtype: it belongs to the whole chat")
         assert "num_return_sequences = 2" in " ".join(talk.say("/set num_return_sequences=2"))
+        assert talk.say("/preset nowhere")[0].startswith("error: preset nowhere: no such preset")
         assert talk.say("/set top_p 0.5") == ["/set top_p turns sampling on", "set top_p=0.5"]
         assert talk.say("/set top_k = 3") == ["set top_k=3"]  # sampling is on already
         assert talk.say("/set top-p") == ["top_p = 0.5 (/set top_p); /set top_p=VALUE sets it"]
@@ -248,6 +249,11 @@ def test_settings_are_written_as_people_write_them_and_checked_as_flags_are(own_
             "error: there is no command /retri; did you mean /retry?",
             "hint: /help lists them; // begins a text with /",
         ]
+        talk.say("/preset creative")
+        assert "about" not in " ".join(talk.say("/set"))
+        talk.say("A fox")
+    (path,) = (own_state / "genctl" / "sessions").glob("*.jsonl")
+    assert '"about"' not in path.read_text()
 
 
 @pytest.mark.parametrize(

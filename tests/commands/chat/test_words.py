@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from prompt_toolkit.completion import CompleteEvent
-from prompt_toolkit.document import Document
 
 from genctl.commands.chat import slash, thinking
-from genctl.commands.chat.screen import Commands
 from genctl.errors import UsageError
 
 # -- commands ----------------------------------------------------------------------------------------------------------
@@ -65,16 +62,18 @@ def test_a_number_of_a_turn_begins_at_one() -> None:
         ("/re", ["/retry"]),
         ("/q", ["/quit"]),
         ("/ex", ["/exit"]),
-        ("/set tempera", ["/set temperature="]),
+        ("/set temp", ["temperature="]),
+        ("/unset top_", ["top_k", "top_p"]),
+        ("/preset g", ["greedy"]),
         ("/undo ", []),
         ("Hello /re", []),
-        ("Hello\n/re", []),
     ],
 )
-def test_completion_knows_commands_and_knobs(before: str, words: list[str]) -> None:
-    found = list(Commands().get_completions(Document(before), CompleteEvent()))
-    assert [completion.text for completion in found] == words
-    assert all(completion.start_position == -len(before) for completion in found)
+def test_completion_knows_commands_knobs_and_presets(before: str, words: list[str]) -> None:
+    knobs, presets = ["temperature", "top_k", "top_p"], ["greedy", "nucleus"]
+    found = list(slash.completions(before, knobs, presets))
+    assert [word for word, _ in found] == words
+    assert all(before[len(before) - length :] == word[:length] for word, length in found)
 
 
 # -- thoughts ----------------------------------------------------------------------------------------------------------
