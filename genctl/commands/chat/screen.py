@@ -45,7 +45,10 @@ from genctl.terminal.run_history import stop_words
 from genctl.terminal.standard_streams import print_message
 
 SIGN, MORE = "> ", ". "
-KEYS = "Enter sends a line, Alt-Enter begins a new one; Tab completes; Ctrl-C stops an answer or clears the line"
+KEYS = (
+    "Enter sends a line, Alt-Enter begins a new one; Tab completes; Up and Ctrl-R find earlier lines, from all chats; "
+    "Ctrl-C stops an answer or clears the line"
+)
 BINDINGS = KeyBindings()
 
 
