@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from genctl.commands.chat.chat import Chat, PlannedTurn, continued, fingerprint_of, to_save
 from genctl.commands.chat.log import SCHEMA, ChatHeader, ChatLog, NotAChat, Role, unsent
@@ -18,6 +18,7 @@ from genctl.commands.messages import Messages
 from genctl.commands.options import shown_top
 from genctl.config import presets
 from genctl.config.layers import Layer, Resolved
+from genctl.config.shapes import value_of
 from genctl.engines.protocol import Engine, Flow, Report
 from genctl.errors import (
     ContractError,
@@ -28,16 +29,40 @@ from genctl.errors import (
     UsageError,
     printable,
 )  # fmt: skip
-from genctl.io import writers
+from genctl.io import jsonl, writers
 from genctl.io.output import open_beside
 from genctl.io.record_output import RecordOutput
 from genctl.io.records import result_record
-from genctl.io.rows import InputRow
+from genctl.io.rows import InputRow, RefusedRow
 from genctl.io.sessions import new_file, sessions_folder
 from genctl.io.sink import Sink
 from genctl.terminal import loading_line, widgets
 
 OF_FILE = "the chat"  # origin of a setting that the file of a chat has made
+
+
+@dataclass(frozen=True)
+class RowMessage:
+    """A row that is a message."""
+
+    role: Role
+    content: str
+    id: Any = None
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+def _fields(own: dict[str, Any], columns: Iterable[str]) -> dict[str, Any]:
+    """The fields of a row: a message, else what other commands take. Raises RefusedRow."""
+    if "role" not in own and "content" not in own:
+        return jsonl.ROW.fields(own, columns)
+    try:
+        row: RowMessage = value_of(RowMessage, {**own, **dict.fromkeys(columns)})
+    except ValueError as error:
+        raise RefusedRow(str(error)) from None
+    return {"messages": ({"role": row.role, "content": row.content},), "params": row.params}
+
+
+ROW = jsonl.RowShape((*jsonl.KNOWN, "role", "content"), (*jsonl.PROMPTS, "role", "content"), _fields)
 
 
 def chat(options: ChatOptions) -> int | None:
@@ -60,7 +85,7 @@ def chat(options: ChatOptions) -> int | None:
         if path and early.runtime.backend is None:
             _check_checkpoint(options, path, header, early)
         interactive = options.interactive
-        rows = iter(()) if interactive else job.read()
+        rows = iter(()) if interactive else job.read(shape=ROW)
         if rows is None:
             return None
 
@@ -120,39 +145,43 @@ def chat(options: ChatOptions) -> int | None:
 
 def _answer_rows(job: Job, options: ChatOptions, chat: Chat, rows: Iterable[Row]) -> None:
     """Answer each row, and write its record."""
-    top = shown_top(options)
-    for row, resolved in usable(rows, lambda row: settings_of(row, chat.base), job.fail):
-        try:
-            check_settings(resolved)
-            turn = _turn(chat, row, resolved)
-            job.messages.note_once(turn.note)
-            report = Report(top, options.scores or top > 0)
-            result = chat.answer(turn, lambda event: None, report, Flow(interrupted=job.interrupt))
-        except (ContractError, OutputError):  # what is wrong for one turn is wrong for all, as a full disk is
-            raise
-        except GenctlError as error:
-            job.fail(row, error.code, error.message, hint=error.hint)
-            continue
-        if job.output is not None and result is not None:
-            reused = None if result.backend else result.reused
-            record = result_record(row, result, 0, tokens=options.with_tokens, extra={}, reused_tokens=reused)
-            job.output.put(row.index, [record])
+    top, answered = shown_top(options), 0
+    for each in rows:
+        numbered = replace(each, index=answered + job.failed)  # rows that are not answered have no record
+        for row, resolved in usable([numbered], lambda row: settings_of(row, chat.base), job.fail):
+            try:
+                check_settings(resolved)
+                if (turn := _turn(chat, row, resolved)) is None:
+                    continue
+                job.messages.note_once(turn.note)
+                report = Report(top, options.scores or top > 0)
+                result = chat.answer(turn, lambda event: None, report, Flow(interrupted=job.interrupt))
+            except (ContractError, OutputError):  # what is wrong for one turn is wrong for all, as a full disk is
+                raise
+            except GenctlError as error:
+                job.fail(row, error.code, error.message, hint=error.hint)
+                continue
+            if job.output is not None and result is not None:
+                reused = None if result.backend else result.reused
+                record = result_record(row, result, 0, tokens=options.with_tokens, extra={}, reused_tokens=reused)
+                job.output.put(row.index, [record])
+            answered += 1
         if job.interrupt.status:
             return
 
 
-def _turn(chat: Chat, row: InputRow, base: Resolved) -> PlannedTurn:
-    """The turn that a row asks to answer; the messages before it are added. Raises InputError."""
+def _turn(chat: Chat, row: InputRow, base: Resolved) -> PlannedTurn | None:
+    """The turn of a row that is to be answered. Messages before it are appended; None where nothing else is there."""
     if row.prompt_ids is not None:
         raise InputError("a chat is made of texts: prompt_ids has no place in it")
-    *context, last = row.messages or ({"role": "user", "content": row.prompt or ""},)
-    if last["role"] != "user":
-        raise InputError("the last of the messages is not from the user, so that there is nothing to answer")
-    for message in context:
-        if message["role"] not in get_args(Role) or "tool_calls" in message:
-            raise InputError("a chat has texts of system, user and assistant, and no calls of tools")
-    for message in context:
+    messages = row.messages or ({"role": "user", "content": row.prompt or ""},)
+    if any(message["role"] not in get_args(Role) or "tool_calls" in message for message in messages):
+        raise InputError("a chat has texts of system, user and assistant, and no calls of tools")
+    *context, last = messages
+    for message in (*context, *([last] if last["role"] != "user" else [])):
         chat.log.add_message(message["role"], message["content"], chat.log.end)
+    if last["role"] != "user":
+        return None
     question = unsent(last["content"], chat.log.end)
     return chat.plan(question, base, lane=row.id, own_id=row.id if row.own_id else "")
 

@@ -103,8 +103,8 @@ CHAT_COMMAND = Command(
     a checkpoint without one continues the text. The chat is saved.
 
     Without a terminal, each line of standard input (or of --input) is a turn, and each answer is written as text or,
-    with --format jsonl, as a record. With --input-format jsonl a line is a row with a "prompt" or "messages", of
-    which the last is answered.""",
+    with --format jsonl, as a record. With --input-format jsonl a line is a message such as {"role": "user", "content":
+    "Hello"}, with the role system, user or assistant; user messages are answered.""",
     (
         "genctl chat -m Qwen/Qwen3-0.6B --system 'Be brief.'",
         "genctl chat --backend openai:http://localhost:8000/v1",

@@ -44,7 +44,7 @@ def test_killed_at_any_line_a_chat_goes_on_with_the_same_bytes(tmp_path: Path) -
 
 def test_an_answer_that_was_drawn_for_a_row_with_an_id_comes_again(tmp_path: Path) -> None:
     whole = tmp_path / "whole.jsonl"
-    rows = [json.dumps({"id": name, "prompt": name}) for name in ("one", "two")]
+    rows = [json.dumps({"id": name, "role": "user", "content": name}) for name in ("one", "two")]
     drawn = ("--input-format", "jsonl", "-n", "8", "--do-sample", "--seed", "5")
     chat("--save", str(whole), *drawn, turns=tuple(rows))
     path = cut(whole)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from genctl.events import conversation
 from genctl.kernels.ops import library
 from tests.cli.tool import Done, genctl
 from tests.commands.chat.templates import KINDS
@@ -95,15 +96,22 @@ def test_without_turns_and_without_a_terminal_there_is_short_help() -> None:
     assert "No turn: give one as an argument" in done.err
 
 
-def test_messages_before_the_last_are_added_and_not_answered(checkpoints: dict[str, str]) -> None:
-    first = {"messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello"}]}
-    second = {"messages": [{"role": "assistant", "content": "Hello, fox."}, {"role": "user", "content": "Who?"}]}
-    options = ("-m", checkpoints["chatml"], "--input-format", "jsonl", "-n", "8", "--format", "jsonl")
-    one, other = chat(*options, turns=[json.dumps(first), json.dumps(second)]).records
-    assert (one["id"], other["id"]) == ("0", "1")
-    assert other["prompt"].startswith(one["prompt"] + one["text"])
-    assert other["prompt"].count("<|im_start|>") == 6
-    assert "Hello, fox." in other["prompt"]
+def test_messages_of_other_roles_are_heard_and_not_answered(checkpoints: dict[str, str], tmp_path: Path) -> None:
+    messages = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "Hello, fox."},
+        {"role": "user", "content": "Who are you?"},
+    ]
+    rows = tmp_path / "chat.jsonl"
+    rows.write_text("".join(f"{json.dumps(message)}\n" for message in messages))
+    done = genctl("chat", "-m", checkpoints["chatml"], "-i", str(rows), "-n", "8", "--format", "jsonl")
+    assert [record["id"] for record in done.records] == ["1", "3"]
+    first, second = done.records
+    messages.insert(2, {"role": "assistant", "content": first["text"]})
+    assert second["prompt"].count("<|im_start|>") == 6
+    assert conversation(messages).count("Hello") == 2
+    assert "Hello, fox." in second["prompt"]
 
 
 def test_a_row_may_bring_a_whole_conversation_an_id_and_params(checkpoints: dict[str, str]) -> None:
@@ -118,21 +126,18 @@ def test_a_row_may_bring_a_whole_conversation_an_id_and_params(checkpoints: dict
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ('{"role": "user", "content": "x"}', "no prompt: expected one of prompt, prompt_ids, messages"),
-        ('{"messages": [{"role": "assistant", "content": "x"}]}', "the last of the messages is not from the user"),
-        (
-            '{"messages": [{"role": "tool", "content": "x"}, {"role": "user", "content": "y"}]}',
-            "a chat has texts of system, user and assistant, and no calls of tools",
-        ),
+        ('{"role": "tool", "content": "x"}', "role: expected 'system', 'user' or 'assistant', got 'tool'"),
+        ('{"role": "user"}', "content: expected here, but missing"),
+        ('{"role": "user", "content": "x", "name": "y"}', "unknown field 'name'"),
         ('{"prompt_ids": [3]}', "a chat is made of texts: prompt_ids has no place in it"),
         (
-            '{"prompt": "x", "params": {"num_beams": 2, "num_return_sequences": 2}}',
+            '{"role": "user", "content": "x", "params": {"num_beams": 2, "num_return_sequences": 2}}',
             "/retry gives another",
         ),
     ],
 )
 def test_a_row_that_cannot_be_said_fails_and_the_chat_goes_on(row: str, message: str) -> None:
-    turns = [row, '{"prompt": "Hello"}']
+    turns = [row, '{"role": "user", "content": "Hello"}']
     done = chat("--input-format", "jsonl", "--format", "jsonl", "-n", "2", turns=turns)
     assert done.status == 1
     assert message in done.records[0]["error"]["message"]
