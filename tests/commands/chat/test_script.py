@@ -114,6 +114,18 @@ def test_messages_of_other_roles_are_heard_and_not_answered(checkpoints: dict[st
     assert "Hello, fox." in second["prompt"]
 
 
+def test_messages_that_a_saved_chat_cannot_hold_are_refused(checkpoints: dict[str, str]) -> None:
+    """A message of a tool made the saved file unreadable."""
+    messages = [{"role": "tool", "content": "42"}, {"role": "user", "content": "Why?"}]
+    rows = [json.dumps({"messages": messages}), json.dumps({"prompt": "Hi"})]
+    options = ("-m", checkpoints["chatml"], "--input-format", "jsonl", "--format", "jsonl", "--save", "chat.jsonl")
+    done = chat(*options, "-n", "4", turns=rows)
+    assert done.status == 1
+    assert "no calls of tools" in done.records[0]["error"]["message"]
+    again = chat("-m", checkpoints["chatml"], "--open", "chat.jsonl", "-n", "4", "--format", "jsonl", turns=["Go on"])
+    assert (again.status, len(again.records)) == (0, 1)
+
+
 def test_a_row_may_bring_a_whole_conversation_an_id_and_params(checkpoints: dict[str, str]) -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
     row = {"id": "x", "messages": [*messages, {"role": "user", "content": "Go on"}], "params": {"max_new_tokens": 3}}
