@@ -284,10 +284,7 @@ class Generation:
     )
     bad_words_ids: list[Ids] | None = knob(None, "sequences of ids never generated", WORDS, rare=True)
     ban: Words | None = knob(None, "a text never generated, in any tokenisation; repeatable", WORDS)
-    ban_file: str | None = knob(None, "a file with texts for --ban, one per line", WORDS, rare=True)
-    ban_ignore_case: bool = knob(
-        False, "ban: upper and lower case are the same", WORDS, rare=True, refines=("ban", "ban_file")
-    )
+    ban_ignore_case: bool = knob(False, "ban: upper and lower case are the same", WORDS, rare=True)
     logit_bias: dict[str, float] | None = knob(
         None, 'numbers added to scores: {" yes" = 2.0}; "#123" is the token with id 123', WORDS, rare=True
     )

@@ -26,7 +26,7 @@ from genctl.errors import Exit, UsageError
 
 SHORT = {"model": "-m", "max_new_tokens": "-n"}
 METAVARS = {int: "N", float: "X"}
-FILES = ("json_schema", "grammar", "ban_file")  # settings that name a file
+FILES = ("json_schema", "grammar")  # settings that name a file
 
 Conflict = tuple[Callable[[Any], object], str]
 Color = Literal["auto", "always", "never"]

@@ -205,8 +205,6 @@ def names_file(key: str, value: Any) -> bool:
         return not value.lstrip().startswith("{") and value.strip() not in ("true", "false")
     if key == "grammar":
         return _GRAMMAR.search(value) is None
-    if key == "ban_file":
-        return True
     return not value.startswith("builtin:") and (_HUB_ID.fullmatch(value) is None or Path(value).exists())
 
 

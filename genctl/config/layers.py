@@ -7,12 +7,10 @@ presets, environment variables GENCTL_*, flags and `--set`, the row's own params
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from genctl import params
-from genctl.config import reader
 from genctl.config.check import (
     Misfit,
     Wrong,
@@ -25,10 +23,10 @@ from genctl.config.check import (
     shown,
 )
 from genctl.config.conflicts import Merged, Rulings, Setting, imply, notices, settle
-from genctl.config.listed_knobs import LISTS, check_list, code_in
+from genctl.config.listed_knobs import LISTS, check_list
 from genctl.config.names import BOOKKEEPING, FILES, OF_RUN, OUTWARD, REFUSED, UNSAFE
 from genctl.config.toml import printable
-from genctl.errors import PresetError, cannot_read
+from genctl.errors import PresetError
 from genctl.params import Generation, Runtime
 
 Kind: TypeAlias = Literal["model", "user", "command", "row"]
@@ -177,8 +175,8 @@ class _Reading:
         tables = value if key in LISTS else [{key: value}]
         if name := next((name for table in tables for name in table if names_file(name, table[name])), ""):
             raise Wrong(f"{name}: a row cannot name a file; use --{params.spelled(name)} {FILES[name]}")
-        if key in LISTS and (code := code_in(key, value, dotted=True)):
-            raise Wrong(f"{key}: {code} is code, which only the settings of the run can choose")
+        if code := next((table["use"] for table in tables if key in LISTS and table["use"] not in LISTS[key]), ""):
+            raise Wrong(f"{key}: use = {shown(code)} is code, which only the settings of the run can choose")
 
     def finish(self, levels: int, *, tentative: bool = False) -> Resolved:
         """The job. Raises PresetError if anything is wrong."""
@@ -268,13 +266,8 @@ def _build(settings: Merged, settled: Rulings, notes: Sequence[str], levels: int
     pairs = {key: (setting.value, setting.place) for key, setting in settings.items()} | settled.moot
     values = {key: value for key, (value, _) in pairs.items()}
     places = {key: place for key, (_, place) in pairs.items()}
-    generation = Generation(**{key: values[key] for key in params.knobs(Generation) if key in values})
-    if generation.ban_file:
-        more = _lines(generation.ban_file, places["ban_file"])
-        generation = replace(generation, ban=[*(generation.ban or ()), *more])
-        places.setdefault("ban", places["ban_file"])
     return Resolved(
-        generation=generation,
+        generation=Generation(**{key: values[key] for key in params.knobs(Generation) if key in values}),
         runtime=Runtime(**{key: values[key] for key in params.knobs(Runtime) if key in values}),
         origins={key: places.get(key, "default") for key in known()},
         processors=values.get("processors"),
@@ -285,17 +278,6 @@ def _build(settings: Merged, settled: Rulings, notes: Sequence[str], levels: int
         settings=settings,
         levels=levels,
     )
-
-
-def _lines(name: str, place: str) -> list[str]:
-    """The lines of `ban_file` that are not blank. Raises PresetError."""
-    try:
-        lines = reader.text_lines(reader.text(Path(name).expanduser(), 1 << 20, regular=True))
-    except (reader.Unreadable, RuntimeError) as error:  # ~ of an unknown user
-        raise PresetError(cannot_read(printable(name), str(error), f"ban_file ({place})")) from error
-    if not any(map(str.strip, lines)):
-        raise PresetError(f"ban_file = {shown(name)} ({place}) has no text in it")
-    return [line for line in lines if line.strip()]
 
 
 def _levelled(layers: Sequence[Layer]) -> Iterator[tuple[int, Layer]]:

@@ -1,16 +1,16 @@
 """What the lists [[processors]] and [[stopping]] may name, each with its knobs and in its default order.
 
-Code of users is named there too: an installed entry point, or a dotted path (`package.module:Class`).
+Code of users is named there too, by a dotted path (`package.module:Class`).
 """
 
 from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from genctl.config.check import (
     Misfit,
@@ -23,21 +23,8 @@ from genctl.config.check import (
     named,
     shown,
 )
-from genctl.config.toml import printable
 from genctl.errors import UsageError, nearest, raised
 from genctl.params import Generation, knobs
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
-GROUPS = {"processor": "genctl.processors", "stopping criterion": "genctl.stopping"}
-
-
-def installed(kind: str) -> dict[str, EntryPoint]:
-    """The installed entry points of a kind (a key of `GROUPS`), by name."""
-    from importlib.metadata import entry_points  # slow, and seldom needed
-
-    return {point.name: point for point in entry_points(group=GROUPS[kind])}
 
 
 def make(
@@ -46,7 +33,7 @@ def make(
     """What `use` names: a class constructed with `arguments`, or a function that is called with them each time.
 
     Parameters of a class that are called as something in `offered` receive it. Raises UsageError if it is not
-    installed and not `allowed`, not found, or cannot be constructed or called.
+    `allowed`, not found, or cannot be constructed or called.
     """
     target = _target(kind, use, allowed)
     try:
@@ -63,16 +50,8 @@ def make(
 
 
 def _target(kind: str, use: str, allowed: bool) -> Any:
-    points = installed(kind)
-    point = points.get(use) or next((point for point in points.values() if point.value == use), None)
-    if point is not None:
-        try:
-            return point.load()
-        except Exception as error:
-            raise UsageError(f"{kind} {use} ({point.value}) could not be loaded: {raised(error)}") from error
     if not allowed:
-        hint = f"or an installed entry point {GROUPS[kind]}"
-        raise UsageError(f"{kind} {use}: code from outside needs --allow-plugins", hint=hint)
+        raise UsageError(f"{kind} {use}: code from outside needs --allow-plugins")
     module, _, path = use.partition(":")
     try:
         target: Any = importlib.import_module(module)
@@ -264,12 +243,6 @@ def check_finite(generation: Generation) -> None:
 WHAT = {"processors": "processor", "stopping": "stopping criterion"}
 
 
-def code_in(key: str, tables: Iterable[Mapping[str, Any]], *, dotted: bool = False) -> str:
-    """The first table of a list that names code of others, in words; `dotted`: by a path, not as an entry point."""
-    uses = (use for table in tables if isinstance(use := table.get("use"), str))
-    return next((f"use = {shown(use)}" for use in uses if (":" in use if dotted else use not in LISTS[key])), "")
-
-
 def check_list(key: str, value: Any) -> tuple[dict[str, Any], ...]:
     """The tables of a list, with values in the types of their knobs. Raises Wrong, with a line for each mistake."""
     if not isinstance(value, (list, tuple)):
@@ -296,9 +269,9 @@ def _table(key: str, place: str, item: Any, mistakes: list[str]) -> dict[str, An
     if use in LISTS[key]:
         return {"use": use, **_values(LISTS[key][use], f"{place}: {use}", item, mistakes)}
 
-    if ":" not in use and use not in (others := installed(WHAT[key])):
-        near = nearest(use.strip().lower(), names := [*LISTS[key], *(printable(name, 60) for name in sorted(others))])
-        suggestion = f"did you mean {near}?" if near else f"there are {', '.join(names)}, and package.module:Class"
+    if ":" not in use:
+        near = nearest(use.strip().lower(), LISTS[key])
+        suggestion = f"did you mean {near}?" if near else f"there are {', '.join(LISTS[key])}, and package.module:Class"
         mistakes.append(f"{place}: unknown {WHAT[key]} {shown(use)}; {suggestion}")
     try:
         check_plain(item)

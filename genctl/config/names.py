@@ -14,7 +14,6 @@ OF_RUN = ("batch_size", "prompt_cache", "draft", "draft_corpus")
 FILES = {
     "json_schema": "FILE, or give the schema itself",
     "grammar": "FILE, or give the grammar itself",
-    "ban_file": "FILE, or list the texts in ban",
     "assistant_model": "NAME; a row can name a built-in or a Hub checkpoint",
     "amateur_model": "NAME; a row can name a built-in or a Hub checkpoint",
 }
@@ -27,7 +26,7 @@ BOOKKEEPING = {
 
 # Keys that a downloaded checkpoint may not set: they name other files, checkpoints or code to load.
 OUTWARD = {
-    **dict.fromkeys(("json_schema", "grammar", "ban_file"), "a file"),
+    **dict.fromkeys(("json_schema", "grammar"), "a file"),
     **dict.fromkeys(("assistant_model", "amateur_model"), "another checkpoint"),
     **dict.fromkeys(("processors", "stopping"), "code"),
 }

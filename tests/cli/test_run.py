@@ -190,7 +190,6 @@ def test_files_of_flags_may_begin_with_an_at_sign_as_those_of_template(tmp_path:
         "run x --json-schema none",
         "run x --grammar none.lark",
         "run x --template @none",
-        "run x --ban-file none",
         "run x --draft-corpus none",
         "run x -m none.gguf",
         "chat --open none",

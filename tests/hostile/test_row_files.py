@@ -38,7 +38,7 @@ def refused(row: dict[str, Any], knob: str, flag: str) -> None:
     assert "hunter2" not in done.out + done.err
 
 
-@pytest.mark.parametrize("knob", ["grammar", "json_schema", "ban_file", "assistant_model", "amateur_model"])
+@pytest.mark.parametrize("knob", ["grammar", "json_schema", "assistant_model", "amateur_model"])
 @pytest.mark.parametrize("name", ["{}", "token.txt", "./token.txt", "~/token.txt", "file://{}", "@{}", "../{}", " {}"])
 def test_a_setting_of_a_row_that_names_a_file_is_refused(secret: Path, knob: str, name: str) -> None:
     flag = knob.replace("_", "-")

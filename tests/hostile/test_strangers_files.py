@@ -46,7 +46,6 @@ class Traps:
             "grammar": str(self.secret),
             "prompt_cache": str(self.secret),
             "draft_corpus": str(self.secret),
-            "ban_file": str(self.secret),
             "processors": [*plugin, {"use": "grammar", "grammar": str(self.secret)}],
             "stopping": plugin,
             "model": "stranger/model",

@@ -65,7 +65,6 @@ def edited(path: Path, **fields: object) -> None:
 FOREIGN = {
     "json_schema": "/etc/passwd",
     "grammar": "../grammar.lark",
-    "ban_file": "words",
     "amateur_model": "other/model",
     "assistant_model": "builtin:stories",
     "processors": [{"use": "package.module:Class"}],

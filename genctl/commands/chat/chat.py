@@ -49,25 +49,22 @@ class Chat:
     """A conversation. `layers` are the settings without those of the checkpoint; `prefill` begins each answer.
 
     A checkpoint on this machine (`session`) reads its messages in its chat `template`, and without one as a growing
-    text; a server (`session` is None) makes the prompts itself. `memory`: bytes for the caches of what was read, where
-    they are bounded. `note` gets a sentence about a setting of the log that is not used.
+    text; a server (`session` is None) makes the prompts itself. `note` gets a sentence about a setting of the log that
+    is not used.
 
     Raises UsageError, PresetError or ModelError for what the checkpoint, or a chat, cannot do.
     """
 
-    def __init__(
-        self, engine: Engine, layers: Sequence[Layer], log: ChatLog, prefill: str, memory: int | None, note: Note
-    ) -> None:
+    def __init__(self, engine: Engine, layers: Sequence[Layer], log: ChatLog, prefill: str, note: Note) -> None:
         from genctl.engines.session import Session
 
         self.engine, self.name, self.prefill, self._note = engine, engine.about.name, prefill, note
         self.session, self.template = engine if isinstance(engine, Session) else None, ""
-        self.context: int | None = None  # the most tokens of a prompt and its answer, where a limit is known
-        self.remark = "with a server there is no /prompt, no /tokens and no processor of genctl's own"
+        self.remark = "with a server there is no /prompt and no processor of genctl's own"
         if self.session is not None:
             from genctl.models import chat
 
-            self.remark, self.context = "", self.session.planner.context
+            self.remark = ""
             if engine.about.is_encoder_decoder:
                 raise ModelError(
                     f"{self.name} is an encoder-decoder, which reads no conversation",
@@ -79,7 +76,7 @@ class Chat:
                 self.remark = (
                     f"{self.name} has no chat template: it continues the text, and what you type is added to it"
                 )
-            self.session.keep_texts(memory)
+            self.session.keep_texts(None)
         self.log, self.layers = log, layers
         # how the next turn is decoded, and the settings that the chat's commands have made
         self.base, self.base_plan, self.own_values = self._settled(layers, log.settings)
@@ -152,21 +149,12 @@ class Chat:
 
     # -- turns ---------------------------------------------------------------------------------------------------------
 
-    def plan(
-        self, text: str, parent: int | None, *, lane: str = "", own_id: str = "", base: Resolved | None = None
-    ) -> PlannedTurn:
-        """The turn with this text after message `parent`. Raises what planning raises.
+    def plan(self, question: Message, base: Resolved | None = None, *, lane: str = "", own_id: str = "") -> PlannedTurn:
+        """The turn that answers a message: an `unsent` one, or one of the log, again. Raises what planning raises.
 
         `lane` names it in events; `own_id` is an id that the input gives it, of which its seed is made.
         """
-        return self._planned(Message(-1, parent, "user", text), base or self.base, lane, own_id)
-
-    def plan_again(self) -> PlannedTurn:
-        """Another answer to the last turn, or its first one. Raises UsageError without a turn."""
-        return self._planned(self.log.turn(), self.base)
-
-    def _planned(self, question: Message, base: Resolved, lane: str = "", own_id: str = "") -> PlannedTurn:
-        """The turn that answers a message, with its prompt."""
+        base = base or self.base
         turns, attempts = self.log.turns_to(question.parent), len(self.log.answers(question.id))
         seed = question.seed
         if attempts or seed is None:

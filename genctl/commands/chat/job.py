@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from genctl.commands.chat.chat import Chat, PlannedTurn, continued, fingerprint_of, to_save
-from genctl.commands.chat.log import SCHEMA, ChatHeader, ChatLog, NotAChat, Role
-from genctl.commands.chat.options import ChatOptions, check_backend, check_settings
-from genctl.commands.engine_choice import SERVERS, engine_of
+from genctl.commands.chat.log import SCHEMA, ChatHeader, ChatLog, NotAChat, Role, unsent
+from genctl.commands.chat.options import ChatOptions, check_settings
+from genctl.commands.engine_choice import engine_of
 from genctl.commands.job import Job, Row, settings_of, start_seed, started, usable
 from genctl.commands.messages import Messages
-from genctl.commands.options import memory_bytes, shown_top
+from genctl.commands.options import shown_top
 from genctl.config import presets
 from genctl.config.layers import Layer, Resolved
 from genctl.config.shapes import value_of
@@ -67,9 +67,7 @@ ROW = jsonl.RowShape((*jsonl.KNOWN, "role", "content"), (*jsonl.PROMPTS, "role",
 
 def chat(options: ChatOptions) -> int | None:
     """`genctl chat`."""
-    choice = engine_of(options)
-    choice = replace(choice, check=check_backend) if choice is SERVERS else choice
-    with started(options, choice, row="turn") as job:
+    with started(options, engine_of(options), row="turn") as job:
         interrupt, messages = job.interrupt, job.messages
         _ = options.prompt_template  # a mistake in it is reported at once
         path = _last_chat() if options.continued else options.open and Path(options.open).expanduser()
@@ -81,9 +79,11 @@ def chat(options: ChatOptions) -> int | None:
             job.options = options = replace(options, saved=saved)
         layers, early = job.early_settings()
         check_settings(early)
+        if options.prefill is not None and early.runtime.backend is not None:
+            server = f"(backend, {early.origins['backend']})"
+            raise UsageError(f"--prefill begins the answer in the prompt, which a server makes itself {server}")
         if path and early.runtime.backend is None:
             _check_checkpoint(options, path, header, early)
-        memory = None if options.memory is None else memory_bytes(options.memory)
         interactive = options.interactive
         rows = iter(()) if interactive else job.read(shape=ROW)
         if rows is None:
@@ -117,7 +117,7 @@ def chat(options: ChatOptions) -> int | None:
                 begun = ChatHeader(SCHEMA, engine.about.name, fingerprint_of(engine), start_seed(early), settings)
                 log = ChatLog(begun, begin_file)
 
-            chat = Chat(engine, layers, log, options.prefill or "", memory, messages.remark_once)
+            chat = Chat(engine, layers, log, options.prefill or "", messages.remark_once)
             stack.push(lambda kind, *_: chat.log.close(sync=kind is None))
             if options.with_tokens:
                 chat.base_plan.require_logprobs("--scores" if options.scores else "--top-logprobs")
@@ -134,7 +134,7 @@ def chat(options: ChatOptions) -> int | None:
             else:
                 if chat.log.unanswered:
                     messages.remark("the last turn has no answer yet; it is answered first")
-                    chat.answer(chat.plan_again(), lambda event: None, Report(), Flow(interrupted=interrupt))
+                    chat.answer(chat.plan(chat.log.turn()), lambda event: None, Report(), Flow(interrupted=interrupt))
                 with interrupt.rescued_by(lambda: job.rescue(stack)):
                     _answer_rows(job, options, chat, rows)
         return interrupt.status or (ended if interactive else job.status())
@@ -174,13 +174,16 @@ def _turn(chat: Chat, row: InputRow, base: Resolved) -> PlannedTurn | None:
     """The turn of a row that is to be answered. Messages before it are appended; None where nothing else is there."""
     if row.prompt_ids is not None:
         raise InputError("a chat is made of texts: prompt_ids has no place in it")
-    *context, last = row.messages or ({"role": "user", "content": row.prompt or ""},)
+    messages = row.messages or ({"role": "user", "content": row.prompt or ""},)
+    if any(message["role"] not in get_args(Role) or "tool_calls" in message for message in messages):
+        raise InputError("a chat has texts of system, user and assistant, and no calls of tools")
+    *context, last = messages
     for message in (*context, *([last] if last["role"] != "user" else [])):
         chat.log.add_message(message["role"], message["content"], chat.log.end)
     if last["role"] != "user":
         return None
-    own_id = row.id if row.own_id else ""
-    return chat.plan(last["content"], chat.log.end, lane=row.id, own_id=own_id, base=base)
+    question = unsent(last["content"], chat.log.end)
+    return chat.plan(question, base, lane=row.id, own_id=row.id if row.own_id else "")
 
 
 # -- saved chats -------------------------------------------------------------------------------------------------------

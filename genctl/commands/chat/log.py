@@ -63,6 +63,11 @@ class Message:
     token_ids: tuple[Id, ...] = ()  # of what was generated; () for a server
 
 
+def unsent(content: str, parent: int | None) -> Message:
+    """A message of the user before it is in the log."""
+    return Message(-1, parent, "user", content)
+
+
 class Change(NamedTuple):
     """A line that is not a message. `typed`: in this process, not found in a file."""
 
@@ -238,11 +243,6 @@ class ChatLog:
         if number is not None and not 0 < number <= len(users):
             raise UsageError(f"there is no turn {number}: this branch has {count(len(users), 'turn')}")
         return users[-1 if number is None else number - 1]
-
-    @property
-    def last_answer(self) -> Message | None:
-        """The last answer of this branch."""
-        return next((message for message in reversed(self.here) if message.role == "assistant"), None)
 
     @property
     def unanswered(self) -> bool:

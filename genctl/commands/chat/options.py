@@ -38,7 +38,6 @@ class ChatOptions(PresetOptions):
     continued: bool = CHAT.switch("continue the last chat", "--continue")
     save: str | None = CHAT.option("save to a new file (default: ~/.local/state/genctl/sessions)", "FILE")
     force: bool = IN_OUT.switch("replace an existing --output file")
-    memory: str | None = CHAT.option("memory for prompt caches (default: 1GiB, or what the last turn takes)", "SIZE")
     scores: bool = SHOWN.switch("show token probabilities and alternatives")
     top_logprobs: int | None = SHOWN.option("number of alternatives for each token", "K", least=0)
     report: str | None = None  # of one run
@@ -74,17 +73,6 @@ def check_settings(resolved: Resolved) -> None:
             wrong.append(f"{knob} = {shown(value)} ({resolved.origins.get(knob, 'default')}): {why}")
     if wrong:
         raise UsageError("\n".join(wrong))
-
-
-def check_backend(options: ChatOptions, early: Resolved) -> None:
-    """Raises UsageError for flags that a server cannot serve."""
-    if early.runtime.backend is None:
-        return
-    server = f"(backend, {early.origins['backend']})"
-    if options.prefill is not None:
-        raise UsageError(f"--prefill begins the answer in the prompt, which a server makes itself {server}")
-    if options.memory is not None:
-        raise UsageError(f"--memory bounds the caches of a checkpoint, and a server keeps its own {server}")
 
 
 CONFLICTS: tuple[Conflict, ...] = (

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import shlex
 import signal
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +23,7 @@ from rich.text import Text
 
 from genctl.commands.chat import slash, thinking
 from genctl.commands.chat.chat import Chat, PlannedTurn, setting
+from genctl.commands.chat.log import unsent
 from genctl.commands.chat.options import ChatOptions
 from genctl.commands.chat.thinking import ThinkSplitter
 from genctl.commands.options import SHOWN_TOP
@@ -35,7 +34,7 @@ from genctl.config.check import known, shown
 from genctl.config.conflicts import sampling_notice
 from genctl.engines.protocol import Flow, Report
 from genctl.errors import Exit, GenctlError, UsageError, count
-from genctl.events import Event, Finished, Loading, Stepped
+from genctl.events import Event, Finished, Stepped
 from genctl.events.history import LaneHistory, StablePrefix
 from genctl.events.results import Result
 from genctl.io.sessions import sessions_folder
@@ -47,12 +46,8 @@ from genctl.terminal.standard_streams import print_message
 
 SIGN, MORE = "> ", ". "
 KEYS = (
-    ("Enter", "send the line"),
-    ("Alt-Enter", "a new line"),
-    ("Tab", "complete a command, a setting, a preset"),
-    ("Up, Down, Ctrl-R", "earlier input, from all chats"),
-    ("Ctrl-C", "stop the answer, and keep the text so far; clear the line. Twice on an empty line: leave"),
-    ("Ctrl-D", "leave"),
+    "Enter sends a line, Alt-Enter begins a new one; Tab completes; Up and Ctrl-R find earlier lines, from all chats; "
+    "Ctrl-C stops an answer or clears the line"
 )
 BINDINGS = KeyBindings()
 
@@ -125,38 +120,34 @@ class AnswerView:
 
     def __init__(self, out: Console, *, begun: str = "", prefill: str = "") -> None:
         self._stream, self._splitter = TextStream(console_writer(out)), ThinkSplitter(begun)
-        self._lane: LaneHistory | None = None
-        self._stable = StablePrefix()
+        self._whole = TextStream(lambda text, dim: self._show(self._splitter.feed(text)))  # with think tags
+        self._lane, self._stable = LaneHistory(""), StablePrefix()
         self._in_thought = False
-        self._text = ""  # what is stable of the answer, with its thought
         self._server_thought = ""  # of a server that keeps it apart
-        self._show(self._splitter.feed(prefill))
+        self._whole.write(prefill)
 
     def feed(self, event: Event) -> None:
         """Show what an event makes stable."""
-        if isinstance(event, Loading):
-            return
-        self._lane = (self._lane or LaneHistory(event.lane)).after(event)
-        text, thought = "", ""
+        self._lane = self._lane.after(event)
         if isinstance(event, Finished) and event.hypotheses:
             best = event.hypotheses[0]
-            thought = best.thought_text[len(self._server_thought) :]
-            text = best.text[len(self._text) :] if best.text.startswith(self._text) else f"\n{best.text}"
+            self._think(best.thought_text[len(self._server_thought) :])
+            self._whole.complete(best.text)
         elif isinstance(event, Stepped):
-            thought = "".join(row.thought for row in event.rows[:1])
-            text = self._stable(self._lane).text(len(self._text))
-        self._server_thought += thought
-        self._text += text
-        self._splitter.had_thought |= bool(thought)
-        if thought:
-            self._show([("thought", thought)])
-        if text:
-            self._show(self._splitter.feed(text))
+            self._think("".join(row.thought for row in event.rows[:1]))
+            self._whole.write(self._whole.take(self._stable(self._lane)))
 
     def close(self) -> None:
         """End the answer: nothing is held back, and its line ends."""
         self._show(self._splitter.finish())
         self._stream.end_line()
+
+    def _think(self, thought: str) -> None:
+        """Show a piece of the thought that a server reports apart from the text."""
+        if thought:
+            self._server_thought += thought
+            self._splitter.had_thought = True
+            self._show([("thought", thought)])
 
     def _show(self, parts: Iterable[thinking.Part]) -> None:
         for kind, text in parts:
@@ -188,7 +179,7 @@ class ChatScreen:
         try:
             self._show_end()
             if self.chat.log.unanswered:  # a kill has left the last turn without an answer
-                self._guarded(lambda: self._answer(self.chat.plan_again()))
+                self._guarded(lambda: self._answer(self.chat.plan(self.chat.log.turn())))
             for text in initial_turns:
                 self.out.print(Text(f"{SIGN}{widgets.visible(text)}"))
                 self._guarded(self._send, text)
@@ -250,7 +241,7 @@ class ChatScreen:
 
         Raises UsageError for a prompt that does not fit the context.
         """
-        context = self.chat.context
+        context = None if self.chat.session is None else self.chat.session.planner.context
         if context is not None and len(turn.ids) > context and turn.request.resolved.runtime.truncate is None:
             raise UsageError(
                 f"not sent: the prompt has {count(len(turn.ids), 'token')}, but the model's context is {context}",
@@ -299,11 +290,9 @@ class ChatScreen:
         if typed.command is None:
             self._send(typed.text)
             return
-        if typed.command.local and chat.session is None:
-            raise UsageError(f"/{typed.command.name} needs the token ids of a checkpoint, which servers do not report")
         match typed.command.name:
             case "retry":
-                self._answer(chat.plan_again())
+                self._answer(chat.plan(log.turn()))
             case "edit":
                 self._edit(typed)
             case "undo":
@@ -312,23 +301,12 @@ class ChatScreen:
             case "branch":
                 self._branch(slash.number(typed, "branch"))
             case "prompt":
-                turn = chat.plan_again()
+                if chat.session is None:
+                    raise UsageError("/prompt needs the token ids of a checkpoint, which servers do not report")
+                turn = chat.plan(log.turn())
                 self.note(f"{count(len(turn.ids), 'token')}:")
                 out.print(Text(" ".join(map(str, turn.ids))), soft_wrap=False)
                 out.print(Text(widgets.visible(turn.opening), style=theme.DIM), soft_wrap=False)
-            case "tokens":
-                self._tokens()
-            case "copy":
-                if not out.is_interactive:
-                    raise UsageError("/copy: this terminal takes no text for the clipboard")
-                if log.last_answer is None:
-                    raise UsageError("nothing has been answered yet")
-                answer = thinking.split(log.last_answer.content)[1]
-                sys.stdout.write(f"\x1b]52;c;{base64.b64encode(answer.encode('utf-8', 'replace')).decode()}\a")
-                sys.stdout.flush()
-                self.note(
-                    f"{count(len(answer), 'character')} sent to the clipboard (by OSC 52, if the terminal takes it)"
-                )
             case "set" | "unset" | "preset" | "system" as name:
                 self._change(name, typed.text)
             case "scores":
@@ -350,16 +328,17 @@ class ChatScreen:
             case "help":
                 table = Table.grid(padding=(0, 2))
                 table.add_column(no_wrap=True)
-                for first, about in (*((command.usage, command.about) for command in slash.COMMANDS), *KEYS):
-                    table.add_row(Text(f"  {first}"), Text(about))
+                for command in slash.COMMANDS:
+                    table.add_row(Text(f"  {command.usage}"), Text(command.about))
                 out.print(table)
+                self.note(KEYS)
             case "quit":
                 raise EOFError  # as Ctrl-D does
 
     def _send(self, text: str) -> None:
         if self.options.prompt_template is not None:
             text = self.options.prompt_template.fill({"prompt": text})
-        self._answer(self.chat.plan(text, self.chat.log.end))
+        self._answer(self.chat.plan(unsent(text, self.chat.log.end)))
 
     def _edit(self, typed: slash.Typed) -> None:
         log = self.chat.log
@@ -373,7 +352,7 @@ class ChatScreen:
         if not text.strip():
             self.note("nothing was changed")
             return
-        self._answer(self.chat.plan(text, question.parent))
+        self._answer(self.chat.plan(unsent(text, question.parent)))
 
     def _branch(self, number: int | None) -> None:
         """Go to a branch, or list them."""
@@ -389,14 +368,6 @@ class ChatScreen:
             sign, turns = "*" if leaf.id in here else " ", count(log.turns_to(leaf.id), "turn")
             words = widgets.first_words(leaf.content, max(self.out.width - 16, 8))
             self.out.print(Text(f"{sign} {place}  {turns:<9} {words}"))
-
-    def _tokens(self) -> None:
-        log, context, used = self.chat.log, self.chat.context, 0
-        if log.turns_to(log.end):
-            answer = log.last_answer
-            used = len(self.chat.plan_again().ids) + (0 if answer is None else len(answer.token_ids))
-        left = "the model has no limit" if context is None else f"{max(context - used, 0)} of {context} are left"
-        self.note(f"{used} tokens of the context are used, {left}")
 
     def _change(self, name: str, argument: str) -> None:
         """A setting: /set, /unset, /preset or /system."""

@@ -24,7 +24,6 @@ class SlashCommand:
     about: str
     argument: str = ""
     takes: Takes = "nothing"
-    local: bool = False  # it needs the token ids of a checkpoint on this machine
     aliases: tuple[str, ...] = ()
 
     @property
@@ -44,7 +43,7 @@ COMMANDS: tuple[SlashCommand, ...] = (
         "maybe",
     ),
     SlashCommand("branch", "list the branches, or go to branch N", "N", "maybe"),
-    SlashCommand("prompt", "show the prompt of the last turn as the model reads it: token ids and text", local=True),
+    SlashCommand("prompt", "show the prompt of the last turn as the model reads it: token ids and text"),
     SlashCommand("scores", "show or hide each token's probability under an answer"),
     SlashCommand(
         "set",
@@ -57,8 +56,6 @@ COMMANDS: tuple[SlashCommand, ...] = (
     SlashCommand("system", "set the system message; without a text, take it away", "TEXT", "maybe"),
     SlashCommand("save", "show where the chat is saved, or continue in FILE", "FILE", "maybe"),
     SlashCommand("new", "begin a new conversation with the same settings; this one stays saved", aliases=("clear",)),
-    SlashCommand("tokens", "how much of the context is used", local=True),
-    SlashCommand("copy", "copy the last answer to the clipboard"),
     SlashCommand("help", "list the commands and keys"),
     SlashCommand("quit", "leave, as Ctrl-D does", aliases=("exit", "q", "bye")),
 )

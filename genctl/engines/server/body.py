@@ -81,7 +81,7 @@ EXPLICIT = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "typical_p": 1.0, "repetitio
 # Knobs that `sampling_fields` handles itself, or that do not affect the choice of tokens.
 OWN = {
     "do_sample", "temperature", "max_new_tokens", "max_time", "num_return_sequences", "mirostat_tau", "mirostat_eta",
-    "logit_bias", "keep_stop", "pad_token_id", "ban_file", *GRAMMARS,
+    "logit_bias", "keep_stop", "pad_token_id", *GRAMMARS,
 }  # fmt: skip
 # settings of the run that no server accepts
 _HERE = (

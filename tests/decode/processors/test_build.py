@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
@@ -141,21 +140,6 @@ def test_a_users_class_and_function_are_built_with_leave() -> None:
     assert double(HISTORY, SCORES).tolist() == [[3.0, 6.0, 9.0, 12.0]]
     with pytest.raises(UsageError, match="code from outside needs --allow-plugins"):
         listed({"use": f"{OWN}:Shift"}, allow=False)
-
-
-def test_an_installed_entry_point_needs_no_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = [
-        EntryPoint("shift", f"{OWN}:Shift", "genctl.processors"),
-        EntryPoint("gone", f"{OWN}:Gone", "genctl.processors"),
-    ]
-    monkeypatch.setattr(
-        "importlib.metadata.entry_points", lambda group: [point for point in points if point.group == group]
-    )
-    for use in ("shift", f"{OWN}:Shift"):
-        (made,) = listed({"use": use, "by": 2.0}, allow=False)
-        assert made(HISTORY, SCORES)[0, 0] == 3.0
-    with pytest.raises(UsageError, match=r"processor gone \(.*:Gone\) could not be loaded: AttributeError"):
-        listed({"use": "gone"}, allow=False)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from collections.abc import Callable
-from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any
 
 import pytest
@@ -244,21 +242,6 @@ def test_a_users_own_that_fails_is_named() -> None:
     (criterion,) = build(material([{"use": f"{__name__}:broken"}], allow=True))
     with pytest.raises(UsageError, match="broken failed at token 2: RuntimeError: no such thing"):
         criterion(written([1, 2]))
-
-
-@pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    def install(**found: str) -> None:
-        points = EntryPoints(EntryPoint(name, value, "genctl.stopping") for name, value in found.items())
-        monkeypatch.setattr("importlib.metadata.entry_points", lambda **wanted: points.select(**wanted))
-
-    return install
-
-
-def test_an_installed_criterion_needs_no_leave(install: Callable[..., None]) -> None:
-    install(quiet=f"{__name__}:Quiet")
-    (criterion,) = build(material([{"use": "quiet", "after": 2}]))
-    assert first_stop(criterion, [1] * 5) == (2, ("stop", "quiet", "plugin"))
 
 
 def test_importing_this_loads_neither_torch_nor_transformers() -> None:
