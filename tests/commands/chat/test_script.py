@@ -114,15 +114,15 @@ def test_messages_of_other_roles_are_heard_and_not_answered(checkpoints: dict[st
     assert "Hello, fox." in second["prompt"]
 
 
-def test_messages_that_a_saved_chat_cannot_hold_are_refused(checkpoints: dict[str, str]) -> None:
+def test_messages_that_a_saved_chat_cannot_hold_are_refused(checkpoints: dict[str, str], tmp_path: Path) -> None:
     """A message of a tool made the saved file unreadable."""
     messages = [{"role": "tool", "content": "42"}, {"role": "user", "content": "Why?"}]
     rows = [json.dumps({"messages": messages}), json.dumps({"prompt": "Hi"})]
-    options = ("-m", checkpoints["chatml"], "--input-format", "jsonl", "--format", "jsonl", "--save", "chat.jsonl")
-    done = chat(*options, "-n", "4", turns=rows)
+    saved, common = str(tmp_path / "chat.jsonl"), ("-m", checkpoints["chatml"], "-n", "4", "--format", "jsonl")
+    done = chat(*common, "--input-format", "jsonl", "--save", saved, turns=rows)
     assert done.status == 1
     assert "no calls of tools" in done.records[0]["error"]["message"]
-    again = chat("-m", checkpoints["chatml"], "--open", "chat.jsonl", "-n", "4", "--format", "jsonl", turns=["Go on"])
+    again = chat(*common, "--open", saved, turns=["Go on"])
     assert (again.status, len(again.records)) == (0, 1)
 
 
