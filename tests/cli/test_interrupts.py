@@ -252,7 +252,7 @@ def test_a_library_that_raises_a_status_of_its_own_does_not_change_ours() -> Non
 
 
 def test_a_signal_at_any_line_of_the_first_imports_ends_with_its_status(environment: dict[str, str]) -> None:
-    """One in the middle of the module whose line it takes away ended with a traceback, and 1."""
+    """One during the import of `loading_line`, whose line the handler erases, used to end with a traceback, and 1."""
     code = (
         "import os, signal, sys\n"
         "from genctl import __main__ as program\n"
@@ -291,7 +291,7 @@ def test_a_background_job_without_a_terminal_is_not_interrupted(start: Start, mo
     ignored = lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)  # noqa: E731
     with start("-c", code, "run", "x", "-n", "2", before=ignored) as process:
         status, out, err = ended(process, moment)
-    assert (status, err.replace(b"begun\n", b"")) == (0, b"")  # which is said at the end again
+    assert (status, err.replace(b"begun\n", b"")) == (0, b"")  # it is printed again at the end
     assert out
 
 
