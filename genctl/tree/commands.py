@@ -276,7 +276,7 @@ class Shown:
     entropy: float
     mass: float  # of the listed alternatives, by the model
     alternatives: tuple[Alternative, ...]
-    effects: tuple[Trace, ...] = ()  # of each processor, also on the most probable token
+    effects: tuple[Trace, ...] = ()  # of each processor, traced for the most probable token
     after_eos: bool = False  # the text has already ended
 
 

@@ -148,7 +148,7 @@ class TokenTree:
         return node
 
     def is_on(self, node: int, end: int) -> bool:
-        """Whether a node is on the branch down to `end`, which counts."""
+        """Whether a node is on the branch down to `end`, or `end` itself."""
         return self.above(end, self.depths[node]) == node
 
     def under(self, at: At | None = None) -> int | None:
