@@ -1,4 +1,4 @@
-"""Compiles genctl's products for a wheel or an editable installation, and makes the page of a package index."""
+"""Compile the kernels for a wheel or an editable installation, and prepare the README for a package index."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ COMPILER = "ziglang==0.17.1"  # clang, as a package
 
 
 class ProductsHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Where nothing can compile, the wheel is pure Python."""
+    """Compile the kernels and add them to the wheel. If that fails, the wheel is pure Python."""
 
     def dependencies(self) -> list[str]:
-        """The compiler, where there is something to compile: its package takes longer to install than genctl."""
+        """The compiler, only if there is something to compile: its package takes longer to install than genctl."""
         products = self._products
         return [COMPILER] if products.variants() and not products.is_built() else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile: an editable installation beside the sources, a wheel elsewhere; and name it after its platform."""
+        """Compile beside the sources (editable installation) or elsewhere (wheel), and set the platform tag."""
         products, folder = self._products, Path(self.root, PRODUCTS)
         why = ""
         if not products.is_built():
@@ -44,7 +44,7 @@ class ProductsHook(BuildHookInterface):  # type: ignore[type-arg]
             build_data["force_include"][str(folder / f"{name}.so")] = f"{PRODUCTS}/{name}.so"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Remove what was compiled for the wheel."""
+        """Remove the files that were compiled for the wheel."""
         shutil.rmtree(self._elsewhere, ignore_errors=True)
 
     @property
@@ -62,10 +62,10 @@ class ProductsHook(BuildHookInterface):  # type: ignore[type-arg]
 
 
 class ReadmeHook(MetadataHookInterface):
-    """README.md as a package index shows it: links to files of the checkout lead to the repository."""
+    """README.md for a package index: links to files of the checkout point to the repository instead."""
 
     def update(self, metadata: dict[str, Any]) -> None:
-        """Add the text."""
+        """Add the README to the metadata."""
         pages = f"{metadata['urls']['Source']}/blob/main/"
         text = Path(self.root, "README.md").read_text(encoding="utf-8")
         text = re.sub(r"\]\((?!https?:|#)", f"]({pages}", text)

@@ -1,4 +1,4 @@
-"""What every test has: one thread, hypothesis without the clock, a clean environment, tiny checkpoints, its tier."""
+"""The setup of all tests: one thread, hypothesis without deadlines, a clean environment, tiny checkpoints, tiers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests of the night, unless they are asked for: all, by `-m night`, or by their names."""
+    """Deselect nightly tests unless requested: with --everything, with `-m night`, or by name."""
     counted: Counter[str] = Counter()
     for item in items:
         test = item.nodeid.partition("[")[0]
@@ -48,14 +48,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What is imported and collected stays to the end: no collection of garbage goes through it again."""
+    """Imports and collected tests live to the end: exempt them from garbage collection."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Nothing is remembered in the cache of the person who runs the tests, nor among the chats."""
+    """Tests write nothing to the user's own cache, nor to the user's chats."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
@@ -70,7 +70,7 @@ def empty_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def clean_environment(monkeypatch: pytest.MonkeyPatch, empty_folder: Path) -> Iterator[None]:
-    """No settings and no secrets of the person who runs the tests; the current folder is empty, as the settings are."""
+    """No settings and no secrets of the user; the current folder and the folder of settings are empty."""
     for name in list(os.environ):
         ours = name.startswith("GENCTL_") and not name.startswith("GENCTL_TEST_")
         if ours or name.startswith(("HF_", "HUGGING_FACE_")) or name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM"):
@@ -90,14 +90,14 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, empty_folder: Path) -> It
 
 @pytest.fixture(autouse=True)
 def program_environment(request: pytest.FixtureRequest) -> None:
-    """Tests of the whole program run in the clean environment without asking for it."""
+    """Tests of the whole program run in the clean environment without requesting it."""
     if request.path.parent.name in ("cli", "compare", "hostile", "inspect", "score", "workers", "backend"):
         request.getfixturevalue("clean_environment")
 
 
 @pytest.fixture(scope="session")
 def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a sound tiny checkpoint, made once for each architecture: to be copied, never changed."""
+    """The folder of a valid tiny checkpoint, made once per architecture: copy it, never change it."""
     root = tmp_path_factory.mktemp("checkpoints")
 
     @cache
@@ -124,7 +124,7 @@ def t5(checkpoint_of: Callable[[str], Path]) -> Path:
 
 @pytest.fixture
 def little_memory() -> Iterator[None]:
-    """Whoever asks for 3 GiB more than there are now does not get them (where the system can be told so)."""
+    """Limit memory to 3 GiB more than is used now (on systems that have such a limit)."""
     resource = pytest.importorskip("resource")
     status = Path("/proc/self/statm")
     if not status.exists():

@@ -1,9 +1,9 @@
-"""The fenced blocks of README.md, docs/*.md and skill.md: their language, their commands, and what these print.
+"""The fenced blocks of README.md, docs/*.md and skill.md: their languages, commands and outputs.
 
-`console`: commands, one after the other in one folder, and what they write to a pipe. `console terminal`: the same in a
-terminal of 80 columns, with what a person types after `> `. Lines `…` stand for what is left out. `sh`: commands that
-need a network, a cluster or a checkpoint of one's own: only their flags are checked. `python`: runs. `json`, `toml` and
-`yaml` are read; `diff` is a commit, `text` a formula or a layout.
+`console`: commands that run in order in one folder, with their output to a pipe. `console terminal`: the same in a
+terminal of 80 columns, with the user's input after `> `. A line `…` stands for omitted output. `sh`: commands that
+need a network, a cluster or a checkpoint of one's own: only their flags are checked. `python`: is run. `json`, `toml`
+and `yaml` are parsed; `diff` is a commit, `text` a formula or a layout.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "genc
 TEXTS = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
 LANGUAGES = {"console", "console terminal", "sh", "python", "json", "toml", "yaml", "diff", "text"}
 LEFT_OUT = "…"
-KEYS = {"explore": "q", "chat": "\x04"}  # what ends a program that waits for a person
+KEYS = {"explore": "q", "chat": "\x04"}  # the key that ends an interactive program
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: `line` is that of the fence, from 1; `varying` are figures that the page says vary by machine."""
+    """A fenced block: `line` is that of the fence, from 1; `varying` are figures marked as varying by machine."""
 
     page: str
     line: int
@@ -43,7 +43,7 @@ class Block:
 
     @property
     def commands(self) -> list[tuple[str, list[str]]]:
-        """Each command after `$ `, and the lines below it."""
+        """Each command after `$ `, and the lines of its output."""
         parts = re.split(r"^\$ ", self.text, flags=re.MULTILINE)
         assert not parts[0], f"{self}: a block begins with a command"
         return [(command, shown.splitlines()) for command, _, shown in (part.partition("\n") for part in parts[1:])]
@@ -55,7 +55,7 @@ class Block:
         return [line for step in steps for line in step.replace("\\\n", " ").splitlines()]
 
     def check(self, printed: str, shown: list[str]) -> None:
-        """That a command printed what the page shows: all of it, or the part between two `…`."""
+        """Assert that a command printed what the page shows: all of it, or the part between two `…`."""
         if shown:
             wanted = "\n".join(line.rstrip() for line in shown if line != LEFT_OUT)
             pattern = re.escape(wanted)
@@ -79,7 +79,7 @@ def blocks() -> list[Block]:
 
 
 def at_a_pipe(command: str, folder: Path) -> Done:
-    """Run a command line in `folder`, which is the current one: genctl in this process, what is piped by bash."""
+    """Run a pipeline in `folder`, which is the current one: genctl in this process, all other commands in bash."""
     parts = re.split(r" \| ", re.sub(r"\s+#.*", "", command))
     ours = next((at for at, part in enumerate(parts) if part.startswith("genctl ")), None)
     if ours is None:
@@ -90,13 +90,13 @@ def at_a_pipe(command: str, folder: Path) -> Done:
 
 
 def in_bash(command: str, folder: Path, content: bytes = b"") -> bytes:
-    """What a command line without genctl writes."""
+    """The output of a command line without genctl."""
     assert "genctl" not in command, command
     return subprocess.run(["bash", "-euc", command], cwd=folder, input=content, capture_output=True, check=True).stdout
 
 
 def at_a_terminal(command: str, shown: list[str], state: Path, **environment: str) -> tuple[int, str]:
-    """Run one in a terminal, beside the folder `state`. Types the lines of `shown` that begin with `> `; the screen."""
+    """Run one in a terminal, with the folder `state`, and type the `> ` lines of `shown`; its status and screen."""
     program, name, *words = shlex.split(command.removeprefix("uvx "), comments=True)
     assert program == "genctl", command
     with Talk(state, *words, command=name, height=160, **environment) as talk:
@@ -112,7 +112,7 @@ def at_a_terminal(command: str, shown: list[str], state: Path, **environment: st
 
 
 def printed_by(code: str) -> str:
-    """Run an example in Python; what it prints."""
+    """Run a Python example, and return its output."""
     out = io.StringIO()
     with redirect_stdout(out):
         exec(compile(code, "example", "exec"), {"__name__": "__main__"})

@@ -1,7 +1,7 @@
-"""A GPU that is none: tensors that say they lie on `cuda:0` and whose numbers lie on the CPU.
+"""A fake GPU: tensors that report the device `cuda:0` while their data is on the CPU.
 
-Every function of torch that gets one is checked as a real GPU would: operands on two devices are an error, where they
-are not indices or single numbers on the CPU. So what makes a tensor on the wrong device fails here, without a GPU.
+Every torch function that gets one checks its operands as on a real GPU: two devices are an error, except for indices
+and single numbers on the CPU. So code that creates a tensor on the wrong device fails here, without a GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COPIES = {torch.Tensor.copy_, torch.Tensor.__setitem__}  # between devices
 
 
 class Memory:
-    """The bytes of the tensors that live on it. More than `total` do not fit."""
+    """Counts the bytes of the tensors on the fake GPU, of which `total` fit."""
 
     def __init__(self, total: int = 2**34) -> None:
         self.total, self.used, self.most = total, 0, 0
@@ -54,7 +54,7 @@ memory = Memory()  # of the device
 
 
 class OnGpu(Tensor):
-    """A tensor on the GPU that is none; `inner` has its numbers."""
+    """A tensor on the fake GPU; `inner` has its data."""
 
     inner: Tensor
 
@@ -89,7 +89,7 @@ class OnGpu(Tensor):
 
 
 def _leaves(value: Any) -> list[Any]:
-    """What lies in tuples, lists and the values of dicts: torch's own functions for trees take most of the time."""
+    """The leaves of nested tuples, lists and dicts, because torch's own tree functions would take most of the time."""
     if isinstance(value, (tuple, list)):
         return [leaf for each in value for leaf in _leaves(each)]
     return [leaf for each in value.values() for leaf in _leaves(each)] if isinstance(value, dict) else [value]
@@ -116,7 +116,7 @@ def _wrapped(value: Any) -> Any:
 
 
 def _moved(func: Any, args: Any, kwargs: Any) -> Any:
-    """What `to` and its relatives make of a tensor on the GPU."""
+    """The result of `to` and its relatives for a tensor on the fake GPU."""
     named = [each for each in (*args[1:], kwargs.get("device")) if isinstance(each, (str, torch.device))]
     away = func is Tensor.cpu or any(not _is_gpu(each) for each in named)
     tensors = [each for each in args[1:] if isinstance(each, Tensor)]  # to(other)
@@ -143,7 +143,7 @@ def _is_gpu(value: Any) -> bool:
 
 
 class _Mode(TorchFunctionMode):
-    """Functions that name the GPU. Nothing is pinned: there is no driver that could."""
+    """Redirects functions that name the GPU. Nothing is pinned: there is no driver to do it."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = {**(kwargs or {})}
@@ -162,7 +162,7 @@ def _copied(result: Any, args: Any) -> Any:
 
 @contextmanager
 def fake_gpu(monkeypatch: pytest.MonkeyPatch, total: int = 2**34) -> Iterator[Memory]:
-    """The GPU for the while, with so many bytes of memory."""
+    """The fake GPU, with `total` bytes of memory."""
     assert transformers.LlamaForCausalLM  # imported before torch looks as if it had a GPU
     global memory
     memory = own = Memory(total)
@@ -172,7 +172,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, total: int = 2**34) -> Iterator[Me
             return super().__new__(cls)
 
     class Event:
-        """A place in the queue of a GPU that is done with everything at once."""
+        """An event in the queue of a GPU that finishes everything at once."""
 
         def record(self, stream: Any) -> None: ...
 
@@ -198,7 +198,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, total: int = 2**34) -> Iterator[Me
 
 
 def moved(model: Any) -> Any:
-    """A copy of one of transformers' models whose weights lie on the GPU. Call it within `fake_gpu`."""
+    """A copy of a transformers model with its weights on the fake GPU. Call it within `fake_gpu`."""
     model = copy.deepcopy(model)
     for module in model.modules():
         for held in (module._parameters, module._buffers):

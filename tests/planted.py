@@ -1,4 +1,4 @@
-"""A folder of a stranger: modules with the names of others, each of which leaves a mark where it is run."""
+"""A hostile folder: modules that shadow others by name, each of which leaves a mark when it is run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MARK = "ran.txt"
 
 
 def plant(folder: Path) -> Path:
-    """Make the folder, and files in it: half of them are packages."""
+    """Create the modules in the folder: half of them are packages."""
     for number, name in enumerate(NAMES):
         code = (
             "import os, sys\n"

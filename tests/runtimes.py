@@ -1,7 +1,7 @@
 """The runtime that tests drive: the native one for every model that it knows, transformers' classes for the others.
 
 GENCTL_TEST_RUNTIME=transformers runs the same tests on transformers' classes alone. GENCTL_TEST_DEVICE=cuda computes on
-a GPU, GENCTL_TEST_DEVICE=fake on one that is none (`fake_cuda`).
+a GPU, GENCTL_TEST_DEVICE=fake on a fake one (`fake_cuda`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DEVICE = os.environ.get("GENCTL_TEST_DEVICE", "")
 
 
 def forward(model: Any) -> ModelRuntime:
-    """`model`, which is one of transformers', as the loop sees it. It shares the weights."""
+    """A runtime of `model`, a transformers model, as the loop sees it. It shares the weights."""
     if os.environ.get("GENCTL_TEST_RUNTIME") == "transformers":
         return TransformersRuntime(placed(model))
     try:
@@ -46,7 +46,7 @@ def placed(model: Any) -> Any:
 def native(
     model: Any, config: dict[str, Any] | None = None, *, device: Any = None, dtype: Any = None, products: Any = None
 ) -> NativeRuntime:
-    """`model` on the native runtime, with another config.json. Raises NotNative for what it does not know."""
+    """`model` on the native runtime, with another config.json if given. Raises NotNative if it is unsupported."""
     tensors = revert_weight_conversion(model, model.state_dict())  # as `save_pretrained` writes them
     config = model.config.to_dict() if config is None else config
     plan = WeightPlan(*read_native(config), {name: tuple(tensor.shape) for name, tensor in tensors.items()})

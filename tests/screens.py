@@ -1,4 +1,4 @@
-"""Screens that are kept as text files beside the tests, so that a person can read and review them."""
+"""Expected screens, stored as text files beside the tests so that people can read and review them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def check_screen(file: Path, text: str) -> None:
-    """Compare a screen with a file, spaces at the end of lines apart. GENCTL_TEST_UPDATE_SCREENS=1 writes it anew."""
+    """Compare a screen with a file, ignoring trailing spaces. GENCTL_TEST_UPDATE_SCREENS=1 rewrites the file."""
     shown = "\n".join(line.rstrip() for line in text.split("\n"))
     if os.environ.get("GENCTL_TEST_UPDATE_SCREENS") == "1":
         file.parent.mkdir(exist_ok=True)

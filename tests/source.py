@@ -1,4 +1,4 @@
-"""The files of the project, parsed: each once for all tests that ask."""
+"""The files of the project as syntax trees, each parsed once for all tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Python interface: what an interpreter prints, and what is a prompt."""
+"""The Python interface: what an interpreter prints, and what counts as a prompt."""
 
 from __future__ import annotations
 

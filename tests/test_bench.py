@@ -1,4 +1,4 @@
-"""The benchmark's bookkeeping, on tiny checkpoints: what it compares, what it says, and that it is hard to please."""
+"""The benchmark's bookkeeping, on tiny checkpoints: what it compares, what it reports, and that it is strict."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ PLAN = rows.Plan(
 
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder for checkpoints; the number of threads, which sides set, is as before afterwards."""
+    """A folder for checkpoints. Restores the number of threads, which sides set, at the end."""
     threads = torch.get_num_threads()
     yield tmp_path_factory.mktemp("checkpoints")
     torch.set_num_threads(threads)
 
 
 def opener(folder: Path, absent: tuple[str, ...] = ()) -> Any:
-    """How `measuring.run` gets its sides: in this process, genctl and transformers only."""
+    """A function that opens sides for `measuring.run`: in this process, genctl and transformers only."""
 
     def open_side(case: rows.Case, name: str) -> Side:
         if name in (sides.CTRANSLATE2, sides.LLAMA, *absent):
@@ -45,7 +45,7 @@ def opener(folder: Path, absent: tuple[str, ...] = ()) -> Any:
 
 
 class Scripted:
-    """A side that answers at once with tokens of our choice, in seconds of our choice."""
+    """A side that returns chosen tokens at once, and claims to have taken a chosen number of seconds."""
 
     def __init__(self, tokens: tuple[int, ...], seconds: float, works: int = 99) -> None:
         self.tokens, self.seconds, self.works = tokens, seconds, works

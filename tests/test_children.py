@@ -1,4 +1,4 @@
-"""Processes that genctl and its libraries start: nothing of the working directory runs, nor a stranger's cache."""
+"""Processes that genctl and its libraries start run nothing from the working directory or another user's cache."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 @pytest.mark.compile
 @pytest.mark.skipif(runtime_choice.cpp_compiler() is None, reason="no C++ compiler")
 def test_the_compiler_runs_nothing_of_the_working_directory(tmp_path: Path, environment: dict[str, str]) -> None:
-    """torch tries the CPU's instructions in `python -c`, which ran `./ctypes.py`."""
+    """torch probes the CPU's instructions in `python -c`, which used to run `./ctypes.py`."""
     folder, model = plant(tmp_path / "folder"), checkpoint("gpt2", tmp_path)
     done = subprocess.run(
         [*script(tmp_path / "bin"), "run", "-m", str(model), "--device", "cpu", "-n", "4", "the cat", "--compile"],
@@ -64,7 +64,7 @@ def test_children_of_a_program_run_nothing_of_the_working_directory(
 def test_started_by_name_as_little_as_possible_comes_from_the_working_directory(
     tmp_path: Path, environment: dict[str, str], module: str
 ) -> None:
-    """`python -m` itself imports from there; what genctl imports then does not. The safe way is the script."""
+    """`python -m` itself imports from there; genctl's own imports do not. The safe way is the script."""
     folder = plant(tmp_path / "folder")
     for name in ("genctl.py", "genctl", "__future__.py", "__future__", "runpy.py", "runpy"):
         path = folder / name
@@ -93,7 +93,7 @@ def test_a_library_leaves_the_environment_of_its_caller(monkeypatch: pytest.Monk
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the cache would be."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv(process.COMPILED, "")  # is reset afterwards
+    monkeypatch.setenv(process.COMPILED, "")  # so that it is restored afterwards
     return tmp_path / "genctl" / "compiled"
 
 
@@ -136,7 +136,7 @@ def test_one_that_others_could_have_written_into_is_refused(
 
 
 def test_torchs_own_choice_is_none_of_the_user(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch writes it into the variable while it is imported."""
+    """Torch writes its choice to the variable when it is imported."""
     monkeypatch.setenv(process.COMPILED, os.path.join(tempfile.gettempdir(), "torchinductor_somebody"))  # noqa: PTH118
     process.use_own_compile_cache()
     assert os.environ[process.COMPILED] == str(cache)

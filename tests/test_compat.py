@@ -1,4 +1,4 @@
-"""Every name that torch and transformers do not list is where `genctl.compat` looks for it, and what happens if not."""
+"""Every unlisted name of torch and transformers is where `genctl.compat` looks for it, and what happens if not."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_what_an_older_transformers_cannot_do_is_refused_by_name(
         with_transformers.read_config(found, trust_remote_code=False)
     assert info.value.hint == f'pip install "transformers>={NEWEST}"'
     config = GptOssConfig(swiglu_limit=0.3)
-    if hasattr(GptOssConfig, "swiglu_limit"):  # the newest reads it
+    if hasattr(GptOssConfig, "swiglu_limit"):  # only the newest version reads it
         compat.correct_config("gpt_oss", config)
         monkeypatch.delattr(GptOssConfig, "swiglu_limit")
     with pytest.raises(ModelError, match=rf"swiglu_limit = 0\.3 needs transformers {NEWEST}"):
@@ -190,7 +190,7 @@ def test_the_cache_goes_in_by_the_name_of_the_signature(method: Any, inherited: 
 
 
 def test_every_architecture_takes_its_cache_by_a_name_that_it_has() -> None:
-    """None lets it go among further arguments, which nobody reads."""
+    """None swallows it in `**kwargs`, which nobody reads."""
     import transformers
     from transformers import GenerationMixin
 

@@ -57,10 +57,10 @@ def test_the_guide_names_files_that_are_there() -> None:
 
 
 def test_nothing_recommends_a_command_that_imports_from_the_working_folder() -> None:
-    """`python -m` and `torchrun -m` put it on the path, first. Contributors start them in the checkout."""
+    """`python -m` and `torchrun -m` put it first on the path. Contributors may run them in the checkout."""
     files = [*(ROOT / "genctl").rglob("*.py"), *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
     unsafe = re.compile(r"(?:python3?|torchrun|accelerate launch)\b[^`\n]*? -m (?:genctl|lm_eval)\b")
-    allowed = {"docs/evaluation.md", "genctl/__main__.py", "genctl/process.py"}  # which say what it does
+    allowed = {"docs/evaluation.md", "genctl/__main__.py", "genctl/process.py"}  # which explain what it does
     found = {str(path.relative_to(ROOT)) for path in files if unsafe.search(path.read_text(encoding="utf-8"))}
     assert found <= allowed
     scripts = tomli.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
@@ -70,12 +70,12 @@ def test_nothing_recommends_a_command_that_imports_from_the_working_folder() -> 
 
 
 COMPAT = Path("genctl/compat.py")
-LISTED = {"_exit"}  # private by its look alone: os documents it
+LISTED = {"_exit"}  # looks private, but os documents it
 
 
 @cache
 def files() -> dict[Path, ast.Module]:
-    """Every file of the package and of the scripts, parsed when a test asks: every worker imports this module."""
+    """Every file of the package and the scripts, parsed when a test needs them: every worker imports this module."""
     return {
         path.relative_to(ROOT): tree_of(path)
         for folder in ("genctl", "scripts")
@@ -99,7 +99,7 @@ def own_private_names() -> set[str]:
 
 
 def private_uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Lines with a name that only its owner should use, or with an operator that torch does not list."""
+    """All names of other objects and modules that a file uses, with their lines; torch.ops and torch.jit as private."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             yield node.lineno, node.attr
@@ -130,7 +130,7 @@ def test_private_names_of_libraries_are_in_compat_alone() -> None:
 
 
 def test_the_additions_that_the_guide_shows_are_in_the_files() -> None:
-    """Each added line of the diffs in contributing.md: an example that no longer holds misleads the next person."""
+    """Each added line of the diffs in contributing.md: an outdated example misleads the next person."""
     path, shown = Path(), list[str]()
     for line in (ROOT / "docs/contributing.md").read_text(encoding="utf-8").splitlines():
         if line.startswith("--- a/"):

@@ -1,4 +1,4 @@
-"""Every command on a GPU: without one on a GPU that is none (`fake_cuda`), with one on that (`-m gpu`).
+"""Every command on a GPU: a fake one (`fake_cuda`), or with `-m gpu` the machine's own.
 
 In float32, so that the texts are those of a CPU.
 """
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("clean_environment")
 STORIES = "builtin:stories"
 TEXT = "Once upon a time"
 RUN = ("run", "-m", STORIES, TEXT, "-n", "12")
-# what is printed is the same as on a CPU
+# commands with the same output as on a CPU
 SAME: dict[str, tuple[str, ...]] = {
     "a prompt": RUN,
     "prompts together": (*RUN, "The dog ran", "A", "--batch-size", "2"),
@@ -49,7 +49,7 @@ SAME: dict[str, tuple[str, ...]] = {
         *RUN, "--do-sample", "--seed", "2", "--num-return-sequences", "3", "--sampler", "counter",
     ),
 }  # fmt: skip
-# what is printed has figures whose last digits may differ, or draws
+# commands that print figures with uncertain last digits, or that sample
 OTHERS: dict[str, tuple[str, ...]] = {
     "samplers": (*RUN, "--do-sample", "--seed", "1", "--top-p", "0.9", "--top-k", "9", "--min-p", "0.1"),
     "mirostat": (*RUN, "--do-sample", "--seed", "1", "--typical-p", "0.9", "--temperature", "1.5"),
@@ -80,7 +80,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.gpu)])
 def gpu(request: pytest.FixtureRequest) -> None:
-    """A GPU: one that is none, or the machine's."""
+    """A GPU: the fake one, or the machine's."""
     if request.param == "fake":
         if torch.cuda.is_available():
             pytest.skip("there is a real one")
@@ -167,7 +167,7 @@ def test_it_is_said_why_torch_multiplies_with_rounded_weights(quantize: str, gpu
 
 
 def test_tokens_on_two_devices_do_not_meet(fake: None) -> None:
-    """What the GPU that is none is for."""
+    """The purpose of the fake GPU."""
     add: Callable[[], object] = lambda: torch.zeros(2, device="cuda") + torch.ones(2)  # noqa: E731
     with pytest.raises(RuntimeError, match="same device"):
         add()

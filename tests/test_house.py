@@ -1,4 +1,4 @@
-"""Who may import whom, and what starting must not cost."""
+"""Which package ("room") may import which, and what must not be imported at the start."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.source import nodes_of
 
 PACKAGE = Path(__file__).resolve().parent.parent / "genctl"
 
-# room -> rooms it may import, besides itself, `errors` and the readers of documents
+# room -> rooms that it may import, besides itself, `errors`, `config.reader` and `config.shapes`
 _SLICE = {"commands", "config", "engines", "events", "io", "models", "params", "process", "terminal"}
 _EARLIER = {"events", "params"}
 ALLOWED: dict[str, set[str]] = {
@@ -85,7 +85,7 @@ HEAVY = {
 
 @cache
 def imports(path: Path) -> list[str]:
-    """Every module that a file imports, wherever in it."""
+    """Every module that a file imports, anywhere in it."""
     found = []
     for node in nodes_of(path):
         if isinstance(node, ast.Import):
@@ -147,7 +147,7 @@ def test_no_import_leads_back(place_of: Callable[[Path], str]) -> None:
                 if found is not None and place_of(found) != place_of(path):
                     leads.setdefault(place_of(path), set()).add(place_of(found))
     assert len(leads) > 20
-    TopologicalSorter(leads).prepare()  # raises CycleError, which names the circle
+    TopologicalSorter(leads).prepare()  # raises CycleError, which names the cycle
 
 
 def test_the_protocol_of_engines_knows_no_engine() -> None:
@@ -156,7 +156,7 @@ def test_the_protocol_of_engines_knows_no_engine() -> None:
 
 
 def test_what_needs_no_model_imports_no_torch() -> None:
-    """One process for all of them: what one imports, the next one finds."""
+    """One process for all of them: a module that one imports is still there for the next."""
     code = (
         "import sys; from genctl.commands.app import run\n"
         "assert not {'torch', 'rich'} & set(sys.modules)\n"
@@ -199,7 +199,7 @@ def test_no_folder_is_without_an_everyday_test() -> None:
 
 
 def functions_of(path: Path) -> set[str]:
-    """The names of the tests of a file that are not marked for the night as a whole."""
+    """The names of the tests of a file, except those that run only at night."""
     found = set()
     for node in nodes_of(path):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test_"):
@@ -208,7 +208,7 @@ def functions_of(path: Path) -> set[str]:
 
 
 def test_every_fault_that_is_planted_has_its_place() -> None:
-    """`scripts/mutants.py`: code that has changed takes its faults along."""
+    """For `scripts/mutants.py`: if code changes, its faults must change with it."""
     planted = [fault.planted(fault.path.read_text(encoding="utf-8")) for fault in mutants.faults()]
     assert len(planted) >= 50
     tests = {test for fault in mutants.faults() for test in fault.tests}
@@ -222,7 +222,7 @@ def attributes(path: Path) -> set[str]:
 
 
 def idle_knobs(files: list[Path]) -> set[str]:
-    """Knobs of generation that stand in no list, and that none of the files reads."""
+    """Generation knobs that are in no list, and that none of the files reads."""
     rows = [*(row.knobs for row in listed_knobs.PROCESSORS.values()), *listed_knobs.CRITERIA.values()]
     listed = {knob for row in rows for knob in row}
     return set(knobs(Generation)) - listed - set().union(*map(attributes, files))

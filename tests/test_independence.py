@@ -1,4 +1,4 @@
-"""What a prompt receives does not depend on batch size, neighbours or order: every mode, in float32."""
+"""The result of a prompt does not depend on batch size, neighbours or order: every mode, in float32."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def models(folders: dict[str, Path]) -> dict[str, api.Model]:
 
 
 def decoded(model: api.Model, settings: dict[str, Any], prompts: list[tuple[str, tuple[int, ...]]], width: int) -> Any:
-    """Token ids by prompt name. Each prompt has a seed of its own, as a batch gives it."""
+    """Token ids by prompt name. Each prompt has its own seed, as in a batch."""
     resolved = model._session.resolve([*model._layers, api.Layer("argument", settings, {}, "command")])
     requests = [Request(name, resolved, 100 + len(ids), prompt_ids=ids) for name, ids in prompts]
     collector, found = Collector(), {}
@@ -97,7 +97,7 @@ def test_a_prompt_alone_in_a_batch_and_in_another_order(
 
 
 def test_every_strategy_has_its_row() -> None:
-    """A new strategy cannot be left out."""
+    """No new strategy can be left out."""
     from genctl.config.modes import NAMED
 
     rows = {mode.replace(" ", "-") for mode in MODES}

@@ -1,4 +1,4 @@
-"""The wheel holds everything and runs from elsewhere; scripts/release finds what does not fit its wheel's tag."""
+"""The wheel is complete and runs from elsewhere; scripts/release finds contents that contradict the wheel's tag."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def in_language(*languages: str) -> pytest.MarkDecorator:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of somebody who reads the pages: a checkpoint, prompts, and the example that lies in docs."""
+    """The folder of a reader of the pages: a checkpoint, prompts, and the example from docs."""
     place = tmp_path / "reader"
     place.mkdir()
     (place / "model").symlink_to(Path(resolve.resolve("builtin:stories").folder))
@@ -63,7 +63,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """What commands meet outside of this machine: the environment that names a Hub, and the address of a server."""
+    """The services that commands use: environment variables that name a Hub, and the address of a server."""
     root = tmp_path_factory.mktemp("world")
     chats = templates.stories(root / "chats", templates.CHATML)
     with serve({"Qwen/Qwen2.5-0.5B-Instruct": chats}) as hub, running() as server:
@@ -92,7 +92,7 @@ def test_a_shown_figure_that_the_command_does_not_print_is_found() -> None:
 
 @in_language("console")
 def test_a_console_block_prints_what_the_page_shows(block: Block, folder: Path) -> None:
-    """One command after the other: a block makes the files that it reads."""
+    """One command after the other: a block creates the files that it reads."""
     for command, shown in block.commands:
         done = at_a_pipe(command, folder)
         assert done.status == 0, f"{command}: {done.err}"
@@ -163,7 +163,7 @@ def test_exit_statuses_are_those_of_the_program() -> None:
 
 
 def test_the_page_for_agents_is_that_of_the_program() -> None:
-    """Every command, status and kind of output is on it, every option and message on it is the program's."""
+    """It has every command, status and kind of output; every option and message on it exists in the program."""
     page = TEXTS["skill.md"]
     assert genctl("--skill").out == page
     assert len(page.splitlines()) <= 80

@@ -1,4 +1,4 @@
-"""The state of a row is that of its parent, grown by its new tokens: by hand, and against a brute-force replay."""
+"""The state of a row is that of its parent plus its new tokens: by hand, and against a brute-force replay."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Replayed:
 
 @dataclass
 class Forest:
-    """A run of several lanes, its steps interleaved; beside each step what its rows and ended rows are in full."""
+    """A run of several lanes with interleaved steps, and the full rows and ended rows of each step."""
 
     stream: list[Event] = field(default_factory=list)
     truth: list[tuple[list[Replayed], list[Replayed]]] = field(default_factory=list)  # of each Stepped
@@ -168,7 +168,7 @@ def branches(builder: TreeBuilder) -> set[tuple[int, ...]]:
 def check_partial(
     collector: Collector, lane: str, latest: dict[str, list[Replayed]], over: dict[str, list[Replayed]]
 ) -> None:
-    """Every row of the lane is among its partial results, cut to as many as are returned: all of them here."""
+    """Every row of the lane is a partial result, up to the number of returned sequences, which is all here."""
     expected = sorted((one.ids, one.parents) for one in (*latest.get(lane, []), *over.get(lane, [])))
     found = [result for result in collector.unfinished() if result.lane == lane]
     told = [(tuple(token.id for token in one.tokens), one.parents) for result in found for one in result.sequences]
@@ -196,7 +196,7 @@ def test_groups_have_the_same_rows_wherever_a_run_begins() -> None:
 
 
 def test_no_row_of_the_next_group_is_read_before_a_group_is_done() -> None:
-    """Even where its last row is no request: a pipe may give the next one much later."""
+    """Even if its last row is not a request: a pipe may deliver the next one much later."""
     read = []
 
     def rows() -> Iterator[Request | Skipped]:

@@ -1,10 +1,10 @@
 """The two tiers of tests.
 
-Every day: what `scripts/test` and CI run, six minutes on two cores. Each claim is made once: each mode, processor, kind
-of cache and command; of a product of forms, sizes and families enough cells that each of them comes up.
-Every night: `scripts/test --everything`, which a release runs too. It adds what is long by nature (tests marked
-`night`: kills by the dozen, ranks, every architecture of transformers) and the other cells of wide products.
-`tiers.toml` has the products.
+Every day: run by `scripts/test` and CI, six minutes on two cores. Each claim is tested once: each mode, processor, kind
+of cache and command; of a product of forms, sizes and families, enough cells that each value occurs.
+Every night: `scripts/test --everything`, which a release runs too. It adds inherently long tests (marked
+`night`: dozens of kills, ranks, every architecture of transformers) and the other cells of large products.
+`tiers.toml` lists the products.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OLDEST: list[str] = _TABLE["oldest"]
 
 
 def name_of(path: Path) -> str:
-    """The name of a file of tests in these tables."""
+    """The name of a test file in these tables."""
     return path.relative_to(ROOT).as_posix()
 
 

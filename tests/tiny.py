@@ -101,7 +101,7 @@ _RECIPES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "d_ff": INNER,
             "num_layers": LAYERS,
             "num_heads": HEADS,
-            "tie_word_embeddings": False,  # here it only means: do not rescale what the head reads
+            "tie_word_embeddings": False,  # here it only means: do not rescale the head's input
             "decoder_start_token_id": PAD,
         },
     ),
@@ -210,7 +210,7 @@ def _encoder_decoder(ids: dict[str, Any]) -> Any:
 
 
 def sharpen(model: Any) -> None:
-    """Draw all matrices anew: embeddings N(0, 1), linear maps that keep the scale, a head whose logits spread by 4."""
+    """Redraw all matrices: embeddings N(0, 1), linear maps that keep the scale, a head whose logits spread by 4."""
     head = model.get_output_embeddings().weight
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -227,8 +227,8 @@ def sharpen(model: Any) -> None:
 
 
 def gain(name: str, model_type: str) -> float:
-    """The spread of what a linear map writes for one of what it reads, by its name."""
-    # Cross-attention adds nearly the same vector at every step: at full strength one token would win them all.
+    """The spread of a linear map's output relative to its input, by its name."""
+    # Cross-attention adds nearly the same vector at every step: at full strength the same token would always win.
     cross = any(part in name.lower() for part in ("encdecattention", "encoder_attn", "crossattention"))
     if model_type != "t5":
         return 0.6 if cross else 1.5

@@ -1,4 +1,4 @@
-"""A Python that has torch imported already: `[*python(), "-m", "genctl", "run", …]` starts in a tenth of the time.
+"""A Python with torch already imported: `[*python(), "-m", "genctl", "run", …]` starts in a tenth of the time.
 
 `python()` starts a server, once in each test process. The command that it returns is a client: it hands its arguments,
 environment, folder and standard streams to the server, which forks a child with them. Signals are passed on to the
@@ -135,7 +135,7 @@ def attend(connection: socket.socket) -> NoReturn:
     _, descriptors, _, _ = socket.recv_fds(connection, 1, 3)
     stream = connection.makefile("rb", buffering=0)
     request = json.loads(exactly(stream, int.from_bytes(exactly(stream, 4), "big")))
-    reader, writer = os.pipe()  # its end tells that the child has ended
+    reader, writer = os.pipe()  # end of file means that the child has ended
     child = os.fork()
     if child == 0:
         os.close(reader)

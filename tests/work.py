@@ -1,4 +1,4 @@
-"""How much a call does, counted and not timed: the lines of Python that it runs, loops and comprehensions included."""
+"""The work of a call, counted instead of timed: the lines of Python that it runs, in loops and comprehensions too."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def lines(call: Callable[[], object]) -> int:
 
 def growth(make: Callable[[int], Callable[[], object]], size: int) -> float:
     """How many times the work grows when an input doubles. `make` gives the call for an input of a size."""
-    make(2 * size)()  # what is made once, and kept, does not count
+    make(2 * size)()  # one-time work, cached afterwards, does not count
     small = lines(make(size))
     return lines(make(2 * size)) / small

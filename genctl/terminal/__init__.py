@@ -1,1 +1,1 @@
-"""Events in, marks out: what a person sees of a run. Never torch."""
+"""Shows the events of a run on the terminal. Never imports torch."""

@@ -1,4 +1,4 @@
-"""The two consoles of a run: which one is a terminal, coloured, interactive."""
+"""The two consoles of a run, and whether each is a terminal, coloured, interactive."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def make_consoles(
     stderr: IO[str] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> tuple[Console, Console]:
-    """The consoles for results and for everything else, each judged by its own stream.
+    """The console for results and the one for everything else, each set up for its own stream.
 
-    `is_coloured` has the rules of colours. A pipe and a dumb terminal are never animated.
+    `is_coloured` decides on colours. Pipes and dumb terminals are never animated.
     """
     variables = os.environ if environ is None else environ
     return _console(color, stdout or sys.stdout, variables), _console(color, stderr or sys.stderr, variables)
@@ -39,7 +39,7 @@ def _console(color: Color, stream: IO[str], environ: Mapping[str, str]) -> Conso
     variables = {name: environ[name] for name in ("TERM", "COLORTERM", "COLUMNS", "LINES") if name in environ}
     if dumb and coloured:
         variables["TERM"] = "xterm-256color"
-    if dumb and terminal:  # Rich takes 80 columns for a dumb terminal, however wide it is
+    if dumb and terminal:  # Rich assumes that a dumb terminal has 80 columns
         with suppress(OSError, ValueError):
             columns, lines = os.get_terminal_size(stream.fileno())
             variables = {"COLUMNS": str(columns or 80), "LINES": str(lines or 25), **variables}
@@ -59,12 +59,12 @@ def _console(color: Color, stream: IO[str], environ: Mapping[str, str]) -> Conso
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Raise, where Rich would end the process with status 1: the command line decides on the exit status."""
+        """Raise; Rich would end the process with status 1, but the command line decides on the exit status."""
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 class _Nowhere(io.StringIO):
-    """A stream that keeps nothing."""
+    """A stream that discards everything."""
 
     def write(self, text: str) -> int:
         return len(text)

@@ -24,7 +24,7 @@ _FIXED = 58  # cells of all columns but the processor's name, with the mark of a
 
 
 def explain_lines(token: Token, width: int = 80) -> list[Text]:
-    """The effect of each processor on this token: one line for each that changed something, one for the others."""
+    """The effect of each processor on this token: one line for each that changed something, one for all others."""
     lines = [_line(trace, width) for trace in token.trace if touched(trace)]
     idle = [widgets.visible(trace.processor) for trace in token.trace if not touched(trace)]
     if idle:
@@ -80,12 +80,12 @@ def _time(seconds: float) -> str:
 
 
 def searches(lane: LaneHistory) -> bool:
-    """Whether the rows of a lane compete, so that totals and scores decide between them."""
+    """Whether the rows of a lane compete, and totals and scores decide between them."""
     return lane.began is not None and "beam" in lane.began.strategy
 
 
 def penalty_of(lane: LaneHistory) -> float:
-    """The length_penalty of a lane, as recorded; 1 where the recording has none."""
+    """The recorded length_penalty of a lane; 1 if its settings have none, 0 if it did not begin."""
     if lane.began is None:
         return 0.0
     setting = lane.began.settings.get("length_penalty")
@@ -96,7 +96,7 @@ def score(total: float, tokens: int, penalty: float) -> float:
     """total / tokens ** length_penalty; no tokens count as one."""
     try:
         return float(total / max(tokens, 1) ** penalty)
-    except OverflowError:  # the divisor is beyond all numbers
+    except OverflowError:  # the divisor exceeds all floats
         return 0.0
     except ZeroDivisionError:
         return math.copysign(math.inf, total)
@@ -110,7 +110,7 @@ def number(value: float) -> str:
 
 
 def logprob_beside_total(one: Hypothesis) -> float:
-    """Its log-probability; its total, where rounding alone separates the two, so that both look the same."""
+    """Its log-probability, or its total if the two differ by rounding alone, so that both look the same."""
     return one.total if math.isclose(one.logprob, one.total, rel_tol=2e-6) else one.logprob
 
 

@@ -30,11 +30,11 @@ ENDING = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if h
 
 
 class Interrupt:
-    """While decoding, a signal becomes a reason that the loop asks for; before that it raises SystemExit.
+    """While decoding, a signal sets a reason to stop that the loop polls; before that it raises SystemExit.
 
     Use as a context manager. `status` is what the process should exit with: 130 after SIGINT, 143 after SIGTERM, 129
-    after SIGHUP. What the caller ignores stays ignored (`stays_ignored`), but for SIGTERM.
-    `hide` takes away what is drawn on the terminal while the process is stopped.
+    after SIGHUP. Signals that the caller ignores stay ignored (`stays_ignored`), except SIGTERM.
+    `hide` erases what is drawn on the terminal before SIGTSTP stops the process.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Interrupt:
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """Hold while the main thread writes or draws: no other thread does, and SIGTSTP waits."""
+        """Held while the main thread writes or draws: no other thread does, and SIGTSTP waits."""
         with self._write_lock:
             self._depth += 1
             try:
@@ -149,7 +149,7 @@ class Interrupt:
         self._listener.start()
 
     def _watch(self, wakeup: socket.socket) -> None:
-        if hasattr(signal, "pthread_sigmask"):  # so that only the main thread accepts one (see `pool.cluster`)
+        if hasattr(signal, "pthread_sigmask"):  # only the main thread accepts one (see `pool.cluster`)
             signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         deadline: float | None = None
         count = 0
@@ -180,7 +180,7 @@ class Interrupt:
             self.status = status
             if self._rescue is None:
                 self._write_lock.release()
-                time.sleep(WRITE_S)  # it is closing its files
+                time.sleep(WRITE_S)  # the main thread is closing its files
             else:
                 with contextlib.suppress(Exception):
                     self._rescue()
@@ -188,7 +188,7 @@ class Interrupt:
 
 
 def _imports_torch(frame: FrameType | None) -> bool:
-    """Whether torch is being imported: its C++ code calls Python, and aborts where an exception comes out of it.
+    """Whether torch is being imported: its C++ code calls Python, and aborts if that raises an exception.
 
     Nothing is decoded yet, so nothing is lost by ending at once.
     """

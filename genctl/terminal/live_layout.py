@@ -21,7 +21,7 @@ _BLOCK = 500  # characters; the omitted beginning grows in steps of at least thi
 
 @dataclass(frozen=True)
 class Look:
-    """What a view shows."""
+    """The options of a view."""
 
     echo: bool = False
     messages: bool = False  # with `echo`, conversations as well
@@ -37,7 +37,7 @@ class Look:
         return self.scores or self.explain
 
     def echoes(self, lane: LaneHistory) -> bool:
-        """Whether the prompt of a lane stands before its text."""
+        """Whether the prompt of a lane is shown before its text."""
         return self.echo and bool(lane.prompt) and (self.messages or not lane.is_chat)
 
 
@@ -134,7 +134,7 @@ def place_words(place: int, of: int) -> str:
 
 
 def returned(lane: LaneHistory) -> int:
-    """The number of sequences of a lane: those to be returned, or those that were where the settings do not say it."""
+    """The number of sequences that a lane returns: `num_return_sequences` if recorded, at least those that it has."""
     wanted = lane.began.settings.get("num_return_sequences") if lane.began else None
     count = len(lane.finished.hypotheses) if lane.finished else 1
     return max(wanted, count) if isinstance(wanted, int) else count

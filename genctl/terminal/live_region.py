@@ -1,4 +1,4 @@
-"""What is redrawn in place at the bottom of the screen while a run goes on, and erased at the end.
+"""The lines at the bottom of the screen that are redrawn in place during a run, and erased at its end.
 
 `LiveRegion` draws lines. `RowsBar` draws the progress of a batch, and `LoadingBar` that of downloading and reading a
 checkpoint: only on a terminal that can redraw. Without a total there is no bar, only the words.
@@ -23,7 +23,7 @@ from genctl.events import Event, Loading, Stepped
 from genctl.terminal import loading_line, theme, widgets
 
 FRAME_S = 0.05
-# Rich redraws only on request, and leaves alone what other code prints
+# Rich redraws only on request, and does not redirect what other code prints
 REDRAWN: dict[str, Any] = {"transient": True, "auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
 
 
@@ -68,7 +68,7 @@ BAR = 20  # columns
 
 
 class TransientBars:
-    """Rich's bars, drawn by `draw` alone, without a thread, and erased by `erase`. `clock` gives seconds."""
+    """Rich's bars without its thread: only `draw` draws them, and `erase` erases them. `clock` gives seconds."""
 
     def __init__(self, console: Console, clock: Callable[[], float], *columns: ProgressColumn) -> None:
         self._console, self._clock, self._columns = console, clock, columns
@@ -77,7 +77,7 @@ class TransientBars:
         self._drawn = float("-inf")
 
     def is_due(self, frame_s: float, key: object, *, complete: bool = False) -> bool:
-        """Whether to draw the bar `key`: if it is new or complete, or the last frame is so many seconds old."""
+        """Whether to draw the bar `key`: if it is new or complete, or the last frame is `frame_s` seconds old."""
         old = self._clock() - self._drawn >= frame_s
         return self._console.is_interactive and (old or complete or key not in self._tasks)
 
@@ -101,7 +101,7 @@ class TransientBars:
 
 
 class RowsBar:
-    """Draws how many of `total` rows are done (None: unknown); `what` they are called.
+    """Draws how many of `total` rows (None: unknown) are done; `what` is their name.
 
     `done` rows were finished before this run. Redrawn on events, at most ten times a second.
     """
@@ -133,7 +133,7 @@ class RowsBar:
         self._draw()
 
     def work(self, rows: int, tokens: int) -> None:
-        """What workers have done: rows that are finished and not written yet, and all tokens."""
+        """Update the work of workers: `rows` that are finished but not written yet, and all `tokens`."""
         self._ahead, self._tokens = rows, tokens
         self._draw()
 
@@ -183,7 +183,7 @@ class LoadingBar:
         self._lock = threading.Lock()  # files are downloaded by several threads
 
     def takes(self, event: Event, *, quiet: bool) -> bool:
-        """Whether an event is one of loading: it is drawn unless `quiet`. Any other event ends the bar."""
+        """Whether this is a `Loading` event, which is drawn unless `quiet`. Any other event closes the bar."""
         if not isinstance(event, Loading):
             self.close()
             return False

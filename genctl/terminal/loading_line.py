@@ -1,4 +1,4 @@
-"""A line on standard error while a checkpoint is loaded, before anything slow is imported. Results erase it.
+"""A line on standard error while a checkpoint is loaded, drawn before anything slow is imported. Results erase it.
 
 It shows the current activity and counts seconds, so that something moves while torch is imported or a prompt is read.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 
-TYPE_CHECKING = False  # `typing` takes as long as all of this
+TYPE_CHECKING = False  # importing `typing` takes as long as this whole module
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from threading import RLock
@@ -20,7 +20,7 @@ ERASE = "\r\x1b[K"
 
 
 class _Line:
-    """The line. `lock` is there once a thread redraws it."""
+    """The line. `lock` is set once a thread redraws it."""
 
     def __init__(self, words: str, *, plain: bool) -> None:
         self.words, self.plain = words, plain
@@ -77,7 +77,7 @@ def show(arguments: Sequence[str]) -> None:
 
 
 def status(words: str, *, restart: bool = True) -> bool:
-    """Show what is done now, and count its seconds from zero. Returns whether there is such a line."""
+    """Show the current activity, with its seconds from zero if `restart`. Returns whether the line exists."""
     if _line is None:
         return False
     _line.words, _line.visible = words, True
@@ -88,7 +88,7 @@ def status(words: str, *, restart: bool = True) -> bool:
 
 
 def exists() -> bool:
-    """Whether there is such a line, even if it is hidden now. After `end` there is none again."""
+    """Whether the line exists, even if it is hidden. After `end` it does not."""
     return _line is not None
 
 
@@ -106,7 +106,7 @@ def end() -> None:
 
 
 def _update(line: _Line, *, hide: bool = False) -> None:
-    """Draw or hide the line while the thread does not. If the terminal has gone, so has the line."""
+    """Draw or hide the line while the thread does not. If the terminal has gone, drop the line."""
     global _line
     assert line.lock is not None
     with line.lock:
@@ -130,7 +130,7 @@ def _count_seconds(line: _Line) -> None:
 
 
 def _model(arguments: Sequence[str]) -> str:
-    """The checkpoint that the command line names; "" where a preset may name it, or where it cannot be printed."""
+    """The checkpoint that the command line names; "" if it names none (a preset may), or one that cannot be printed."""
     name = ""
     for place, word in enumerate(arguments):
         if word in ("-m", "--model") and place + 1 < len(arguments):

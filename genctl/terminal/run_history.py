@@ -1,6 +1,6 @@
-"""What the views draw of a run: its lanes' histories, totals over all lanes, what the processors did, the summary line.
+"""The data of a run that views draw: histories of lanes, totals over all lanes, effects of processors, the summary.
 
-A `RunHistory` takes in events. Its lanes' histories are immutable; they are as many as there are prompts.
+A `RunHistory` is fed events. It has one history per prompt, which is immutable.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Totals:
     drafted: int = 0
     accepted: int = 0
     seed: int | None = None  # of the first lane
-    stops: Counter[tuple[str, str]] = field(default_factory=Counter)  # sequences by reason, and what exactly
+    stops: Counter[tuple[str, str]] = field(default_factory=Counter)  # sequences by reason and cause
 
     def finish(self, lane: LaneHistory, event: Finished) -> None:
         """Count a lane that finished."""
@@ -74,16 +74,16 @@ class Totals:
 
 @dataclass(slots=True)
 class RunHistory:
-    """A run so far. `lanes` are in the order of their first events. An event costs what it changes."""
+    """A run so far. `lanes` are in the order of their first events. The cost of an event is that of its changes."""
 
-    # the first one is found at once however many were dropped before it, which a dict does not promise
+    # unlike a dict, finds the first one at once, however many were dropped before it
     lanes: OrderedDict[str, LaneHistory] = field(default_factory=OrderedDict)
     totals: Totals = field(default_factory=Totals)
     tallies: dict[str, ProcessorTally] = field(default_factory=dict)
     tokens: int = 0  # tokens written so far in all rows of all lanes
 
     def feed(self, event: Event) -> None:
-        """Take in one more event. Raises InputError if the event cannot follow (a damaged recording)."""
+        """Process one more event. Raises InputError if the event cannot follow (a damaged recording)."""
         if isinstance(event, Loading):
             return
         before, totals = self.lanes.get(event.lane), self.totals
@@ -149,8 +149,8 @@ def summary(
 ) -> Text:
     """A run in one line. `decode_s`, `first_s` and `load_s` are seconds.
 
-    `left_tokens` were written by `unfinished` prompts. `seed` is that of the run, where several prompts have seeds made
-    of it. `passes` are the forward passes, in which several prompts take part (None: known for one prompt alone).
+    `left_tokens` were written by `unfinished` prompts. `seed` is that of the run, if several prompts derive theirs from
+    it. `passes` counts forward passes, which prompts may share (None: known for a single prompt only).
     """
     tokens, several = totals.tokens + left_tokens, totals.lanes > 1
     loaded = "" if load_s is None else f"loaded in {load_s:.1f} s"

@@ -1,7 +1,7 @@
 """Standard streams that are closed or broken: writing results fails with a message, diagnostics are dropped.
 
-A descriptor 0, 1 or 2 that is closed is what the next file that is opened becomes: an output file would then receive
-what is printed. So each is given a stand-in before anything is opened. Reading from a stand-in for standard input, or
+If descriptor 0, 1 or 2 is closed, the next file that is opened gets its number: an output file would then receive
+printed messages. So each gets a stand-in before anything is opened. Reading from a stand-in for standard input, or
 writing to one for standard output, fails with "Bad file descriptor", as it does in `cat <&-` and `cat >&-`.
 `print_message` prints on standard error.
 """
@@ -38,7 +38,7 @@ def repair_fds() -> None:
 
 
 def is_terminal(stream: IO[str] | None) -> bool:
-    """Whether a stream is a terminal. One that is missing or closed is none."""
+    """Whether a stream is a terminal. A missing or closed one is not."""
     try:
         return stream is not None and stream.isatty()
     except ValueError:
@@ -46,13 +46,13 @@ def is_terminal(stream: IO[str] | None) -> bool:
 
 
 def print_interrupted() -> None:
-    """Print on standard error that Ctrl-C ended the command, past what another thread may hold of the stream."""
+    """Print on standard error that Ctrl-C ended the command; bypass the stream, which another thread may lock."""
     with suppress(OSError):
         os.write(2, b"\rinterrupted\n" if os.isatty(2) else b"interrupted\n")
 
 
 def drop_stdout() -> None:
-    """Drop what is still buffered for a broken stream, so that the interpreter does not complain at its end."""
+    """Drop what is still buffered for a broken stdout or stderr, so that the interpreter exits without complaint."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -62,7 +62,7 @@ def drop_stdout() -> None:
 
 
 def _stand_in(descriptor: int, mode: int) -> None:
-    """Let a descriptor be the null device."""
+    """Redirect a descriptor to the null device."""
     devnull = os.open(os.devnull, mode)  # the lowest number that is free: perhaps the descriptor itself
     if devnull != descriptor:
         os.dup2(devnull, descriptor)
@@ -70,7 +70,7 @@ def _stand_in(descriptor: int, mode: int) -> None:
 
 
 class _Diagnostics(io.TextIOWrapper):
-    """Standard error, where results matter even if it is closed or full: after a write that fails, all are dropped.
+    """Standard error. Results matter even if it is closed or full, so after a failed write all others are dropped.
 
     Failures are caught here and not in the raw stream: a signal handled between its write and its return would make
     the buffer write the same bytes again.
@@ -101,7 +101,7 @@ def _ignore_failure() -> Iterator[None]:
 
 
 def never_fail_to_encode(stream: IO[str]) -> None:
-    """Let a stream escape the characters that its encoding lacks, instead of raising."""
+    """Make a stream escape the characters that its encoding lacks, instead of raising."""
     reconfigure = getattr(stream, "reconfigure", None)
     if reconfigure is not None and getattr(stream, "errors", None) == "strict":
         reconfigure(errors="backslashreplace")
@@ -124,8 +124,8 @@ def print_message(line: str, *, color: str = "auto") -> None:
 def is_coloured(color: str, stream: IO[str] | None, environ: Mapping[str, str] = os.environ) -> bool:
     """Whether a stream gets colours.
 
-    `color` goes before the environment. With "auto", NO_COLOR goes before FORCE_COLOR (which stands for "always"), and
-    both before TERM=dumb and whether the stream is a terminal.
+    `color` overrides the environment. With "auto", NO_COLOR overrides FORCE_COLOR (which means "always"), and both
+    override TERM=dumb and whether the stream is a terminal.
     """
     if color == "auto" and environ.get("NO_COLOR"):
         return False
@@ -135,5 +135,5 @@ def is_coloured(color: str, stream: IO[str] | None, environ: Mapping[str, str] =
 
 
 def is_dumb(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether terminals know no control sequences."""
+    """Whether the terminal supports no control sequences."""
     return environ.get("TERM", "").lower() in ("dumb", "unknown")

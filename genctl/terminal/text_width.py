@@ -1,4 +1,4 @@
-"""Cut, wrap and mark text by terminal cells, between whole characters; also text that comes piece by piece.
+"""Cut, wrap and mark text by terminal cells, between whole characters; also text that arrives piece by piece.
 
 `disambiguate` cuts the texts of a list so that different ones look different; `marked` writes a mark below each piece.
 """
@@ -58,7 +58,7 @@ def hanging(first: str, words: str, width: int | None, style: Style = theme.PLAI
 
 
 def labelled(label: str, style: Style, words: str, width: int | None) -> list[Text]:
-    """The same behind a label that has a style of its own."""
+    """Like `hanging`, with a style of its own for the label."""
     found = hanging(label, words, width)
     found[0].stylize(Style(dim=False) + style, 0, len(label))
     return found
@@ -102,10 +102,10 @@ _PART = re.compile(r"\n|[^\S\n]+|\S+")
 class WordWrap:
     """Writes text at once, and moves a word to the next line when it grows beyond the right edge.
 
-    A line break replaces the white space at which it is made, and white space at the end of a line is not written, so
-    that copied lines have no padding. Words that are longer than a line or have wide characters, as in Japanese, are
-    left to the terminal, which breaks them anywhere. `send` writes to the terminal; `width` gives its columns, and is
-    read for every piece; `dim` are the codes that turn the style of prompts on and off.
+    A line break replaces the white space where it falls, and white space at the end of a line is not written, so
+    copied lines have no padding. Words that are longer than a line or have wide characters, as in Japanese, are left to
+    the terminal, which breaks them anywhere. `send` writes to the terminal; `width` returns its columns, and is called
+    for every piece; `dim` holds the codes that turn the style of prompts on and off.
     """
 
     def __init__(
@@ -152,12 +152,12 @@ class WordWrap:
 
 
 def _last_row(cells: int, columns: int) -> int:
-    """Cells of the last row of a line that a terminal of so many columns wraps."""
+    """Cells used in the last row when a terminal of `columns` columns wraps a line of `cells` cells."""
     return (cells - 1) % columns + 1 if cells else 0
 
 
 def terminal_wrap(console: Console) -> WordWrap | None:
-    """Word wrap for the terminal of a console; None for a pipe or a file, also where colours are forced.
+    """Word wrap for the terminal of a console; None for a pipe or a file, even if colours are forced.
 
     A terminal that knows no control sequences breaks its lines itself.
     """
@@ -168,14 +168,14 @@ def terminal_wrap(console: Console) -> WordWrap | None:
 
 
 def dim_codes(console: Console) -> tuple[str, str]:
-    """What turns the style of prompts on and off on a console."""
+    """The codes that turn the style of prompts on and off on a console."""
     with console.capture() as capture:
         console.print(Text("x", style=theme.PROMPT), end="")
     on, _, off = capture.get().partition("x")
     return on, off
 
 
-LONGEST_WORD = 24  # characters that a divergence moves back at most, to the beginning of a word
+LONGEST_WORD = 24  # characters that a divergence may move back to the beginning of a word
 LEAST = 8  # cells of the last part of a text
 
 
@@ -197,8 +197,8 @@ def word_boundary(text: str, other: str) -> int:
 def disambiguate(texts: Sequence[str], width: int, *, growing: bool = False) -> list[str]:
     """The texts in `width` cells each, so that different ones look different: `Rowan…flute…"Why do you play`.
 
-    Where they fit they are whole. Else each has the word at every place where it diverges from another one, `…` for
-    what they share between, and its own last part. Of texts that are `growing` the end of the last part is shown, too.
+    If all fit, they stay whole. Else each shows the word at every place where it diverges from another one, `…` for the
+    text in between, and its own last part. For `growing` texts, the end of the last part is shown, too.
     """
     if all(cell_len(one_line(text)) <= width for text in texts):
         return [one_line(text) for text in texts]
@@ -218,7 +218,7 @@ def disambiguate(texts: Sequence[str], width: int, *, growing: bool = False) -> 
 
 
 def _begun(text: str, places: Sequence[int], longest: int) -> str:
-    """The first word, of at most `longest` cells, of each part of a text but the last."""
+    """Each part of a text but the last: whole if it has at most `longest` cells, else its first word."""
     begun = "…" if places[0] else ""
     for start, end in pairwise(places):
         part = one_line(text[start:end].strip())
@@ -241,8 +241,8 @@ class MarkedPiece:
 def marked(width: int, before: str, pieces: Iterable[MarkedPiece], *, lines: int = 1) -> list[Text]:
     """Pieces in lines of at most `width` cells, each mark under the first letter of its piece.
 
-    A word is broken only if it is longer than a line. The end of what comes `before` the pieces is dimmed, on so many
-    `lines` at most.
+    A word is broken only if it is longer than a line. The end of the text `before` the pieces comes first, dimmed, on
+    at most `lines` lines.
     """
     text = Text(no_wrap=True).append(last_cells(before, lines * width) if before else "", style=theme.PROMPT)
     marks: dict[int, MarkedPiece] = {}  # by the character under which each stands

@@ -41,7 +41,7 @@ def ramp(probability: float) -> tuple[int, int, int]:
 
 
 def colour(probability: float) -> Style:
-    """The ramp for a terminal; Rich maps it to 256 or 16 colours where there are no more. NaN is the bottom."""
+    """The ramp for a terminal; Rich maps it to 256 or 16 colours where there are no more. NaN counts as 0."""
     return _step(round(min(max(0.0, probability), 1.0) * 40))
 
 

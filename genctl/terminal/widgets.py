@@ -1,7 +1,7 @@
 """Small pure functions that return text for Rich: bars, headers, score lines.
 
-Model output is untrusted: `visible` replaces control characters by signs, and text is always a `rich.text.Text`, so
-that nothing in it is parsed as markup.
+Model output is untrusted: `visible` replaces control characters by visible signs, and text is always a
+`rich.text.Text`, so that none of it is parsed as markup.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-# C0 but tab and newline, DEL, C1, line and paragraph separators, marks and overrides of direction, lone surrogates.
+# C0 except tab and newline, DEL, C1, line and paragraph separators, direction marks and overrides, lone surrogates.
 _HOSTILE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
@@ -124,7 +124,7 @@ def _columns(width: int | None) -> tuple[int, int]:
 
 
 def rounded(value: float) -> str:
-    """A number with three decimals; what rounds to nothing has no sign."""
+    """A number with three decimals; one that rounds to zero has no sign."""
     text = f"{value:.3f}"
     return "0.000" if text == "-0.000" else text
 
@@ -190,8 +190,8 @@ def fit(line: Text, width: int | None) -> Text:
 
 
 def lines_of(renderable: RenderableType, width: int) -> list[Text]:
-    """What Rich makes of a table or another renderable in `width` cells, line by line."""
-    from rich.console import Console  # which takes long to import
+    """A table or another renderable as Rich lays it out in `width` cells, line by line."""
+    from rich.console import Console  # slow to import
     from rich.segment import Segment
 
     renderer = Console(file=io.StringIO(), width=width, markup=False, highlight=False, emoji=False)
@@ -239,13 +239,13 @@ def table_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], width: i
 
 
 def first_column(width: int) -> int:
-    """Cells that the names of rows may have."""
+    """The cells that row names may take."""
     return max(width // 3, 8)
 
 
 def _shares(sizes: Sequence[int], room: int) -> list[tuple[int, int]]:
-    """The columns of each table, from `start` to `end`, where all tables have the first one: as few as fit, as even as
-    they can be.
+    """The columns of each table, from `start` to `end`; all tables also have the first column. As few tables as fit, of
+    widths as even as possible.
     """
 
     def split(room: int) -> list[tuple[int, int]]:

@@ -1,7 +1,7 @@
-"""The commands of a tree, a row each: one language for scripts, for the line of the screen and for its keys.
+"""The commands of a tree, one row each: a single language for scripts, the screen's input line and its keys.
 
-A line is a name and its arguments. Everything that needs no checkpoint is checked here, so that a script is checked
-as a whole before anything is loaded. Below are the results that commands yield (`events.to_json` writes each).
+A line is a name and its arguments. All checks that need no checkpoint are made here, so a whole script is checked
+before anything is loaded. Below are the results that commands yield (`events.to_json` serialises them).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Kind: TypeAlias = Literal["move", "write", "fork", "back", "set", "look"]
 
 @dataclass(frozen=True)
 class Call:
-    """A command with its arguments, ready to be done."""
+    """A parsed command with its arguments."""
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Call:
 
 @dataclass(frozen=True)
 class TreeCommand:
-    """One command. Its function has its name: a move takes (tree, At, …) to an At, others yield from an Explorer."""
+    """One command. Its function has the same name: moves map (tree, At, …) to an At, others take an Explorer."""
 
     usage: str  # its name and its arguments
     about: str
@@ -53,14 +53,14 @@ class TreeCommand:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """Its function. Imports what runs the model."""
+        """The function that implements it. For all commands but moves, this imports torch."""
         module = import_module(f"genctl.tree.{'token_tree' if self.kind == 'move' else 'writing'}")
         found: Callable[..., Any] = getattr(module, "set_knob" if self.name == "set" else self.name)
         return found
 
 
 def parse(line: str) -> Call:
-    """The command of a line. Raises UsageError, which says what does the job of a command that there is no more."""
+    """Parse a line. Raises UsageError; for a removed command, it names the replacement."""
     name, _, rest = line.strip("\r\n").lstrip().partition(" ")
     if name not in COMMANDS:
         if sentence := removed.sentence("explore", name):
@@ -76,9 +76,9 @@ def parse(line: str) -> Call:
 
 
 def parse_script(lines: Iterable[str], name: str) -> list[Call]:
-    """The commands of a script, one on each line; empty lines and those that begin with # are skipped.
+    """Parse a script of one command per line; empty lines and those that begin with # are skipped.
 
-    Raises UsageError with every line that cannot be read, by its number.
+    Raises UsageError that lists all invalid lines with their numbers.
     """
     calls, mistakes = [], []
     for number, line in enumerate(lines, 1):
@@ -120,7 +120,7 @@ def _two_numbers(rest: str) -> Arguments:
 
 
 def _quoted(rest: str) -> tuple[str, str]:
-    """A text in quotes with the escapes of JSON, and what follows it."""
+    """Parse a quoted text with JSON escapes; return it, and the rest of the line."""
     try:
         text, end = json.JSONDecoder().raw_decode(rest)
     except ValueError:
@@ -129,7 +129,7 @@ def _quoted(rest: str) -> tuple[str, str]:
 
 
 def _taken(rest: str) -> Arguments:
-    """A token and how many follow it: a rank, id:N, or a text in quotes."""
+    """A token (a rank, id:N, or a quoted text), and how many tokens follow it."""
     token: int | str
     if rest.startswith('"'):
         token, more = _quoted(rest)
@@ -141,7 +141,7 @@ def _taken(rest: str) -> Arguments:
 
 
 def _text(rest: str) -> Arguments:
-    """A text: in quotes with the escapes of JSON, else as it is."""
+    """A text: in quotes with JSON escapes, or verbatim."""
     text, more = _quoted(rest) if rest.startswith('"') else (rest, "")
     if more:
         raise ValueError(f"{more!r:.60} follows the text in quotes")
@@ -172,7 +172,7 @@ def _name(rest: str) -> Arguments:
 
 
 def expansion(text: str) -> Arguments:
-    """`mass=0.9,depth=6`: either or both. Raises ValueError."""
+    """Parse `mass=0.9,depth=6,nodes=1000`, of which only depth is required. Raises ValueError."""
     found: Arguments = {}
     for part in text.replace(",", " ").split():
         key, equals, value = part.partition("=")
@@ -227,16 +227,16 @@ class Alternative:
     logprob: float  # the model's, in nats
     processed: float  # after the processors; -inf: removed
     removed_by: str = ""  # the processor that removed it
-    node: int | None = None  # where the tree has it
+    node: int | None = None  # its node, if the tree has it
 
     @property
     def probability(self) -> float:
-        """By the model."""
+        """The model's own probability."""
         return math.exp(self.logprob)
 
     @property
     def chance(self) -> float:
-        """After the processors: with it a draw takes the token."""
+        """The probability after the processors, with which sampling takes the token."""
         return math.exp(self.processed)
 
 
@@ -263,7 +263,7 @@ class Wrote:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings, above those that the tree began with."""
+    """The current settings, on top of those that the tree began with."""
 
     values: dict[str, Any]
 
@@ -276,8 +276,8 @@ class Shown:
     entropy: float
     mass: float  # of the listed alternatives, by the model
     alternatives: tuple[Alternative, ...]
-    effects: tuple[Trace, ...] = ()  # what each processor did, to the most probable token, too
-    after_eos: bool = False  # the text has ended before
+    effects: tuple[Trace, ...] = ()  # of each processor, traced for the most probable token
+    after_eos: bool = False  # the text has already ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,14 +300,14 @@ class BranchText:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The tree is in another file now, which gets what follows."""
+    """The tree was saved to another file, which receives all later changes."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """One of all continuations, in the order of their joint probability."""
+    """One continuation of an expansion, which lists them by joint probability."""
 
     node: int
     token_ids: tuple[int, ...]
@@ -315,7 +315,7 @@ class Continuation:
     logprob: float  # the model's own, in nats
     total: float  # by the distribution that was expanded: after the processors
     mass: float  # probability of this and all continuations before it
-    ended: bool = False  # with EOS; else it has the depth, or is dead
+    ended: bool = False  # with EOS; else it reached the depth, or is dead
     dead: bool = False  # the processors leave no token after it: `total` is -inf
 
 
@@ -326,8 +326,8 @@ class Covered:
     mass: float
     continuations: int
     nodes: int  # whose distributions were computed
-    complete: bool  # the mass, or everything, is reached
-    reason: str = ""  # why not
+    complete: bool  # the mass is reached, or nothing is left
+    reason: str = ""  # why it is not complete
     dead_ends: int = 0  # texts after which the processors leave no token
 
 

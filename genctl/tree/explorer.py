@@ -1,6 +1,6 @@
-"""A tree with its checkpoint and its file: the distribution after each node, and tokens that are written after one.
+"""A tree with its checkpoint and its file: computes the distribution after a node, and writes tokens after it.
 
-`Explorer.do` runs a command (`commands`) and yields its results while it runs.
+`Explorer.do` runs a command (`commands`) and yields its results as they come.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 
 class Explorer:
-    """A tree at work, one command at a time. Another thread may read `tree` while it holds `lock`, and call `pause`.
+    """Runs commands on a tree, one at a time. Another thread may read `tree` while it holds `lock`, and call `pause`.
 
     Raises InputError if the tree was made with another checkpoint, or has tokens that the checkpoint lacks; UsageError
-    or PresetError for its settings; ModelError for an encoder-decoder.
+    or PresetError for invalid settings; ModelError for an encoder-decoder.
     """
 
     def __init__(self, session: Session, tree: TokenTree, file: Sink | None = None) -> None:
@@ -59,13 +59,13 @@ class Explorer:
         places += [(f"node {node.node}: id", node.id) for node in tree.nodes[1:]]
         if wrong := next((f"{place}: {id}" for place, id in places if not 0 <= id < size), ""):
             raise InputError(f"{name} is damaged: {wrong} is none of the {size} ids of the checkpoint")
-        session.planner.drafts = False  # each token is looked at
+        session.planner.drafts = False  # every token is inspected
         self.session, self.tree, self.file = session, tree, file
         self.lock = threading.RLock()  # held while the tree changes
         self.branches = BranchScores(session, tree)
         self.base = session.resolve(saved.layers_of(opened))
-        self.interrupted: Callable[[], str] = never  # why what is being written has to end, besides `pause`
-        self.line = ""  # of the command that is done
+        self.interrupted: Callable[[], str] = never  # a further reason to stop writing, besides `pause`
+        self.line = ""  # of the current command
         self._reason = ""
         self._resolved: dict[str, Resolved] = {}  # by the settings as JSON
         self._distributions: dict[tuple[int, str], Distribution] = {}  # by the node, and the settings as JSON
@@ -82,7 +82,7 @@ class Explorer:
         seed: int = 0,
         shown: str = "",
     ) -> Explorer:
-        """A new tree, which has no file. Raises GenctlError."""
+        """Begin a new tree, without a file. Raises GenctlError."""
         if not prompt_ids:
             raise InputError("the prompt tokenises to nothing, and there is nothing to continue")
         checkpoint = session.about.name, session.loaded.fingerprint()
@@ -92,22 +92,22 @@ class Explorer:
         return cls(session, TokenTree(opened))
 
     def save(self, file: Sink) -> None:
-        """Write the tree to a new file (`open_beside`), without what was undone; what follows goes there.
+        """Write the tree to a new file (`open_beside`), without undone steps; later changes are appended there.
 
-        Raises OutputError; then nothing is left of the new file.
+        Raises OutputError, and then leaves no new file behind.
         """
         begin_session(file, map(events.to_json, (self.tree.opened, *saved.changes_of(self.tree))))
         self.close()
         self.file = file
 
     def close(self, *, sync: bool = True) -> None:
-        """Close the file. With `sync`, raises OutputError if another program has taken it away."""
+        """Close the file. With `sync`, raises OutputError if another program has removed it."""
         close_session(self.file, sync=sync)
 
     # -- commands ------------------------------------------------------------------------------------------------------
 
     def do(self, call: Call | str) -> Iterator[Result]:
-        """Do a command, and yield its results as they come. Raises GenctlError."""
+        """Run a command, and yield its results as they come. Raises GenctlError."""
         call = parse(call) if isinstance(call, str) else call
         command = COMMANDS[call.name]
         self._reason, self.line = "", call.line or call.name
@@ -127,7 +127,7 @@ class Explorer:
             yield replace(self.tree.at, note=f"after EOS: the text ends at node {ending}" if goes_on else "")
 
     def pause(self, reason: str = "interrupted") -> None:
-        """End what is being written at its next token."""
+        """Stop writing at the next token."""
         self._reason = reason
 
     def stop_reason(self) -> str:
@@ -137,29 +137,29 @@ class Explorer:
     # -- changes -------------------------------------------------------------------------------------------------------
 
     def change(self, change: Change) -> None:
-        """Let a change happen, and append it to the file. Raises OutputError."""
+        """Apply a change, and append it to the file. Raises OutputError."""
         with self.lock:
             self.tree.apply(change)
             if self.file is not None:
                 self.file.write(encoded(events.to_json(change)))
 
     def begin_step(self, runs: int = 0, settings: dict[str, Any] | None = None) -> None:
-        """The command at work can be undone from here on. `runs`: the generations that it begins."""
+        """Begin a step that undo takes back. `runs` is the number of generations that it starts."""
         self.change(TreeStep(self.line, self.tree.runs + runs, settings))
 
     def move(self, cursor: int, tip: int) -> None:
-        """Put the cursor somewhere else."""
+        """Move the cursor, if it is not there already."""
         if (self.tree.cursor, self.tree.tip) != (cursor, tip):
             self.change(At(cursor, tip))
 
     def undo(self) -> None:
-        """Take back the last step, and forget what is cached by the numbers of nodes: they are used again."""
+        """Undo the last step, and clear the caches that are keyed by node numbers: these are used again."""
         self.change(StepUndone())
         self._distributions.clear()
         self._words.clear()
 
     def write(self, parent: int, token: Token, by: By, seed: int | None, start: int) -> TokenWritten:
-        """Write a token after a node; one that the tree has there already is gone to."""
+        """Write a token after a node. If the tree has it there already, only move the cursor to it."""
         node = self.tree.child(parent, token.id)
         if node is not None:
             self.move(node, node)
@@ -171,7 +171,7 @@ class Explorer:
         return TokenWritten(written)
 
     def write_given(self, parent: int, ids: Sequence[int], by: By) -> Iterator[TokenWritten]:
-        """Write tokens that are given, with what the model says of each."""
+        """Write given tokens, each with the model's log-probability, rank and entropy."""
         start = parent
         for id in ids:
             token = Token(id, 0.0)
@@ -186,15 +186,15 @@ class Explorer:
             yield written
 
     def seed(self, run: int) -> int:
-        """The seed of a generation, counted from 1: the tree's own for the first."""
+        """The seed of generation `run`, counted from 1; the first one has the tree's own seed."""
         return row_seed(self.tree.opened.seed, str(run), run - 1)
 
     # -- settings ------------------------------------------------------------------------------------------------------
 
     def resolved(self, settings: Mapping[str, Any] | None = None) -> Resolved:
-        """The settings with these above those that the tree began with; the current ones.
+        """The settings that the tree began with, overlaid with `settings` (default: the current ones).
 
-        Raises PresetError, and UsageError for `token_healing`, which would take back tokens of the tree.
+        Raises PresetError, and UsageError for `token_healing`, which would remove tokens of the tree.
         """
         values = self.tree.settings if settings is None else settings
         key = json.dumps(values, sort_keys=True)
@@ -209,9 +209,9 @@ class Explorer:
         return self._resolved[key]
 
     def request(self, name: str, node: int, resolved: Resolved, seed: int = 0, given: tuple[int, ...] = ()) -> Request:
-        """A generation after a node and given tokens. Raises UsageError where their text is not that of a grammar.
+        """A request to generate after a node and `given` tokens. Raises UsageError if they violate the grammar.
 
-        The text of a grammar begins after the prompt of the tree, and what is generated continues it.
+        The text of a grammar begins after the tree's prompt, and the generated tokens continue it.
         """
         from genctl.decode.processors import function_of
         from genctl.decode.processors.grammar import Grammar
@@ -234,10 +234,10 @@ class Explorer:
     # -- distributions -----------------------------------------------------------------------------------------
 
     def distribution(self, node: int) -> Distribution:
-        """The distribution of the token after a node: the model's, and after the processors of the settings.
+        """The distribution of the token after a node: the model's own, and after the processors of the settings.
 
-        It is the one from which a generation that begins at the node takes its first token, if the processors leave
-        one. Only the first look at a node runs the model. Raises GenctlError, for instance where logits are no numbers.
+        A generation that begins at the node takes its first token from it, if the processors leave one. Only the first
+        call for a node runs the model. Raises GenctlError, for instance if a logit is NaN.
         """
         key = node, json.dumps(self.tree.settings, sort_keys=True)
         if key not in self._distributions:
@@ -257,7 +257,7 @@ class Explorer:
         return self._distributions[key]
 
     def check_finite(self, logits: Tensor, node: int, more: Sequence[int], resolved: Resolved) -> None:
-        """Raises ModelError for logits after a node and `more` tokens that are no numbers, as generation does."""
+        """Raise ModelError if logits after a node and `more` tokens are no distribution, as generation does."""
         if not resolved.generation.remove_invalid_values and not is_finite(logits):
             raise self._damaged(node, more)
 
@@ -267,7 +267,7 @@ class Explorer:
         return damaged(f"at step {len(ids)}, {after}")
 
     def ending(self, node: int) -> int | None:
-        """The node at which the text down to `node` ends: its first EOS after the prompt. None where it has none."""
+        """The node of the first EOS on the path down to `node`, where its text ends; None if there is none."""
         own = self.resolved().generation.eos_token_id
         eos = self.session.planner.eos if own is None else (own,) if isinstance(own, int) else own
         return next((each for each in self.tree.path(node) if self.tree.nodes[each].id in eos), None)
@@ -275,7 +275,7 @@ class Explorer:
     # -- text ----------------------------------------------------------------------------------------------------------
 
     def words(self, node: int) -> Words:
-        """The detokenizer after a node. Not to be written to: `fork` it."""
+        """The detokenizer after a node. Do not push to it: `fork` it."""
         from genctl.models.text import detokenizer
 
         if node not in self._words:
@@ -288,7 +288,7 @@ class Explorer:
         return self._words[node]
 
     def text(self, node: int, above: int = ROOT) -> str:
-        """The text from `above` down to `node`, whole characters: without the prompt's."""
+        """The text after `above` down to `node`, without the prompt, in whole characters."""
         pieces = [self.tree.nodes[each].text for each in self.tree.path(node, above)]
         return "".join(pieces) + self.words(node).fork().flush()
 

@@ -1,6 +1,6 @@
-"""The file of a tree (`genctl.io.sessions`): a line for each change.
+"""The file of a tree (`genctl.io.sessions`): one line per change.
 
-`events_of` makes a tree the events of one search.
+`events_of` converts a tree to the events of one search.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ALLOWED = frozenset({*knobs(Generation), *LISTS})
 
 
 def reopen(path: Path, note: Callable[[str], object]) -> tuple[TokenTree, Sink]:
-    """The tree in a file, and the file to continue it. `note` receives what `allowed` leaves out.
+    """The tree in a file, and the file opened to continue it. `note` is called for each setting that is dropped.
 
     Raises InputError if the file is not a tree or is damaged, and as `continue_session` does.
     """
@@ -39,19 +39,19 @@ def reopen(path: Path, note: Callable[[str], object]) -> tuple[TokenTree, Sink]:
 
 
 def changes_of(tree: TokenTree) -> Iterator[Change]:
-    """The changes after the first line that make a tree as it is now: what was undone is not among them."""
+    """The changes after the first line that rebuild the tree as it is now, without undone steps."""
     ends = [*(before.size for before in tree.steps[1:]), len(tree.nodes)]
     settings = [*(before.settings for before in tree.steps[1:]), tree.settings]
     for before, end, own in zip(tree.steps, ends, settings, strict=False):
         yield before.at
         yield TreeStep(before.line, tree.runs, own)
         yield from tree.nodes[before.size : end]
-    if tree.steps:  # else there is nothing to move through
+    if tree.steps:  # else only the root exists
         yield tree.at
 
 
 def tree_of_lines(lines: Iterable[bytes], name: str, notes: list[str]) -> TokenTree:
-    """The tree of the lines of a file, `name` in messages. `notes` receives what `allowed` leaves out.
+    """Build the tree from the lines of a file, `name` in messages. `notes` gets an entry per dropped setting.
 
     Raises InputError.
     """
@@ -69,7 +69,7 @@ def tree_of_lines(lines: Iterable[bytes], name: str, notes: list[str]) -> TokenT
 
 
 def _opened(line: bytes, name: str, notes: list[str]) -> TreeOpened:
-    """The first line of a file. Raises InputError."""
+    """Parse the first line of a file. Raises InputError."""
     try:
         data = decoded(line)
     except ValueError:
@@ -94,9 +94,9 @@ def layers_of(opened: TreeOpened) -> list[Layer]:
 
 
 def allowed(values: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    """The settings of a file without those that it may not bring along, each of which is a note.
+    """The settings that a file is allowed to set; each other one is dropped with a note.
 
-    A tree holds settings of generation, and names neither files nor code nor other checkpoints.
+    A tree may hold generation settings, but name no files, no code and no other checkpoints.
     """
     refused = objections(values, ALLOWED)
     for key, why in refused.items():
@@ -111,9 +111,9 @@ LANE = "0"
 
 
 def events_of(tree: TokenTree) -> Iterator[Event]:
-    """What shows recorded runs shows a tree by these: a step for each depth, and a result for each end of a branch.
+    """The events by which viewers of recorded runs show a tree: a step for each depth, a result for each leaf.
 
-    The results are ranked by their log-probability; the current branch comes first.
+    The current branch comes first; the other results are sorted by log-probability.
     """
     opened = tree.opened
     yield Began(LANE, opened.prompt, "explore", opened.model, None, {"length_penalty": 0.0}, 1, shown=opened.shown)

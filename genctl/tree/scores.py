@@ -1,7 +1,7 @@
-"""The model's scores after each node, and the distribution of the next token that they make.
+"""The model's logits after each node, and the distribution of the next token.
 
-The caches are those of the engine (`prefix_cache.KeptTexts`), which generations continue, too. Beyond the bound of
-memory the least recently used one is dropped, and its text is read again when it is visited: the numbers are the same.
+KV caches are those of the engine (`prefix_cache.KeptTexts`), which generations continue, too. Beyond the memory bound
+the least recently used one is dropped, and its text is prefilled again on the next visit: the numbers are the same.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from genctl.kernels.ops import log_softmax
 from genctl.tree.commands import Alternative
 from genctl.tree.token_tree import TokenTree
 
-CACHED = 64  # scores, distributions and detokenizers, each after a node
+CACHED = 64  # entries of each cache: logits, distributions, detokenizers
 
 
 def remember(cache: dict[Any, Any], key: Any, value: Any) -> None:
@@ -37,7 +37,7 @@ def remember(cache: dict[Any, Any], key: Any, value: Any) -> None:
 
 
 class BranchScores:
-    """The scores after the nodes of one tree."""
+    """The model's logits after the nodes of one tree."""
 
     def __init__(self, session: Session, tree: TokenTree) -> None:
         self.session, self.tree, self.forward = session, tree, session.forward
@@ -47,7 +47,7 @@ class BranchScores:
                 hint="genctl run and genctl beam show how it writes",
             )
         session.keep_texts(None)
-        self.read_tokens = 0  # that went through the model
+        self.read_tokens = 0  # tokens that went through the model
         self._scores: dict[tuple[int, ...], Tensor] = {}
         self._newest: tuple[tuple[int, ...], Prefix] | None = None  # the text that was read last
 
@@ -64,9 +64,9 @@ class BranchScores:
         return self._scores[ids]
 
     def continuations(self, node: int, endings: Sequence[tuple[int, ...]]) -> list[Tensor]:
-        """The logits after each ending (none empty, all equally long) of the branch down to `node`, f32 [V] each.
+        """The logits after `node` followed by each of `endings` (not empty, equally long), f32 [V] each.
 
-        Endings are read in one pass where rows may share one.
+        The endings share one forward pass if the model can batch them.
         """
         text, count, abilities = self.tree.ids(node), len(endings[0]), self.forward.abilities
         prefix = None
@@ -85,12 +85,12 @@ class BranchScores:
         return list(output.logits[:, -1].float().cpu())
 
     def forget(self) -> None:
-        """Drop all scores, but not the caches of texts."""
+        """Drop all logits, but not the KV caches of texts."""
         self._scores.clear()
         self._newest = None
 
     def _read(self, ids: tuple[int, ...]) -> Prefix:
-        """A text, read from where its cache ends."""
+        """Prefill a text, from the end of its longest cached prefix."""
         if self._newest is not None and self._newest[0] == ids:
             return self._newest[1]
         texts = self.session.texts
@@ -120,7 +120,7 @@ class Distribution:
         stages: Sequence[Stage],
         piece: Callable[[int], str],
         *,
-        after_eos: bool = False,  # whether the text has ended before
+        after_eos: bool = False,  # whether the text has already ended
     ) -> None:
         self.node, self.stages, self._piece, self.after_eos = node, stages, piece, after_eos
         self.logprobs: NDArray[np.float32] = log_softmax(logits[None])[0].cpu().numpy()
@@ -149,7 +149,7 @@ class Distribution:
         return float(-(np.exp(possible) * possible).sum()) + 0.0
 
     def of(self, id: int) -> Alternative:
-        """One token."""
+        """The figures of one token."""
         remover = ""
         if self.processed[id] == -np.inf:
             remover = next((stage.name for stage in self.stages if not is_alive(stage.after[0, id])), "")
@@ -157,7 +157,7 @@ class Distribution:
         return Alternative(id, self._piece(id), int(self.ranks[id]), logprob, processed, remover)
 
     def containing(self, text: str) -> Iterator[Alternative]:
-        """The tokens whose text contains `text`, the most probable first."""
+        """The tokens whose text contains `text` in any case, the most probable first."""
         wanted = text.casefold()
         return (self.of(int(id)) for id in self.order if wanted in self._piece(int(id)).casefold())
 
@@ -173,7 +173,7 @@ def is_alive(scores: Tensor) -> Tensor:
 
 
 def processed_logprobs(scores: Tensor) -> Tensor:
-    """Log-probabilities f64 [V] of scores [V] after processors; -inf: removed, which all tokens may be."""
+    """Log-probabilities f64 [V] of scores [V] after processors; -inf: removed (possibly all tokens)."""
     alive = is_alive(scores)
     remaining = scores.double().masked_fill(~alive, -torch.inf)
     return remaining.log_softmax(-1) if bool(alive.any()) else remaining

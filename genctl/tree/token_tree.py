@@ -1,8 +1,8 @@
-"""A tree of tokens: what was tried after a prompt, and where the cursor is. Plain values, no model.
+"""A tree of tokens: the continuations tried after a prompt, and the cursor. Plain values, no model.
 
 Nodes are numbered in the order in which they were written; 0 is the root, which stands for the prompt. Undo removes
-the nodes of the last command: they are the newest ones. A token that is written again after the same tokens is the
-same node. A tree is the fold of its changes, which are the lines of its file (`saved`).
+the nodes of the last command, which are the newest. Writing a token again after the same tokens gives the same node.
+A tree is the fold of its changes, which are the lines of its file (`saved`).
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class TreeOpened:
 
 @dataclass(frozen=True, slots=True)
 class TreeStep:
-    """A command begins that undo can take back. The nodes up to the next step are its own."""
+    """Begins a command that undo can take back. The nodes up to the next step belong to it."""
 
     line: str
-    runs: Natural = 0  # generations that were begun in the tree, with those of this command
-    settings: dict[str, Any] | None = None  # from now on, above those that the tree began with; None: unchanged
+    runs: Natural = 0  # generations begun in the tree so far, including this command's
+    settings: dict[str, Any] | None = None  # from now on, on top of the tree's first ones; None: unchanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,9 @@ class TokenNode:
     id: Id
     logprob: Logprob  # the model's own, in nats
     text: str = ""  # the whole characters that it completes after the tokens before it
-    rank: Rank | None = None  # among the model's tokens, from 1
+    rank: Rank | None = None  # by the model's probability, from 1
     entropy: Amount | None = None  # of the model's distribution from which it was chosen, in nats
-    seed: Seed | None = None  # None where nothing was drawn
+    seed: Seed | None = None  # None: not sampled
     start: Natural = 0  # the node where its command began
     by: By = "generate"
 
@@ -72,7 +72,7 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class StepUndone:
-    """The last step is taken back."""
+    """The last step was undone."""
 
 
 Change: TypeAlias = TreeOpened | TreeStep | TokenNode | At | StepUndone
@@ -89,7 +89,7 @@ class Before(NamedTuple):
 
 
 class TokenTree:
-    """A tree, changed by `apply` alone."""
+    """A tree. Only `apply` changes it."""
 
     def __init__(self, opened: TreeOpened) -> None:
         self.opened = opened
@@ -97,9 +97,9 @@ class TokenTree:
         self.joints = [0.0]  # log-probability of all tokens down to the node
         self.depths = [0]  # tokens after the prompt
         self.at = At(ROOT, ROOT)
-        self.settings: dict[str, Any] = {}  # above those that the tree began with; replaced, never changed
+        self.settings: dict[str, Any] = {}  # on top of those it began with; replaced, never mutated
         self.steps: list[Before] = []
-        self.runs = 0  # generations that were begun, also those that were undone
+        self.runs = 0  # generations begun, including undone ones
         self._children: list[dict[int, int]] = [{}]  # of each node: token id -> node, oldest first
 
     def __len__(self) -> int:
@@ -108,7 +108,7 @@ class TokenTree:
 
     @property
     def cursor(self) -> int:
-        """The node after which everything happens."""
+        """The node after which commands act."""
         return self.at.cursor
 
     @property
@@ -126,7 +126,7 @@ class TokenTree:
         return list(self._children[node].values())
 
     def child(self, node: int, id: int) -> int | None:
-        """The node of a token after a node."""
+        """The child of a node with this token id, if there is one."""
         return self._children[node].get(id)
 
     def path(self, node: int, above: int = ROOT) -> list[int]:
@@ -142,17 +142,17 @@ class TokenTree:
         return (*self.opened.prompt_ids, *(self.nodes[each].id for each in self.path(node)))
 
     def above(self, node: int, depth: int) -> int:
-        """The node `depth` tokens after the prompt on the branch down to `node`, which is no higher itself."""
+        """The ancestor of `node` that is `depth` tokens after the prompt; `node` itself if it is no deeper."""
         while self.depths[node] > depth:
             node = self.nodes[node].parent
         return node
 
     def is_on(self, node: int, end: int) -> bool:
-        """Whether a node is on the branch down to `end`, its end included."""
+        """Whether a node is on the branch down to `end`, or `end` itself."""
         return self.above(end, self.depths[node]) == node
 
     def under(self, at: At | None = None) -> int | None:
-        """The token under the cursor: the next one of the branch; None at its end."""
+        """The node under the cursor: the next one on the branch; None at its end."""
         at = at or self.at
         return None if at.cursor == at.tip else self.above(at.tip, self.depths[at.cursor] + 1)
 
@@ -165,7 +165,7 @@ class TokenTree:
     # -- changes -------------------------------------------------------------------------------------------------------
 
     def apply(self, change: Change) -> None:
-        """Take in one change. Raises InputError for one that does not fit those before it."""
+        """Apply one change. Raises InputError for one that does not fit the earlier ones."""
         if isinstance(change, TokenNode):
             self._add(change)
         elif isinstance(change, At):
@@ -190,7 +190,7 @@ class TokenTree:
         self.depths.append(self.depths[node.parent] + 1)
         self._children.append({})
         self._children[node.parent][node.id] = node.node
-        self.at = At(node.node, node.node)  # what a command leaves behind that is killed here
+        self.at = At(node.node, node.node)  # where a command that is killed here leaves the cursor
 
     def _move(self, at: At) -> None:
         if not max(at.cursor, at.tip) < len(self.nodes) or not self.is_on(at.cursor, at.tip):
@@ -207,28 +207,28 @@ class TokenTree:
             del column[size:]
 
 
-# -- moves: from a place to another one; commands move the tree's cursor by them, keys that of the screen --------------
+# -- moves: from one place to another; commands use them for the tree's cursor, keys for the screen's ------------------
 
 
 def left(tree: TokenTree, at: At, n: int) -> At:
-    """`n` tokens up the branch."""
+    """`n` tokens back on the branch."""
     node = tree.above(at.cursor, max(tree.depths[at.cursor] - n, 0))
     return At(node, at.tip, "" if node != at.cursor else "this is the beginning")
 
 
 def right(tree: TokenTree, at: At, n: int) -> At:
-    """`n` tokens down the branch."""
+    """`n` tokens forward on the branch."""
     node = tree.above(at.tip, tree.depths[at.cursor] + n)
     return At(node, at.tip, "" if node != at.cursor else "this is the end of the branch")
 
 
 def up(tree: TokenTree, at: At) -> At:
-    """The branch above, of those that part at the cursor."""
+    """The previous one of the branches that fork at the cursor."""
     return _sibling(tree, at, -1)
 
 
 def down(tree: TokenTree, at: At) -> At:
-    """The branch below."""
+    """The next one of the branches that fork at the cursor."""
     return _sibling(tree, at, 1)
 
 
@@ -250,7 +250,7 @@ def end(tree: TokenTree, at: At) -> At:
 
 
 def goto(tree: TokenTree, at: At, node: int) -> At:
-    """A node, on this branch if that has it, else on the newest one through it. Raises InputError."""
+    """Go to a node, on this branch if it has the node, else on the newest one through it. Raises InputError."""
     if node >= len(tree.nodes):
         raise InputError(f"there is no node {node}: the nodes are 0 to {len(tree)}")
     return At(node, at.tip if tree.is_on(node, at.tip) else tree.end_of(node))

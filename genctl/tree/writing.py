@@ -1,12 +1,12 @@
 """The commands that need the model or change the settings; moves are in `token_tree`.
 
-Tokens are those that `genctl run` writes for the same ids, settings and seed: the branch is the prompt, but the text of
-a grammar begins after the prompt of the tree.
+The tokens are those that `genctl run` writes for the same ids, settings and seed, with the branch as its prompt; only
+the text of a grammar begins after the prompt of the tree.
 
-`expand` is a best-first search: of all texts that are not complete, the most probable is continued first. A text is
-never more probable than what it begins with, so complete ones come out in order, and no continuation that is left out
-is more probable than one that is found. A text after which the processors leave no token is a dead end, of probability
-0, and comes last.
+`expand` is a best-first search: of all incomplete texts, it always continues the most probable one first. A text is
+never more probable than its prefixes, so complete texts come out in order, and no continuation that is left out is
+more probable than one that is found. A text after which the processors leave no token is a dead end: it has
+probability 0, and comes last.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def generate(explorer: Explorer, n: int | None) -> Iterator[Result]:
 
 
 def take(explorer: Explorer, token: int | str, n: int | None) -> Iterator[Result]:
-    """A token that is chosen by hand, and what follows it: `n` tokens, none if that is 0."""
+    """Write a token that was chosen by hand, then generate up to `n` more; none if `n` is 0."""
     from genctl.models.tokenizer_alone import watched_ids
 
     distribution = explorer.distribution(explorer.tree.cursor)
@@ -79,7 +79,7 @@ def take(explorer: Explorer, token: int | str, n: int | None) -> Iterator[Result
 
 
 def sample(explorer: Explorer, k: int, n: int | None) -> Iterator[Result]:
-    """`k` continuations, drawn together, each with its own seed."""
+    """Sample `k` continuations as one batch, each with its own seed."""
     values = _with(explorer.tree.settings, max_new_tokens=n)
     if not explorer.resolved(values).generation.do_sample:
         values |= {"do_sample": True}
@@ -101,8 +101,8 @@ def beams(explorer: Explorer, k: int, n: int | None) -> Iterator[Result]:
 def expand(explorer: Explorer, mass: float, depth: int, nodes: int | None = None) -> Iterator[Result]:
     """Yield a Continuation for each text that ends, or has `depth` tokens, until `mass` is covered; then Covered.
 
-    Before that come the dead ends, if the mass is not covered: they are why it is not. `nodes` bounds the texts that
-    are continued, each a row of a forward pass. Raises ModelError for logits that are no numbers.
+    If the mass is not reached, dead ends come before Covered: they hold part of the rest. `nodes` bounds the texts that
+    are continued, each a row of a forward pass. Raises ModelError for logits that are no distribution.
     """
     start = explorer.tree.cursor
     search = BestFirst(explorer, start, depth, MOST if nodes is None else nodes)
@@ -134,7 +134,7 @@ def expand(explorer: Explorer, mass: float, depth: int, nodes: int | None = None
 
 
 def edit(explorer: Explorer, text: str) -> Iterator[Result]:
-    """A text that is typed."""
+    """Write a typed text."""
     from genctl.models.text import check_ids, continuation
 
     loaded = explorer.session.loaded
@@ -151,7 +151,7 @@ def _with(values: Mapping[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def _write(explorer: Explorer, entries: Sequence[dict[str, Any]], given: tuple[int, ...] = ()) -> Iterator[Result]:
-    """A step: the `given` tokens, and then one generation for each entry of settings, decoded together."""
+    """Begin a step: write the `given` tokens, then decode one generation per entry of settings, as a batch."""
     tree, before = explorer.tree, explorer.tree.cursor
     resolved = [explorer.resolved(values) for values in entries]
     if len(entries) > 1 and any(one.generation.is_beam_search for one in resolved):
@@ -161,7 +161,7 @@ def _write(explorer: Explorer, entries: Sequence[dict[str, Any]], given: tuple[i
         for number, one in enumerate(resolved, tree.runs + 1)
     ]
     if requests:
-        explorer.session.planner.plan(requests[0], Report())  # raises, before anything is written, what would fail
+        explorer.session.planner.plan(requests[0], Report())  # raises errors before anything is written
     explorer.begin_step(len(requests))
     start = before
     for written in explorer.write_given(before, given, "take"):
@@ -174,19 +174,19 @@ def _write(explorer: Explorer, entries: Sequence[dict[str, Any]], given: tuple[i
         if isinstance(result, Wrote):
             ends.append(result.node)
         yield result
-    if len(ends) > 1:  # the best, or the first of the samples; the cursor stays where they part
+    if len(ends) > 1:  # follow the best, or the first sample; the cursor stays at the fork
         explorer.move(start, ends[0])
     elif not ends:
         explorer.move(before, tree.tip)
 
 
 def _streamed(explorer: Explorer, requests: Sequence[Request], start: int) -> Iterator[Result]:
-    """What the generations after a node write, as it happens.
+    """Run generations after a node, and yield their tokens as they are written.
 
-    Rows that do not compete are written as they come, the results of a search when it is done.
+    Independent rows are written token by token, the results of a search when it is done.
     """
     collector, seeds = Collector(), dict[str, int | None]()
-    ends: dict[tuple[str, int | None], int] = {}  # of the rows that do not compete, by lane and slot
+    ends: dict[tuple[str, int | None], int] = {}  # last nodes of independent rows, by lane and slot
     flow = Flow(len(requests), interrupted=explorer.stop_reason)
     with closing(explorer.session.stream(iter(requests), Report(scores=True), flow)) as stream:
         for event in stream:
@@ -208,7 +208,7 @@ def _streamed(explorer: Explorer, requests: Sequence[Request], start: int) -> It
 
 
 def _ended(explorer: Explorer, sequence: TokenSequence, seed: int | None, start: int) -> Iterator[Result]:
-    """A result of a generation after a node. The tokens of a search are written now."""
+    """Yield a result of a generation after a node. The tokens of a search are only written now."""
     hypothesis, node = sequence.hypothesis, start
     for token in sequence.tokens if hypothesis.slot is None else ():
         written = explorer.write(node, token, "generate", seed, start)
@@ -226,19 +226,19 @@ def _ended(explorer: Explorer, sequence: TokenSequence, seed: int | None, start:
 
 # -- expand: best first ------------------------------------------------------------------------------------------------
 
-MOST = 1000  # texts that are continued, where nobody says how many
-ROWS = 16  # in one pass
-NEAR = math.log(10.0)  # siblings are read along that are no less probable than a tenth
-BLOCK = 1024  # tokens after a text that are held at once
+MOST = 1000  # texts that are continued by default
+ROWS = 16  # per forward pass
+NEAR = math.log(10.0)  # siblings that are at least a tenth as probable share the pass
+BLOCK = 1024  # next tokens of a text that are held at a time
 
 
 @dataclass(frozen=True, eq=False)
 class ReadText:
-    """A text that was read: a block of the tokens after it, the most probable first."""
+    """A text that was read, with a block of its next tokens, the most probable first."""
 
     written: tuple[Token, ...]  # after the start
     total: float  # log-probability by the distribution that is expanded
-    begin: int  # place of the block among all tokens
+    begin: int  # where the block begins in the order of all tokens
     ids: NDArray[np.int64]
     totals: NDArray[np.float64]  # log-probability of each token, after the processors
     logprobs: NDArray[np.float64]  # the model's own
@@ -255,7 +255,7 @@ class ReadText:
 
 
 class BestFirst:
-    """The texts after a node, best first."""
+    """Best-first search of the texts after a node."""
 
     def __init__(self, explorer: Explorer, start: int, depth: int, most: int) -> None:
         self.explorer, self.start, self.depth, self.most = explorer, start, depth, most
@@ -270,12 +270,12 @@ class BestFirst:
         self.eos, self.logprobs = lane.eos, lane.strategy.traits.space == "logprobs"
         self.ends = {(id,) for id in lane.eos}
         self.read = 0  # texts that were continued
-        self.exhausted = False  # `most` were
-        self._read: dict[tuple[int, ...], ReadText] = {}  # read along with others, not needed yet
+        self.exhausted = False  # whether `most` texts were continued
+        self._read: dict[tuple[int, ...], ReadText] = {}  # read in the pass of a sibling, not needed yet
         self.dead: list[tuple[Token, ...]] = []  # texts that nothing can follow
 
     def texts(self) -> Iterator[tuple[tuple[Token, ...], float]]:
-        """The complete texts and their log-probabilities, the most probable first; equal ones by their ids."""
+        """The complete texts and their log-probabilities, the most probable first; ties by token ids."""
         heap: list[tuple[float, tuple[int, ...], int, ReadText]] = []
 
         def push(text: ReadText, place: int) -> None:
@@ -302,7 +302,7 @@ class BestFirst:
             push(parent, place + 1)
 
     def _text(self, ids: tuple[int, ...], parent: ReadText, place: int) -> ReadText:
-        """Read a text, and siblings of it that are about as probable, in one pass."""
+        """Read a text, and siblings of similar probability, in one forward pass."""
         if ids not in self._read:
             least = float(parent.totals[place]) - NEAR
             rows: list[tuple[tuple[int, ...], int]] = []
@@ -319,7 +319,7 @@ class BestFirst:
         return self._read.pop(ids)
 
     def _continued(self, text: ReadText) -> ReadText:
-        """The next block of tokens after a text, which is read again."""
+        """The next block of tokens after a text; the text is read again."""
         ids = tuple(token.id for token in text.written)
         branches = self.explorer.branches
         logits = branches.continuations(self.start, [ids])[0] if ids else branches.scores(self.start)
@@ -337,7 +337,7 @@ class BestFirst:
             scores = scores.log_softmax(-1) if self.logprobs else scores
             try:
                 scores = trace.run_checked(self.processors, history, scores)
-            except GenctlError:  # no token is left, or one processor at a time says what is wrong
+            except GenctlError:  # no token is left; otherwise running one processor at a time names the fault
                 scores, _ = trace.run_traced(self.processors, history, scores, may_end=True)
             processed = processed_logprobs(scores[0]).cpu()
         values = processed.numpy()
@@ -356,7 +356,7 @@ FOUND = 20  # tokens that `find` lists
 
 
 def undo(explorer: Explorer) -> Iterator[At]:
-    """Take back the last step."""
+    """Undo the last step."""
     note = "" if explorer.tree.steps else "nothing is left to undo"
     if not note:
         explorer.undo()
@@ -364,12 +364,12 @@ def undo(explorer: Explorer) -> Iterator[At]:
 
 
 def set_knob(explorer: Explorer, key: str, value: Any) -> Iterator[Settings]:
-    """A setting of what follows."""
+    """Change a setting of later commands."""
     yield _set(explorer, {**explorer.tree.settings, key: value})
 
 
 def preset(explorer: Explorer, name: str) -> Iterator[Settings]:
-    """The settings of a preset, and no others."""
+    """Replace the settings by those of a preset."""
     values: dict[str, Any] = {}
     for layer in presets.load([name]):
         for error in layer.broken:
@@ -401,7 +401,7 @@ def find(explorer: Explorer, text: str) -> Iterator[Shown]:
 
 
 def _shown(explorer: Explorer, found: Distribution, listed: list[Alternative]) -> Shown:
-    """Tokens of a distribution, each with the node where the tree has it, and the effect of each processor."""
+    """List tokens of a distribution, with their nodes in the tree and the effect of each processor."""
     mass = float(np.exp(np.array([each.logprob for each in listed], np.float64)).sum())
     placed = (replace(each, node=explorer.tree.child(found.node, each.id)) for each in listed)
     return Shown(found.node, found.entropy, mass, tuple(placed), found.why(int(found.order[0])), found.after_eos)
@@ -421,7 +421,7 @@ def text(explorer: Explorer) -> Iterator[BranchText]:
 
 
 def save(explorer: Explorer, name: str) -> Iterator[Saved]:
-    """Save the tree in a new file, without what was undone; what follows goes there. Raises OutputError."""
+    """Save the tree to a new file, without undone steps; later changes are appended there. Raises OutputError."""
     if name == "-":
         raise UsageError("a tree is a file that is read again; give it a name")
     explorer.save(open_beside(Path(name)))

@@ -1,4 +1,4 @@
-"""Processes of their own: an environment without settings, and a terminal."""
+"""For separate processes: an environment without settings, and a terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def terminal(tmp_path: Path, environment: dict[str, str]) -> Callable[..., Any]:
-    """Start Python with these arguments in a terminal: by default one that has torch imported already."""
+    """Start Python with these arguments in a terminal: by default one with torch already imported."""
 
     def start(*words: str, program: list[str] | None = None, size: tuple[int, int] = (24, 80), **options: Any) -> Any:
         first, *rest = [*(program or python()), *words]

@@ -1,6 +1,6 @@
-"""The program, with a model that does not come back: `python -m tests.cli.stuck PASS ARGUMENTS...`.
+"""The program with a model that hangs: `python -m tests.cli.stuck PASS ARGUMENTS...`.
 
-The pass of that number (prefills counted) says so on standard error and takes `SECONDS`.
+Forward pass number PASS (prefills count) prints "stuck" on standard error and takes `SECONDS`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a person reads after a slip on the command line, and the table of a command with its conflicts."""
+"""Messages for mistakes on the command line, and the tables of options with their conflicts."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_every_kind_of_broken_row_is_an_error_row_with_its_line() -> None:
 
 
 def test_unordered_rows_begin_with_the_longest_of_a_file_and_in_turn_from_a_pipe(tmp_path: Path) -> None:
-    """From a pipe nothing is read ahead: a row that is there does not wait for others to compare it with."""
+    """From a pipe nothing is read ahead: a row that has arrived does not wait for others to be sorted with."""
     given = lines(*({"id": str(new), "prompt": "One", "params": {"max_new_tokens": new}} for new in (1, 2, 9, 12)))
     (tmp_path / "in.jsonl").write_text(given)
     options = ("run", "-m", "builtin:stories", "--unordered", "--batch-size", "2", "--format", "jsonl")
@@ -85,7 +85,7 @@ def test_strict_stops_at_the_first_row_that_fails(format: str, size: str) -> Non
 
 
 def test_strict_lets_the_rows_before_the_failing_one_finish_and_drops_those_after_it() -> None:
-    """The failing row is found while longer rows before it are at work and a shorter one after it is done."""
+    """The failing row is found while a longer one before it is being decoded and a shorter one after it is done."""
     stdin = lines(
         {"id": "long", "prompt": "777777"}, {"id": "bad", "prompt_ids": [99999]}, {"id": "short", "prompt": "1"}
     )
@@ -96,7 +96,7 @@ def test_strict_lets_the_rows_before_the_failing_one_finish_and_drops_those_afte
 
 
 def test_strict_ends_with_the_first_row_of_the_input_that_fails_whichever_fails_last() -> None:
-    """Rows of one batch that fail at the same step, and one that fails before it as it is read."""
+    """Three rows that fail at the same step, in one batch or in two."""
     nothing = {"params": {"suppress_tokens": list(range(200))}}
     stdin = lines({"id": "a", "prompt": "5"}, *({"id": f"bad {n}", "prompt": "6", **nothing} for n in range(3)))
     for size in ("4", "2"):

@@ -1,4 +1,4 @@
-"""`genctl beam` as a person or a pipe meets it."""
+"""`genctl beam` on a terminal and in a pipe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NUMBERS = ("-m", "builtin:numbers")
 
 
 def planned(*arguments: str) -> str:
-    """What --dry says of num_beams."""
+    """What --dry prints about num_beams."""
     lines = genctl("beam", *NUMBERS, "--dry", *arguments).out.splitlines()
     return " ".join(next(line for line in lines if line.startswith("num_beams ")).split())
 
@@ -164,7 +164,7 @@ def test_what_contradicts_is_refused_in_a_sentence(arguments: tuple[str, ...], w
 
 
 def settled(out: str) -> list[str]:
-    """What stays on a screen of 80 columns."""
+    """The final content of a screen of 80 columns."""
     screen = pyte.HistoryScreen(80, 24, history=1000)
     pyte.Stream(screen).feed(out.replace("\n", "\r\n"))
     gone = ["".join(line[column].data for column in range(80)) for line in screen.history.top]

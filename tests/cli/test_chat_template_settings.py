@@ -1,4 +1,4 @@
-"""Settings of the chat template: its variables, its tools, and which of several; against transformers' own."""
+"""Settings of the chat template: its variables, its tools, the choice among several; compared with transformers."""
 
 from __future__ import annotations
 

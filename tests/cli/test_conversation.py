@@ -1,4 +1,4 @@
-"""Chats on a terminal: messages, never the template around them. Rows with calls of tools."""
+"""Chats on a terminal: messages, never the template around them. Rows with tool calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Help: a short page, a long page with every option, no word cut; and an unknown name is answered with the nearest."""
+"""Help: a short page, a long page with every option, no word cut; for an unknown name, the nearest is suggested."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ VALUES = {
 
 @pytest.mark.parametrize("name", [name for kind in (params.Generation, params.Runtime) for name in params.knobs(kind)])
 def test_every_key_of_a_preset_is_an_option(name: str) -> None:
-    """A row for each setting: `--smoothing-curve 1.2` is `--set smoothing_curve=1.2`, or the same mistake."""
+    """For each setting: `--smoothing-curve 1.2` acts like `--set smoothing_curve=1.2`, or fails like it."""
     kind = describe(known()[name][1])
     value = VALUES.get(name, "0.5" if "a number" in kind else "7")
     if kind.startswith("one of "):

@@ -1,4 +1,4 @@
-"""Signals in every phase: what is finished is written, the terminal is given back, and the process ends."""
+"""Signals in every phase: finished results are written, the terminal is restored, and the process ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Start = Callable[..., Any]
 
 
 def heard() -> None:
-    """A shell has what it starts in the background ignore Ctrl-C, these tests included; a program inherits that."""
+    """A shell makes background jobs ignore Ctrl-C, these tests included; child processes inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -53,7 +53,7 @@ def until(process: Any, word: bytes) -> None:
 
 
 def ended(process: Any, word: bytes, number: int = signal.SIGINT) -> tuple[int, bytes, bytes]:
-    """Status, output and errors of a process that gets a signal when it has said a word."""
+    """Status, output and errors of a process that gets a signal once it has printed `word`."""
     until(process, word)
     process.send_signal(number)
     out, err = process.communicate(timeout=PATIENCE)
@@ -109,7 +109,7 @@ def test_a_signal_while_it_is_loading_leaves_no_file(tmp_path: Path, start: Star
 
 
 def test_a_signal_where_nothing_can_be_raised_prints_no_traceback(start: Start) -> None:
-    """Python drops what a handler raises in a finaliser; the import of a module has such moments."""
+    """Python drops exceptions of a handler that runs in a finaliser; importing a module has such moments."""
     code = (
         "import sys, time; from genctl.models import hub\n"
         "class Last:\n"
@@ -121,7 +121,7 @@ def test_a_signal_where_nothing_can_be_raised_prints_no_traceback(start: Start) 
 
 
 def test_the_second_signal_ends_at_once(start: Start) -> None:
-    """The first is being taken care of by somebody who takes his time."""
+    """Handling the first one takes a minute."""
     code = (
         "import sys, time; from genctl.events.results import Collector;"
         "Collector.unfinished = lambda *a, **k: (print('saving', file=sys.stderr, flush=True), time.sleep(60));"
@@ -151,7 +151,7 @@ def test_a_reader_that_does_not_read_on_keeps_nobody_waiting(tmp_path: Path, sta
 
 
 def available(descriptor: int) -> int:
-    """Bytes that wait in a pipe."""
+    """The number of bytes waiting in a pipe."""
     import array
     import fcntl
     import termios
@@ -162,7 +162,7 @@ def available(descriptor: int) -> int:
 
 
 def test_a_stopped_process_gives_the_cursor_back_and_goes_on(tmp_path: Path, environment: dict[str, str]) -> None:
-    """Ctrl-Z and fg in a shell: without one there is nobody to stop for."""
+    """Ctrl-Z and fg in a shell: without one, a process does not stop."""
     environment = {**environment, "TERM": "xterm-256color", "PS1": "$ ", "BASH_SILENCE_DEPRECATION_WARNING": "1"}
     shell = pexpect.spawn(
         "bash", ["--norc", "--noprofile", "-i"],
@@ -171,7 +171,7 @@ def test_a_stopped_process_gives_the_cursor_back_and_goes_on(tmp_path: Path, env
     shell.sendline(
         f"'{sys.executable}' -m genctl run Once Upon The --do-sample --batch-size 3 --seed 1; echo st''atus $?"
     )
-    shell.expect("prompt 2 · Upon")  # the picture of all three is drawn
+    shell.expect("prompt 2 · Upon")  # all three are drawn
     shell.sendcontrol("z")
     shell.expect("Stopped")
     before = shell.before
@@ -196,7 +196,7 @@ def test_an_interrupt_on_a_terminal_leaves_the_text_and_the_cursor(terminal: Sta
     assert "\x1b[?25l" not in shown.rpartition("\x1b[?25h")[2]
 
 
-# the handler is there: before it, Python's own would end the process with a traceback
+# the handler is installed: before, Python's own would end the process with a traceback
 BEGUN = (
     "import sys, time; from genctl import __main__ as program;"
     "handle = program._handle;"
@@ -213,14 +213,14 @@ def test_every_command_says_that_it_was_interrupted(tmp_path: Path, start: Start
     if command == "presets":
         code += "from genctl.commands import app; app.Root.invoke = lambda *a: time.sleep(60);"
     with start("-c", code + MAIN, command, *lists.get(command, []), stdin=subprocess.PIPE) as process:
-        until(process, b"begun")  # it is importing, or waits already: it says the same
+        until(process, b"begun")  # importing or already waiting: the message is the same
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == 130  # before its input ends
         assert process.stderr.read() == b"interrupted\n"
 
 
 def test_a_signal_while_torch_is_imported_ends_the_run_with_its_status() -> None:
-    """An exception out of Python code that torch's C++ code calls would abort the process (134)."""
+    """An exception in Python code that torch's C++ code calls would abort the process (134)."""
     code = (
         "import os, signal, sys, types\n"
         "from genctl.terminal.interrupt import Interrupt\n"
@@ -237,7 +237,7 @@ def test_a_signal_while_torch_is_imported_ends_the_run_with_its_status() -> None
 
 
 def test_a_library_that_raises_a_status_of_its_own_does_not_change_ours() -> None:
-    """Ray passes the SystemExit of a handler on as SystemExit(1)."""
+    """Ray turns the SystemExit of a handler into SystemExit(1)."""
 
     def in_a_library() -> None:
         with Interrupt():
@@ -252,7 +252,7 @@ def test_a_library_that_raises_a_status_of_its_own_does_not_change_ours() -> Non
 
 
 def test_a_signal_at_any_line_of_the_first_imports_ends_with_its_status(environment: dict[str, str]) -> None:
-    """One in the middle of the module whose line it takes away ended with a traceback, and 1."""
+    """One during the import of `loading_line`, whose line the handler erases, used to end with a traceback, and 1."""
     code = (
         "import os, signal, sys\n"
         "from genctl import __main__ as program\n"
@@ -284,14 +284,14 @@ def test_a_signal_at_any_line_of_the_first_imports_ends_with_its_status(environm
 
 @pytest.mark.parametrize("moment", [b"begun", b"stuck"], ids=["importing", "decoding"])
 def test_a_background_job_without_a_terminal_is_not_interrupted(start: Start, moment: bytes) -> None:
-    """A script's `genctl run … &`: Ctrl-C is for what runs in the foreground. SIGINT ended it with 130, or with -2."""
+    """A script's `genctl run … &`: Ctrl-C is for the foreground job. SIGINT used to end it with 130, or with -2."""
     code = BEGUN + MAIN
-    if moment == b"stuck":  # the model comes back in time
+    if moment == b"stuck":  # the model returns in time
         code = "import sys; from tests.cli import stuck; stuck.SECONDS = 0.3; sys.argv[1:1] = ['1']; stuck.main()"
     ignored = lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)  # noqa: E731
     with start("-c", code, "run", "x", "-n", "2", before=ignored) as process:
         status, out, err = ended(process, moment)
-    assert (status, err.replace(b"begun\n", b"")) == (0, b"")  # which is said at the end again
+    assert (status, err.replace(b"begun\n", b"")) == (0, b"")  # it is printed again at the end
     assert out
 
 

@@ -1,4 +1,4 @@
-"""`src_lang` and `tgt_lang`: texts are those of transformers' tokenizer and its generate() with the same languages."""
+"""`src_lang` and `tgt_lang`: the texts of transformers' tokenizer and generate() with the same languages."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def translator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
             transformers.MBartForConditionalGeneration if is_mbart else transformers.M2M100ForConditionalGeneration
         )(config)
         sharpen(made)
-        with torch.no_grad():  # so that a text depends on each token of its source
+        with torch.no_grad():  # makes a text depend on each token of its source
             for name, weight in made.named_parameters():
                 weight.mul_(5.0 if "encoder_attn" in name and weight.ndim == 2 else 1.0)
     made.generation_config.forced_eos_token_id = None
@@ -113,7 +113,7 @@ def test_texts_are_those_of_transformers(translator: Translator, tmp_path: Path)
     plain = run(TEXT)
     assert plain.records[0]["token_ids"] == expected(translator, None, None)
     assert "tgt_lang" not in plain.records[0]
-    # the language is a part of the prompt, and without it another text
+    # the language is part of the prompt, and without it the text is another
     assert len({tuple(expected(translator, source, german)) for source in (english, french, german)}) > 1
 
 

@@ -1,4 +1,4 @@
-"""`genctl models` lists what is at hand, also where the cache is damaged; shells complete names that are at hand."""
+"""`genctl models` lists local checkpoints, even if the cache is damaged; shells complete their names."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def full(cache: Path, gpt2: Path) -> Path:
-    """One that is native, one that is not, and several that are damaged."""
+    """A cache with a native checkpoint, one that is not, and several that are damaged."""
     cached(cache, "someone/whole", gpt2)
     cached(cache, "someone/other-positions", gpt2, scale_attn_by_inverse_layer_idx="odd")
     (cached(cache, "someone/bad-json", gpt2) / "blobs" / "config.json").write_text("{")
@@ -97,7 +97,7 @@ def test_cached_checkpoints_and_what_is_wrong_with_them(full: Path) -> None:
 
 
 def test_the_listed_runtime_is_the_one_that_runs(full: Path) -> None:
-    """A name is what -m takes, and `--runtime native` refuses what is listed as transformers'."""
+    """-m takes the listed names, and `--runtime native` refuses those listed for transformers."""
     for name, model in by_name().items():
         if name in ("someone/whole", "someone/other-positions"):
             done = genctl("run", "-m", name, "--runtime", "native", "-n", "1", "x")

@@ -19,7 +19,7 @@ OLD = b"the old file, which is worth something\n"
 TINY = ("-m", "builtin:numbers")
 STORIES = ("-m", "builtin:stories")
 EXPLORE = ("explore", *STORIES, "Hi", "--expand", "mass=0.5,depth=1")
-# a command with arguments that are done in a moment -> the options that name a file which --force replaces
+# a quick command with its arguments -> the options that name a file that --force replaces
 CASES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("run", *TINY, "12"): ("output", "events", "report"),
     ("beam", *TINY, "12"): ("output", "events", "report"),

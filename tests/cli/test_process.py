@@ -1,4 +1,4 @@
-"""The program as a process: closed pipes, libraries that speak, and what a terminal shows before the text."""
+"""The program as a process: closed pipes, libraries that print, and what a terminal shows before the text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Terminal = Callable[..., Any]
 
 @contextmanager
 def fed_slowly(*options: str, folder: Path, env: dict[str, str]) -> Iterator[Callable[[str, str], dict[str, Any]]]:
-    """A run to which one row is given at a time: id and prompt -> its record. The pipe stays open."""
+    """A run that receives one row at a time: id and prompt -> its record. The pipe stays open."""
     command = [sys.executable, *GENCTL, "run", "-m", "builtin:stories", "--input-format", "jsonl", "--format", "jsonl"]
     process = subprocess.Popen(
         [*command, "-n", "4", *options],
@@ -33,7 +33,7 @@ def fed_slowly(*options: str, folder: Path, env: dict[str, str]) -> Iterator[Cal
     )  # fmt: skip
     assert process.stdin is not None
     assert process.stdout is not None
-    late = threading.Timer(60, process.kill)  # it waits for more rows
+    late = threading.Timer(60, process.kill)  # it is waiting for more rows
     late.start()
 
     def feed(id: str, prompt: str) -> dict[str, Any]:
@@ -64,7 +64,7 @@ TOO_LONG = "too long " * 3000
 def test_rows_of_a_slow_pipe_are_decoded_when_they_come(
     options: str, tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    """Each waited until there were `--batch-size` of them, one that cannot be decoded until another was."""
+    """They used to wait until there were `--batch-size` of them, an undecodable one until another was decoded."""
     with fed_slowly(*options.split(), folder=tmp_path, env=environment) as feed:
         for number, prompt in enumerate(("One day", TOO_LONG, TOO_LONG, "The old fox")):
             record = feed(f"row {number}", prompt)
@@ -73,7 +73,7 @@ def test_rows_of_a_slow_pipe_are_decoded_when_they_come(
 
 @pytest.mark.parametrize("size", ["8", "1"])
 def test_strict_ends_at_a_row_of_a_slow_pipe_that_fails(size: str, tmp_path: Path, environment: dict[str, str]) -> None:
-    """It waited for the next row, with a batch also for those that are to be decoded."""
+    """It used to wait for the next row, and with a batch also for the rows to be decoded."""
     with fed_slowly("--strict", "--batch-size", size, folder=tmp_path, env=environment) as feed:
         assert "error" not in feed("a", "One day")
         assert "error" not in feed("b", "The sea")
@@ -123,7 +123,7 @@ def test_piped_output_has_no_escape_codes(tmp_path: Path, environment: dict[str,
     assert b"\x1b" not in done.stderr
 
 
-# a library that speaks up as the model is loaded, in each way in which one can
+# a library that prints while the model is loaded, in each possible way
 LOUD = (
     "import logging, warnings; from genctl.commands import job; load = job.Job.load_engine\n"
     "def loud(*given, **named):\n"
@@ -168,7 +168,7 @@ def screen_of(written: bytes, width: int = 80, height: int = 24) -> list[str]:
 
 
 def test_it_is_there_before_torch_and_gone_at_the_end(terminal: Terminal) -> None:
-    code = (  # says when the import of what brings torch begins
+    code = (  # prints when the import that loads torch begins
         "import builtins, os, sys; from genctl.__main__ import main; imported = builtins.__import__\n"
         "def heard(name, *rest, **named):\n"
         "    if name == 'genctl.engines.session' and name not in sys.modules and 'torch' not in sys.modules:\n"
@@ -220,7 +220,7 @@ def frames(child: Any, width: int) -> list[str]:
     return seen
 
 
-SLOW = (  # holds the run up before the prompt is read
+SLOW = (  # delays the run before the prompt is read
     "import time; from genctl.engines.session import Session; load = Session.load\n"
     "from genctl.models.libraries import without_panic_reports\n"  # descriptor 2 is a file meanwhile
     "def slow_load(*rest, **named):\n"

@@ -1,4 +1,4 @@
-"""The bar of a batch: how far it is, how fast, how long yet; on a terminal only, and nothing of it stays."""
+"""The bar of a batch: progress, speed and remaining time; only on a terminal, and erased at the end."""
 
 from __future__ import annotations
 
@@ -120,4 +120,4 @@ def test_it_has_a_place_only_where_nothing_else_is_written(monkeypatch: pytest.M
     assert not wanted(RunOptions(), pipe)
     assert not wanted(RunOptions(quiet=True))
     assert not wanted(RunOptions(), live=True)
-    assert not wanted(RunOptions(scores=True))  # the tokens are told on the same terminal
+    assert not wanted(RunOptions(scores=True))  # the tokens are printed on the same terminal

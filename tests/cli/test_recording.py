@@ -1,4 +1,4 @@
-"""A recording (`--events`) is read back line by line, and every line is checked before anything is made of it."""
+"""A recording (`--events`) is read back line by line, and every line is checked before it is used."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GOOD = json.dumps({"event": "began", "lane": "0", "prompt": "p", "strategy": "be
         ('{"event": "\udcff"}\n', "line 2: byte 12 is not UTF-8"),
         ('{"event": "finished", "lane": "0", "prompt_tokens": ' + "1" * 5000 + "}\n",
          "line 2: a number has too many digits"),
-        (f"{GOOD[:-5]}\n", "line 2: "),  # in the middle of a file it is no tear
+        (f"{GOOD[:-5]}\n", "line 2: "),  # in the middle of a file it is not a half-written line
     ],
 )  # fmt: skip
 def test_a_damaged_line_is_named_before_anything_is_shown(line: str, why: str, tmp_path: Path) -> None:

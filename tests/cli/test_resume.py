@@ -1,4 +1,4 @@
-"""`--resume`: cut off anywhere, a run goes on to the bytes of an undisturbed one, or says what has changed."""
+"""`--resume`: a run killed anywhere continues to the bytes of an uninterrupted one, or says what has changed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def beside(out: Path) -> Path:
 
 
 def cut_off(model: Path, given: Path, out: Path, lines: int, *more: str) -> None:
-    """A run that was killed: the journal as it was when its newest of so many lines was written, the output torn."""
+    """Run, and leave files as after a kill: the first `lines` lines of the journal, the output cut mid-line."""
     run(model, given, out, "--resume", *more)
     kept = beside(out).read_bytes().splitlines(keepends=True)[:lines]
     beside(out).write_bytes(b"".join(kept))
@@ -134,7 +134,7 @@ def test_only_rows_that_are_done_must_stay_as_they_were(gpt2: Path, out: Path, t
 
 
 def test_a_finished_job_is_not_taken_for_one_with_another_input(gpt2: Path, out: Path, tmp_path: Path) -> None:
-    """What came through a pipe, and what was read in another way, are known by their rows alone."""
+    """Input from a pipe, or read in another format, is recognised by its rows alone."""
     first, other = tmp_path / "first", tmp_path / "other"
     first.write_text("one\n\ntwo\n")
     other.write_text("one\n\nthree\n")
@@ -192,7 +192,7 @@ def test_every_setting_is_kept_but_those_that_are_kept_elsewhere() -> None:
     from genctl.config.settings import settings_of
     from genctl.params import Generation, Runtime, knobs
 
-    # settings with no value are not kept: here each has one
+    # settings without a value are not saved: here each has one
     generation, runtime = (kind(**{key: "1" for key in knobs(kind)}) for kind in (Generation, Runtime))
     resolved = Resolved(generation, runtime, {})
     alone = Grouping(1, 1, None, None, invariant_by="", shared=False)
@@ -239,7 +239,7 @@ def test_a_changed_input_checkpoint_or_grammar_is_told(gpt2: Path, given: Path, 
 
 
 def test_a_weight_changed_anywhere_is_told(gpt2: Path, given: Path, out: Path, tmp_path: Path) -> None:
-    """The first version looked at three places of each tensor: rows of two checkpoints ended in one file."""
+    """The first version checked three places of each tensor: rows of two checkpoints ended up in one file."""
     model = Path(shutil.copytree(gpt2, tmp_path / "model"))
     cut_off(model, given, out, 5)
     with (model / "model.safetensors").open("r+b") as file:
@@ -312,7 +312,7 @@ def test_checks_and_failures_of_the_first_run_count_in_the_last(gpt2: Path, give
     assert done.status == 4
     whole = done.err
     done = run(gpt2, given, out, "--resume", *more)
-    assert done.status == 4  # nothing to do, and still not what was asked for
+    assert done.status == 4  # nothing to do, and --fail-on still applies
     assert whole.splitlines()[-1] == done.err.splitlines()[-1]
 
 
@@ -363,7 +363,7 @@ def test_another_batch_size_and_other_threads_go_on_to_the_same_bytes(
 
 @pytest.mark.usefixtures("compiled")
 def test_an_output_that_was_begun_in_groups_goes_on_in_them(gpt2: Path, given: Path, out: Path, tmp_path: Path) -> None:
-    """As by a version that recorded the batch size, and the threads: rows of a group are decoded again."""
+    """Written as by a version that recorded batch size and threads: rows of a group are decoded again."""
     undisturbed = tmp_path / "undisturbed.jsonl"
     run(gpt2, given, undisturbed)
     cut_off(gpt2, given, out, 7)

@@ -1,4 +1,4 @@
-"""`genctl run` as a person or a pipe meets it."""
+"""`genctl run` on a terminal and in a pipe."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_record_has_the_documented_fields_in_order() -> None:
     assert record["schema"] == "genctl/1"
     assert record["text"] == "twenty one"
     assert record["finish_reason"] == "eos"
-    assert record["seed"] is None  # nothing is drawn
+    assert record["seed"] is None  # nothing is sampled
     assert record["score"] == pytest.approx(record["logprob"] / len(record["token_ids"]))
     assert record["usage"] == {"prompt_tokens": 4, "new_tokens": len(record["token_ids"])}
 
@@ -159,7 +159,7 @@ def test_a_terminal_shows_the_text_and_a_summary() -> None:
     done = ok("run", *NUMBERS, "42", "--seed", "9", terminal=True)
     assert "forty two" in done.out
     assert "tok/s" in done.err
-    assert "seed" not in done.err  # greedy decoding draws nothing
+    assert "seed" not in done.err  # greedy decoding samples nothing
 
 
 def test_dry_prints_what_is_set_and_with_verbose_all_of_it() -> None:
@@ -226,7 +226,7 @@ needs_compiler = pytest.mark.skipif(runtime_choice.cpp_compiler() is None, reaso
 
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The step runs as it is, without the compiler."""
+    """Run the step uncompiled."""
 
     def same(step: Callable[..., Any], **_: Any) -> Callable[..., Any]:
         return step

@@ -1,4 +1,4 @@
-"""Texts longer than those of a model's training, where its rotary positions are scaled."""
+"""Texts beyond a model's training context, with scaled rotary positions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IDS = tuple(torch.randint(3, 300, (60,), generator=torch.Generator().manual_seed
 
 
 def scaled(folder: Path, arch: str = "llama", **fields: Any) -> Path:
-    """A checkpoint whose config.json has these fields in place of its own about positions."""
+    """A checkpoint whose config.json has these fields in place of its own position fields."""
     file = checkpoint(arch, folder) / "config.json"
     own = {key: value for key, value in json.loads(file.read_text()).items() if not key.startswith("rope")}
     file.write_text(json.dumps({**own, "max_position_embeddings": TRAINED, **fields}))
@@ -48,7 +48,7 @@ def generated(folder: Path, ids: tuple[int, ...], new: int) -> list[int]:
 
 
 def forms(kind: str) -> dict[str, tuple[str, dict[str, Any]]]:
-    """The ways in which files write a scaling: its architecture, and fields of config.json."""
+    """The ways in which files specify a kind of scaling: architecture, and fields of config.json."""
     entry = SCALINGS[kind]
     nested = {
         "full_attention": {"rope_type": kind, "rope_theta": 1e6, **entry},

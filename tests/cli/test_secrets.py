@@ -1,4 +1,4 @@
-"""A password or a key in an address is shown nowhere, by no command, however it is written."""
+"""No command ever shows a password or a key in an address, however it is written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from genctl.commands.app import COMMANDS
 from genctl.errors import hide_secrets, without_secrets
 from tests.cli.tool import genctl, ok
 
-# user and password, the parts of which are found in no message
+# user and password, no part of which may appear in a message
 USERS = [
     "zq1:zq2@zq3",
     "zq1:zq2%40zq3",
@@ -124,5 +124,5 @@ def test_a_recording_of_another_shows_no_password(place: Path) -> None:
 
 @pytest.mark.parametrize("token", ["hf_" + "aB3" * 8, "api_org_" + "x" * 20])
 def test_a_token_of_the_hub_is_hidden_wherever_it_comes_from(token: str) -> None:
-    """In an answer or a file name, too: it need not be that of the environment."""
+    """Also in a reply or a file name, and if it is not the environment's own."""
     assert without_secrets(f"401 for {token}, see the log") == "401 for (token), see the log"

@@ -1,4 +1,4 @@
-"""What a run says beside its results: what a search could not do, a BOS that is there twice, rows that fail alike."""
+"""Notes beside the results of a run: what a search could not do, a second BOS, rows that fail alike."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A signal at any moment of a run: the usual status and sentence, and --resume goes on to the same bytes.
+"""A signal at any moment of a run: the usual status and message, and --resume continues to the same bytes.
 
-Moments are spread over the time that an undisturbed run takes: imports, loading, decoding, closing.
+Moments are spread over the duration of an uninterrupted run: imports, loading, decoding, closing.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def job(way: str, folder: Path, rows: int) -> Iterator[list[str]]:
 
 
 def finished(way: str, words: list[str], folder: Path) -> tuple[bytes, float]:
-    """What a run writes, and how long it takes. One that takes an interrupted output up where it can."""
+    """The output and the duration of a run, which resumes an interrupted output if it can."""
     run, began = Run(way, words, folder), time.monotonic()
     try:
         status, err = run.end()

@@ -1,4 +1,4 @@
-"""Standard streams that the caller closed, or that take nothing: results fail with a sentence, diagnostics silently."""
+"""Standard streams that the caller closed, or that are full: results fail with a message, diagnostics silently."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_reader_that_leaves_is_no_error(command: str, environment: dict[str, s
 def test_a_signal_ends_the_program_from_its_first_line_on(
     name: str, status: int, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """The slowest import is that of the command line itself; before there was nobody to take SIGHUP at all."""
+    """The slowest import is that of the command line itself; SIGHUP used to have no handler before that."""
     code = (
         "import builtins, sys, time; from genctl.__main__ import main; imported = builtins.__import__\n"
         "def slow(name, *rest):\n"
@@ -107,7 +107,7 @@ def test_a_signal_ends_the_program_from_its_first_line_on(
 
 
 def test_a_signal_after_the_last_line_changes_nothing(environment: dict[str, str], tmp_path: Path) -> None:
-    """Taking down the interpreter takes a while, in which a signal used to kill a process that had done its work."""
+    """The interpreter takes a while to shut down; a signal then used to kill a process that had done its work."""
     code = (
         "import atexit, os, signal; from genctl.__main__ import main\n"
         "atexit.register(lambda: os.kill(os.getpid(), signal.SIGTERM)); main()\n"

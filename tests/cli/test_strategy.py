@@ -1,4 +1,4 @@
-"""`--strategy NAME` makes the mode that it says, a preset runs, and a sampling flag turns sampling on and says so."""
+"""`--strategy NAME` selects its mode, a preset runs, and a sampling flag turns sampling on with a note."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_sampling_flag_samples_as_with_do_sample(gpt2: Path) -> None:
     written = genctl(*shape, "--temperature", "0.7", "--do-sample")
     assert written.err == ""
     assert done.raw == written.raw
-    assert done.records[0]["token_ids"] != genctl(*shape).records[0]["token_ids"]  # else nothing is shown
+    assert done.records[0]["token_ids"] != genctl(*shape).records[0]["token_ids"]  # else the test shows nothing
     quiet = genctl(*shape, "--temperature", "0.7", "--quiet")
     assert (quiet.err, quiet.raw) == ("", done.raw)
 

@@ -133,7 +133,7 @@ def test_json_lines_on_standard_input_are_rows() -> None:
     assert err_of('{"n": "1"}\n', "--template", "{n}") == JSON_NOTE
     for usual in ('{"name": "1"}\n', "{prompt}\n", "3\n" + row, '["prompt"]\n'):
         assert err_of(usual) == "", usual
-    for format in ("lines", "jsonl"):  # somebody has said what it is
+    for format in ("lines", "jsonl"):  # the format was given
         assert err_of(row, "--input-format", format) == ""
     done = genctl("run", "-m", "builtin:numbers", "--format", "jsonl", stdin='{"id": "a", "prompt_ids": [5]}\n3\n')
     assert [record["id"] for record in done.records] == ["a", "1"]

@@ -1,4 +1,4 @@
-"""Ids and pieces of texts, for which no model is read; a checkpoint without a tokenizer continues token ids."""
+"""Ids and pieces of texts, without loading a model; a checkpoint without a tokenizer continues token ids."""
 
 from __future__ import annotations
 

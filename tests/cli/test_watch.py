@@ -1,4 +1,4 @@
-"""`--watch` and `--explain`: numbers of named tokens as the model's logits have them, and what each processor did."""
+"""`--watch` and `--explain`: figures of named tokens agree with the model's logits; what each processor did."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Done:
-    """What a run of the program came to."""
+    """The result of a run of the program."""
 
     status: int
     raw: bytes
@@ -61,7 +61,7 @@ def genctl(*arguments: str, stdin: str | bytes | None = None, terminal: bool = F
 
 
 def ok(*arguments: str, **how: Any) -> Done:
-    """Run the command line, which is to succeed."""
+    """Run the command line, and assert that it succeeds."""
     done = genctl(*arguments, **how)
     assert done.status == 0, done.err
     return done

@@ -1,4 +1,4 @@
-"""Drive the loop on a tiny checkpoint, and ask transformers' `generate` for the same."""
+"""Run the loop on a tiny checkpoint, and transformers' `generate` for comparison."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def written(forward: ModelRuntime, lanes: Iterable[Lane], width: int = 1) -> dic
 
 
 class Case:
-    """One architecture: lanes for the loop, answers of the oracle."""
+    """One architecture: lanes for the loop, results of the oracle."""
 
     def __init__(self, arch: str, **options: Any) -> None:
         self.arch = arch
@@ -60,7 +60,7 @@ class Case:
         return found
 
     def generate(self, prompt: Sequence[int], **options: Any) -> list[list[int]]:
-        """What `model.generate` writes after the prompt, EOS included, padding not. A greedy text is made once."""
+        """The tokens that `model.generate` writes, with EOS, without padding. Greedy texts are cached."""
         if options == {"do_sample": False}:
             if tuple(prompt) not in self._greedy:
                 self._greedy[tuple(prompt)] = self._generate(prompt, **options)

@@ -1,4 +1,4 @@
-"""A model that can be done on paper: the logits after each text are written in a table."""
+"""A model that can be worked out on paper: the logits after each text are in a table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROMPT = (0,)
 
 
 class Table:
-    """Stands where a runtime does. Every text of new tokens has its own row of random logits."""
+    """Stands in for a runtime. Every text of new tokens has its own row of random logits."""
 
     is_encoder_decoder = False
     abilities = Abilities(supports_cache=False, reads_padded=False)
@@ -41,7 +41,7 @@ class Table:
         return Output(torch.stack([self.after(row[len(PROMPT) :]) for row in given.feed.tolist()])[:, None], None)
 
     def after(self, text: Sequence[int]) -> Tensor:
-        """Logits f32 [V] of what follows the new tokens `text`."""
+        """The logits f32 [V] after the new tokens `text`."""
         return self.levels[len(text)][tuple(text)]
 
     def texts(self) -> Iterator[tuple[tuple[int, ...], float]]:

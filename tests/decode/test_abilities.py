@@ -1,4 +1,4 @@
-"""Models that are unlike others: what they cannot do is found out before it does harm, and said."""
+"""Unusual models: what they cannot do is detected before it does harm, and reported."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class OddConfig(transformers.GPT2Config):
 
 
 class Odd(transformers.GPT2LMHeadModel):
-    """GPT-2 as it is, under another name."""
+    """GPT-2, unchanged, under another name."""
 
     config_class = OddConfig
 
 
 class Crosstalk(Odd):
-    """Each row hears the others."""
+    """The logits of each row depend on the others."""
 
     def forward(self, *args: Any, **inputs: Any) -> Any:
         output = super().forward(*args, **inputs)
@@ -100,7 +100,7 @@ def run(
 
 
 def plain(lanes: list[Lane], width: int = 1) -> Any:
-    """The same of the tiny GPT-2, equal up to rounding."""
+    """The same for the tiny GPT-2, to compare up to rounding."""
     return pytest.approx(run(TransformersRuntime(tiny("gpt2")), lanes, width), abs=1e-4)
 
 
@@ -131,7 +131,7 @@ def test_what_was_measured_does_not_count_as_passes_and_keeps_no_model_in_memory
 def test_rows_that_change_each_other_are_read_one_by_one(strategy: Any) -> None:
     forward = TransformersRuntime(made(Crosstalk))
     lanes = [lane(place, strategy) for place in range(3)]
-    # of one row, the mean is the row: alone it says what GPT-2 says
+    # the mean of one row is the row: alone it computes what GPT-2 does
     assert run(forward, lanes, 3) == plain(lanes)
     assert any("affect each other" in finding for finding in forward.findings)
 

@@ -1,4 +1,4 @@
-"""Lanes that choose together choose what each would alone: with or without it, in any batch."""
+"""Lanes whose tokens are chosen together get what each would get alone, in any batch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "last": {"repetition_penalty": 1.5, "penalty_last_n": 3},
     "grams": {"no_repeat_ngram_size": 4, "num_return_sequences": 2, "do_sample": True, "top_k": 4},
     "words": {"sequence_bias": [([40, 41], 5.0), ([7], -2.0)], "bad_words_ids": [[9], [227, 102], [5, 6, 7]]},
-    "prompt": {"do_sample": True, "presence_penalty": 0.5},  # asks where the prompt ends: its lanes choose alone
+    "prompt": {"do_sample": True, "presence_penalty": 0.5},  # needs the end of the prompt: its lanes choose alone
 }
 TOGETHER = set(WAYS) - {"prompt"}
 

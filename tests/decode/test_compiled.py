@@ -1,4 +1,4 @@
-"""Compiled steps write what the others write; what cannot be compiled says so."""
+"""Compiled steps write the same as others; what cannot be compiled is reported."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ needs_compiler = pytest.mark.skipif(runtime_choice.cpp_compiler() is None, reaso
 
 
 class Compiling(Case):
-    """A case whose steps may be compiled: `said` is what was told of it."""
+    """A case whose steps may be compiled: `said` are the messages about that."""
 
     def __init__(self, arch: str) -> None:
         super().__init__(arch)
@@ -47,7 +47,7 @@ class Compiling(Case):
         self.compiled.report = self.said.append
 
     def both(self, lanes: list[Any], width: int = 1) -> tuple[dict[str, list[list[int]]], dict[str, list[list[int]]]]:
-        """What lanes write compiled, and what they write otherwise."""
+        """The tokens of lanes, compiled and uncompiled."""
         found = []
         for forward in (self.fast, self.plain):
             self.forward = forward
@@ -57,7 +57,7 @@ class Compiling(Case):
 
 @pytest.fixture
 def standing_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """What would be compiled runs as it is: the same step, without the compiler. Holds the widths of its buffers."""
+    """Run the step that would be compiled without the compiler. The list holds the widths of its buffers."""
     widths: list[int] = []
 
     def uncompiled(step: Any, **_: Any) -> Any:
@@ -96,8 +96,8 @@ def test_compiled_steps_write_the_same_tokens(arch: str) -> None:
         before = case.compiled.steps
         fast, plain = case.both(lanes, width)
         assert fast == plain
-        assert case.compiled.steps > before + 5  # it was not the other way that wrote them
-    # one variant for a row, one for however many rows
+        assert case.compiled.steps > before + 5  # the compiled steps did write them
+    # one variant for one row, one for any number of rows
     assert case.said == ["compiling the step for 1 row …", "compiling the step for several rows …"]
     assert counters["stats"]["unique_graphs"] == 2
     torch._dynamo.reset()
@@ -106,7 +106,7 @@ def test_compiled_steps_write_the_same_tokens(arch: str) -> None:
 FULL = ("gpt2", "gpt_neox", "gptj", "llama", "mixtral", "qwen2", "qwen3", "opt", "falcon", "phi")
 
 
-# older versions prepare the inputs of a BLOOM in a way of its own, and it is refused
+# older versions prepare the inputs of BLOOM in a special way, and it is refused
 @pytest.mark.parametrize("arch", [*FULL, *(() if OLDER else ("bloom",))])
 def test_every_architecture_reads_a_cache_of_fixed_size(arch: str, standing_in: list[int]) -> None:
     case = Compiling(arch)
@@ -203,7 +203,7 @@ def test_free_columns_hold_no_garbage() -> None:
     assert not layer.slots()[0][:, :, 4:].any()
 
 
-# -- what was asked ----------------------------------------------------------------------------------------------------
+# -- options -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A model's code that does not use its cache as generation relies on is refused, by every way in, and no other is."""
+"""Model code that does not use its cache as generation requires is refused, on every way in, and no other is."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Forward = Callable[..., Any]
 
 
 def ignores_its_cache(forward: Forward, **inputs: Any) -> Any:
-    """As after a renaming: the cache is one of the arguments that nobody reads."""
+    """As after a renaming: the cache ends up among the arguments that nobody reads."""
     return forward(**{**inputs, CACHE: None})
 
 
@@ -40,7 +40,7 @@ def returns_a_new_one(forward: Forward, **inputs: Any) -> Any:
 
 
 def returns_a_copy(forward: Forward, **inputs: Any) -> Any:
-    """What went in has grown, but what came out is what the next pass should have had."""
+    """The cache that was passed in grows, but the pass returns a copy of it."""
     output = forward(**inputs)
     setattr(output, CACHE, copy.deepcopy(inputs.get(CACHE)))
     return output
@@ -55,7 +55,7 @@ def stands_still(forward: Forward, **inputs: Any) -> Any:
 
 
 def begins_again(forward: Forward, **inputs: Any) -> Any:
-    """The keys and values are kept, but a step does not look at them."""
+    """The keys and values are kept, but a step does not read them."""
     if inputs.get(CACHE) is None or inputs["input_ids"].shape[1] > 1:
         return forward(**inputs)
     held, inputs[CACHE] = inputs[CACHE], None
@@ -309,5 +309,5 @@ def test_the_difference_allows_for_the_last_digit_of_large_scores() -> None:
     ulp = torch.finfo(torch.bfloat16).eps
     assert float(contract.difference(anew + 4.0, anew, ulp)) == 0.0
     assert float(contract.difference(anew + 4.0, anew, 0.0)) > 1.0
-    assert float(contract.difference(torch.zeros(1, 4), anew, ulp)) == float("inf")  # what one forbids
+    assert float(contract.difference(torch.zeros(1, 4), anew, ulp)) == float("inf")  # a token that only one forbids
     assert float(contract.difference(anew.flip(-1).nan_to_num(neginf=1.0), anew, 0.0)) > 1.0

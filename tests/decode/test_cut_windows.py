@@ -1,6 +1,6 @@
-"""Windows whose cache and mask disagree: the texts are those of `generate()`, however they are cut into passes.
+"""Windows whose cache and mask disagree: the texts are those of `generate()`, however they are split into passes.
 
-A window of 1, of which transformers' cache drops nothing, and a window in the config.json of a model that has none.
+A window of 1, for which transformers' cache drops nothing, and a window in the config.json of a model that has none.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def test_beams_and_texts_without_a_cache_too(name: str, make: Make) -> None:
 
 @pytest.mark.parametrize(("name", "make"), CASES)
 def test_rows_that_are_read_again_go_on_as_before(name: str, make: Make) -> None:
-    """After memory was short: the cache of prompt and text, made anew, says what the cache that grew says."""
+    """After a shortage of memory: a cache rebuilt from prompt and text gives the same as the one that grew."""
     forward, text = make(model(name)), list(PROMPTS[1])
     prefix = forward.prefill(PROMPTS[1], None)
     grown = forward.prefill(PROMPTS[1], None).cache

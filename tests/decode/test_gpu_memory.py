@@ -1,6 +1,6 @@
-"""Where the memory of a GPU runs out: what did not fit is given back, and every lane that fits alone ends well.
+"""When GPU memory runs out: what did not fit is freed, and every lane that fits alone ends well.
 
-The GPU is none (`fake_cuda`): it counts the bytes of every tensor, and holds no more than it has.
+The GPU is a fake one (`fake_cuda`) that counts the bytes of every tensor and has a limit.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def results(forward: ModelRuntime, given: list[Lane], width: int) -> tuple[dict[
 def test_every_lane_ends_well_that_fits_alone(
     arch: str, kind: str, search: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """256 prompts that did not fit together failed one and all, because what the first try held was not given back."""
+    """256 prompts that did not fit together used to fail one and all, because the first try did not free its memory."""
     model, given = tiny(arch), lanes(search, arch)
     plain: Any = TransformersRuntime(model) if kind == "transformers" else runtimes.native(model)
     wanted, _ = results(plain, given, 1)
@@ -86,7 +86,7 @@ def test_every_lane_ends_well_that_fits_alone(
 
 
 def test_free_columns_of_a_buffer_are_not_counted_as_read() -> None:
-    """A cache of slots has 64 columns after one token: a row seemed to need 64 times its memory; two ran at once."""
+    """A cache of slots has 64 columns after one token: a row seemed to need 64 times its memory, so two ran at once."""
     plain, slotted = new_cache([None, 4], 0), new_cache([None, 4], 0)
     for layer in plain.layers:
         layer.update(torch.zeros(1, 2, 1, 8), torch.zeros(1, 2, 1, 8))

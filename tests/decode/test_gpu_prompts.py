@@ -1,6 +1,6 @@
-"""Prompts on a GPU: those that begin at once are read in one pass, a long one between the steps of others.
+"""Prompts on a GPU: those that begin at once are read in one pass, a long one in between the steps of others.
 
-The GPU is none (`fake_cuda`).
+The GPU is a fake one (`fake_cuda`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KINDS = ("llama", "gpt2", "mistral", "bloom")
 
 
 class Counted(NativeRuntime):
-    """It notes the shape of what is fed in each pass."""
+    """Records the shape of the feed of each pass."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)

@@ -73,7 +73,7 @@ def model(name: str) -> Any:
 
 @pytest.fixture(params=[TransformersRuntime, runtimes.native], ids=["transformers", "native"])
 def runtime(request: pytest.FixtureRequest) -> Any:
-    """Who computes: a model of transformers' -> the model as the loop sees it."""
+    """The kind of runtime: a transformers model -> the model as the loop sees it."""
     return request.param
 
 
@@ -84,7 +84,7 @@ def lane(place: int, strategy: Any = None, **fields: Any) -> Lane:
 
 
 def generated(name: str, place: int, **options: Any) -> list[list[int]]:
-    """By a model that has read nothing before: transformers keeps the frequencies of its last pass. `model` is new."""
+    """Texts by a fresh model: transformers keeps the frequencies of its last pass. Clears the cache of `model`."""
     rows = _generated(name, place, **options)
     model.cache_clear()
     return rows
@@ -94,7 +94,7 @@ def generated(name: str, place: int, **options: Any) -> list[list[int]]:
 def _generated(name: str, place: int, **options: Any) -> list[list[int]]:
     model.cache_clear()
     ids = torch.tensor([PROMPTS[place]])
-    # reading everything again in each step writes the same; with a cache, older versions read a phi3 wrongly again
+    # re-reading everything in each step gives the same; with a cache, older versions re-read a phi3 wrongly
     options = {
         "do_sample": False,
         "max_new_tokens": NEW,
@@ -176,7 +176,7 @@ def test_texts_of_other_lengths_do_not_change_a_score(runtime: Any, name: str) -
 @pytest.mark.parametrize("name", ["phi3", "llama"])
 @pytest.mark.parametrize(("before", "after"), [(5, 12), (12, 24), (24, 12), (20, 24)])
 def test_a_prompt_that_is_taken_up_is_read_as_a_whole_one(runtime: Any, name: str, before: int, after: int) -> None:
-    """Keys that were read with the angles of a longer text do not serve a shorter one, nor the other way round."""
+    """Keys computed with the angles of a longer text are not reused for a shorter one, nor the other way round."""
     forward, ids = runtime(model(name)), PROMPTS[2]
     wanted = forward.prefill(ids[:after], None)
     found, kept = forward.resume(forward.prefill(ids[:before], None, whole=True), ids[:after], None)
@@ -195,7 +195,7 @@ def test_without_a_cache_too(runtime: Any, name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("place", range(3))
 def test_rows_that_are_read_again_go_on_as_before(runtime: Any, name: str, place: int) -> None:
-    """After memory was short: the cache of prompt and text, made anew, says what the cache that grew says."""
+    """After a shortage of memory: a cache rebuilt from prompt and text gives the same as the one that grew."""
     model.cache_clear()
     forward = runtime(model(name))
     prefix = forward.prefill(PROMPTS[place], None)

@@ -1,4 +1,4 @@
-"""What the loop promises whatever the strategy: one prefill a prompt, true log-probabilities, no work for the dead."""
+"""Guarantees of the loop for every strategy: one prefill a prompt, true log-probabilities, no work for dead rows."""
 
 from __future__ import annotations
 

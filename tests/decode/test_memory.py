@@ -1,4 +1,4 @@
-"""A batch sized by memory: what a row will hold decides, and what is free."""
+"""Batches sized by memory: by what a row will need, and by what is free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Short prompts are read in one pass and are the same prefixes; the longest of what waits begins first."""
+"""Short prompts are read in one pass, with the same prefixes; the longest prompt that waits begins first."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_of_those_at_hand_the_longest_begins_first() -> None:
     wanted, order = run(forward, given)
     assert order == list("abcde")
     found, order = run(forward, given, ahead=4)
-    assert order == ["c", "e", "b", "d", "a"]  # e comes into sight when c has begun
+    assert order == ["c", "e", "b", "d", "a"]  # e comes into view when c has begun
     assert found == wanted
 
 

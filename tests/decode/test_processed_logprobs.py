@@ -1,4 +1,4 @@
-"""`processed_logprobs`: the log-probability of each token in the distribution that is drawn from."""
+"""`processed_logprobs`: the log-probability of each token in the distribution that is sampled from."""
 
 from __future__ import annotations
 

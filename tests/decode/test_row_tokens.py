@@ -1,4 +1,4 @@
-"""The tokens of rows: whatever is continued, and whenever it is read, they are the tokens that were written."""
+"""The tokens of rows: whichever rows continue, and whenever they are read, these are the tokens that were written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pass that begins before the host knows what it is fed: every event is what it would be without."""
+"""A pass that begins before the host knows its input: every event is the same as without that."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_an_interrupted_run_has_told_every_token(monkeypatch: pytest.MonkeyPatch
 
 
 class Launches(TorchDispatchMode):
-    """Counts what a device would be given to do."""
+    """Counts the operations that a device would receive."""
 
     def __init__(self) -> None:
         super().__init__()

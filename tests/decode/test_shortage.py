@@ -1,4 +1,4 @@
-"""Where memory runs out: fewer lanes at once, the same results, and only what does not fit alone fails."""
+"""When memory runs out: fewer lanes at once, the same results, and only what does not fit alone fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.tiny import SEQ2SEQ, tiny
 
 
 class Small(TransformersRuntime):
-    """A model on a device that holds so many numbers at once: rows times tokens of one pass."""
+    """A model on a device whose memory bounds the `rows` of a pass, and its `tokens` in all rows."""
 
     def __init__(self, model: Any, rows: int, *, tokens: int = 10**9, error: str = "") -> None:
         super().__init__(model)
@@ -62,7 +62,7 @@ def results(forward: ModelRuntime, width: int, given: list[Lane]) -> tuple[dict[
         elif isinstance(event, events.Stepped):
             steps.setdefault(event.lane, []).append(event.step)
     for made in steps.values():
-        assert made == list(range(len(made)))  # no step was told twice, and none left out
+        assert made == list(range(len(made)))  # no step is reported twice, and none is missing
     return found, told
 
 
@@ -115,7 +115,7 @@ def test_beams_that_step_back_join_running_rows_again_with_the_rows_that_they_ha
 def test_lanes_that_wait_while_the_choice_of_others_runs_out_of_memory_write_the_same(
     arch: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their rows are read again without the newest token, so that they must not choose from scores that they had."""
+    """Their rows are read again without the newest token, so they must not choose from their old scores."""
     kinds = [Sample(), Sample(True), Sample(True, sampler="counter")]  # neighbours of a kind choose together
     given = [
         Lane(str(number), tuple(range(5, 9 + number)), strategy, 12 + number % 5, seed=number, returned=strategy.n)
@@ -194,7 +194,7 @@ def test_other_errors_are_not_taken_for_a_shortage() -> None:
 
 
 def test_a_shortage_while_scores_are_put_together_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contrastive search copies what it knew before its candidates: that, too, may not fit."""
+    """Contrastive search copies earlier scores together with its candidates': that, too, may not fit."""
     made, calls = ModelScores.followed_by, []
 
     def scarce(self: ModelScores, other: ModelScores) -> ModelScores:

@@ -1,4 +1,4 @@
-"""The number of threads: chosen from the work of a step and the free cores, set in one place, said with --verbose."""
+"""The number of threads: chosen from the work of a step and the free cores, set in one place, shown with --verbose."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL, LARGE = 3_600_000, 500_000_000  # bytes: builtin:stories, and GPT-2 in fl
 
 @pytest.fixture(autouse=True)
 def _own_number(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Four free cores, nothing in the environment; torch's number is as before afterwards."""
+    """Four free cores, nothing in the environment; restores torch's number at the end."""
     before = torch.get_num_threads()
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)

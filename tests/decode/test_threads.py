@@ -1,4 +1,4 @@
-"""Two models in two threads do not meet: each writes what it writes alone."""
+"""Two models in two threads do not interfere: each writes what it writes alone."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_two_models_in_two_threads_do_not_meet(pair: tuple[str, str], make: Call
 
     def meet() -> None:
         try:
-            barrier.wait(timeout=60)  # both go into their steps at the same moment
+            barrier.wait(timeout=60)  # both start their steps at the same moment
         except threading.BrokenBarrierError:  # the other one is done
             return
 

@@ -1,6 +1,6 @@
-"""What a step asks of another device: the same numbers, and as few waits for them as there can be.
+"""What a step fetches from another device: the same numbers, with as few waits as possible.
 
-There is no other device here, so the CPU is taken for one: nothing may be read off a tensor but by the one fetch.
+There is no other device here, so the CPU stands in for one: only the one fetch may read values of a tensor.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def lane(case: Case, way: str, name: str = "0", new: int = NEW, **fields: Any) -
 def counted(
     monkeypatch: pytest.MonkeyPatch, excuse: Sequence[str] = ("__call__", "prefill", "prefill_together")
 ) -> Iterator[list[str]]:
-    """The waits of what runs within, but for those in methods of `TransformersRuntime` that are excused."""
+    """The waits within this context, except those in the excused methods of `TransformersRuntime`."""
     waits: list[str] = []
     aside = 0
 

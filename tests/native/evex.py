@@ -1,4 +1,4 @@
-"""The variant `avxvnni` on CPUs that have AVX-512 instead: what the compiler made of it, one instruction encoded anew.
+"""The variant `avxvnni` on CPUs that have AVX-512 instead: its compiled code, with one instruction re-encoded.
 
 Only `vpdpbusd` differs: AVX-VNNI has it in the VEX encoding, AVX-512 VNNI with VL in the EVEX encoding, and both
 compute the same. So the compiler writes assembly for `avxvnni`, and the assembler may choose the other encoding.
@@ -19,7 +19,7 @@ VEX = re.compile(r"\{vex\}\s+(?=vpdpbusd\b)")
 
 
 def runnable() -> list[str]:
-    """The variants of this installation that this CPU runs, best first; empty where none is used."""
+    """The variants of this installation that this CPU runs, best first; empty if none is used."""
     if not build.choice()[0]:
         return []
     cpu = build.Cpu(build.HERE / "cpu.so")
@@ -32,7 +32,7 @@ def _all(commands: list[list[str]]) -> None:
 
 
 def library() -> Path | None:
-    """The library; None where no compiler knows the variant."""
+    """The library; None if no compiler supports the variant."""
     KEPT.parent.mkdir(parents=True, exist_ok=True)
     with Path(KEPT.parent, "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one process compiles, the others wait for it

@@ -20,7 +20,7 @@ _T5 = {
     "num_layers": LAYERS,
     "num_heads": HEADS,
     "decoder_start_token_id": PAD,
-    "relative_attention_num_buckets": 12,  # so few that tests meet the shared ones and the last
+    "relative_attention_num_buckets": 12,  # few, so that tests reach the shared ones and the last
     "relative_attention_max_distance": 16,
 }
 _BART = {
@@ -91,7 +91,7 @@ def made(family: str, changes: str, seed: int = 0) -> Any:
         model = getattr(transformers, model_class)(config)
         sharpen(as_loaded(model))
         for name, weight in model.named_parameters():
-            if weight.ndim < 2 and weight.requires_grad:  # norms and biases that are not what they begin as
+            if weight.ndim < 2 and weight.requires_grad:  # norms and biases away from their initial values
                 weight.data += torch.randn_like(weight) * 0.1
             elif "embed_positions" in name and weight.requires_grad:
                 weight.data *= 0.5

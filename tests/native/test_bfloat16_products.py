@@ -21,7 +21,7 @@ from tests.native.test_products import (  # fixtures: compiled, threads
 __all__ = ["compiled", "threads"]
 
 ROWS = (*range(1, 18), 31, 32, 33, 40, 64, 70)
-SIZES = [(1, 1), (17, 31), (37, 256), (70, 257), (130, 800), (64, 1030)]  # [O, I]: about blocks of 256, and others
+SIZES = [(1, 1), (17, 31), (37, 256), (70, 257), (130, 800), (64, 1030)]  # [O, I]: around blocks of 256, and others
 BFLOAT16 = torch.bfloat16
 
 
@@ -29,7 +29,7 @@ BFLOAT16 = torch.bfloat16
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.usefixtures("threads")
 def test_sums_of_integers_are_rounded_once(compiled: Library, size: tuple[int, int], in_out: bool) -> None:
-    """Sums that float32 holds: any wrong lane, step or tail shows."""
+    """Sums that are exact in float32: any wrong lane, step or tail shows."""
     generator = torch.Generator().manual_seed(size[1])
     matrix = torch.randint(-9, 10, size, generator=generator).float()
     x = torch.randint(-9, 10, (max(ROWS), size[1]), generator=generator).float()
@@ -45,7 +45,7 @@ def test_sums_of_integers_are_rounded_once(compiled: Library, size: tuple[int, i
 @pytest.mark.parametrize("in_out", [False, True])
 @pytest.mark.parametrize("exponent", [0, -19, -20, -37])
 def test_tiny_numbers_have_the_same_bits_on_every_instruction_set(exponent: int, in_out: bool) -> None:
-    """Products or weights around 2^-126: dot products of bfloat16 read and write less than that as 0."""
+    """Products or weights around 2^-126: dot products of bfloat16 flush smaller numbers to 0."""
     plainest()
     names = runnable()
     matrix = (weight((130, 800)) * 10.0**exponent).to(BFLOAT16)
@@ -58,7 +58,7 @@ def test_tiny_numbers_have_the_same_bits_on_every_instruction_set(exponent: int,
 
 
 def test_the_mode_of_the_cpu_stays_as_it_was(compiled: Library) -> None:
-    """Numbers below 2^-126 are 0 in these products alone."""
+    """Only these products flush numbers below 2^-126 to 0."""
     CompiledProduct(compiled, weight((70, 96), BFLOAT16))(inputs(9, 96, BFLOAT16))
     tiny = torch.tensor([1e-40])
     assert (tiny * torch.tensor([0.5])).item() > 0
@@ -83,7 +83,7 @@ def test_a_weight_that_is_not_finite_spoils_its_output_alone(
 
 
 def test_rows_of_other_types_keep_their_digits(compiled: Library) -> None:
-    """Rows of float32 are not rounded to bfloat16, in any number."""
+    """Rows of float32 are not rounded to bfloat16, however many there are."""
     matrix, x = weight((70, 257), BFLOAT16), inputs(40, 257)
     wanted = x.double() @ matrix.double().t()
     product = CompiledProduct(compiled, matrix)

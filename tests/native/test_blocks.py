@@ -1,4 +1,4 @@
-"""Blocks of GGUF files: their numbers are gguf's, and products of them are exact and have the same bits everywhere."""
+"""Blocks of GGUF files: the numbers of the gguf package; products that are exact, with the same bits everywhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ numpy = pytest.importorskip("numpy")
 gguf = pytest.importorskip("gguf")
 compiled, threads = test_products.compiled, test_products.threads  # fixtures
 SIZES = [(1, 32), (5, 64), (67, 96), (130, 256), (513, 800), (33, 512)]  # [O, I]
-SHORT = {"Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}  # where float16 numbers lie
+SHORT = {"Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}  # offsets of float16 numbers
 
 
 def fitting(kind: str) -> list[tuple[int, int]]:
@@ -43,7 +43,7 @@ def inputs(rows: int, width: int) -> Tensor:
 
 
 def coded(x: Tensor) -> Tensor:
-    """x [N, I], each 32 numbers rounded to 127 steps of their largest; float64."""
+    """x [N, I], each group of 32 numbers rounded to 127 steps of its largest; float64."""
     groups = x.view(len(x), -1, 32)
     largest = groups.abs().amax(-1, keepdim=True)
     return ((groups * (torch.tensor(127.0) / largest)).round().double() * (largest / 127).double()).flatten(1)
@@ -94,7 +94,7 @@ def test_a_row_has_the_same_bits_in_any_company(compiled: Library, kind: str) ->
         wanted = torch.cat([product(row) for row in x.split(1)])
         for count in (1, 2, 3, 4):
             torch.set_num_threads(count)
-            for rows in (*range(1, 18), 24, 31, 33, 50):  # few rows and many are computed in other ways
+            for rows in (*range(1, 18), 24, 31, 33, 50):  # few rows and many are computed differently
                 assert torch.equal(product(x[:rows]), wanted[:rows])
 
 
@@ -112,7 +112,7 @@ def test_bits_are_those_of_every_instruction_set(kind: str) -> None:
 
 
 def test_the_largest_codes_are_exact(compiled: Library) -> None:
-    """-128 and 127: pairs of products would not fit into 16 bits if they were cut off."""
+    """-128 and 127: sums of two products do not fit into 16 bits, which would cut them off."""
     cases = [("Q8_0", 128), ("Q8_0", 127), *((kind, code) for kind in KINDS if kind != "Q8_0" for code in (0, 255))]
     for kind, code in cases:
         held = blocks(kind, (48, 1024))

@@ -1,4 +1,4 @@
-"""How the products are compiled: for which CPUs, by which compiler, and nothing twice."""
+"""How the products are compiled: for which CPUs, by which compiler, and each only once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HERE = ["avx512", "avxvnni", "avx2", "plain"]  # what the CPU of these tests run
 
 @dataclass
 class Compilers:
-    """Compilers by name, each with what it cannot do. They write their name, and what they were told to remember."""
+    """Fake compilers by name, each with what it cannot do. They write their name, and the mark in `-DSOURCES`."""
 
     kinds: dict[str, str]
 
@@ -50,7 +50,7 @@ class Compilers:
 
 
 class FakeCpu:
-    """A CPU that runs the variants of `HERE`, and what the fake compiler has linked for it."""
+    """A CPU that runs the variants of `HERE`, with the library that a fake compiler linked for it."""
 
     slow: tuple[str, ...] = ()
 
@@ -142,7 +142,7 @@ def test_another_cpu_needs_another_variant(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(build, "LIBRARIES", folder)
     assert ops.library() is None
     assert ops.why_not().startswith("the products of this installation are for another CPU (avx512); python ")
-    assert ops.is_unusable()  # so that it is said without --verbose
+    assert ops.is_unusable()  # so that it is reported without --verbose
 
 
 def test_a_compiler_that_fails_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ def test_what_the_cpu_library_names_is_there(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_dot_products_of_avxvnni_need_no_avx512(tmp_path: Path) -> None:
-    """VEX encodings alone: C4, three inverted bits and map 2, 256 bits with prefix 66, opcode 50."""
+    """Only VEX encodings: C4, three inverted bits and map 2, 256 bits with prefix 66, opcode 50."""
     compiler = next((one for one in build.compilers() if "avxvnni" in build.known(one)), None)
     if compiler is None:
         pytest.skip("no compiler here knows avxvnni")

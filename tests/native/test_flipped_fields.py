@@ -27,9 +27,9 @@ TEXT = torch.randint(3, 250, (1, 19), generator=torch.Generator().manual_seed(1)
 SOURCE = torch.randint(3, 250, (1, 11), generator=torch.Generator().manual_seed(2))
 FAMILIES = [*variations.FAMILIES, *seq2seq_variations.FAMILIES]
 
-# Fields that say which class there is, how a model is stored, or how its class computes the same numbers.
+# Fields that select the class, how a model is stored, or how its class computes the same numbers.
 _OTHER_CLASS = {"model_type", "is_encoder_decoder", "transformers_version", "dtype", "_name_or_path", "architectures"}
-# What a class takes where a field is missing in config.json, or is older than the one that is written today.
+# Values to add where config.json lacks the field, which a class may still read, some as an older form of today's.
 _MISSING = {
     "rope_theta": 500.0,
     "rope_scaling": {"rope_type": "linear", "factor": 2.0},
@@ -77,7 +77,7 @@ def changes(fields: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def theirs(family: str, config: dict[str, Any]) -> tuple[Any, torch.Tensor] | None:
-    """transformers' model with this config.json and its logits; None where its class refuses it."""
+    """transformers' model with this config.json and its logits; None if its class refuses it."""
     native = ARCHITECTURES[family].native
     assert native is not None
     kind = getattr(transformers, native.model_class)
@@ -90,7 +90,7 @@ def theirs(family: str, config: dict[str, Any]) -> tuple[Any, torch.Tensor] | No
             for _, weight in model.named_parameters():
                 if weight.ndim < 2 and weight.requires_grad:
                     weight.data += torch.randn_like(weight) * 0.1
-            return model, logits(model)  # some configs are refused by a pass
+            return model, logits(model)  # some configs fail only in a pass
     except Exception:  # whatever it does with a config that makes no sense
         return None
 

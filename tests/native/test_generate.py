@@ -1,4 +1,4 @@
-"""Every variation through the whole loop: the tokens of `generate()`, alone, together, with beams, in each cache."""
+"""Every variation through the whole loop: the tokens of `generate()`, alone, batched, with beams, in each cache."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_beams_and_forms_of_cache(name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 def test_a_text_that_grows_past_its_context_turns_each_token_by_its_own_length(kind: str) -> None:
-    """transformers turns a step by the longest row of its batch; here a row never depends on its neighbours."""
+    """transformers takes a step's angles from the longest row of the batch; here a row ignores its neighbours."""
     name = f"llama, {kind} rope" if kind == "dynamic" else "llama, longrope"
     alone = ours(name, lanes(), 1)
     assert alone == {str(n): generated(name, prompt) for n, prompt in enumerate(PROMPTS)}

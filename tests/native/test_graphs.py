@@ -1,6 +1,6 @@
-"""Steps whose tensors keep one shape: the same logits as the ordinary step, the same tokens in the loop.
+"""Steps with fixed tensor shapes: the same logits as the ordinary step, the same tokens in the loop.
 
-They run here without capturing, as on any CPU; the tests marked `gpu` capture them.
+They run here without CUDA graphs, as on any CPU; the tests marked `gpu` capture them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ OTHERS = (
 
 
 def graphed(name: str) -> NativeRuntime:
-    """The native runtime of a tiny model, with steps of one shape."""
+    """The native runtime of a tiny model, with steps of fixed shape."""
     return NativeRuntime(runtimes.native(model(name)).model, graphs=True)
 
 
@@ -101,7 +101,7 @@ def test_a_step_gives_the_logits_of_the_ordinary_one(name: str, rows: str) -> No
 
 
 def test_columns_that_were_taken_back_do_not_count() -> None:
-    """A draft leaves its columns in the buffers, behind those that count: a step that saw them would differ."""
+    """A rejected draft leaves columns in the buffers, after the valid ones: a step that saw them would differ."""
     plain, fixed = runtimes.native(model("llama")), graphed("llama")
     found = []
     for runtime in (plain, fixed):
@@ -151,7 +151,7 @@ def test_the_loop_writes_what_generate_writes(name: str) -> None:
         runtime = graphed(name)
         assert written(runtime, lanes(), width) == wanted
         assert runtime.graphs is not None
-        # the rest read prompts: with three together in one pass or alone
+        # the other passes read prompts: three in one pass, or one each
         assert runtime.graphs.steps >= runtime.forwards - len(PROMPTS) > 5
     beams = [Lane("0", PROMPTS[1], Beam(3), NEW, eos=(EOS,), returned=3)]
     runtime = graphed(name)
@@ -167,7 +167,7 @@ def test_the_loop_writes_what_generate_writes(name: str) -> None:
 )
 @pytest.mark.parametrize("name", ["llama", "mistral"])
 def test_other_strategies_write_what_they_write_otherwise(strategy: Any, name: str) -> None:
-    """Beyond the window of mistral, too, whose layers keep what a rejected draft needs."""
+    """Also beyond the window of mistral, whose layers keep the columns that a rejected draft needs."""
     lane = Lane("0", PROMPTS[1], strategy, 4 * NEW, seed=5)
     assert written(graphed(name), [lane]) == written(runtimes.native(model(name)), [lane])
 
@@ -187,7 +187,7 @@ def test_other_forms_of_cache_are_what_was_asked_for() -> None:
 
 
 def test_an_encoder_decoder_reads_its_source_once_and_then_takes_steps_of_one_shape() -> None:
-    """Relative positions of all layers and of each, learned ones, sines; sources alone and padded together."""
+    """Relative positions shared or per layer, learned ones, sines; sources alone and in padded batches."""
     for name in ("t5", "umt5", "bart", "m2m_100", "marian"):
         made = seq2seq.model(name)
         wanted = {str(n): seq2seq.generated(name, source) for n, source in enumerate(seq2seq.SOURCES)}

@@ -1,4 +1,4 @@
-"""Steps by the Triton kernels of `kernels.cuda`: torch's numbers, a row's own bits, five launches for each layer.
+"""Steps with the Triton kernels of `kernels.cuda`: torch's numbers, bits of the row alone, five launches per layer.
 
 On a machine with a GPU the kernels run there, elsewhere under Triton's interpreter: see docs/contributing.md.
 """
@@ -39,13 +39,13 @@ from tests.tiny import EOS, LAYERS
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":  # which Triton reads when it is imported
+if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":  # Triton reads it on import
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
 
 CLOSE = {torch.float32: 1e-5, torch.float16: 1e-2}  # of the largest number; the interpreter has no bfloat16
-EACH, ONCE = 5, 2  # launches of a layer; of a step
-# one for each branch: neighbours turn together and norms behind, biases, normed heads, factors, layers that do not
-# turn, windows, soft caps, and angles that layers with a window have of their own
+EACH, ONCE = 5, 2  # launches per layer; per step
+# one for each branch: interleaved rotary pairs and norms after sublayers, biases, normed heads, factors, layers without
+# rotary positions, windows, soft caps, and separate angles for layers with a window
 NAMES = (
     "llama", "qwen2", "qwen3", "mistral, no window", "gemma", "glm4", "granite", "smollm3", "llama, wide heads",
     "llama, biases", "phi3, part of a head", "mistral", "gemma2", "gemma3_text",
@@ -73,7 +73,7 @@ def decoder_of(name: str, quantize: str | None = None) -> tuple[Decoder, KernelD
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize(("tokens", "times"), [(1, 1), (18, 1), (50, 2)])
 def test_a_product_is_torchs(tokens: int, times: int, splits: int, dtype: torch.dtype) -> None:
-    """Sizes that no tile divides; NaN in all that is to be written."""
+    """Sizes that no tile divides; outputs filled with NaN before they are written."""
     from genctl.kernels import cuda
 
     torch.manual_seed(tokens)
@@ -137,7 +137,7 @@ def test_every_activation_is_torchs(act: str) -> None:
 
 @pytest.mark.parametrize(("name", "dtype"), [*((name, torch.float32) for name in NAMES), ("qwen2", torch.float16)])
 def test_a_step_gives_the_logits_of_torch(name: str, dtype: torch.dtype) -> None:
-    """Prompts that are padded on the left, and what follows them."""
+    """Prompts padded on the left, and the steps after them."""
     plain, fast = graphed(name, kernels=False, dtype=dtype), graphed(name, dtype=dtype)
     caches = {}
     for runtime in (plain, fast):
@@ -155,7 +155,7 @@ def test_a_step_gives_the_logits_of_torch(name: str, dtype: torch.dtype) -> None
         logits = wanted[:, -1]
     after = (
         2 if name in ("glm4", "gemma2", "gemma3_text") else 0
-    )  # a norm of what a sublayer adds is a launch of its own
+    )  # a norm of a sublayer's output takes a launch of its own
     assert fast.graphs.kernels.launches == 3 * ((EACH + after) * LAYERS + ONCE)
 
 
@@ -259,7 +259,7 @@ def test_the_loop_writes_what_generate_writes(strategy: Any, name: str) -> None:
 
 @pytest.fixture
 def alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles as tensor cores compute them: in the interpreter the order of a sum would depend on the place in a tile."""
+    """Compute tiles as tensor cores do: in the interpreter the order of a sum would depend on the place in a tile."""
 
     def in_turn(a: np.ndarray, b: np.ndarray, dtype: Any) -> np.ndarray:
         return (a[..., None].astype(dtype) * b[..., None, :, :].astype(dtype)).sum(-2, dtype=dtype)
@@ -269,7 +269,7 @@ def alike(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("alike")
 def test_steps_of_many_rows_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of five rows, where four are few; nothing is left to torch."""
+    """Five rows, where at most four count as few; nothing is left to torch."""
     fast = graphed("llama")
     alone = fast(Pass(torch.full((1, 1), 9, device=DEVICE), read(fast, PROMPTS[:1])[0])).logits
     monkeypatch.setattr(kernel_pass, "FEW", 4)
@@ -312,7 +312,7 @@ def test_a_prompt_has_the_same_bits_however_it_is_read(
 
 @pytest.mark.usefixtures("alike")
 def test_prompts_are_read_by_the_kernels_whatever_the_cache_keeps() -> None:
-    """A saved prompt keeps what windows would drop; a prompt that goes on from it has the bits of one read whole."""
+    """A saved prompt keeps what windows would drop; a prompt that continues it has the bits of one read whole."""
     runtime = graphed("mistral")
     ids = PROMPTS[1]
     saved = runtime.prefill(ids[:9], None, whole=True)
@@ -460,10 +460,10 @@ print(chip, "any", "draw")
 
 @pytest.mark.parametrize("chip", [80, 90, 120])
 def test_the_kernels_compile_for_chips_that_are_not_here(chip: int) -> None:
-    """A process of its own: the interpreter takes the place of the compiler where it is on.
+    """In its own process: if the interpreter is on, it replaces the compiler.
 
-    What is added up within a program lies among its threads in one way, however many tokens there are: its order is
-    part of a row's own bits.
+    The summands within a program have one layout over its threads, however many tokens there are: their order is part
+    of a row's own bits.
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     more = ["qwen3", "qwen3:int8", "gemma2", "phi3:/8"] if chip == 90 else []

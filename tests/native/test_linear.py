@@ -1,6 +1,6 @@
-"""Where nothing is compiled, torch multiplies: every form computes what the plain one does.
+"""If nothing is compiled, torch multiplies: every form computes the same as the plain one.
 
-The products of our own are in test_products.py.
+Our own products are tested in test_products.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from genctl.native.linear import Linear, Plain, Products
 
 @pytest.fixture(autouse=True)
 def products_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where nothing is compiled."""
+    """As if nothing were compiled."""
     monkeypatch.setattr(linear, "library", lambda: None)
 
 
@@ -36,7 +36,7 @@ def inputs(width: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
 
 
 def error(product: Linear, matrix: Tensor, bias: Tensor | None) -> float:
-    """The largest difference from the product in float64, as a part of the largest number."""
+    """The largest difference from the product in float64, relative to the largest number."""
     worst = 0.0
     for x in inputs(matrix.shape[1], matrix.dtype):
         wanted = F.linear(x.double(), matrix.double(), None if bias is None else bias.double())
@@ -70,7 +70,7 @@ def test_every_form_computes_nearly_the_plain_product(
     assert error(Products(quantize).linear(matrix, bias), matrix, bias) < close
     transposed = matrix.t().contiguous().t()  # as GPT-2 stores it
     assert error(Products(quantize).linear(transposed, bias), matrix, bias) < close
-    assert torch.equal(matrix, before)  # it is mapped from a file: nobody writes to it
+    assert torch.equal(matrix, before)  # it is mapped from a file: nothing may write to it
 
 
 def test_which_form_runs() -> None:
@@ -83,7 +83,7 @@ def test_which_form_runs() -> None:
 
 
 def test_codes_do_not_depend_on_where_a_weight_lies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole, in slices, as GPT-2 stores it. Sums have one order, so that a GPU has the same codes."""
+    """Whole, in slices, as GPT-2 stores it. Sums have one order, so a GPU gets the same codes."""
     matrix = weight((96, 160))
     codes, scales = quantized.int4_codes(matrix)
     for other in (matrix.t().contiguous().t(), matrix[::2]):

@@ -65,7 +65,7 @@ print(json.dumps({"loaded": loaded, "anonymous": anonymous() - before, "file": r
     ],
 )
 def test_a_run_holds_each_weight_once(stored: str, options: dict[str, str], most: float, tmp_path: Path) -> None:
-    """GPT-2's weights take `most` of the file's size: as they are loaded, and after a prompt and a token."""
+    """GPT-2's weights take about `most` times the file's size: while they load, and after a prompt and a token."""
     torch.manual_seed(0)
     model = tiny("gpt2", n_embd=512, n_layer=6, tie_word_embeddings=True)
     folder = save(model.to(getattr(torch, stored)), tmp_path)
@@ -76,7 +76,7 @@ def test_a_run_holds_each_weight_once(stored: str, options: dict[str, str], most
     held = json.loads(done.stdout)
     size = (folder / "model.safetensors").stat().st_size
     stays = not options  # read as it lies in the file
-    assert held["file"] < (1.05 if stays else 0.1) * size  # else all but embeddings, norms and biases is let go
+    assert held["file"] < (1.05 if stays else 0.1) * size  # else all but embeddings, norms and biases is released
     for moment in ("loaded", "anonymous"):
         assert held[moment] < (0.1 if stays else 1.25 * most) * size + (6 << 20), moment
 

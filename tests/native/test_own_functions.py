@@ -1,4 +1,4 @@
-"""In float32 no function of torch whose last bits depend on the CPU, rows or threads has a part in a native pass.
+"""In float32 a native pass uses no torch function whose last bits depend on the CPU, rows or threads.
 
 torch's exponentials, softmax, sums and products round by instruction set, and differently in the tail of a vector.
 """
@@ -27,7 +27,7 @@ ROUNDED = {
     *("norm", "layer_norm", "rms_norm", "sum", "mean", "var", "std", "prod", "cumsum"),
     *("matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "linear", "dot", "mv", "scaled_dot_product_attention"),
 }
-FREQUENCIES = {"llama, dynamic rope": {"pow"}}  # of rotary positions, which depend on the length there, are torch's
+FREQUENCIES = {"llama, dynamic rope": {"pow"}}  # rotary frequencies that depend on the length are torch's
 OPERATORS = {"__matmul__": "matmul", "__rmatmul__": "matmul", "__pow__": "pow"}
 
 
@@ -62,7 +62,7 @@ def test_a_native_pass_calls_no_function_of_torch_that_rounds(name: str, monkeyp
     """Prompts of two lengths together, with padding, steps, and beams; and the encoder."""
     module: Any = variations if name in variations.VARIATIONS else seq2seq_variations
     runtime = runtimes.native(module.model(name))
-    runtime.steps = None  # a list of calls of the library has no function of torch in it
+    runtime.steps = None  # a list of library calls has no function of torch in it
     called = Called()
 
     def watched(call: Any) -> Any:

@@ -70,7 +70,7 @@ def told(name: str, prompt: torch.Tensor) -> list[torch.Tensor]:
 
 
 def distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """The largest difference of two tensors, in parts of their largest number."""
+    """The largest difference of two tensors, relative to their largest number."""
     assert ours.shape == theirs.shape
     return ((ours - theirs).abs().max() / theirs.abs().max()).item()
 
@@ -91,7 +91,7 @@ def test_a_padded_batch_has_the_logits_of_each_row_alone(name: str, folder: Path
 
 
 def test_so_it_has_without_the_compiled_library(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, and where nothing was compiled: masks and windows are made for torch's functions."""
+    """As on a GPU, or if nothing was compiled: masks and windows are built for torch's functions."""
     monkeypatch.setattr(products, "choice", lambda: ("", "for this test"))
     check_padded(network_of(model(name), folder / "torch").decoder, name)
 

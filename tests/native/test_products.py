@@ -1,4 +1,4 @@
-"""The products of our own: exact, the same bits in any company, on every instruction set that this CPU has."""
+"""Our own products: exact, with the same bits in any company, on every instruction set of this CPU."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FORMS: list[Form] = [  # how the weight is stored, whether [I, O], its bits
 
 
 def test_an_installation_has_compiled_them() -> None:
-    """`scripts/test` installs first. In a checkout that was never installed torch's products serve."""
+    """`scripts/test` installs first. A checkout that was never installed uses torch's products."""
     if "GENCTL_TEST_INSTALLED" not in os.environ:
         pytest.skip("only after an installation: run scripts/test, or set GENCTL_TEST_INSTALLED=1")
     assert build.is_built(), ops.why_not()
@@ -128,7 +128,7 @@ def test_products_are_those_of_float64(compiled: Library, size: tuple[int, int],
         assert (y.double() - wanted).abs().max() < close * wanted.abs().max()
 
 
-COMPANY = [  # form, size, rows, of which the first so many are computed together, numbers of threads
+COMPANY = [  # form, size, rows, how many of the first are computed together, numbers of threads
     *((form, size, 40, (*range(1, 20), 25, 33, 40), (1, 2, 3, 4)) for form in FORMS
       for size in ((5, 3), (130, 96), (513, 800), (1700, 64)) if form[2] != "int4" or not size[1] % 32),
     # tiles behind the second, blocks within a part of the inputs, and pieces of fewer columns than there are
@@ -149,7 +149,7 @@ COMPANY = [  # form, size, rows, of which the first so many are computed togethe
 def test_a_row_has_the_same_bits_in_any_company(
     compiled: Library, form: Form, size: tuple[int, int], most: int, counts: Sequence[int], threads_of: Sequence[int]
 ) -> None:
-    """Few rows and many are computed in other ways."""
+    """Few rows and many are computed differently."""
     product, x = made(compiled, size, form, True), inputs(most, size[1], form[0])
     torch.set_num_threads(1)
     wanted = torch.cat([product(row) for row in x.split(1)])
@@ -221,7 +221,7 @@ def test_bits_are_those_of_every_instruction_set(size: tuple[int, int], form: Fo
 
 
 def test_sums_of_integers_are_exact(compiled: Library) -> None:
-    """Numbers whose sums float32 holds: any wrong lane or tail shows."""
+    """Numbers whose sums are exact in float32: any wrong lane or tail shows."""
     for size in SIZES:
         matrix = torch.randint(-9, 10, size, generator=torch.Generator().manual_seed(1)).float()
         x = torch.randint(-9, 10, (7, size[1]), generator=torch.Generator().manual_seed(2)).float()
@@ -232,7 +232,7 @@ def test_sums_of_integers_are_exact(compiled: Library) -> None:
 
 
 def test_codes_of_the_largest_size_are_exact(compiled: Library) -> None:
-    """Every code is 127 or -127: pairs of products would not fit into 16 bits if they were cut off."""
+    """Every code is 127 or -127: sums of two products must not be cut off at 16 bits."""
     matrix = torch.ones(8, 1030)
     matrix[::2] = -1
     x = torch.ones(5, 1030)

@@ -1,4 +1,4 @@
-"""`--runtime auto` is native for well-known checkpoints, and what it computes is what transformers computes.
+"""`--runtime auto` is native for well-known checkpoints, and computes what transformers computes.
 
 `real_configs.jsonl` holds their config.json as published, written down from the libraries' documentation and model
 cards, with sizes and ids shrunk. There is no generation_config.json, as in many of them.
@@ -29,7 +29,7 @@ CONFIGS: dict[str, dict[str, Any]] = {row["name"]: row["config"] for row in map(
 NEW = 8
 PROMPT = (5, 60, 7, 90, 33, 12, 4, 99, 100, 45, 3, 201)
 
-# What some files hold beside the weights.
+# Tensors that some files hold beside the weights.
 BESIDE: dict[str, dict[str, torch.Tensor]] = {
     "gpt2": {"h.0.attn.bias": torch.ones(1, 1, 8, 8).tril()},
     "pythia-70m": {
@@ -41,7 +41,7 @@ BESIDE: dict[str, dict[str, torch.Tensor]] = {
     "falcon-7b": {"transformer.h.0.self_attention.rotary_emb.inv_freq": torch.ones(4)},
     "stablelm-2-1.6b": {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(1)},
 }
-# Files of the bare model: what the names of their tensors are without.
+# Files of the bare model: the prefix that their tensor names lack.
 BARE = {"gpt2": "transformer.", "distilgpt2": "transformer.", "opt-125m": "model.", "bloom-560m": "transformer."} | {
     "bart-base": "model."
 }
@@ -93,7 +93,7 @@ def test_auto_is_native_and_logits_and_texts_are_those_of_transformers(name: str
     plain |= {"length_penalty": 1.0}
     theirs.generation_config.update(**plain)
     ids = torch.tensor([PROMPT])
-    # with a cache, older versions read a text wrongly again that outgrows its bound (phi3)
+    # with a cache, older versions re-read a text that outgrows its bound wrongly (phi3)
     rows = theirs.generate(ids, attention_mask=torch.ones_like(ids), use_cache=not OLDER)
     written = rows[0, 0 if sources else len(PROMPT) :].tolist()
     (tmp_path / "in.jsonl").write_text(json.dumps({"prompt_ids": PROMPT}))

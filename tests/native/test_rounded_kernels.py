@@ -1,4 +1,4 @@
-"""Weights in 8 and 4 bits in the Triton kernels: the numbers of the library on the CPU (see `test_kernels`)."""
+"""Weights in 8 and 4 bits in the Triton kernels: the numbers of the CPU library (see `test_kernels`)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SHAPES = [("int8", 80), ("int8", 1152), ("int4", 96), ("int4", 32), ("int4", 256
 def both(
     kind: str, inputs: int, *, outputs: int = OUTPUTS, bias: bool = True
 ) -> tuple[Callable[[Tensor], Tensor], Int8Product | Int4Product]:
-    """The library's product on the CPU, or torch's where nothing is compiled, and the kernels' of the same weight."""
+    """The library's product on the CPU, or torch's if nothing is compiled, and the kernels' of the same weight."""
     found = library()
     torch.manual_seed(inputs)
     weight, offsets = torch.randn(outputs, inputs) / inputs**0.5, torch.randn(outputs) if bias else None
@@ -114,7 +114,7 @@ def test_a_product_is_the_librarys(kind: str, inputs: int, tokens: int) -> None:
     close(by_kernel(product, x), wanted(x), EXACT if exact else CLOSE)
     close(by_kernel(product, x, splits=2), wanted(x), EXACT if kind == "int8" else CLOSE)
     close(by_kernel(product, x, inputs=128), wanted(x), EXACT if exact else CLOSE)
-    close(product(x.to(DEVICE)).cpu(), wanted(x), CLOSE)  # by torch, where states are asked for
+    close(product(x.to(DEVICE)).cpu(), wanted(x), CLOSE)  # by torch, if states are requested
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
@@ -172,9 +172,9 @@ def test_gate_and_up_are_the_librarys(kind: str, splits: int) -> None:
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 @pytest.mark.parametrize("name", ["llama", "qwen2", "mistral", "gemma2"])
 def test_a_step_gives_the_logits_of_the_cpu(name: str, kind: str) -> None:
-    """Rows that are padded on the left. Every product of the prompt and of the step is by the kernels.
+    """Rows padded on the left. The kernels compute every product of the prompt and of the step.
 
-    Other last digits before a product may give a code of x that is one more or less.
+    Other last digits before a product may change a code of x by one.
     """
     plain = runtimes.native(model(name), products=Products(kind))
     fast = graphed(name, quantize=kind)

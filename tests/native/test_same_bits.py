@@ -1,4 +1,4 @@
-"""Log-probabilities of the native runtime are equal bit by bit: alone, in any batch, by any threads."""
+"""Log-probabilities of the native runtime have equal bits: alone, in any batch, with any number of threads."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ for settings in ({}, {"do_sample": True, "top_p": 0.9}, {"num_beams": 3}):
 
 
 def test_runs_have_the_same_bits_on_every_instruction_set() -> None:
-    """Greedy, sampled and with beams; torch is held to as plain kernels as the products."""
+    """Greedy, sampled and with beams; torch is limited to kernels as plain as the products."""
     written = {}
     for name in runnable():
         environment = {**os.environ, "GENCTL_PRODUCTS": name, "OMP_NUM_THREADS": "2" if name == "avx512" else "1"}

@@ -1,4 +1,4 @@
-"""Encoder-decoders through the whole loop: the tokens of `generate()`, alone, together, with beams, in each cache."""
+"""Encoder-decoders through the whole loop: the tokens of `generate()`, alone, batched, with beams, in each cache."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_lane_that_joins_later_is_padded(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_resuming_and_rereading_give_the_tokens_of_one_reading(name: str) -> None:
-    """A prompt that goes on where a saved one ends; rows that are read again; hidden states by position."""
+    """A prompt that continues a saved one; rows that are read again; hidden states by position."""
     runtime = runtimes.native(model(name))
     source = runtime.encode(SOURCES[1])
     text = (*start(name), 7, 9, 11, 30, 12)
@@ -162,7 +162,7 @@ def test_bfloat16_is_as_near_as_transformers() -> None:
 
 @pytest.mark.parametrize("text", [[2, 7, 9], [2, 0, 9], [0]], ids=str)
 def test_padding_inside_of_a_source_has_no_position(text: list[int]) -> None:
-    """M2M-100 counts the other tokens of a source; in a text that is written token by token each has its place."""
+    """M2M-100 numbers only the other tokens of a source; in a text written token by token each has its position."""
     theirs, runtime, past = model("m2m_100"), runtimes.native(model("m2m_100")), None
     source, cache = torch.tensor([[5, 0, 9, 17, 0, 4]]), runtime.new_cache()
     assert theirs.config.pad_token_id == 0

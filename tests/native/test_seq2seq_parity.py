@@ -36,7 +36,7 @@ def empty(network: NativeModel) -> tuple[Cache, Cache]:
 
 
 def encoded(network: NativeModel, source: torch.Tensor) -> torch.Tensor:
-    """What the encoder makes of sources int64 [P, S]: states [P, S, E]."""
+    """The encoder's states [P, S, E] for sources int64 [P, S]."""
     assert network.encoder is not None
     return network.encoder(source)
 
@@ -77,7 +77,7 @@ def test_prompt_and_steps_have_the_logits_of_transformers(name: str, case: int, 
 
 
 def test_padded_rows_with_the_products_of_torch(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where nothing is compiled: q, k and v are products of their own."""
+    """As if nothing were compiled: q, k and v are separate products."""
     monkeypatch.setattr("genctl.native.linear.library", lambda: None)
     native.cache_clear()
     try:

@@ -1,6 +1,6 @@
-"""What is not known is not native: a field, a kind of rope, a tensor that is missing or has another shape.
+"""What is unknown is not native: a field, a kind of rope, a tensor that is missing or has another shape.
 
-Of encoder-decoders also which matrices a file may hold, and which then are one.
+For encoder-decoders also which matrices a file may hold, and which of them are then tied.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def test_what_cannot_be_computed_is_refused_with_its_name(name: str, changes: di
 def test_older_fields_of_angles_mean_what_transformers_reads(
     family: str, scaling: dict[str, Any], more: dict[str, Any]
 ) -> None:
-    """The newer fields, which transformers writes for them, give the same spec: which `type` counts, whose length."""
+    """The newer fields, which transformers writes for them, give the same spec: which `type` counts, which length."""
     written = {key: value for key, value in config(family).items() if key not in ("rope_parameters", "rope_theta")}
     written |= {"rope_scaling": scaling, **more}
     read = type(model(family).config).from_dict(deepcopy(written)).to_dict()
@@ -141,7 +141,7 @@ def test_older_fields_of_angles_mean_what_transformers_reads(
     ids=str,
 )
 def test_what_transformers_refuses_without_need_is_read(name: str, changes: dict[str, Any]) -> None:
-    """A type that its class does not allow, but that leaves nothing open."""
+    """A type that its class does not allow, but that is unambiguous."""
     assert read_native(config(name, **changes))
 
 
@@ -222,7 +222,7 @@ EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tok
 )
 @pytest.mark.parametrize("name", ["t5", "bart"])
 def test_what_a_file_holds_of_the_embeddings(name: str, held: tuple[int, ...], tmp_path: Path) -> None:
-    """Each matrix that is there has its own numbers: the native model has the logits of what transformers ties."""
+    """Each matrix of the file has its own numbers: the native model ties those that transformers ties."""
     model(name).save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     prefix = "" if name == "t5" else "model."
@@ -243,7 +243,7 @@ def test_what_a_file_holds_of_the_embeddings(name: str, held: tuple[int, ...], t
 
 
 def test_tables_of_positions_are_read_where_they_are_there(tmp_path: Path) -> None:
-    """Older Marian files hold their sines; today they are computed."""
+    """Older Marian files contain the table of sines; for newer ones it is computed."""
     model("marian").save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     assert not any("embed_positions" in name for name in tensors)

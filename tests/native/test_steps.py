@@ -29,7 +29,7 @@ from tests.tiny import EOS, VOCABULARY, WINDOW
 
 pytestmark = pytest.mark.skipif(library() is None, reason="nothing is compiled here")
 
-# experts, sinks, clipped queries or ones that are no even part of a product: computed by the decoder's own code
+# experts, sinks, clipped queries or ones that are an uneven part of a product: computed by the decoder's own code
 ELSEWHERE = {"codegen", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"}
 CLIPPED_OR_UNEVEN = {"olmo, clipped", "mpt, clipped", "falcon, new", "falcon, new with one norm"}
 EVEN = {"codegen, four heads"}
@@ -74,7 +74,7 @@ def same(ones: list[Any], others: list[Any]) -> bool:
 
 
 def check(runtime: NativeRuntime, make: Callable[[], Sequence[Lane]]) -> int:
-    """How many passes were one call. Nothing may change with them."""
+    """The number of passes that were one call. They must change nothing."""
     runtime.steps = steps = Steps(runtime.decoder)
     with_steps = passes(runtime, make())
     runtime.steps = None
@@ -130,7 +130,7 @@ def test_every_type_of_weights_has_the_bits_of_the_decoder(dtype: str, quantize:
 
 def test_very_long_passes_and_other_forms_of_a_cache_are_left_to_the_decoder() -> None:
     runtime = runtimes.native(model("llama"))
-    many = MOST_BYTES // (4 * 300)  # rows whose buffers are larger
+    many = MOST_BYTES // (4 * 300)  # rows whose buffers exceed it
     taken: list[int] = []
     for rows, form in ((2, ""), (many, ""), (2, "quantized"), (2, "static")):
         cache = runtime.new_cache(room=80)

@@ -262,7 +262,7 @@ VARIATIONS: dict[str, tuple[str, dict[str, Any]]] = {
 def model(name: str) -> Any:
     """transformers' model of a variation, float32, in eval mode. Equal names give the same object: do not change it.
 
-    Dynamic frequencies stay in a module as its last pass left them, so a used model is another one: with them a new
+    A module keeps dynamic frequencies from its last pass, so a used model is not equal to a new one: with them a new
     object each time.
     """
     family, changes = VARIATIONS[name]
@@ -285,7 +285,7 @@ def made(family: str, changes: str, seed: int = 0) -> Any:
         model = getattr(transformers, _CLASSES.get(stem, f"{stem}ForCausalLM"))(config)
         sharpen(as_loaded(model))
         for name, weight in model.named_parameters():
-            if weight.ndim < 2 and weight.requires_grad:  # norms and biases that are not what they begin as
+            if weight.ndim < 2 and weight.requires_grad:  # norms and biases away from their initial values
                 weight.data += torch.randn_like(weight) * 0.1
             elif "pos" in name or "wpe" in name:
                 weight.data *= 0.5

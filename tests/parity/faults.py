@@ -18,7 +18,7 @@ Change = Callable[[Pass], Pass]
 
 @dataclass
 class Altered:
-    """A product of a native model with other results."""
+    """A product of a native model with changed results."""
 
     product: Any
     alter: Callable[[Tensor], Tensor]
@@ -40,13 +40,13 @@ def _passes(side: LocalSide, change: Change) -> None:
 
 
 def _own_code(side: LocalSide) -> None:
-    """Every pass calls the decoder's parts, which are about to change. A list of calls would keep them as they were."""
+    """Make every pass call the decoder's parts, which are about to change. A list of calls would keep the old ones."""
     if isinstance(side.session.forward, NativeRuntime):
         side.session.forward.steps = None
 
 
 def off_by_one_position(side: LocalSide) -> None:
-    """Every step counts its position from one too many."""
+    """Every step has a position that is one too high."""
 
     def change(given: Pass) -> Pass:
         assert given.positions is not None
@@ -181,7 +181,7 @@ def lost_mlp_bias(side: LocalSide, layer: int) -> None:
 
 
 def scaled(side: LocalSide, layer: int, part: str) -> None:
-    """What a part of T5 puts out is 1.001 times too large: "cross" or "encoder"."""
+    """The output of a part of T5 ("cross" or "encoder") is multiplied by 1.001."""
     model = side.session.loaded.model
     if isinstance(model, NativeModel):
         weights = (model.encoder if part == "encoder" else model.decoder).weights.layers[layer]

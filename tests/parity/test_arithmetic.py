@@ -16,7 +16,7 @@ def test_a_product_in_slices_is_that_of_the_rounded_weight() -> None:
 
 
 def test_all_slices_are_widened_in_the_same_place() -> None:
-    """Slices of their own stayed in the heap of the C library: a head of 136 million numbers took another gigabyte."""
+    """Separate slices stayed in the heap of the C library: a head of 136 million numbers took another gigabyte."""
     weights = [torch.randn(9000, 512), torch.randn(300, 700), torch.randn(3, SLICE + 5)]
     with Exact(Weights(weights, torch.bfloat16)) as exact:
         for weight in weights:

@@ -1,4 +1,4 @@
-"""Causes of an audit one by one: the sign, the direction and the size of what each says, beside code of others."""
+"""Causes of an audit one by one: the sign, direction and size of each, compared with other projects' code."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def of(change: Callable[[Tensor], Tensor]) -> make_traces.Number:
 
 
 def moved(by: int) -> Write:
-    """At each place the numbers of another one."""
+    """At each position the numbers of another one."""
 
     def write(rows: list[Tensor], before: list[list[int]], tokens: list[int]) -> list[Tensor | None]:
         plain = [row.log_softmax(-1) for row in rows]
@@ -53,7 +53,7 @@ def moved(by: int) -> Write:
 
 
 def trace(write: Write, *, moves: int = 0) -> tuple[Tensor, Entries]:
-    """Logits [M, V] and the numbers that are written of them, for one text. `moves`: of what the numbers are."""
+    """Logits [M, V] and numbers for them, for one text. `moves`: positions from an entry to the token it describes."""
     random = torch.Generator().manual_seed(4)
     logits = 2 * torch.randn(POSITIONS, VOCABULARY, generator=random, dtype=torch.float64)
     tokens = torch.multinomial(logits.softmax(-1), 1, generator=random)[:, 0].tolist()
@@ -100,7 +100,7 @@ def trace(write: Write, *, moves: int = 0) -> tuple[Tensor, Entries]:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_number_is_named_with_its_parameter(write: Write, causes: str) -> None:
-    """A temperature of 1.3 must not be one of 0.77, nor a token too late one too early."""
+    """A temperature of 1.3 must not be reported as 0.77, nor a token too late as one too early."""
     logits, places = trace(write, moves={"shifted later": 1, "shifted earlier": -1}.get(causes, 0))
     left = {
         one: float(places.sizes(numbers.remains(one, logits, places)).median()) + 1e-3 * len(one.fitted)
@@ -175,7 +175,7 @@ def test_flash_attention_sees_what_a_mask_leaves() -> None:
 
 @pytest.mark.parametrize("name", ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1"])
 def test_blocks_are_those_of_gguf(name: str) -> None:
-    """llama.cpp's own Python code: what is left are numbers between two codes."""
+    """Against llama.cpp's own Python code: only numbers between two codes may differ."""
     quants: Any = pytest.importorskip("gguf.quants")
     kind = pytest.importorskip("gguf").GGMLQuantizationType[name.upper()]
     rows = torch.randn(64, 256, generator=torch.Generator().manual_seed(3))

@@ -82,7 +82,7 @@ def test_a_text_that_a_side_cannot_read_is_reported() -> None:
 
 
 def test_messages_name_a_text_by_its_name() -> None:
-    """They had its id, which counts from 0, and views count from 1."""
+    """They used to show its id, which counts from 0, while views count from 1."""
     reference, other = side(name="reference"), side(name="other")
     read = other.read
 

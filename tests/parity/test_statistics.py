@@ -128,7 +128,7 @@ def test_correlation_and_quantiles_are_those_of_llama_perplexity() -> None:
 
 
 def test_the_low_quantiles_of_changes_are_those_of_llama_perplexity() -> None:
-    """Changes of probabilities are below 0, too, and only the upper half of their quantiles was there."""
+    """Changes of probabilities may be negative, and only the upper half of their quantiles used to be there."""
     changes = [math.exp(each.logprob_other) - math.exp(each.logprob_reference) for each in positions()]
     ours = summary(positions()).probability_change
     expected = [percentile(changes, fraction) for fraction in (0.001, 0.01, 0.05, 0.1, 0.25, 0.75)]
@@ -136,7 +136,7 @@ def test_the_low_quantiles_of_changes_are_those_of_llama_perplexity() -> None:
 
 
 def test_quantiles_of_infinite_figures_are_infinite() -> None:
-    """Bounds of KL on a server have no upper end: all quantiles were NaN."""
+    """Bounds of KL on a server have no upper end: all quantiles used to be NaN."""
     every = quantiles([math.inf] * 4)
     assert {every.mean, every.median, every.q90, every.q999, every.max, every.min} == {math.inf}
     some = quantiles([3.0, 1.0, 2.0, math.inf, math.inf])

@@ -1,4 +1,4 @@
-"""The verdict of a side: planted faults are defects, harmless changes are none, and rounded weights are drift."""
+"""The verdict of a side: planted faults are defects, harmless changes are not, and rounded weights are drift."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.parity.checkpoints import checkpoint, compared, other
 from tests.parity.faults import FAULTS
 from tests.parity.sides import requests, side
 
-ABSOLUTE = {"swapped_rope_halves"}  # of models with learned positions, such as gpt2, there is nothing to swap
-# all but those that rounding to 16 bits hides: they are a thousand times smaller than it
+ABSOLUTE = {"swapped_rope_halves"}  # models with learned positions, such as gpt2, have nothing to swap
+# all but those hidden by rounding to 16 bits, which is a thousand times larger
 SEEN_IN_HALF = ("off_by_one_position", "wide_mask", "stale_column", "lost_bias", "swapped_rope_halves")
 
 
@@ -99,7 +99,7 @@ def test_a_fault_in_a_rounded_side_is_a_defect(rounding: str, fault: str, folder
 
 
 QUANTISED_CLASSES: dict[str, Any] = {"quantize": "int8", "runtime": "transformers"}
-# texts so short that a code on the other side of its border may be in no shaken reading, but in the side's own
+# texts so short that a code may cross its rounding border in the side's own reading, but in no shaken one
 SHORT = [("The sea", 5), ("The sea", 12), ("Once upon a time", 5), ("She was sad", 8)]
 
 

@@ -1,4 +1,4 @@
-"""Results of a tree's commands as records, and as lines for people: of scripts, and of dialogs."""
+"""Format the results of tree commands: as records, and as lines of text for scripts and dialogs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLUMNS = ("sequence", "logprob", "total", "mass", "ended", "token_ids", "text")
 
 
 def record(result: Result, sequence: int | None) -> dict[str, Any]:
-    """A result as a record; a continuation with a number is a row of --expand. What is not finite is null."""
+    """A result as a record; with a `sequence` number, a row of --expand. Numbers that are not finite become null."""
     found = events.to_json(result)
     if sequence is not None:
         fields = ("token_ids", "text", "logprob", "total", "mass", "ended", *(["dead"] if "dead" in found else []))
@@ -28,7 +28,7 @@ def record(result: Result, sequence: int | None) -> dict[str, Any]:
 
 
 def covered_line(done: Covered) -> str:
-    """What an expansion came to."""
+    """The summary line of an expansion."""
     rows = "1 continuation covers" if done.continuations == 1 else f"{done.continuations} continuations cover"
     words = f"{rows} {percent(done.mass)} of the probability; {done.nodes} texts were continued"
     if done.dead_ends:
@@ -42,9 +42,9 @@ def percent(share: float) -> str:
 
 
 def lines_of(result: Result, *, tabs: bool = False) -> Iterator[str]:
-    """A result for people, in scripts and in dialogs; a row of --expand for a pipe has `tabs`.
+    """The lines of a result, in scripts and dialogs. With `tabs`, a row of --expand is separated by tabs.
 
-    Tokens that are written one by one give none: what was written comes at the end.
+    Tokens that are written one by one (`TokenWritten`) have no line: `Wrote` has their text.
     """
     if isinstance(result, Shown):
         yield from _shown(result)
@@ -102,7 +102,7 @@ def _quoted(text: str) -> str:
 
 
 def in_words(failed: Exception) -> str:
-    """What failed, for the status line."""
+    """An error message for the status line."""
     if isinstance(failed, GenctlError):
         return f"{failed.message}{f' ({failed.hint})' if failed.hint else ''}"
     return f"unexpected {type(failed).__name__}: {failed} (this is a bug)"

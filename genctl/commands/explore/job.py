@@ -1,4 +1,4 @@
-"""`genctl explore`: a tree is made or opened, and expanded, done by a script, or shown on a screen."""
+"""`genctl explore`: create or open a tree; then expand it, run a script on it, or show it on a screen."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def explore(options: ExploreOptions) -> int | None:
 
 
 def _script(options: ExploreOptions) -> list[Call]:
-    """The commands of --script. Raises UsageError with all that cannot be read, InputError."""
+    """The commands of --script. Raises UsageError that lists all invalid lines, InputError if it cannot be read."""
     if options.script is None:
         return []
     is_piped = options.script == "-"
@@ -143,9 +143,9 @@ def _script(options: ExploreOptions) -> list[Call]:
 
 
 def _with_saved_model(options: ExploreOptions, model: str) -> ExploreOptions:
-    """The options with the checkpoint that the tree was made with, if no flag names another place of it.
+    """The options, with the tree's own checkpoint unless a flag names another location of it.
 
-    Nothing is downloaded because a file names it.
+    A model that only the file names is not downloaded unless a flag allows it.
     """
     values = {"model": model, "offline": True}
     if any("model" in layer.values or "offline" in layer.values for layer in options.flags):
@@ -162,7 +162,7 @@ def _explorer(
     begins: TokenTree | InputRow,
     file: Sink | None,
 ) -> Explorer:
-    """The tree of --open, or a new one. What a person does by hand is always saved."""
+    """The tree of --open, or a new one. A tree on the screen is always saved to a file."""
     from genctl.io.sessions import new_file
     from genctl.tree.explorer import Explorer
 
@@ -186,7 +186,7 @@ def _explorer(
 def _output(
     options: ExploreOptions, sink: writers.Sink | None, out: Console
 ) -> tuple[Callable[[Result], object], Callable[[], object]]:
-    """What writes a result: a row of --expand or of a script, in a format, or lines for people; and what ends it."""
+    """Two functions: one writes a result (as a record in a format, or as lines of text), one closes the output."""
     expanding, rows = options.expand is not None, itertools.count()
 
     def put_lines(result: Result) -> None:

@@ -1,4 +1,4 @@
-"""`genctl explore`: its table, and what is checked before anything is loaded."""
+"""`genctl explore`: its table of options, and the checks before anything is loaded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ExploreOptions(PresetOptions):
 
     @property
     def has_screen(self) -> bool:
-        """Whether a person goes through the tree."""
+        """Whether the tree is shown on a screen, for a person to go through."""
         return self.expand is None and self.script is None
 
 
@@ -94,7 +94,7 @@ EXPLORE = Command(
 
 
 def check_screen(options: ExploreOptions) -> None:
-    """Raises UsageError where there is no screen, and no option that does without one."""
+    """Raise UsageError if the command needs a screen (no --expand, no --script) and there is none."""
     if not options.has_screen:
         return
     streams = ((sys.stdin, "input"), (sys.stdout, "output"), (sys.stderr, "error"))
@@ -109,7 +109,7 @@ def check_screen(options: ExploreOptions) -> None:
 
 
 def check_opened(options: ExploreOptions) -> None:
-    """Raises UsageError for flags of settings that a tree has already, and for trust in a checkpoint that it names."""
+    """Raise UsageError for flags that the tree's own settings exclude, and for trust flags without --model."""
     own = {*knobs(Generation), "seed", "chat", "system"}
     flags = {key: layer.place(key).removeprefix("flag ") for layer in options.flags for key in layer.values}
     for key in flags:

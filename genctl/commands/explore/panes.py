@@ -38,7 +38,7 @@ def share(logprob: float) -> float:
 class TextPane(VerticalScroll, can_focus=False):
     """The text of the branch, each token in the colour of its probability, with the cursor on one.
 
-    Without colour a small digit behind each token has the tenths.
+    Without colour, a small digit after each token gives the tenths of its probability.
     """
 
     def compose(self) -> Iterator[Static]:
@@ -81,7 +81,7 @@ class Alternatives(DataTable[Text]):
         return self.ids[self.cursor_row] if self.cursor_row < len(self.ids) else None
 
     def show(self, found: Distribution, tree: TokenTree, at: At, *, coloured: bool) -> None:
-        """Show what may follow `at`, with the token of the branch selected."""
+        """List the tokens that may follow `at`, with the branch's own token selected."""
         under = tree.under(at)
         chosen = None if under is None else tree.nodes[under].id
         there = {tree.nodes[child].id for child in tree.children(at.cursor)}
@@ -115,9 +115,9 @@ def _number(logprob: float, coloured: bool) -> Text:
 
 
 class TreePane(TreeWidget[int]):
-    """A row for each part of a branch between two forks: its text, joint probability and number of tokens.
+    """A row for each segment between two forks: its text, and joint probability and number of tokens up to its end.
 
-    The value of a row is the last node of its part.
+    The value of a row is the last node of its segment.
     """
 
     def __init__(self, *, coloured: bool, id: str | None = None) -> None:
@@ -126,7 +126,7 @@ class TreePane(TreeWidget[int]):
         self.show_root, self.guide_depth = False, 2
 
     def show(self, tree: TokenTree, at: At) -> None:
-        """Draw all parts, with the one at the end of the branch selected."""
+        """Draw all segments, with the last one of the current branch selected."""
         path = {ROOT, *tree.path(at.tip)}
         self.clear()
         self.root.expand()
@@ -178,9 +178,9 @@ class Dialog(ModalScreen[None]):
 class Key(NamedTuple):
     """One key, or several that do the same kind of thing."""
 
-    keys: str  # as Textual names them, with commas; "" where Textual's own widgets take the key
+    keys: str  # Textual's names, separated by commas; "" if Textual's own widgets handle the key
     action: str
-    shown: str  # as people read it
+    shown: str  # as the help shows it
     about: str
 
 
@@ -226,5 +226,5 @@ def help_text() -> Text:
 
 
 def edit_line(text: str) -> str:
-    """The command that writes a text. Its control characters are escapes."""
+    """The `edit` command for a text, with control characters escaped."""
     return f"edit {escaped(json.dumps(text, ensure_ascii=False))}"

@@ -1,7 +1,7 @@
-"""The full screen of `genctl explore`. Its keys are commands of the tree, or move the screen's own cursor.
+"""The full screen of `genctl explore`. A key runs a command of the tree, or moves the screen's own cursor.
 
-The model runs in a thread of its own, one command after another, and looks at a distribution between two tokens. This
-thread only reads the tree, so that every key is answered at once; `frame` draws what has arrived.
+The model runs in a thread of its own, one command after another; between two tokens it computes the distribution that
+the screen needs. The UI thread only reads the tree, so every key is handled at once; `frame` draws what has arrived.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from genctl.tree.explorer import Explorer
 from genctl.tree.scores import Distribution
 from genctl.tree.token_tree import At
 
-FRAME_S = 0.05  # between two drawings of what the model has written
-NARROW = 76  # columns below which the panes stand one below the other
+FRAME_S = 0.05  # between two redraws
+NARROW = 76  # columns; below this the panes are stacked
 
 
 class ExploreApp(App[None]):
@@ -47,7 +47,7 @@ class ExploreApp(App[None]):
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
         *(Binding(key.keys, key.action, show=False, priority=True) for key in KEYS if key.keys),
-        Binding("enter", "enter", show=False, priority=True),  # of the line, when it is open
+        Binding("enter", "enter", show=False, priority=True),  # for the input line, when it is open
     ]
 
     def __init__(self, explorer: Explorer, *, coloured: bool = True, signalled: Callable[[], int] = lambda: 0) -> None:
@@ -56,16 +56,16 @@ class ExploreApp(App[None]):
         self.explorer, self.shown_tree = explorer, explorer.tree
         self.coloured, self.signalled = coloured, signalled
         self._at = self.shown_tree.at  # the screen's own cursor
-        self.follows = False  # whether the cursor moves with the tokens that are written
+        self.follows = False  # whether the cursor follows the tokens being written
         self.answer, self.failed = "? shows the keys", False
-        self.written = 0  # tokens of the command that runs
-        self.lines: list[str] = []  # of the command that runs, for a dialog
-        self.stale = False  # whether the panes lack something that was written
-        self.waiting: deque[str] = deque()  # commands, the one that runs first
-        self.arrived: deque[Callable[[], None]] = deque()  # from the model's thread, for this one to do
+        self.written = 0  # tokens written by the running command
+        self.lines: list[str] = []  # output of the running command, for a dialog
+        self.stale = False  # whether the panes are out of date
+        self.waiting: deque[str] = deque()  # commands: the running one, then the queued ones
+        self.arrived: deque[Callable[[], None]] = deque()  # calls from the model's thread, to run in this one
         self.model = ThreadPoolExecutor(1, "model")
         self.stopping = False
-        self._look: int | None = None  # a node whose distribution is wanted
+        self._look: int | None = None  # the node whose distribution the screen needs
 
     def compose(self) -> ComposeResult:
         """The panes."""
@@ -87,7 +87,7 @@ class ExploreApp(App[None]):
         yield Static(id="status", markup=False)
 
     def on_mount(self) -> None:
-        """Begin to draw."""
+        """Start drawing."""
         self.screen.set_focus(self.choices)
         self.set_interval(FRAME_S, self.frame)
 
@@ -97,7 +97,7 @@ class ExploreApp(App[None]):
 
     @property
     def at(self) -> At:
-        """Where the person is; where the tree is, once an undo has taken that away."""
+        """The screen's own cursor; the tree's cursor if an undo has removed the nodes of the former."""
         with self.explorer.lock:
             is_undone = max(self._at.cursor, self._at.tip) >= len(self.shown_tree.nodes)
             return self.shown_tree.at if is_undone else self._at
@@ -105,7 +105,7 @@ class ExploreApp(App[None]):
     # -- the model's thread --------------------------------------------------------------------------------------------
 
     def run_command(self, line: str, at: At | None = None) -> bool:
-        """Do a command next; with `at`, from there. False while another one writes."""
+        """Queue a command, to run from `at` if given. False if a command that writes is running or queued."""
         if any(_kind(each) in ("write", "fork") for each in self.waiting):
             self.report("one command at a time: Space stops what runs", failed=True)
             return False
@@ -123,7 +123,7 @@ class ExploreApp(App[None]):
             for result in self.explorer.do(line):
                 self.arrived.append(partial(self._take_in, result))
                 self._answer_look()
-                if self.stopping:  # it may have come before the command began
+                if self.stopping:  # the stop may have come before the command began
                     self.explorer.pause()
         except Exception as failed:
             error = formats.in_words(failed)
@@ -135,20 +135,20 @@ class ExploreApp(App[None]):
             return
         try:
             found = self.explorer.distribution(node)
-            _ = found.ranks, found.entropy  # here, and not where keys are answered
+            _ = found.ranks, found.entropy  # computed here, not in the UI thread
             self.arrived.append(partial(self._show_distribution, found))
         except Exception as failed:
             self.arrived.append(partial(self.report, formats.in_words(failed), failed=True))
 
     def stop(self) -> None:
-        """Stop what runs at its next token."""
+        """Stop the running command at its next token."""
         self.stopping = True
         self.explorer.pause()
 
     # -- what is shown -------------------------------------------------------------------------------------------------
 
     def frame(self) -> None:
-        """Take in everything that has arrived, and draw once."""
+        """Process everything that has arrived, and draw once."""
         if self.signalled():
             self.exit()
         changed = bool(self.arrived)
@@ -161,7 +161,7 @@ class ExploreApp(App[None]):
             self.show_status()
 
     def show_all(self) -> None:
-        """Show the place of the cursor in all panes."""
+        """Redraw all panes for the current cursor."""
         with self.explorer.lock:
             self.tree_pane.show(self.shown_tree, self.at)
         self.show_place()
@@ -176,7 +176,7 @@ class ExploreApp(App[None]):
         self.show_status()
 
     def show_status(self) -> None:
-        """Show what is going on; the entropy of the next token, and the settings."""
+        """Show the state or the last answer; below it the entropy of the next token, and the settings."""
         state, width = self.answer, max(self.size.width, 20)
         if self.waiting and not self.failed:
             state = f"{self.waiting[0].split()[0]}: {count(self.written, 'token')} · Space stops"
@@ -188,7 +188,7 @@ class ExploreApp(App[None]):
         self.query_one("#status", Static).update(line)
 
     def report(self, words: str, *, failed: bool = False) -> None:
-        """Answer in the status line."""
+        """Show an answer in the status line."""
         self.answer, self.failed = words, failed
         self.show_status()
 
@@ -197,7 +197,7 @@ class ExploreApp(App[None]):
         self.follows = _kind(line) == "write"
 
     def _take_in(self, result: Result) -> None:
-        """A result of a command: in the panes, in the status line, on the clipboard, or in a dialog at its end."""
+        """Show a result in the panes, in the status line or in a dialog at the end; copy the text of a branch."""
         if isinstance(result, TokenWritten):
             self.written += 1
             self.stale = True
@@ -234,7 +234,7 @@ class ExploreApp(App[None]):
     # -- keys ----------------------------------------------------------------------------------------------------------
 
     async def on_event(self, event: events.Event) -> None:
-        """Type into the line at once, so that Enter comes after all of it, however fast the keys arrive."""
+        """Insert typed characters into the line at once, so that Enter comes after them however fast keys arrive."""
         text = event.character if isinstance(event, events.Key) and event.is_printable else None
         if text and self.screen_stack and self.focused is self.line:
             self.line.insert_text_at_cursor(text)
@@ -242,7 +242,7 @@ class ExploreApp(App[None]):
             await super().on_event(event)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Whether a key acts: not while a dialog is open, and few while a line is typed."""
+        """Whether a key is active: none is while a dialog is open, few are while the input line is open."""
         if action not in {key.action.partition("(")[0] for key in KEYS if key.keys} | {"enter"}:
             return True
         if len(self.screen_stack) > 1:
@@ -259,16 +259,16 @@ class ExploreApp(App[None]):
         (self.show_all if is_other else self.show_place)()
 
     def action_move(self, name: str) -> None:
-        """The move that the command of this name makes."""
+        """Move the screen's cursor as the command of this name would."""
         with self.explorer.lock:
             self._go(COMMANDS[name].function(self.shown_tree, self.at, **parse(name).arguments))
 
     def action_run(self, line: str, place: str = "") -> None:
-        """A command: from the `cursor` or the `tip` of the branch, or from wherever the tree is."""
+        """Run a command from the `cursor` or the `tip` of the branch; by default from the tree's own cursor."""
         self.run_command(line, {"cursor": self.at, "tip": At(self.at.tip, self.at.tip)}.get(place))
 
     def action_pause(self) -> None:
-        """Stop what runs; else generate on from the end of the branch."""
+        """Stop the running command; if there is none, continue generating from the end of the branch."""
         if self.waiting:
             self.stop()
         elif self.run_command("generate", At(self.at.tip, self.at.tip)):
@@ -286,13 +286,13 @@ class ExploreApp(App[None]):
                 self._go(token_tree.goto(self.shown_tree, self.at, event.node.data))
 
     def action_type(self, value: str) -> None:
-        """Open the line of input."""
+        """Open the input line with `value` in it."""
         self.line.value, self.line.cursor_position = value, len(value)
         self.line.display = True
         self.screen.set_focus(self.line)
 
     def action_edit(self) -> None:
-        """Open the line with the text of the branch from here."""
+        """Open the input line with the branch's text from the cursor on."""
         with self.explorer.lock:
             path = self.shown_tree.path(self.at.tip, self.at.cursor)
             rest = "".join(self.shown_tree.nodes[node].text for node in path)
@@ -304,7 +304,7 @@ class ExploreApp(App[None]):
         self.screen.set_focus(self.choices)
 
     def action_enter(self) -> None:
-        """Do what was typed."""
+        """Run the typed command."""
         text = self.line.value.lstrip()
         self._close_line()
         if text.strip() == "help":
@@ -315,7 +315,7 @@ class ExploreApp(App[None]):
             self.run_command(text, self.at)
 
     def action_let_go(self) -> None:
-        """Close the line; else stop what runs."""
+        """Close the input line; if none is open, stop the running command."""
         if self.line.display:
             self._close_line()
         elif self.waiting:
@@ -326,7 +326,7 @@ class ExploreApp(App[None]):
         self.push_screen(Dialog("help", help_text()))
 
     def action_stop_or_leave(self) -> None:
-        """Stop what runs, or close the line; else leave."""
+        """Stop the running command, or close the input line; else leave."""
         if self.waiting or self.line.display:
             self.action_let_go()
         else:
@@ -334,13 +334,13 @@ class ExploreApp(App[None]):
 
 
 def _kind(line: str) -> str:
-    """The kind of a command, as its row has it."""
+    """The kind of a line's command; "" if it is unknown."""
     name = line.split()[0]
     return COMMANDS[name].kind if name in COMMANDS else ""
 
 
 def run_screen(explorer: Explorer, *, coloured: bool = True, signalled: Callable[[], int] = lambda: 0) -> None:
-    """Show a tree until the person leaves, or until `signalled` is not 0; whoever calls handles signals.
+    """Show a tree until the user leaves or `signalled` is not 0; the caller handles signals.
 
     Raises GenctlError after the terminal is restored, if the screen itself fails.
     """

@@ -1,4 +1,4 @@
-"""A cache as a whole: what it says of its layers, what a transformers model is given, what is saved and loaded."""
+"""A cache as a whole: what it reports of its layers, what a transformers model receives, saving and loading."""
 
 from __future__ import annotations
 

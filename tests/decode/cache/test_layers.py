@@ -1,4 +1,4 @@
-"""Layers of a cache against transformers' own, under random sequences of what the loop does to them."""
+"""Layers of a cache against transformers' own, under random sequences of the loop's operations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from genctl.decode.cache.growing import GrowingLayer
 
 HEADS, SIZE, WINDOW = 2, 3, 5
 
-# What is done to a layer: so many tokens written, rows chosen (positions modulo the rows there are), a lane that joins.
+# Operations on a layer: write so many tokens, select rows into a copy, take rows in place (both modulo the rows).
 ACTIONS = st.lists(
     st.one_of(
         st.tuples(st.just("write"), st.integers(1, 7)),
@@ -137,7 +137,7 @@ def test_lanes_are_merged_aligned_to_the_right_over_zeros(window: int | None, le
     assert merged.get_seq_length() == max(length for _, length in lengths)
 
 
-# What happens to a batch: so many rows leave from such places, a lane with so many tokens joins, so many steps.
+# Changes of a batch: rows at these places leave, a lane with so many tokens joins, so many steps run.
 TRAFFIC = st.lists(
     st.tuples(st.sets(st.integers(0, 5), max_size=3), st.integers(0, 9), st.integers(1, 4)), min_size=1, max_size=8
 )

@@ -1,4 +1,4 @@
-"""A prompt kept once for all rows that continue it: the same tokens as with a copy for each row."""
+"""A prompt cached once for all rows that continue it: the same tokens as with a copy for each row."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ NEW = 10
 def material(
     prompt: list[int] | None = None, arch: str = "gpt2", eos: tuple[int, ...] = (tiny.EOS,), **knobs: Any
 ) -> ProcessorContext:
-    """What the processors of one tiny lane are built from; fields of the context by name, all others are knobs."""
+    """The context from which the processors of one tiny lane are built; `knobs` may also name its fields."""
     fields = {name: knobs.pop(name) for name in list(knobs) if name in ProcessorContext.__dataclass_fields__}
     ids = torch.tensor([PROMPT if prompt is None else prompt])
     decoder = 1 if arch in tiny.SEQ2SEQ else ids.shape[1]
@@ -30,7 +30,7 @@ def material(
 
 
 def write(model: Any, made: ProcessorContext, seed: int) -> list[int]:
-    """The new tokens of one row, EOS included; drawn with torch's own generator, as transformers draws them."""
+    """The new tokens of one row, EOS included; sampled with torch's own generator, as transformers does."""
     processors = build(made)
     torch.manual_seed(seed)
     assert made.encoder_ids is not None
@@ -55,7 +55,7 @@ def write(model: Any, made: ProcessorContext, seed: int) -> list[int]:
 
 
 def generated(model: Any, made: ProcessorContext, seed: int, **options: Any) -> list[int]:
-    """What `generate` writes with `options`."""
+    """The tokens that `generate` writes with `options`."""
     torch.manual_seed(seed)
     source = made.encoder_ids
     options = {"top_k": 0, "use_cache": False, **options}

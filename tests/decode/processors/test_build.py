@@ -1,4 +1,4 @@
-"""The table, an explicit list, a user's own processors, and every sentence for what cannot be built."""
+"""The table, an explicit list, a user's own processors, and every message for what cannot be built."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_defaults_are_the_effective_ones_of_transformers() -> None:
     differ = {
         name: value for name, value in defaults.items() if name in params.knobs() and getattr(ours, name) != value
     }
-    # genctl's length is set where the context is known, and the number of drafts where it is known what pays
+    # genctl sets its length once it knows the context, and the number of drafts once it knows what pays
     assert differ == {"max_length": 20, "num_assistant_tokens": 20}
     assert differ["num_assistant_tokens"] == params.MOST_DRAFTED
 

@@ -1,4 +1,4 @@
-"""Filters without a sort: what they remove is what transformers' own remove, to the token."""
+"""Filters without a sort: they remove exactly the tokens that transformers' own remove."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from genctl.decode.processors.filters import Filter
 from genctl.decode.processors.trace import run_checked, run_traced
 from tests.decode.processors.plain import material
 
-# of a share: the filter's setting, and transformers' own
+# (share, tokens that stay at least) -> the filter's setting, and transformers' own filter
 KINDS: dict[str, Callable[[float, int], tuple[float, Processor]]] = {
     "top_k": lambda share, least: (
         k := max(int(1 + 60 * share), least),
@@ -56,7 +56,7 @@ def certain(row: list[float]) -> bool:
     return max(row) > -float("inf")
 
 
-# Quarters have many ties; sixteenths few; tenths sums that end on an edge.
+# Quarters have many ties, sixteenths few; tenths have sums that end on a threshold.
 value = st.one_of(
     st.integers(-20, 8).map(lambda n: n / 4),
     st.integers(-90, 30).map(lambda n: n / 16),

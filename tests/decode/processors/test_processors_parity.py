@@ -118,7 +118,7 @@ def test_guidance_writes_the_tokens_of_generate(negative: list[int] | None, do_s
 @pytest.mark.parametrize("eos", [(), (tiny.EOS,), (tiny.EOS, 9)])
 @pytest.mark.parametrize("beams", [1, 4])
 def test_scores_and_order_are_those_of_transformers_list(beams: int, eos: tuple[int, ...]) -> None:
-    """Also with beams, where filters keep one token more than may end a row. SynthID's list keeps a state: not here."""
+    """Also with beams, where filters keep one token more than may end a row. Not SynthID, whose list keeps a state."""
     model, scores = tiny.tiny("gpt2"), torch.randn(3, tiny.VOCABULARY, generator=torch.Generator().manual_seed(0)) * 4
     history = torch.tensor([[*PROMPT, 17, 44], [*PROMPT, 90, 3], [*PROMPT, 17, 8]])
     for knobs in combinations(60):
@@ -147,7 +147,7 @@ def test_scores_and_order_are_those_of_transformers_list(beams: int, eos: tuple[
 
 
 def test_synthid_does_not_care_where_a_row_stands() -> None:
-    """transformers' own keeps contexts by row number; ours gives a row that moved what it would have had alone."""
+    """transformers' own keeps contexts by row number; ours gives a row that moved the same as alone."""
     made = material(do_sample=True, watermarking_config={"ngram_len": 3, "keys": [654, 400, 836]})
     history = torch.tensor([[*PROMPT, *range(40, 44)], [*PROMPT, *range(60, 64)]])
     scores = torch.randn(2, tiny.VOCABULARY, generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""A budget for thought: where the closing tag is forced, what the record says of it, and what finds the tags."""
+"""Thinking budgets: where the closing tag is forced, what the record says about it, and how tags are found."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_a_beginning_of_the_answer_may_open_a_thought_and_earlier_turns_do_not(t
 
 
 def by_hand(model: Any, ids: Any, budget: int) -> dict[str, Any]:
-    """The tokens before the closing tag, by the text of each beginning."""
+    """Count the tokens before the closing tag, by decoding every prefix."""
     texts = [model.tokenizer.decode(ids[:count]) for count in range(len(ids) + 1)]
     thought = texts[-1].partition("</think>")[0]
     count = next((count for count, text in enumerate(texts) if len(text) >= len(thought)), len(ids))

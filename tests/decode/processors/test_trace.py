@@ -1,4 +1,4 @@
-"""What the traces say, by hand on a vocabulary of four, and who is named when no token is left."""
+"""Traces, by hand on a vocabulary of four, and which processor is named when no token is left."""
 
 from __future__ import annotations
 

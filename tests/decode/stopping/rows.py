@@ -67,7 +67,7 @@ def written(tokens: Sequence[int], logprob: float = -1.0, elapsed: float = 0.0, 
 
 
 def first_stop(criterion: NamedCriterion, tokens: Sequence[int], kind: str = "bytelevel") -> tuple[int, Stop] | None:
-    """After how many tokens the criterion ends the row, and what it says."""
+    """After how many tokens the criterion ends the row, and its result."""
     text = row_text(kind, [criterion])
     for count in range(1, len(tokens) + 1):
         text.push(tokens[count - 1])

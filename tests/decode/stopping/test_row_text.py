@@ -44,7 +44,7 @@ MARKED = Marks({"<end>": "\udfff"}, {0: "\udfff"})
 
 
 def pushed(text: RowText, letters: str) -> str:
-    """What is shown of more letters."""
+    """The text shown after more letters."""
     shown = ""
     for letter in letters:
         text.push(ord(letter))

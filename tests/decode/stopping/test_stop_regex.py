@@ -22,7 +22,7 @@ def criterion(pattern: str, kind: str = "bytelevel"):
 
 
 def ended(stop: NamedCriterion, tokens: list[int]) -> object:
-    """What the criterion says after the last of the tokens."""
+    """The criterion's result after the last of the tokens."""
     text = row_text("bytelevel", [stop])
     for token in tokens:
         text.push(token)

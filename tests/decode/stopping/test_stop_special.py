@@ -145,7 +145,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def free_of() -> dict[int, list[Result]]:
-    """What `model` writes without a stop, by seed: made by the first test that needs it."""
+    """The results of `model` without a stop, by seed: filled by the first test that needs one."""
     return {}
 
 
@@ -158,7 +158,7 @@ PLAIN: dict[str, Any] = {
 
 
 def _streamed(stream: Any) -> tuple[dict[str, list[str]], dict[str, events.Finished]]:
-    """What was shown of the first row of each lane, and how each ended."""
+    """The text shown for the first row of each lane, and how each ended."""
     shown: dict[str, str] = {}
     done: dict[str, events.Finished] = {}
     for event in stream:
@@ -195,7 +195,7 @@ def test_rows_of_a_batch_end_at_the_token_and_show_the_text_before_it(
 
 
 def _expected(tokens: Sequence[int], stops: Sequence[str], keep: bool) -> tuple[Sequence[int], str, str]:
-    """By definition: special tokens that are named as one letter each, the others left out."""
+    """By definition: each special token that is named is one letter, the others are left out."""
     letters = {
         token: letter
         for token, letter in ((EOS, "\U0010fffd"), (BOS, "\U0010fffc"))

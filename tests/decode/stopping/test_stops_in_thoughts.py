@@ -23,7 +23,7 @@ SET = ("--set", 'thinking_tags=["<think>", "</think>"]')
 
 
 def stopped(text: str, *, in_thought: bool = False, words: Any = None, tags: Tags = TAGS, **knobs: Any) -> str:
-    """What is left of a text, token by token; what is shown on the way is its beginning."""
+    """The part of a text that is left, token by token; checks that the text shown on the way is its beginning."""
     words = words or tokenizer("bytelevel")
     read = lambda ids: words.decode(list(ids), skip_special_tokens=True)  # noqa: E731
     generation = Generation(**knobs)
