@@ -59,12 +59,9 @@ def auxiliary_strategy(
     from genctl.strategies.assisted import Assisted
     from genctl.strategies.drafters import ModelDrafter, PromptLookup, early_exit
 
-    drawn: dict[str, Any] = {"sampler": generation.sampler, "draft_sampling": generation.draft_sampling}
     if way == "prompt_lookup_num_tokens":
         lookup = PromptLookup(generation.max_matching_ngram_size)
-        # "up to" the number: as many as pay, unless the text depends on the number
-        price = not (sample and generation.draft_sampling == "rejection")
-        return Assisted(lookup, sample, generation.prompt_lookup_num_tokens, price, **drawn)
+        return Assisted(lookup, sample, generation.prompt_lookup_num_tokens, price=True, sampler=generation.sampler)
     if way == "assistant_early_exit":
         assert generation.assistant_early_exit is not None
         drafter = early_exit(forward, generation.assistant_early_exit, use_cache=generation.use_cache)
@@ -74,8 +71,13 @@ def auxiliary_strategy(
         if not same_tokens(tokenizer, assistant.tokenizer, special=False):
             raise ModelError(f"assistant_model: {name} has other tokens than the model, so its drafts would be wrong")
         drafter = ModelDrafter(assistant.forward)
-    drawn["assistant_confidence_threshold"] = generation.assistant_confidence_threshold
-    return Assisted(drafter, sample, generation.num_assistant_tokens, **drawn)
+    return Assisted(
+        drafter,
+        sample,
+        generation.num_assistant_tokens,
+        assistant_confidence_threshold=generation.assistant_confidence_threshold,
+        sampler=generation.sampler,
+    )
 
 
 def same_tokens(tokenizer: Any, other: Any, *, special: bool = True) -> bool:
