@@ -20,7 +20,7 @@ from typing import Any
 from genctl import events, process
 from genctl.decode.step_costs import from_environment
 from genctl.engines.pool.cluster import RayCluster, start_cluster
-from genctl.engines.pool.worker import GroupResult, OpenedWorker, Worker, WorkerSetup, own_genctl
+from genctl.engines.pool.worker import OpenedWorker, Worker, WorkerSetup, own_genctl
 from genctl.engines.protocol import (
     ALONE,
     About,
@@ -33,7 +33,6 @@ from genctl.engines.protocol import (
     Rows,
     ScoringOptions,
     Skipped,
-    StreamProgress,
     TextToScore,
     WorkDone,
     never,
@@ -60,7 +59,7 @@ class WorkGroup:
     last: int = -1  # the index of its last row in the input
     number: int = 0  # in the order of the groups
     died: WorkerHandle | None = None  # the worker that died with it: it is tried alone, by another if there is one
-    result: GroupResult = field(default_factory=GroupResult)
+    results: list[Any] = field(default_factory=list)  # events of its requests, or the outcome of each text
     lost: str = ""  # why there is none
 
 
@@ -73,8 +72,6 @@ class WorkerHandle:
     node: str = ""
     ready: bool = False  # it has loaded the checkpoint, and did not die since
     groups: list[WorkGroup] = field(default_factory=list)  # that it has
-    rows: int = 0
-    tokens: int = 0
 
     @property
     def name(self) -> str:
@@ -103,8 +100,6 @@ class WorkerPool:
         self._returned: list[WorkGroup] = []  # their workers died
         self._next = 0  # the first group whose result was not given out
         self._taken = 0  # groups that were taken
-        self.on_progress: Callable[[], object] | None = None
-        self.began = time.monotonic()
 
     # -- load ----------------------------------------------------------------------------------------------------------
 
@@ -112,7 +107,6 @@ class WorkerPool:
         """Wait until a worker has loaded the checkpoint, and return its facts. Others follow meanwhile."""
         while self._first is None:
             self._wait()
-        self.began = time.monotonic()
         return self._first[1].about
 
     def ask(self, name: str, *arguments: Any) -> Any:
@@ -216,14 +210,12 @@ class WorkerPool:
                 self._take_opened(worker, ref)
             else:
                 self._take_result(worker, group, ref)
-        if self.on_progress is not None:
-            self.on_progress()
 
     def _take_result(self, worker: WorkerHandle, group: WorkGroup, ref: Any) -> None:
         """Take a result, or take the group back from a worker that died, and let that one load the checkpoint again."""
         worker.groups.remove(group)
         try:
-            group.result = self._get(ref)
+            group.results = self._get(ref)
         except _Died:
             if worker.ready:
                 worker.ready = False
@@ -233,17 +225,7 @@ class WorkerPool:
                 self._returned.append(group)
                 return
             group.lost = f"workers died 2 times, {worker.name} last, each time with this row or others of its group"
-        else:
-            worker.rows += len(group.rows)
-            worker.tokens += group.result.tokens
         self._finished[group.number] = group
-
-    def progress(self) -> StreamProgress:
-        """The groups that are done so far; of rows, those whose results were not given out."""
-        rows = sum(len(group.rows) for group in self._finished.values())
-        tokens = [worker.tokens for worker in self.workers]
-        seconds = max(time.monotonic() - self.began, 1e-9)
-        return StreamProgress(rows, sum(tokens), tuple(number / seconds for number in tokens))
 
     def close(self) -> None:
         """End all workers."""
@@ -271,6 +253,7 @@ class PoolEngine:
     """Workers that have loaded a checkpoint. The first of them answers questions about it."""
 
     about = About("")  # what the first worker knows of its checkpoint
+    done = WorkDone()  # workers do not report it
 
     def __init__(self, cluster: RayCluster, setup: EngineSetup) -> None:
         """Start the workers."""
@@ -303,12 +286,6 @@ class PoolEngine:
         """Notes for --verbose on the workers, on the checkpoint, and how the first of them runs it."""
         return [self._shared_out, *self.pool.ask("notes")]
 
-    @property
-    def done(self) -> WorkDone:
-        """What each worker did."""
-        lines = (f"{one.name}: {count(one.rows, 'row')}, {count(one.tokens, 'token')}" for one in self.pool.workers)
-        return WorkDone(shares=tuple(lines))
-
     def use_threads(self, rows: int, recorded: int | None = None) -> int | None:
         """The number that each worker uses: the recorded one would not be its share of the cores."""
         number: int | None = self.pool.ask("use_threads", rows)
@@ -320,15 +297,13 @@ class PoolEngine:
         self, requests: Rows, report: Report | None = None, flow: Flow = ALONE
     ) -> Generator[events.Event, None, None]:
         """Give rows to workers, and take their events (`Engine.stream`). Without a span a group has `width` rows."""
-        pool, width = self.pool, flow.width
-        pool.on_progress = lambda: flow.on_progress(pool.progress())
-        span = flow.span or width
-        if flow.continuous and width > 1:  # a row is the same in any group: small ones keep all workers busy
-            span = 2 * width
-        settings = report or Report(), width, flow.ahead, flow.threads
+        span = flow.span or flow.width
+        if flow.continuous and flow.width > 1:  # a row is the same in any group: small ones keep all workers busy
+            span = 2 * flow.width
+        settings = report or Report(), flow.width, flow.ahead, flow.threads
         groups = _groups(requests, span, settings, whole=not flow.continuous)
-        for group in pool.results(groups, flow.interrupted, ordered=flow.ordered):
-            for event in self._lost_rows(group) if group.lost else group.result.results:
+        for group in self.pool.results(groups, flow.interrupted, ordered=flow.ordered):
+            for event in self._lost_rows(group) if group.lost else group.results:
                 if flow.interrupted():
                     return
                 yield event
@@ -360,7 +335,7 @@ class PoolEngine:
             for group in self.pool.results(groups(), interrupted):
                 lost = ModelError(group.lost)
                 lost.code = "worker"
-                outcomes = [lost] * len(group.rows) if group.lost else group.result.results
+                outcomes = [lost] * len(group.rows) if group.lost else group.results
                 yield from zip(group.rows, outcomes, strict=True)
 
         self.pool.ask("check_scoring", options)

@@ -21,7 +21,7 @@ from genctl.params import Runtime
 from genctl.process import __version__, sources, versions
 
 if TYPE_CHECKING:
-    from genctl.engines.protocol import ScoringOptions, TextToScore
+    from genctl.engines.protocol import Outcome, ScoringOptions, TextToScore
     from genctl.engines.session import Session
 
 
@@ -46,14 +46,6 @@ class OpenedWorker(NamedTuple):
     about: About
 
 
-@dataclass
-class GroupResult:
-    """The result of a group: events of its requests, or the outcome of each text."""
-
-    results: list[Any] = field(default_factory=list)
-    tokens: int = 0  # that were written or scored
-
-
 class Worker:
     """A process that works on groups. After a restart it loads the checkpoint again at its first call."""
 
@@ -71,33 +63,29 @@ class Worker:
         """What the session's method `name` returns."""
         return getattr(self.session, name)(*arguments)
 
-    def score(self, texts: tuple[TextToScore, ...], options: ScoringOptions) -> GroupResult:
+    def score(self, texts: tuple[TextToScore, ...], options: ScoringOptions) -> list[Outcome]:
         """Score a group of texts."""
-        outcomes = [outcome for _, outcome in self.session.score(enumerate(texts), replace(options, chunk=len(texts)))]
-        tokens = sum(one.count for scored in outcomes if isinstance(scored, list) for one in scored)
-        return GroupResult(outcomes, tokens)
+        return [outcome for _, outcome in self.session.score(enumerate(texts), replace(options, chunk=len(texts)))]
 
     def decode(
         self, requests: tuple[Request, ...], report: Report, width: int, ahead: int, threads: int | None
-    ) -> GroupResult:
+    ) -> list[events.Event]:
         """Decode a group. Of steps that nobody reads only the counts of drafts are sent, which saves most traffic.
 
         `ahead`: requests read ahead, so that the longest begins first. `threads` compute a step; None: as they are.
         """
         if threads is not None:
             set_threads(threads)
-        result, whole = GroupResult(), set[str]()  # `whole`: lanes whose steps are read
+        result, whole = list[events.Event](), set[str]()  # `whole`: lanes whose steps are read
         steps = report.steps or any(row.resolved.runtime.processed_logprobs for row in requests)
         for event in self.session.stream(iter(requests), report, Flow(width, ahead=ahead)):
             if isinstance(event, events.Began) and (steps or (report.parents and "beam" in event.strategy)):
                 whole.add(event.lane)
-            elif isinstance(event, events.Stepped):
-                result.tokens += event.new_tokens
-                if event.lane not in whole:
-                    if not event.drafted:
-                        continue
-                    event = events.Stepped(event.lane, 1, (), (), event.drafted, event.accepted)
-            result.results.append(event)
+            elif isinstance(event, events.Stepped) and event.lane not in whole:
+                if not event.drafted:
+                    continue
+                event = events.Stepped(event.lane, 1, (), (), event.drafted, event.accepted)
+            result.append(event)
         return result
 
     @cached_property

@@ -14,7 +14,7 @@ from genctl.config.layers import resolve
 from genctl.engines.pool import engine
 from genctl.engines.pool.cluster import start_cluster
 from genctl.engines.pool.engine import WorkerPool, WorkGroup, _groups
-from genctl.engines.pool.worker import GroupResult, OpenedWorker, WorkerSetup, own_genctl
+from genctl.engines.pool.worker import OpenedWorker, WorkerSetup, own_genctl
 from genctl.engines.protocol import About, Report, Request, Skipped
 from genctl.errors import ModelError
 from genctl.params import Runtime
@@ -30,7 +30,7 @@ def opened(number: int, **identity: Any) -> OpenedWorker:
 
 def well(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
     """A worker that does everything."""
-    return opened(number) if method == "open" else GroupResult([f"result of {arguments[0]}"])
+    return opened(number) if method == "open" else [f"result of {arguments[0]}"]
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def groups(count: int, taken: list[int] | None = None) -> Iterator[WorkGroup]:
 
 
 def summary(results: Iterator[WorkGroup]) -> list[tuple[int, Any]]:
-    return [(group.last // 2, group.lost or next(iter(group.result.results), None)) for group in results]
+    return [(group.last // 2, group.lost or next(iter(group.results), None)) for group in results]
 
 
 def expected(count: int) -> list[tuple[int, Any]]:
@@ -193,20 +193,6 @@ def test_a_worker_on_a_gpu_has_no_products(started: Callable[..., WorkerPool]) -
         return well(number, method, arguments)
 
     assert summary(started(behave).results(groups(5), lambda: False)) == expected(5)
-
-
-def test_progress_counts_finished_groups_whose_results_wait_for_an_earlier_one(
-    started: Callable[..., WorkerPool],
-) -> None:
-    def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        return opened(number) if method == "open" else GroupResult(tokens=5)
-
-    pool, seen = started(behave, seed=1), list[tuple[int, int]]()
-    pool.on_progress = lambda: seen.append((pool.progress().rows, pool.progress().tokens))
-    given = sum(len(group.rows) for group in pool.results(groups(30), lambda: False))
-    assert max(rows for rows, _ in seen) > 2
-    assert seen[-1][1] == sum(worker.tokens for worker in pool.workers) == 5 * given // 2
-    assert [tokens for _, tokens in seen] == sorted(tokens for _, tokens in seen)
 
 
 def test_rows_of_a_slow_pipe_do_not_wait_for_others_of_their_group() -> None:
