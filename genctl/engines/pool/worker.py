@@ -35,7 +35,6 @@ class WorkerSetup:
     folder: str  # the driver's working folder: names of files are relative to it
     options: dict[str, Any] = field(default_factory=dict)  # of `Session.load`
     local: str = ""  # the checkpoint's folder on the driver; "" for one that has another kind of name
-    exact: bool = False  # as many threads, whatever the work
 
 
 class OpenedWorker(NamedTuple):
@@ -95,11 +94,9 @@ class Worker:
         if setup.local and not Path(setup.local).is_dir():
             there = f"there is no {setup.local} on {platform.node()}"
             raise ModelError(f"{setup.runtime.model} is a local folder, and {there}")
-        from genctl.decode.step_costs import Threads
         from genctl.engines.session import Session
 
-        threads = Threads(setup.threads if setup.exact else None, share=setup.threads)
-        session = Session.load(setup.runtime, layers=setup.layers, threads=threads, **setup.options)
+        session = Session.load(setup.runtime, layers=setup.layers, **setup.options)
         if setup.layers:
             session.plan(session.resolve(setup.layers))
         return session
