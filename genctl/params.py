@@ -414,6 +414,20 @@ class Generation:
         refines=("assistant_model", "assistant_early_exit"),
         rare=True,
     )
+    assistant_lookbehind: Number = knob(
+        10,
+        "assistant with another tokenizer: number of its tokens to encode again with each draft",
+        SEARCH,
+        refines=("assistant_model",),
+        rare=True,
+    )
+    target_lookbehind: Number = knob(
+        10,
+        "assistant with another tokenizer: number of the model's tokens to encode again for it",
+        SEARCH,
+        refines=("assistant_model",),
+        rare=True,
+    )
     dola_layers: Literal["low", "high"] | list[Count] | None = knob(
         None,
         "DoLa: layers to contrast with the last one: low, high or a list such as [1, 3] (arXiv:2309.03883)",

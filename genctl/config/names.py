@@ -112,8 +112,6 @@ REFUSED: dict[str, str] = {
     "speculation_type": "names a drafting scheme of transformers' own loop, which genctl does not run",
     "num_assistant_tokens_schedule": "genctl drafts as many tokens as pay; num_assistant_tokens fixes their number",
     "is_assistant": "an internal mark of transformers; name the draft model with assistant_model",
-    "assistant_lookbehind": "serves assistants with another tokenizer; use one with the model's",
-    "target_lookbehind": "serves assistants with another tokenizer; use one with the model's",
     "assistant_ensemble_weight": "mixes in the assistant's distribution; with genctl the text is the model's own",
     "cache_config": "fields of transformers' cache classes; genctl has its own caches",
     "max_cache_len": "sizes transformers' static caches; genctl's caches grow with the text",

@@ -36,8 +36,6 @@ REMOVED = (
     Removed("setting", "stochastic_beams", "use num_beams with do_sample = true, or best_of"),
     Removed("setting", "num_assistant_tokens_schedule", "num_assistant_tokens fixes how many are drafted"),
     Removed("setting", "draft_sampling", "leave it out: a seed writes the text that it writes without drafts"),
-    Removed("setting", "assistant_lookbehind", "use an assistant with the model's tokenizer, or --draft-corpus FILE"),
-    Removed("setting", "target_lookbehind", "use an assistant with the model's tokenizer, or --draft-corpus FILE"),
     Removed(
         "setting",
         "json_schema_unenforced",

@@ -19,6 +19,7 @@ from genctl.strategies.sample import Sample
 
 if TYPE_CHECKING:
     from genctl.strategies.constraints import Alternatives, Phrase
+    from genctl.strategies.drafters import Drafter
 
 
 @dataclass(frozen=True)
@@ -57,20 +58,16 @@ def auxiliary_strategy(
         alpha, beta = generation.contrastive_alpha, generation.contrastive_beta
         return Amateur(amateur.forward, alpha, beta, generation.amateur_temperature, sample, count)
     from genctl.strategies.assisted import Assisted
-    from genctl.strategies.drafters import ModelDrafter, PromptLookup, early_exit
+    from genctl.strategies.drafters import PromptLookup, early_exit
 
     if way == "prompt_lookup_num_tokens":
         lookup = PromptLookup(generation.max_matching_ngram_size)
         return Assisted(lookup, sample, generation.prompt_lookup_num_tokens, price=True, sampler=generation.sampler)
     if way == "assistant_early_exit":
         assert generation.assistant_early_exit is not None
-        drafter = early_exit(forward, generation.assistant_early_exit, use_cache=generation.use_cache)
+        drafter: Drafter = early_exit(forward, generation.assistant_early_exit, use_cache=generation.use_cache)
     else:
-        name = str(generation.assistant_model)
-        assistant = load(name)
-        if not same_tokens(tokenizer, assistant.tokenizer, special=False):
-            raise ModelError(f"assistant_model: {name} has other tokens than the model, so its drafts would be wrong")
-        drafter = ModelDrafter(assistant.forward)
+        drafter = _assistant(generation, tokenizer, load)
     return Assisted(
         drafter,
         sample,
@@ -80,17 +77,26 @@ def auxiliary_strategy(
     )
 
 
-def same_tokens(tokenizer: Any, other: Any, *, special: bool = True) -> bool:
-    """Whether two tokenizers have the same vocabulary. Two checkpoints without a tokenizer count as equal.
+def _assistant(generation: Generation, tokenizer: Any, load: Callable[[str], AuxiliaryModel]) -> Drafter:
+    name = str(generation.assistant_model)
+    assistant = load(name)
+    if same_tokens(tokenizer, assistant.tokenizer):
+        from genctl.strategies.drafters import ModelDrafter
 
-    Without `special` one token in a hundred may differ, as special tokens of one family do, if `other` has all ids.
-    """
-    if tokenizer is None or other is None:
-        return tokenizer is other
-    ours, theirs = tokenizer.get_vocab(), other.get_vocab()
-    if special:
-        return bool(ours == theirs)
-    return max(ours.values()) <= max(theirs.values()) and len(ours.items() & theirs.items()) >= 0.99 * len(ours)
+        return ModelDrafter(assistant.forward)
+    if tokenizer is None or assistant.tokenizer is None:
+        raise ModelError(f"{name} has other tokens than the model, and one of them has no tokenizer")
+    from genctl.strategies.universal import UniversalDrafter
+
+    lookbehinds = generation.assistant_lookbehind, generation.target_lookbehind
+    return UniversalDrafter(assistant.forward, assistant.tokenizer, tokenizer, *lookbehinds)
+
+
+def same_tokens(a: Any, b: Any) -> bool:
+    """Whether two tokenizers have the same vocabulary. Two checkpoints without a tokenizer count as equal."""
+    if a is None or b is None:
+        return a is b
+    return a is b or bool(a.get_vocab() == b.get_vocab())
 
 
 def choose(generation: Generation, tokenizer: Any = None, pad_token_id: int | None = None) -> Strategy:

@@ -213,6 +213,7 @@ def test_a_knob_that_refines_one_switched_off_later_is_moot() -> None:
     for key, bases in (
         ("max_matching_ngram_size", "prompt_lookup_num_tokens"),
         ("num_assistant_tokens", "assistant_model or assistant_early_exit"),
+        ("assistant_lookbehind", "assistant_model"),
     ):
         assert wrong(layers({key: 3})) == f"{key} = 3 (layer0.toml) has no effect without {bases}"
     job = resolve(layers(SAMPLED | {"xtc_threshold": 0.3, "xtc_probability": 0.5}, {"xtc_probability": 0.0}))

@@ -38,7 +38,8 @@ REFUSED: dict[Kind, str] = {
 # Knobs of decoding that must not change what the model computes: with or without them greedy texts should be equal.
 DECODING = (
     "assistant_model", "prompt_lookup_num_tokens", "max_matching_ngram_size", "assistant_early_exit",
-    "num_assistant_tokens", "assistant_confidence_threshold", "use_cache", "cache_implementation",
+    "num_assistant_tokens", "assistant_confidence_threshold", "assistant_lookbehind", "target_lookbehind",
+    "use_cache", "cache_implementation",
 )  # fmt: skip
 FLAGS = frozenset({"max_new_tokens", *DECODING})  # knobs of generation that count here
 FOR_ALL = ("offline", "truncate", "chat", "system")  # all sides read the same prompts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,25 +13,17 @@ from genctl.strategies.assisted import Assisted
 from genctl.strategies.contrast import Amateur, Dola
 from genctl.strategies.drafters import ModelDrafter, PromptLookup
 from genctl.strategies.factory import AuxiliaryModel, auxiliary_strategy
+from genctl.strategies.universal import UniversalDrafter
 from tests import runtimes
 from tests.decode.driver import PROMPTS, Case
+from tests.strategies.assisted.test_drafters import letters
 from tests.tiny import tiny, tokenizer
 
 SMALL = runtimes.forward(tiny("llama", seed=5))
 
 
 def load(name: str) -> AuxiliaryModel:
-    ours = tokenizer().get_vocab()
-    renamed = {"<end>" if token == "<eos>" else token: id for token, id in ours.items()}
-    vocabularies = {
-        "letters": {letter: id for id, letter in enumerate("abcdefgh")},
-        "renamed": renamed,
-        "longer": {**renamed, "<more>": len(ours)},
-        "shorter": {token: id for token, id in ours.items() if id < len(ours) - 1},
-    }
-    if name in vocabularies:
-        return AuxiliaryModel(SMALL, SimpleNamespace(get_vocab=lambda: vocabularies[name]))
-    return AuxiliaryModel(SMALL, {"small": tokenizer(), "silent": None}[name])
+    return AuxiliaryModel(SMALL, {"small": tokenizer(), "letters": letters(), "silent": None}[name])
 
 
 def chosen(**knobs: Any) -> Strategy | None:
@@ -42,8 +33,9 @@ def chosen(**knobs: Any) -> Strategy | None:
 def test_the_knobs_arrive_in_the_strategy() -> None:
     assert chosen() is None
     assert chosen(assistant_model="small", num_assistant_tokens=7) == Assisted(ModelDrafter(SMALL), False, 7)
-    unsure = chosen(assistant_model="small", assistant_confidence_threshold=0.1)
-    assert unsure == Assisted(ModelDrafter(SMALL), assistant_confidence_threshold=0.1)
+    drafter = UniversalDrafter(SMALL, letters(), tokenizer(), 4, 6)
+    asked = {"assistant_lookbehind": 4, "target_lookbehind": 6, "assistant_confidence_threshold": 0.1}
+    assert chosen(assistant_model="letters", **asked) == Assisted(drafter, assistant_confidence_threshold=0.1)
     drawn = {"do_sample": True, "sampler": "counter"}
     lookup = chosen(prompt_lookup_num_tokens=9, max_matching_ngram_size=3, **drawn)
     assert lookup == Assisted(PromptLookup(3), True, 9, True, sampler="counter")
@@ -74,17 +66,10 @@ def test_knobs_that_contradict_each_other_are_refused(knobs: dict[str, Any], why
 
 
 def test_checkpoints_that_do_not_go_together_are_refused() -> None:
-    for name in ("letters", "renamed", "silent"):
-        with pytest.raises(ModelError, match="has other tokens than the model, so nothing compares"):
-            chosen(amateur_model=name)
-    for name in ("letters", "shorter", "silent"):
-        with pytest.raises(ModelError, match="has other tokens than the model, so its drafts would be wrong"):
-            chosen(assistant_model=name)
-
-
-@pytest.mark.parametrize("name", ["renamed", "longer"])
-def test_an_assistant_may_have_other_special_tokens(name: str) -> None:
-    assert chosen(assistant_model=name) == Assisted(ModelDrafter(SMALL))
+    with pytest.raises(ModelError, match="has other tokens than the model, so nothing compares"):
+        chosen(amateur_model="letters")
+    with pytest.raises(ModelError, match="one of them has no tokenizer"):
+        chosen(assistant_model="silent")
 
 
 def test_two_checkpoints_without_tokenizers_are_taken_at_their_word() -> None:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
+from transformers import PreTrainedTokenizerFast
 
 from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.read_along import ReadAlong
-from genctl.decode.runtime import Pass
+from genctl.decode.runtime import Abilities, ModelRuntime, Output, Pass
 from genctl.decode.stopping import Stop
+from genctl.decode.types import Context, Prefix
 from genctl.errors import ModelError
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.drafters import LookupDraftWriter, PromptLookup, early_exit
 from genctl.strategies.sample import Sample
+from genctl.strategies.universal import UniversalDrafter
+from genctl.transformers.runtime import TransformersRuntime
 from tests import runtimes
 from tests.decode.driver import PROMPTS, Case
-from tests.tiny import tiny
+from tests.tiny import tiny, tokenizer
 
 
 @pytest.mark.parametrize(
@@ -92,6 +100,102 @@ def test_an_exit_before_or_behind_the_layers_is_refused() -> None:
             early_exit(forward, layer)
     with pytest.raises(ModelError, match="is an encoder-decoder"):
         early_exit(runtimes.forward(tiny("bart")), 1)
+
+
+# -- another tokenizer -------------------------------------------------------------------------------------------------
+
+
+@cache
+def letters() -> Any:
+    """A tokenizer of bytes: nothing is merged."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {"<pad>": 0, "<bos>": 1, "<eos>": 2, **{letter: i + 3 for i, letter in enumerate(alphabet)}}
+    made = Tokenizer(models.BPE(vocabulary, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>")
+
+
+class Reciting(TransformersRuntime):
+    """Says one text by heart, letter by letter, then EOS; `fed` is what it was made to read."""
+
+    def __init__(self, text: str, eos: int = 2) -> None:
+        self.ids = [*letters()(text)["input_ids"], eos]
+        self.model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=eos))
+        self.device = torch.device("cpu")
+        self.is_encoder_decoder = False
+        self.abilities = Abilities(supports_cache=False)
+        self.fed: list[str] = []
+
+    def __call__(self, given: Pass) -> Output:
+        self.fed.append(letters().decode(given.feed[0]))
+        logits = torch.full((1, 1, 300), -50.0)
+        logits[0, 0, self.ids[min(given.feed.shape[1], len(self.ids) - 1)]] = 50.0
+        return Output(logits, None)
+
+
+TEXT = "the cat sat on the mat and the dog sat on the log. once upon a time"
+
+
+def universal(forward: ModelRuntime) -> UniversalDrafter:
+    return UniversalDrafter(forward, letters(), tokenizer())
+
+
+def begun(drafter: UniversalDrafter, eos: tuple[int, ...] = ()) -> Any:
+    prefix = Prefix(torch.zeros(1, 1, dtype=torch.long), None, torch.zeros(1, 300))
+    context = Context(prefix, torch.Generator(), eos, 100, SimpleNamespace(is_encoder_decoder=False))
+    return drafter.begin(context, None, 0.0)
+
+
+def test_drafts_of_another_tokenizer_arrive_as_the_models_own_tokens() -> None:
+    ids = tokenizer()(TEXT)["input_ids"]
+    forward = Reciting(TEXT)
+    propose = begun(universal(forward))
+    length, accepted = 3, 0
+    while length < len(ids) - 4:
+        drafted = propose(ids[:length], 12).tokens  # 12 letters are a few tokens
+        right = next((i for i, token in enumerate(drafted) if token != ids[length + i]), len(drafted))
+        assert right >= len(drafted) - 1  # the last piece may be cut off in the middle of a token
+        assert drafted
+        accepted += right
+        length += right + 1
+    assert accepted > len(ids) / 2
+    assert TEXT.startswith(max(forward.fed, key=len))  # the row came through whole, every time
+
+
+def test_the_assistants_end_becomes_the_models_end() -> None:
+    ids = tokenizer()(TEXT)["input_ids"]
+    propose = begun(universal(Reciting(TEXT)), eos=(2,))
+    assert propose(ids[:-2], 40).tokens == [*ids[-2:], 2]
+
+
+def test_a_row_that_went_another_way_is_followed() -> None:
+    said = tokenizer()("the cat sat on ")["input_ids"]
+    other = [*said, *tokenizer()("a log and a dog")["input_ids"]]
+    forward = Reciting(TEXT)
+    propose = begun(universal(forward))
+    propose(said, 12)
+    forward.fed.clear()
+    propose(other, 12)
+    assert forward.fed[0] == "the cat sat on a log and a dog"
+
+
+@pytest.mark.parametrize("assistant", ["llama", "mistral"])
+def test_greedy_text_stays_as_it_is_with_another_tokenizer(assistant: str) -> None:
+    case = Case("llama")
+    other = runtimes.forward(tiny(assistant, seed=4))
+    plain = case.ours([case.lane(PROMPTS[1], eos=(), max_new_tokens=30)])
+    strategy = Assisted(universal(other), num_assistant_tokens=6, assistant_confidence_threshold=0.0)
+    assert case.ours([case.lane(PROMPTS[1], strategy, eos=(), max_new_tokens=30)]) == plain
+
+
+def test_another_tokenizer_and_an_encoder_decoder_are_refused() -> None:
+    case = Case("t5")
+    strategy = Assisted(universal(runtimes.forward(tiny("llama"))))
+    failed = [e for e in decode(case.forward, [case.lane(PROMPTS[0], strategy)]) if isinstance(e, events.Failed)]
+    assert "two decoder-only models" in failed[0].message
 
 
 def test_a_draft_beyond_the_end_of_a_row_may_leave_no_token() -> None:
