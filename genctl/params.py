@@ -404,15 +404,6 @@ class Generation:
         SEARCH,
         refines=("assistant_model", "assistant_early_exit"),
     )
-    draft_sampling: Literal["coupled", "rejection"] = knob(
-        "coupled",
-        "coupled: a sample is the text that is written without drafts; rejection: transformers' draws, which accept "
-        "more drafts and depend on them (arXiv:2211.17192)",
-        SEARCH,
-        sampling=True,
-        rare=True,
-        refines=DRAFTING,
-    )
     assistant_confidence_threshold: Share = knob(
         0.4,
         "an assistant ends its draft after a token with a lower probability than this; 0 never",

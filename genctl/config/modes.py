@@ -86,8 +86,6 @@ def _mode_conflicts(g: Generation, mode: str, *others: str) -> Iterator[str]:
         yield f"num_return_sequences = {returned} would return identical sequences: do_sample is false"
     if g.do_sample and g.sampler != "multinomial" and mode not in DRAFTING:
         yield f'sampler = "{g.sampler}" is for plain sampling, and {mode} draws in its own way'
-    if g.do_sample and g.sampler != "multinomial" and g.draft_sampling == "rejection":
-        yield f'draft_sampling = "rejection" makes its own draws, and sampler = "{g.sampler}" others'
 
 
 def conflicts(generation: Generation) -> list[str]:

@@ -35,6 +35,7 @@ REMOVED = (
     Removed("flag", "compare --tolerance", "use genctl parity MODEL --expect FILE --max-kl X"),
     Removed("setting", "stochastic_beams", "use num_beams with do_sample = true, or best_of"),
     Removed("setting", "num_assistant_tokens_schedule", "num_assistant_tokens fixes how many are drafted"),
+    Removed("setting", "draft_sampling", "leave it out: a seed writes the text that it writes without drafts"),
     Removed(
         "setting",
         "json_schema_unenforced",

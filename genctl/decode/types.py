@@ -318,7 +318,6 @@ class Draft:
     """Proposed tokens."""
 
     tokens: list[int]  # D
-    distributions: Tensor | None = None  # f32 [D, V] that each token was drawn from; None if none was
     rates: Sequence[Any] = ()  # for each token how often such tokens were right (`strategies.assisted.Rate`)
 
 

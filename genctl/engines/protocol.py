@@ -210,14 +210,6 @@ class EngineSetup:
 
 
 @dataclass(frozen=True)
-class StreamProgress:
-    """What an engine whose events come late has done so far."""
-
-    rows: int  # finished, and not among the events yet
-    tokens: int
-
-
-@dataclass(frozen=True)
 class Flow:
     """How a stream of requests is decoded, and callbacks that report on it. An engine uses what applies to it."""
 
@@ -231,7 +223,6 @@ class Flow:
     interrupted: Callable[[], str] = never  # why every live row has to end
     enough: Callable[[int], bool] = lambda last: False  # whether to end after the group with this last row
     on_shortage: Callable[[int, int], object] = lambda width, fewer: None  # memory is short: old, new width
-    on_progress: Callable[[StreamProgress], object] = lambda progress: None  # while events come late
 
 
 ALONE = Flow()  # one request after another
@@ -279,7 +270,6 @@ class WorkDone:
 
     passes: int = 0  # forward passes
     findings: tuple[str, ...] = ()  # about the model, for --verbose
-    shares: tuple[str, ...] = ()  # what each worker did, for --verbose
 
 
 class Engine(Protocol):

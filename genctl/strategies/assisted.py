@@ -3,8 +3,7 @@
 The text is the one that is written without drafts, greedy or sampled: the n-th new token is chosen with the n-th draw
 of the row, and a drafted token is accepted if it is the token that is chosen. A drafter with a model of its own draws
 with the same noise (Daliri et al. 2024, "Coupling without communication and drafter-invariant speculative decoding"),
-which accepts at least half as often as the best that is possible. `draft_sampling` "rejection" accepts more (Leviathan
-et al. 2023, arXiv:2211.17192, algorithm 1) and follows the same distribution; its text depends on the drafts.
+which accepts at least half as often as the best that is possible.
 
 A fixed number of tokens is drafted, or the number that pays. Drafts pay if the tokens that are accepted outweigh the
 longer pass that checks them and the passes that draft them (arXiv:2211.17192, section 3.3). Each drafted token has the
@@ -17,9 +16,9 @@ Nothing here reads the clock: prices come from a table (`decode.step_costs`, whi
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -49,18 +48,16 @@ class Assisted:
     """One row, several tokens per pass.
 
     `num_assistant_tokens` are drafted at a time, with `price` at most (see above). Without a number it drafts
-    as many as pay, but not with rejection sampling, where the text of a seed depends on the numbers. A model drafter
-    stops at a token with a probability below `assistant_confidence_threshold`.
+    as many as pay. A model drafter stops at a token with a probability below `assistant_confidence_threshold`.
     An `unasked` drafter changes nothing but the time: records name what is written without it.
     """
 
     drafter: Drafter
     do_sample: bool = False
     num_assistant_tokens: int | None = None  # None: `MOST_DRAFTED`
-    price: bool | None = None  # whether it drafts as many as pay; None: without a number, unless the text would change
+    price: bool | None = None  # whether it drafts as many as pay; None: without a number
     assistant_confidence_threshold: float = 0.4
     sampler: Sampler = "multinomial"
-    draft_sampling: Literal["coupled", "rejection"] = "coupled"
     length_penalty: float = 1.0  # only for the reported score
     unasked: bool = False
 
@@ -81,23 +78,15 @@ class Assisted:
         return Sample(self.do_sample, 1, self.length_penalty, self.sampler)
 
     @property
-    def rejects(self) -> bool:
-        """Whether drafts change the text that a seed writes."""
-        return self.do_sample and self.draft_sampling == "rejection"
-
-    @property
     def drafts_what_pays(self) -> bool:
         """Whether as many tokens are drafted as pay."""
-        return (self.num_assistant_tokens is None and not self.rejects) if self.price is None else self.price
+        return self.num_assistant_tokens is None if self.price is None else self.price
 
     def search(self, scores: Scores, context: Context) -> Search:
         return self.plain.search(scores, context)
 
     def tokens(self, logits: Tensor, lanes: Iterable[RowsOfLane], left: Sequence[RowCandidates] | None) -> Tensor:
         """One token for each row, as without drafts (see `Sample`)."""
-        if self.rejects:
-            (lane,) = lanes
-            return torch.multinomial(logits.softmax(-1), 1, generator=lane.rng)[:, 0]
         return self.plain.tokens(logits, lanes, left)
 
     def begin(self, context: Context) -> Drafts:
@@ -110,8 +99,6 @@ class Assisted:
         logits f32 [D+1, V], processed, after the lane's row and after each token of the draft.
         """
         rng, places = rows.rng, range(len(logits))
-        if self.rejects:
-            return _verified_by_rejection(logits, draft, rng)
         if not self.do_sample:
             chosen = best(logits).tolist()
         elif transfer.on_host(logits):
@@ -201,7 +188,7 @@ class Drafts:
             self.trial, self.tried = draft, 0
             return None
         self.waited = 0
-        return self._try(Draft(draft.tokens[:count], draft.distributions, draft.rates[:count]), plan)
+        return self._try(Draft(draft.tokens[:count], draft.rates[:count]), plan)
 
     def _try(self, draft: Draft, plan: PassPlan | None = None) -> Draft | None:
         if not draft.tokens:
@@ -219,9 +206,8 @@ class Drafts:
         try:
             draft = self.propose(self.text, count)
         finally:
-            if not self.strategy.rejects:  # the same draws decide
-                rng.set_state(before)
-        return replace(draft, rates=self._rates(len(draft.tokens)))
+            rng.set_state(before)  # the same draws decide
+        return Draft(draft.tokens, self._rates(len(draft.tokens)))
 
     def _rates(self, count: int) -> list[Rate]:
         return [self.first, *[self.later] * (count - 1)]
@@ -229,23 +215,3 @@ class Drafts:
     def _draw(self, scores: Tensor, before: int) -> int:
         """What is drawn from scores f32 [1, V] after `before` new tokens, with the next draw of the row."""
         return int(self.strategy.tokens(scores, [RowsOfLane(self.context.rng, (0,), 1, before)], None))
-
-
-def _verified_by_rejection(logits: Tensor, draft: Draft, rng: torch.Generator) -> tuple[int, int]:
-    """`Assisted.verify` by algorithm 1 of arXiv:2211.17192, with the draws of transformers."""
-    target = logits.softmax(-1)  # p [D+1, V]
-    uniform = torch.rand(len(draft.tokens), generator=rng, device=logits.device).tolist()
-    for place, token in enumerate(draft.tokens):
-        wanted = target[place]
-        if draft.distributions is None:  # a deterministic drafter: its distribution q is one-hot
-            drawn = torch.zeros_like(wanted)
-            drawn[token] = 1.0
-        else:
-            drawn = draft.distributions[place]
-        if uniform[place] * float(drawn[token]) < float(wanted[token]):
-            continue
-        residual = (wanted - drawn).clamp(min=0.0)  # max(p - q, 0), not normalised
-        # the difference of p and q may round to zero
-        residual = residual if float(residual.sum()) > 0.0 else wanted
-        return place, int(torch.multinomial(residual, 1, generator=rng))
-    return len(draft.tokens), int(torch.multinomial(target[-1], 1, generator=rng))

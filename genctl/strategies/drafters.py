@@ -144,23 +144,17 @@ class ModelDraftWriter:
         follower.cut(min(self.length + agreed, follower.length, len(text) - 1))
         logits = follower([text])[0]
         tokens: list[int] = []
-        distributions: list[Tensor] = []
         before = len(text) - self.context.prefix.tokens.shape[1]
         while True:
             scores = self._scores(text, tokens, logits)
             distribution = scores[0].softmax(-1)
-            if self.draw is not None:
-                token = self.draw(scores, before + len(tokens))
-                distributions.append(distribution)
-            else:
-                token = int(distribution.argmax())
+            token = int(distribution.argmax()) if self.draw is None else self.draw(scores, before + len(tokens))
             tokens.append(token)
-            # the unsure token stays: dropping it depending on its value would bias the distribution
             if len(tokens) == count or token in eos or float(distribution[token]) < self.confidence:
                 break
             logits = follower([[*text, *tokens]])[0]
         self.length, self.drafted = len(text), tokens
-        return Draft(tokens, torch.stack(distributions) if distributions else None)
+        return Draft(tokens)
 
     def _scores(self, text: Sequence[int], tokens: list[int], logits: Tensor) -> Tensor:
         """f32 [1, V] over the target's vocabulary, after the processors; -inf for tokens that the assistant lacks."""
@@ -343,7 +337,7 @@ class LookupDraftWriter:
             rates.append(rate)
             likely *= rate.value
             end.append(token)
-        return Draft(tokens, rates=rates)
+        return Draft(tokens, rates)
 
     def _next(self, end: Sequence[int], lengths: Iterable[tuple[int, int]]) -> tuple[int, Rate] | None:
         known = [self.own] if self.others is None else [self.own, self.others.texts]

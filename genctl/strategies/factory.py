@@ -60,19 +60,21 @@ def auxiliary_strategy(
     from genctl.strategies.assisted import Assisted
     from genctl.strategies.drafters import PromptLookup, early_exit
 
-    drawn: dict[str, Any] = {"sampler": generation.sampler, "draft_sampling": generation.draft_sampling}
     if way == "prompt_lookup_num_tokens":
         lookup = PromptLookup(generation.max_matching_ngram_size)
-        # "up to" the number: as many as pay, unless the text depends on the number
-        price = not (sample and generation.draft_sampling == "rejection")
-        return Assisted(lookup, sample, generation.prompt_lookup_num_tokens, price, **drawn)
+        return Assisted(lookup, sample, generation.prompt_lookup_num_tokens, price=True, sampler=generation.sampler)
     if way == "assistant_early_exit":
         assert generation.assistant_early_exit is not None
         drafter: Drafter = early_exit(forward, generation.assistant_early_exit, use_cache=generation.use_cache)
     else:
         drafter = _assistant(generation, tokenizer, load)
-    drawn["assistant_confidence_threshold"] = generation.assistant_confidence_threshold
-    return Assisted(drafter, sample, generation.num_assistant_tokens, **drawn)
+    return Assisted(
+        drafter,
+        sample,
+        generation.num_assistant_tokens,
+        assistant_confidence_threshold=generation.assistant_confidence_threshold,
+        sampler=generation.sampler,
+    )
 
 
 def _assistant(generation: Generation, tokenizer: Any, load: Callable[[str], AuxiliaryModel]) -> Drafter:

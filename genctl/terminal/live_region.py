@@ -121,7 +121,6 @@ class RowsBar:
         self._total, self._what = total, what
         self._done = self._before = done
         self._failed = 0
-        self._ahead = 0  # rows that are finished and not written yet
         self._tokens = 0
         self._clock, self._began = clock, clock()
         self._closed = False
@@ -130,19 +129,17 @@ class RowsBar:
         """Count the tokens of a step. Other events only draw it."""
         if isinstance(event, Stepped):
             self._tokens += event.new_tokens
-        self._draw()
+        self.draw()
 
-    def work(self, rows: int, tokens: int) -> None:
-        """Update the work of workers: `rows` that are finished but not written yet, and all `tokens`."""
-        self._ahead, self._tokens = rows, tokens
-        self._draw()
+    def add(self, tokens: int) -> None:
+        """Count the tokens of a result whose steps were no events."""
+        self._tokens += tokens
 
     def row(self, *, failed: bool = False) -> None:
         """Count one more row."""
         self._done += 1
-        self._ahead = max(self._ahead - 1, 0)
         self._failed += int(failed)
-        self._draw()
+        self.draw()
 
     def hide(self) -> None:
         """Erase the bar; the next event draws it again."""
@@ -155,21 +152,22 @@ class RowsBar:
 
     def line(self) -> str:
         """The words beside the bar."""
-        finished, seconds = self._done + self._ahead, self._clock() - self._began
-        words = [f"{finished:,}{'' if self._total is None else f'/{self._total:,}'} {self._what}"]
+        seconds = self._clock() - self._began
+        words = [f"{self._done:,}{'' if self._total is None else f'/{self._total:,}'} {self._what}"]
         if self._failed:
             words.append(f"{self._failed:,} failed")
         if seconds > 0 and self._tokens:
             words.append(widgets.token_rate(self._tokens / seconds))
-        done = finished - self._before
+        done = self._done - self._before
         if self._total is not None and done:
-            left = max(self._total - finished, 0) * seconds / done
+            left = max(self._total - self._done, 0) * seconds / done
             words.append(f"{timedelta(seconds=round(left))} left")
         return " · ".join(words)
 
-    def _draw(self) -> None:
+    def draw(self) -> None:
+        """Draw it, if the last frame is old enough."""
         if not self._closed and self._bars.is_due(ROWS_FRAME_S, "rows"):
-            self._bars.draw("rows", self.line(), self._done + self._ahead, self._total)
+            self._bars.draw("rows", self.line(), self._done, self._total)
 
 
 class LoadingBar:

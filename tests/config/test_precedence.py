@@ -49,7 +49,7 @@ def test_a_file_is_a_file_whatever_its_name(name: str) -> None:
 SAMPLING_KNOBS = [key for key, item in params.knobs().items() if item.metadata["sampling"]]
 NOT_DEFAULT = {
     "sampler": "inverse-cdf", "top_k": 7, "xtc_threshold": 0.2, "mirostat_tau": 3.0, "top_n_sigma": 2.0,
-    "draft_sampling": "rejection", "assistant_model": "small", "p_less": "norm",
+    "assistant_model": "small", "p_less": "norm",
 }  # fmt: skip
 
 

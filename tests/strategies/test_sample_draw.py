@@ -166,14 +166,7 @@ def test_the_knob_reaches_the_text(model: Any) -> None:
     assert texts(sampler="counter") == texts(sampler="counter") not in (texts(), texts(sampler="inverse-cdf"))
 
 
-@pytest.mark.parametrize(
-    "knobs",
-    [
-        {"do_sample": False},
-        {"do_sample": True, "num_beams": 2},
-        {"do_sample": True, "prompt_lookup_num_tokens": 2, "draft_sampling": "rejection"},
-    ],
-)
+@pytest.mark.parametrize("knobs", [{"do_sample": False}, {"do_sample": True, "num_beams": 2}])
 def test_where_nothing_is_drawn_so_the_knob_is_refused_by_name(model: Any, knobs: dict[str, Any]) -> None:
     with pytest.raises(GenctlError, match="sampler"):
         model.generate([[5, 9]], max_new_tokens=2, sampler="inverse-cdf", **knobs)
@@ -182,7 +175,5 @@ def test_where_nothing_is_drawn_so_the_knob_is_refused_by_name(model: Any, knobs
 def test_strategies_that_draw_in_their_own_way_name_themselves() -> None:
     with pytest.raises(UsageError, match="num_beams = 3"):
         choose(Generation(do_sample=True, sampler="inverse-cdf", num_beams=3))
-    rejecting: dict[str, Any] = {"draft_sampling": "rejection", "prompt_lookup_num_tokens": 3}
-    for way in ({"dola_layers": "low"}, rejecting):
-        with pytest.raises(UsageError, match=next(iter(way))):
-            mode_of(Generation(do_sample=True, sampler="inverse-cdf", **way))
+    with pytest.raises(UsageError, match="dola_layers"):
+        mode_of(Generation(do_sample=True, sampler="inverse-cdf", dola_layers="low"))

@@ -140,7 +140,6 @@ def run(options: RunOptions) -> int | None:
 
             def print_end() -> None:
                 messages.note(*job.reuse.notes(engine, verbose=options.verbose))
-                messages.detail(*engine.done.shares)
                 if results.cut_short and options.resume:
                     done = count(results.tally.rows, "row is", "rows are")
                     messages.print(f"{done} in {options.output}; rerun the same command to continue")
@@ -178,7 +177,6 @@ def run(options: RunOptions) -> int | None:
                     interrupted=interrupt,
                     enough=lambda last: results.stopped is not None and last >= results.stopped.row,
                     on_shortage=partial(messages.shortage, "prompts"),
-                    on_progress=screen.progress,
                 )
                 job.listeners += [*end_loading_line(), screen.feed, job.prompt_notes(decoding.source_of)]
                 job.listeners += [*job.reuse.listeners, decoding.feed]

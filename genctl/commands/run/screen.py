@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from genctl.commands.job import Job
 from genctl.commands.options import shown_top
 from genctl.commands.run.options import RunOptions
-from genctl.engines.protocol import StreamProgress
-from genctl.events import Event, Failed, Loading
+from genctl.events import Event, Failed, Finished, Loading
 from genctl.io import writers
 from genctl.io.writers import TEXTS
 from genctl.terminal import loading_line
@@ -84,6 +83,8 @@ class Screen:
 
             self.bar = RowsBar(self.err, total, done=done)
             stack.callback(self.bar.close)
+            if not self.job.choice.live:  # the first row may take long
+                self.bar.draw()
 
     def feed(self, event: Event) -> None:
         """Draw an event. A failed row is reported with its record, unless the view shows it."""
@@ -95,6 +96,8 @@ class Screen:
             self.stream.feed(event)
         if self.bar is not None and self.job.choice.live:  # events come while tokens are decoded
             self.bar.feed(event)
+        elif self.bar is not None and isinstance(event, Finished):
+            self.bar.add(sum(len(one.tokens) for one in event.hypotheses))
 
     def tree_records(self, lane: str) -> list[dict[str, Any]]:
         """The records of a finished lane's tree, which replace its texts; none without --tree-format."""
@@ -115,12 +118,6 @@ class Screen:
                 self.bar.hide()  # the loading bar of an auxiliary model replaces it
             if self.view is not None:
                 self.view.feed(event)
-
-    def progress(self, progress: StreamProgress) -> None:
-        """Show what the engine is working on."""
-        if self.bar is not None:
-            with self.job.interrupt.busy():
-                self.bar.work(progress.rows, progress.tokens)
 
     def row_done(self, *, failed: bool) -> None:
         """Count a row, even if its record waits for that of an earlier row."""

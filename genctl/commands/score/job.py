@@ -116,7 +116,6 @@ def score(options: ScoreOptions) -> int | None:
             job.messages.detail(*engine.done.findings)
             output.close(cut_short=bool(job.interrupt.status))
         view.sum_up(job.failed, job.messages.print)
-        job.messages.detail(*engine.done.shares)
         return job.status()
 
 

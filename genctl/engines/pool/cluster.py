@@ -54,7 +54,6 @@ class RayCluster:
     threads: int  # for each worker: its share of the cores
     alone: bool  # it was started here, on this machine
     about: str  # for messages
-    ours: bool = True  # joined or started here; else it was running in this process before
     reaper: Reaper | None = None  # of what was started here
 
     def end(self, *, hurried: bool) -> None:
@@ -68,19 +67,17 @@ class RayCluster:
 def start_cluster(address: str | None, workers: int | None, *, gpu: bool) -> RayCluster:
     """Start Ray here, or join the cluster at `address`. `gpu`: the checkpoint may use GPUs.
 
-    Without `workers` there is one for each GPU or, without GPUs, for each machine. A Ray that runs in this process is
-    used as it is. Raises UsageError.
+    Without `workers` there is one for each GPU or, without GPUs, for each machine. Raises UsageError.
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     import ray
 
     logging.getLogger("ray").setLevel(logging.CRITICAL)
-    room, reaper, where = cores(), None, "on this machine"
-    if ours := not ray.is_initialized():
-        if address is None:
-            _check_room(workers or 1, room, "core")
-        reaper = _init(address, room)
+    room, where = cores(), "on this machine"
+    if address is None:
+        _check_room(workers or 1, room, "core")
+    reaper = _init(address, room)
     total, machines = ray.cluster_resources(), sum(bool(node.get("Alive")) for node in ray.nodes())
     gpus = int(total.get("GPU", 0)) if gpu else 0
     number = workers or gpus or machines
@@ -89,7 +86,7 @@ def start_cluster(address: str | None, workers: int | None, *, gpu: bool) -> Ray
     if address is not None:
         room, where = int(total.get("CPU", 1)), f"at {address}, {count(machines, 'machine')}"
         _check_room(number, room, "core")
-    return RayCluster(number, int(gpus > 0), max(room // number, 1), address is None, where, ours, reaper)
+    return RayCluster(number, int(gpus > 0), max(room // number, 1), address is None, where, reaper)
 
 
 def _check_room(workers: int, room: int, unit: str) -> None:

@@ -11,16 +11,16 @@ import importlib.util
 import platform
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partialmethod
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from genctl import events, process
-from genctl.decode.step_costs import from_environment
+from genctl.decode.step_costs import Threads
 from genctl.engines.pool.cluster import RayCluster, start_cluster
-from genctl.engines.pool.worker import GroupResult, OpenedWorker, Worker, WorkerSetup, own_genctl
+from genctl.engines.pool.worker import OpenedWorker, Worker, WorkerSetup, own_genctl
 from genctl.engines.protocol import (
     ALONE,
     About,
@@ -33,7 +33,6 @@ from genctl.engines.protocol import (
     Rows,
     ScoringOptions,
     Skipped,
-    StreamProgress,
     TextToScore,
     WorkDone,
     never,
@@ -46,8 +45,10 @@ LOADS = 3  # that a worker begins before the run ends, if it dies while it loads
 POLL_S = 0.1  # between two looks at signals
 
 
-class _Died(ModelError):
-    """The worker of a call died."""
+class WorkerDied(ModelError):
+    """The worker of a call died, or two workers of a group."""
+
+    code = "worker"
 
 
 @dataclass(eq=False)
@@ -58,10 +59,10 @@ class WorkGroup:
     arguments: tuple[Any, ...]
     rows: Sequence[Any]  # the requests, or the keys of texts that are scored
     last: int = -1  # the index of its last row in the input
-    number: int = 0  # in the order of the groups
     died: WorkerHandle | None = None  # the worker that died with it: it is tried alone, by another if there is one
-    result: GroupResult = field(default_factory=GroupResult)
-    lost: str = ""  # why there is none
+    done: bool = False
+    results: list[Any] = field(default_factory=list)  # events of its requests, or the outcome of each text
+    lost: str = ""  # why there are none
 
 
 @dataclass(eq=False)
@@ -73,8 +74,6 @@ class WorkerHandle:
     node: str = ""
     ready: bool = False  # it has loaded the checkpoint, and did not die since
     groups: list[WorkGroup] = field(default_factory=list)  # that it has
-    rows: int = 0
-    tokens: int = 0
 
     @property
     def name(self) -> str:
@@ -82,56 +81,67 @@ class WorkerHandle:
         return f"worker {self.number}" + (f" on {self.node}" if self.node else "")
 
 
-class WorkerPool:
-    """Starts workers and gives them groups. Raises UsageError or ModelError."""
+def require_ray(flag: str) -> None:
+    """Raises UsageError where Ray is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise UsageError(f"{flag} needs Ray, which is not installed", hint=extra("ray"))
 
-    def __init__(self, cluster: RayCluster, setup: WorkerSetup) -> None:
+
+class PoolEngine:
+    """Workers that have loaded a checkpoint, and their groups. The first of them answers questions about it."""
+
+    done = WorkDone()  # workers do not report it
+
+    def __init__(self, cluster: RayCluster, setup: EngineSetup) -> None:
+        """Start the workers, and wait until one has loaded the checkpoint. The others follow meanwhile."""
         import ray
 
-        self._ray = ray
+        self._ray, self.cluster = ray, cluster
+        folder = Path(setup.runtime.model)
+        threads = Threads(setup.runtime.threads).number  # the setting, or that of an environment variable
+        options = {"need_tokenizer": setup.need_tokenizer, "allow_plugins": setup.allow_plugins, **setup.trust}
+        each = WorkerSetup(
+            setup.runtime,
+            setup.layers,
+            threads or cluster.threads,
+            str(Path.cwd()),
+            {**options, "threads": Threads(threads, share=cluster.threads)},
+            local=str(folder.resolve()) if folder.is_dir() else "",
+        )
+        share = f"{count(each.threads, 'thread')}{' and a GPU' if cluster.gpus else ''}"
+        self._shared_out = f"{count(cluster.workers, 'worker')} {cluster.about}, each with {share}"
         # retries belong to the actor, not to its calls: else a call fails while the actor restarts
         actor = ray.remote(max_restarts=-1, max_task_retries=LOADS - 1, num_cpus=1, num_gpus=cluster.gpus)(Worker)
         spread = {} if cluster.alone else {"scheduling_strategy": "SPREAD"}
         numbers = range(1, cluster.workers + 1)
-        self.workers = [WorkerHandle(number, actor.options(**spread).remote(setup)) for number in numbers]
+        self.workers = [WorkerHandle(number, actor.options(**spread).remote(each)) for number in numbers]
         # by the result's reference; None: `open`
         self._calls: dict[Any, tuple[WorkerHandle, WorkGroup | None]] = {
             worker.actor.open.remote(): (worker, None) for worker in self.workers
         }
         self._first: tuple[WorkerHandle, OpenedWorker] | None = None  # the first that had loaded the checkpoint
-        self._finished: dict[int, WorkGroup] = {}
-        self._returned: list[WorkGroup] = []  # their workers died
-        self._next = 0  # the first group whose result was not given out
-        self._taken = 0  # groups that were taken
-        self.on_progress: Callable[[], object] | None = None
+        self._pending: list[WorkGroup] = []  # that were taken and whose results were not given out, in order
+        self._returned: list[WorkGroup] = []  # of these, those whose workers died
+        while self._first is None:
+            self._wait()
+        self.about: About = self._first[1].about
 
     # -- load ----------------------------------------------------------------------------------------------------------
 
-    def open(self) -> About:
-        """Wait until a worker has loaded the checkpoint, and return its facts. Others follow meanwhile."""
-        while self._first is None:
-            self._wait()
-        return self._first[1].about
-
-    def ask(self, name: str, *arguments: Any) -> Any:
-        """Call a method of the first worker's session (`Worker.ask`). Raises its errors."""
-        assert self._first is not None
-        return self._get(self._first[0].actor.ask.remote(name, *arguments))
-
     def _get(self, ref: Any) -> Any:
-        """The result of a call. Raises what the call raised, and _Died."""
+        """The result of a call. Raises what the call raised, and WorkerDied."""
         try:
             return self._ray.get(ref)
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause or error from error
         except self._ray.exceptions.RayError as error:
-            raise _Died("a worker died") from error
+            raise WorkerDied("a worker died") from error
 
     def _take_opened(self, worker: WorkerHandle, ref: Any) -> None:
         """Record that a worker has loaded the checkpoint. Raises ModelError if it cannot."""
         try:
             opened: OpenedWorker = self._get(ref)
-        except _Died as death:
+        except WorkerDied as death:
             hint = "genctl has to be installed on every machine, and fewer --workers need less memory"
             raise ModelError(f"{worker.name} died {LOADS} times while it loaded the checkpoint", hint=hint) from death
         if self._first is not None:
@@ -149,165 +159,26 @@ class WorkerPool:
         self._first = self._first or (worker, opened)
         worker.ready, worker.node = True, opened.node
 
-    # -- work ----------------------------------------------------------------------------------------------------------
-
-    def results(
-        self, groups: Iterator[WorkGroup | None], interrupted: Callable[[], object], *, ordered: bool = True
-    ) -> Iterator[WorkGroup]:
-        """The result of each group, in order, unless not `ordered`. Ends early when `interrupted` returns true.
-
-        `groups` are taken as workers become free; None says that the next one is not there yet. Raises the first error
-        of a worker that cannot load the checkpoint.
-        """
-        more = True
-        while not interrupted():
-            more = self._give_out(groups) and more
-            for number in sorted(self._finished):
-                if ordered and number != self._next:
-                    break
-                self._next += 1
-                yield self._finished.pop(number)
-                if interrupted():
-                    return
-            if not more and self._next == self._taken:
-                return
-            self._wait()
-
-    def _give_out(self, groups: Iterator[WorkGroup | None]) -> bool:
-        """Give groups to workers that have room: first those that are tried alone, then others, while few are on their
-        way. Returns whether there may be more of them.
-        """
-        while True:
-            again = self._returned[0] if self._returned else None
-            most = IN_FLIGHT if again is None else 1
-            free = [one for one in self.workers if one.ready and len(one.groups) < most]
-            free = [one for one in free if not any(group.died for group in one.groups)]
-            if again is not None and len(self.workers) > 1:
-                free = [one for one in free if one is not again.died]
-            if not free or (again is None and self._taken - self._next >= HELD * len(self.workers)):
-                return True
-            try:
-                group = self._returned.pop(0) if again is not None else next(groups)
-            except StopIteration:
-                return False
-            if group is None:
-                return True
-            if again is None:
-                group.number, self._taken = self._taken, self._taken + 1
-            if not group.rows:
-                self._finished[group.number] = group
-                continue
-            worker = min(free, key=lambda worker: len(worker.groups))
-            worker.groups.append(group)
-            method = getattr(worker.actor, group.method).options(max_task_retries=0)
-            self._calls[method.remote(*group.arguments)] = worker, group
-
-    def _wait(self) -> None:
-        """Take in what has arrived, or wait a moment for something."""
-        if not self._calls:
-            time.sleep(POLL_S)
-            return
-        self._ray.wait(list(self._calls), num_returns=1, timeout=POLL_S)
-        for ref in self._ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)[0]:
-            worker, group = self._calls.pop(ref)
-            if group is None:
-                self._take_opened(worker, ref)
-            else:
-                self._take_result(worker, group, ref)
-        if self.on_progress is not None:
-            self.on_progress()
-
-    def _take_result(self, worker: WorkerHandle, group: WorkGroup, ref: Any) -> None:
-        """Take a result, or take the group back from a worker that died, and let that one load the checkpoint again."""
-        worker.groups.remove(group)
-        try:
-            group.result = self._get(ref)
-        except _Died:
-            if worker.ready:
-                worker.ready = False
-                self._calls[worker.actor.open.remote()] = worker, None
-            if group.died is None:
-                group.died = worker
-                self._returned.append(group)
-                return
-            group.lost = f"workers died 2 times, {worker.name} last, each time with this row or others of its group"
-        else:
-            worker.rows += len(group.rows)
-            worker.tokens += group.result.tokens
-        self._finished[group.number] = group
-
-    def progress(self) -> StreamProgress:
-        """The groups that are done so far; of rows, those whose results were not given out."""
-        rows = sum(len(group.rows) for group in self._finished.values())
-        return StreamProgress(rows, sum(worker.tokens for worker in self.workers))
-
-    def close(self) -> None:
-        """End all workers."""
-        for worker in self.workers:
-            with suppress(self._ray.exceptions.RayError):
-                self._ray.kill(worker.actor)
-
-
-def require_ray(flag: str) -> None:
-    """Raises UsageError where Ray is not installed."""
-    if importlib.util.find_spec("ray") is None:
-        raise UsageError(f"{flag} needs Ray, which is not installed", hint=extra("ray"))
-
-
-def _by_first_worker(name: str) -> Any:
-    """A method of `Engine` that the session of the first worker performs."""
-
-    def method(engine: PoolEngine, *arguments: Any) -> Any:
-        return engine.pool.ask(name, *arguments)
-
-    return method
-
-
-class PoolEngine:
-    """Workers that have loaded a checkpoint. The first of them answers questions about it."""
-
-    about = About("")  # what the first worker knows of its checkpoint
-
-    def __init__(self, cluster: RayCluster, setup: EngineSetup) -> None:
-        """Start the workers."""
-        self.cluster = cluster
-        runtime, folder = setup.runtime, Path(setup.runtime.model)
-        given = from_environment()
-        exact = runtime.threads or (given[0] if given else None)
-        each = WorkerSetup(
-            runtime,
-            setup.layers,
-            exact or cluster.threads,
-            str(Path.cwd()),
-            {"need_tokenizer": setup.need_tokenizer, "allow_plugins": setup.allow_plugins, **setup.trust},
-            exact=exact is not None,
-            local=str(folder.resolve()) if folder.is_dir() else "",
-        )
-        share = f"{count(each.threads, 'thread')}{' and a GPU' if cluster.gpus else ''}"
-        self._shared_out = f"{count(cluster.workers, 'worker')} {cluster.about}, each with {share}"
-        self.pool = WorkerPool(cluster, each)
-
     # -- the checkpoint and its settings -------------------------------------------------------------------------------
 
-    resolve = _by_first_worker("resolve")
-    plan = _by_first_worker("plan")
-    watched = _by_first_worker("watched")
-    width = _by_first_worker("width")
-    fingerprints = _by_first_worker("fingerprints")
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """Call a method of the first worker's session (`Worker.ask`). Raises its errors."""
+        assert self._first is not None
+        return self._get(self._first[0].actor.ask.remote(name, *arguments))
+
+    resolve: Any = partialmethod(ask, "resolve")
+    plan: Any = partialmethod(ask, "plan")
+    watched: Any = partialmethod(ask, "watched")
+    width: Any = partialmethod(ask, "width")
+    fingerprints: Any = partialmethod(ask, "fingerprints")
 
     def notes(self) -> list[str]:
         """Notes for --verbose on the workers, on the checkpoint, and how the first of them runs it."""
-        return [self._shared_out, *self.pool.ask("notes")]
-
-    @property
-    def done(self) -> WorkDone:
-        """What each worker did."""
-        lines = (f"{one.name}: {count(one.rows, 'row')}, {count(one.tokens, 'token')}" for one in self.pool.workers)
-        return WorkDone(shares=tuple(lines))
+        return [self._shared_out, *self.ask("notes")]
 
     def use_threads(self, rows: int, recorded: int | None = None) -> int | None:
         """The number that each worker uses: the recorded one would not be its share of the cores."""
-        number: int | None = self.pool.ask("use_threads", rows)
+        number: int | None = self.ask("use_threads", rows)
         return number
 
     # -- work ----------------------------------------------------------------------------------------------------------
@@ -316,15 +187,13 @@ class PoolEngine:
         self, requests: Rows, report: Report | None = None, flow: Flow = ALONE
     ) -> Generator[events.Event, None, None]:
         """Give rows to workers, and take their events (`Engine.stream`). Without a span a group has `width` rows."""
-        pool, width = self.pool, flow.width
-        pool.on_progress = lambda: flow.on_progress(pool.progress())
-        span = flow.span or width
-        if flow.continuous and width > 1:  # a row is the same in any group: small ones keep all workers busy
-            span = 2 * width
-        settings = report or Report(), width, flow.ahead, flow.threads
+        span = flow.span or flow.width
+        if flow.continuous and flow.width > 1:  # a row is the same in any group: small ones keep all workers busy
+            span = 2 * flow.width
+        settings = report or Report(), flow.width, flow.ahead, flow.threads
         groups = _groups(requests, span, settings, whole=not flow.continuous)
-        for group in pool.results(groups, flow.interrupted, ordered=flow.ordered):
-            for event in self._lost_rows(group) if group.lost else group.result.results:
+        for group in self.results(groups, flow.interrupted, ordered=flow.ordered):
+            for event in self._lost_rows(group) if group.lost else group.results:
                 if flow.interrupted():
                     return
                 yield event
@@ -336,7 +205,7 @@ class PoolEngine:
         for request in group.rows:
             prompt = request.prompt or ""
             yield events.Began(request.id, prompt, "", self.about.name, request.seed, {}, request.place)
-            yield events.Failed(request.id, "worker", group.lost)
+            yield events.Failed(request.id, WorkerDied.code, group.lost)
 
     def score(
         self,
@@ -353,21 +222,98 @@ class PoolEngine:
                 yield WorkGroup("score", (items, options), keys)
 
         def scored() -> Iterator[tuple[Key, Outcome]]:
-            for group in self.pool.results(groups(), interrupted):
-                lost = ModelError(group.lost)
-                lost.code = "worker"
-                outcomes = [lost] * len(group.rows) if group.lost else group.result.results
+            for group in self.results(groups(), interrupted):
+                outcomes = [WorkerDied(group.lost)] * len(group.rows) if group.lost else group.results
                 yield from zip(group.rows, outcomes, strict=True)
 
-        self.pool.ask("check_scoring", options)
+        self.ask("check_scoring", options)
         return scored()
 
     def close(self, *, hurried: bool = False, failed: bool = False) -> None:
         """End the workers, and what Ray has started for them. After a signal nothing may wait."""
-        if not self.cluster.ours:
-            self.pool.close()
-        else:
-            self.cluster.end(hurried=hurried)
+        self.cluster.end(hurried=hurried)
+
+    # -- groups --------------------------------------------------------------------------------------------------------
+
+    def results(
+        self, groups: Iterator[WorkGroup | None], interrupted: Callable[[], object], *, ordered: bool = True
+    ) -> Iterator[WorkGroup]:
+        """The result of each group, in order, unless not `ordered`. Ends early when `interrupted` returns true.
+
+        `groups` are taken as workers become free; None says that the next one is not there yet. Raises the first error
+        of a worker that cannot load the checkpoint.
+        """
+        more = True
+        while not interrupted():
+            more = self._give_out(groups) and more
+            for group in list(self._pending):
+                if group.done:
+                    self._pending.remove(group)
+                    yield group
+                    if interrupted():
+                        return
+                elif ordered:
+                    break
+            if not more and not self._pending:
+                return
+            self._wait()
+
+    def _give_out(self, groups: Iterator[WorkGroup | None]) -> bool:
+        """Give groups to workers that have room: first those that are tried alone, then others, while few are on their
+        way. Returns whether there may be more of them.
+        """
+        while True:
+            again = self._returned[0] if self._returned else None
+            most = IN_FLIGHT if again is None else 1
+            free = [one for one in self.workers if one.ready and len(one.groups) < most]
+            free = [one for one in free if not any(group.died for group in one.groups)]
+            if again is not None and len(self.workers) > 1:
+                free = [one for one in free if one is not again.died]
+            if not free or (again is None and len(self._pending) >= HELD * len(self.workers)):
+                return True
+            try:
+                group = self._returned.pop(0) if again is not None else next(groups)
+            except StopIteration:
+                return False
+            if group is None:
+                return True
+            if again is None:
+                self._pending.append(group)
+            if not group.rows:
+                group.done = True
+                continue
+            worker = min(free, key=lambda worker: len(worker.groups))
+            worker.groups.append(group)
+            method = getattr(worker.actor, group.method).options(max_task_retries=0)
+            self._calls[method.remote(*group.arguments)] = worker, group
+
+    def _wait(self) -> None:
+        """Take in the next result, or wait a moment for one."""
+        if not self._calls:
+            time.sleep(POLL_S)
+            return
+        for ref in self._ray.wait(list(self._calls), num_returns=1, timeout=POLL_S)[0]:
+            worker, group = self._calls.pop(ref)
+            if group is None:
+                self._take_opened(worker, ref)
+            else:
+                self._take_result(worker, group, ref)
+
+    def _take_result(self, worker: WorkerHandle, group: WorkGroup, ref: Any) -> None:
+        """Take a result, or take the group back from a worker that died, and let that one load the checkpoint again."""
+        worker.groups.remove(group)
+        try:
+            group.results = self._get(ref)
+        except WorkerDied:
+            if worker.ready:
+                worker.ready = False
+                self._calls[worker.actor.open.remote()] = worker, None
+            if group.died is None:
+                group.died = worker
+                self._returned.append(group)
+                return
+            group.lost = f"workers died 2 times, {worker.name} last, each time with this row or others of its group"
+        group.done = True
 
 
 def _groups(requests: Rows, span: int, settings: tuple[Any, ...], *, whole: bool) -> Iterator[WorkGroup | None]:
@@ -396,10 +342,9 @@ def _groups(requests: Rows, span: int, settings: tuple[Any, ...], *, whole: bool
 def load_pool(setup: EngineSetup, *, address: str | None, workers: int | None) -> PoolEngine:
     """Start workers here, or in the cluster at `address`. Raises UsageError or ModelError."""
     process.resume_collector()  # torch is not imported here
-    engine = PoolEngine(start_cluster(address, workers, gpu=setup.runtime.device in ("auto", "cuda")), setup)
+    cluster = start_cluster(address, workers, gpu=setup.runtime.device in ("auto", "cuda"))
     try:
-        engine.about = engine.pool.open()
+        return PoolEngine(cluster, setup)
     except BaseException:  # workers must not outlive a start that failed or was interrupted
-        engine.close(hurried=bool(setup.interrupted()))
+        cluster.end(hurried=bool(setup.interrupted()))
         raise
-    return engine

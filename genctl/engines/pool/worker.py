@@ -21,7 +21,7 @@ from genctl.params import Runtime
 from genctl.process import __version__, sources, versions
 
 if TYPE_CHECKING:
-    from genctl.engines.protocol import ScoringOptions, TextToScore
+    from genctl.engines.protocol import Outcome, ScoringOptions, TextToScore
     from genctl.engines.session import Session
 
 
@@ -35,7 +35,6 @@ class WorkerSetup:
     folder: str  # the driver's working folder: names of files are relative to it
     options: dict[str, Any] = field(default_factory=dict)  # of `Session.load`
     local: str = ""  # the checkpoint's folder on the driver; "" for one that has another kind of name
-    exact: bool = False  # as many threads, whatever the work
 
 
 class OpenedWorker(NamedTuple):
@@ -44,14 +43,6 @@ class OpenedWorker(NamedTuple):
     node: str
     identity: dict[str, Any]  # see `identity_of`
     about: About
-
-
-@dataclass
-class GroupResult:
-    """The result of a group: events of its requests, or the outcome of each text."""
-
-    results: list[Any] = field(default_factory=list)
-    tokens: int = 0  # that were written or scored
 
 
 class Worker:
@@ -71,33 +62,29 @@ class Worker:
         """What the session's method `name` returns."""
         return getattr(self.session, name)(*arguments)
 
-    def score(self, texts: tuple[TextToScore, ...], options: ScoringOptions) -> GroupResult:
+    def score(self, texts: tuple[TextToScore, ...], options: ScoringOptions) -> list[Outcome]:
         """Score a group of texts."""
-        outcomes = [outcome for _, outcome in self.session.score(enumerate(texts), replace(options, chunk=len(texts)))]
-        tokens = sum(one.count for scored in outcomes if isinstance(scored, list) for one in scored)
-        return GroupResult(outcomes, tokens)
+        return [outcome for _, outcome in self.session.score(enumerate(texts), replace(options, chunk=len(texts)))]
 
     def decode(
         self, requests: tuple[Request, ...], report: Report, width: int, ahead: int, threads: int | None
-    ) -> GroupResult:
+    ) -> list[events.Event]:
         """Decode a group. Of steps that nobody reads only the counts of drafts are sent, which saves most traffic.
 
         `ahead`: requests read ahead, so that the longest begins first. `threads` compute a step; None: as they are.
         """
         if threads is not None:
             set_threads(threads)
-        result, whole = GroupResult(), set[str]()  # `whole`: lanes whose steps are read
+        result, whole = list[events.Event](), set[str]()  # `whole`: lanes whose steps are read
         steps = report.steps or any(row.resolved.runtime.processed_logprobs for row in requests)
         for event in self.session.stream(iter(requests), report, Flow(width, ahead=ahead)):
             if isinstance(event, events.Began) and (steps or (report.parents and "beam" in event.strategy)):
                 whole.add(event.lane)
-            elif isinstance(event, events.Stepped):
-                result.tokens += event.new_tokens
-                if event.lane not in whole:
-                    if not event.drafted:
-                        continue
-                    event = events.Stepped(event.lane, 1, (), (), event.drafted, event.accepted)
-            result.results.append(event)
+            elif isinstance(event, events.Stepped) and event.lane not in whole:
+                if not event.drafted:
+                    continue
+                event = events.Stepped(event.lane, 1, (), (), event.drafted, event.accepted)
+            result.append(event)
         return result
 
     @cached_property
@@ -107,11 +94,9 @@ class Worker:
         if setup.local and not Path(setup.local).is_dir():
             there = f"there is no {setup.local} on {platform.node()}"
             raise ModelError(f"{setup.runtime.model} is a local folder, and {there}")
-        from genctl.decode.step_costs import Threads
         from genctl.engines.session import Session
 
-        threads = Threads(setup.threads if setup.exact else None, share=setup.threads)
-        session = Session.load(setup.runtime, layers=setup.layers, threads=threads, **setup.options)
+        session = Session.load(setup.runtime, layers=setup.layers, **setup.options)
         if setup.layers:
             session.plan(session.resolve(setup.layers))
         return session

@@ -1,48 +1,32 @@
-"""One Ray for all tests of this folder, and rows of every kind."""
+"""Workers of two kinds, and rows of every kind."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from genctl.engines.pool.cluster import RayCluster, start_cluster
+from genctl.engines.pool import cluster
 from tests.engines.pool.object_ray import ObjectRay
 
 WORDS = ("Once upon a time", "The little fox", "One day", "Déjà vu")
 
 
-@pytest.fixture(scope="session")
-def ray_here() -> Iterator[RayCluster]:
-    """Ray, started once; `--workers` uses one that runs in its process."""
-    if importlib.util.find_spec("ray") is None:  # not imported here: `start_cluster` has to silence it first
-        pytest.skip("Ray is not installed")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        cluster = start_cluster(None, None, gpu=False)
-        yield cluster
-        cluster.end(hurried=False)
-
-
 @pytest.fixture(params=["objects", pytest.param("processes", marks=pytest.mark.night)])
-def workers_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def workers_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--workers` uses objects of this process, which start at once; or processes of Ray, as it does anywhere."""
+    monkeypatch.setattr(cluster, "cores", lambda: 4)
     if request.param == "processes":
-        request.getfixturevalue("ray_here")
-        yield
+        pytest.importorskip("ray")
         return
     monkeypatch.setenv("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))  # workers set it
-    ray = ObjectRay()
-    monkeypatch.setitem(sys.modules, "ray", ray)  # type: ignore[arg-type]
-    yield
-    ray.close()
+    monkeypatch.setitem(sys.modules, "ray", ObjectRay())  # type: ignore[arg-type]
+    monkeypatch.setattr(cluster, "_init", lambda address, cpus: None)
+    monkeypatch.setattr(cluster, "_apart", lambda call: call())
 
 
 def mixed_row(number: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""As much of Ray as a `WorkerPool` uses, in this process: what each call of a worker does is said by a function."""
+"""As much of Ray as a `PoolEngine` uses, in this process: what each call of a worker does is said by a function."""
 
 from __future__ import annotations
 
@@ -50,9 +50,6 @@ class FakeRay:
         self.exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
         self.actors: list[FakeActor] = []
         self.resources, self.alive = {"CPU": 8.0}, [True]  # of all machines; which of them are there
-
-    def is_initialized(self) -> bool:
-        return True
 
     def cluster_resources(self) -> dict[str, float]:
         return self.resources

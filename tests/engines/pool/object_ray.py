@@ -1,4 +1,4 @@
-"""As much of Ray as a `WorkerPool` uses, with workers that are objects of this process: they load and decode as they
+"""As much of Ray as a `PoolEngine` uses, with workers that are objects of this process: they load and decode as they
 do anywhere. What goes to them and comes back is pickled.
 """
 
@@ -62,10 +62,7 @@ class ObjectRay(FakeRay):
             failed.cause = error  # type: ignore[attr-defined]
             raise failed from error
 
-    def kill(self, actor: ObjectActor) -> None:
-        actor.thread.shutdown()
-
-    def close(self) -> None:
+    def shutdown(self) -> None:
         """End its threads."""
         for actor in self.objects:
-            self.kill(actor)
+            actor.thread.shutdown()

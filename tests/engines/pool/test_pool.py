@@ -12,10 +12,10 @@ import pytest
 
 from genctl.config.layers import resolve
 from genctl.engines.pool import engine
-from genctl.engines.pool.cluster import start_cluster
-from genctl.engines.pool.engine import WorkerPool, WorkGroup, _groups
-from genctl.engines.pool.worker import GroupResult, OpenedWorker, WorkerSetup, own_genctl
-from genctl.engines.protocol import About, Report, Request, Skipped
+from genctl.engines.pool.cluster import RayCluster
+from genctl.engines.pool.engine import PoolEngine, WorkGroup, _groups
+from genctl.engines.pool.worker import OpenedWorker, own_genctl
+from genctl.engines.protocol import About, EngineSetup, Report, Request, Skipped
 from genctl.errors import ModelError
 from genctl.params import Runtime
 from tests.engines.pool.fake_ray import Died, FakeRay
@@ -30,16 +30,14 @@ def opened(number: int, **identity: Any) -> OpenedWorker:
 
 def well(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
     """A worker that does everything."""
-    return opened(number) if method == "open" else GroupResult([f"result of {arguments[0]}"])
+    return opened(number) if method == "open" else [f"result of {arguments[0]}"]
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Callable[..., WorkerPool]:
-    def start(behave: Behave, workers: int = 3, seed: int = 0) -> WorkerPool:
+def started(monkeypatch: pytest.MonkeyPatch) -> Callable[..., PoolEngine]:
+    def start(behave: Behave, workers: int = 3, seed: int = 0) -> PoolEngine:
         monkeypatch.setitem(sys.modules, "ray", FakeRay(behave, seed))  # type: ignore[arg-type]
-        pool = WorkerPool(start_cluster(None, workers, gpu=False), WorkerSetup(Runtime(), (), 1, "."))
-        pool.open()
-        return pool
+        return PoolEngine(RayCluster(workers, 0, 1, True, ""), EngineSetup(Runtime()))
 
     return start
 
@@ -52,7 +50,7 @@ def groups(count: int, taken: list[int] | None = None) -> Iterator[WorkGroup]:
 
 
 def summary(results: Iterator[WorkGroup]) -> list[tuple[int, Any]]:
-    return [(group.last // 2, group.lost or next(iter(group.result.results), None)) for group in results]
+    return [(group.last // 2, group.lost or next(iter(group.results), None)) for group in results]
 
 
 def expected(count: int) -> list[tuple[int, Any]]:
@@ -60,7 +58,7 @@ def expected(count: int) -> list[tuple[int, Any]]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_results_come_in_order_and_few_groups_are_on_their_way(seed: int, started: Callable[..., WorkerPool]) -> None:
+def test_results_come_in_order_and_few_groups_are_on_their_way(seed: int, started: Callable[..., PoolEngine]) -> None:
     pool, taken, given = started(well, seed=seed), list[int](), list[WorkGroup]()
     for result in pool.results(groups(60, taken), lambda: False):
         given.append(result)
@@ -74,7 +72,7 @@ def test_results_come_in_order_and_few_groups_are_on_their_way(seed: int, starte
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_only_the_group_that_kills_alone_is_lost(seed: int, started: Callable[..., WorkerPool]) -> None:
+def test_only_the_group_that_kills_alone_is_lost(seed: int, started: Callable[..., PoolEngine]) -> None:
     tries = Counter[int]()
 
     def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
@@ -99,7 +97,7 @@ def test_only_the_group_that_kills_alone_is_lost(seed: int, started: Callable[..
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_rows_of_a_worker_that_dies_go_to_the_others(seed: int, started: Callable[..., WorkerPool]) -> None:
+def test_rows_of_a_worker_that_dies_go_to_the_others(seed: int, started: Callable[..., PoolEngine]) -> None:
     by: dict[str, set[int]] = {}
 
     def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
@@ -113,7 +111,7 @@ def test_rows_of_a_worker_that_dies_go_to_the_others(seed: int, started: Callabl
     assert any(2 in workers and len(workers) > 1 for workers in by.values())
 
 
-def test_a_worker_that_cannot_load_again_ends_the_run(started: Callable[..., WorkerPool]) -> None:
+def test_a_worker_that_cannot_load_again_ends_the_run(started: Callable[..., PoolEngine]) -> None:
     calls = Counter[str]()
 
     def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
@@ -126,7 +124,7 @@ def test_a_worker_that_cannot_load_again_ends_the_run(started: Callable[..., Wor
         list(started(behave).results(groups(60), lambda: False))
 
 
-def test_workers_that_would_write_something_else_are_refused(started: Callable[..., WorkerPool]) -> None:
+def test_workers_that_would_write_something_else_are_refused(started: Callable[..., PoolEngine]) -> None:
     def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
         return opened(number, torch=str(number)) if method == "open" else well(number, method, arguments)
 
@@ -135,7 +133,7 @@ def test_workers_that_would_write_something_else_are_refused(started: Callable[.
         list(started(behave, workers=2).results(groups(60), lambda: False))
 
 
-def test_a_worker_that_dies_while_it_loads_ends_the_run(started: Callable[..., WorkerPool]) -> None:
+def test_a_worker_that_dies_while_it_loads_ends_the_run(started: Callable[..., PoolEngine]) -> None:
     def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
         raise Died
 
@@ -143,7 +141,7 @@ def test_a_worker_that_dies_while_it_loads_ends_the_run(started: Callable[..., W
         started(behave, workers=1)
 
 
-def test_results_do_not_wait_for_groups_that_come_late(started: Callable[..., WorkerPool]) -> None:
+def test_results_do_not_wait_for_groups_that_come_late(started: Callable[..., PoolEngine]) -> None:
     given: list[WorkGroup] = []
 
     def late() -> Iterator[WorkGroup | None]:
@@ -157,7 +155,7 @@ def test_results_do_not_wait_for_groups_that_come_late(started: Callable[..., Wo
     assert summary(iter(given)) == expected(3)
 
 
-def test_an_interrupt_ends_it_before_the_next_result(started: Callable[..., WorkerPool]) -> None:
+def test_an_interrupt_ends_it_before_the_next_result(started: Callable[..., PoolEngine]) -> None:
     given: list[WorkGroup] = []
     for result in started(well).results(groups(60), lambda: len(given) == 2):
         given.append(result)
@@ -167,7 +165,7 @@ def test_an_interrupt_ends_it_before_the_next_result(started: Callable[..., Work
 @pytest.mark.parametrize("part", ["version", "sources", "products"])
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_worker_with_another_genctl_is_an_error_that_names_both(
-    part: str, alone: bool, started: Callable[..., WorkerPool]
+    part: str, alone: bool, started: Callable[..., PoolEngine]
 ) -> None:
     ours = own_genctl(computes=True)
     pattern = {"version": r"^[\d.]+", "sources": r"(?<=sources )\w+", "products": r"(?<=products: )\w+"}[part]
@@ -186,27 +184,13 @@ def test_a_worker_with_another_genctl_is_an_error_that_names_both(
     assert "GENCTL_PRODUCTS" in caught.value.hint
 
 
-def test_a_worker_on_a_gpu_has_no_products(started: Callable[..., WorkerPool]) -> None:
+def test_a_worker_on_a_gpu_has_no_products(started: Callable[..., PoolEngine]) -> None:
     def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
         if method == "open":
             return opened(number, genctl=own_genctl(computes=False))
         return well(number, method, arguments)
 
     assert summary(started(behave).results(groups(5), lambda: False)) == expected(5)
-
-
-def test_progress_counts_finished_groups_whose_results_wait_for_an_earlier_one(
-    started: Callable[..., WorkerPool],
-) -> None:
-    def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        return opened(number) if method == "open" else GroupResult(tokens=5)
-
-    pool, seen = started(behave, seed=1), list[tuple[int, int]]()
-    pool.on_progress = lambda: seen.append((pool.progress().rows, pool.progress().tokens))
-    given = sum(len(group.rows) for group in pool.results(groups(30), lambda: False))
-    assert max(rows for rows, _ in seen) > 2
-    assert seen[-1][1] == sum(worker.tokens for worker in pool.workers) == 5 * given // 2
-    assert [tokens for _, tokens in seen] == sorted(tokens for _, tokens in seen)
 
 
 def test_rows_of_a_slow_pipe_do_not_wait_for_others_of_their_group() -> None:

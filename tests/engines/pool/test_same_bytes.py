@@ -93,11 +93,3 @@ def test_scores_of_texts_are_the_same(llama: Path, rows: Path, tmp_path: Path) -
     alone, done = genctl(*arguments, stdin=""), genctl(*arguments, "--workers", "2", stdin="")
     assert (done.status, done.raw, done.err) == (alone.status, alone.raw, alone.err)
     assert [("error" in record) for record in done.records] == [False] * 9 + [True, True]
-
-
-def test_notes_count_the_rows_of_each_worker(llama: Path) -> None:
-    arguments = ("run", "-m", str(llama), "-n", "3", "--set", "min_new_tokens=3", "--workers", "1", "-v")
-    done = genctl(*arguments, stdin="One day\nThe sea\n")
-    assert done.status == 0
-    assert any(line.endswith(": 2 rows, 6 tokens") for line in done.err.splitlines()), done.err
-    assert " group" not in done.err

@@ -39,8 +39,6 @@ def test_the_knobs_arrive_in_the_strategy() -> None:
     drawn = {"do_sample": True, "sampler": "counter"}
     lookup = chosen(prompt_lookup_num_tokens=9, max_matching_ngram_size=3, **drawn)
     assert lookup == Assisted(PromptLookup(3), True, 9, True, sampler="counter")
-    rejects = chosen(prompt_lookup_num_tokens=9, do_sample=True, draft_sampling="rejection")
-    assert rejects == Assisted(PromptLookup(), True, 9, False, draft_sampling="rejection")
     exits = chosen(assistant_early_exit=1, num_assistant_tokens=3)
     assert isinstance(exits, Assisted)
     assert isinstance(exits.drafter, ModelDrafter)

@@ -402,10 +402,8 @@ def chosen(**knobs: Any) -> Assisted:
     [
         ({"prompt_lookup_num_tokens": 9}, True, 9),
         ({"prompt_lookup_num_tokens": 9, "do_sample": True}, True, 9),
-        ({"prompt_lookup_num_tokens": 9, "do_sample": True, "draft_sampling": "rejection"}, False, 9),
         ({"assistant_early_exit": 1}, True, MOST_DRAFTED),
         ({"assistant_early_exit": 1, "do_sample": True}, True, MOST_DRAFTED),
-        ({"assistant_early_exit": 1, "do_sample": True, "draft_sampling": "rejection"}, False, MOST_DRAFTED),
         ({"assistant_early_exit": 1, "num_assistant_tokens": 5}, False, 5),
         ({"assistant_early_exit": 1, "num_assistant_tokens": 20}, False, 20),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pytest
 import torch
@@ -29,8 +28,8 @@ def less_of_the_same(history: Tensor, scores: Tensor) -> Tensor:
     return scores / 0.7 - 0.4 * counts
 
 
-def draw(drafter: Drafter, sampling: Any, confidence: float) -> Counter[tuple[int, ...]]:
-    strategy = Assisted(drafter, True, 2, False, confidence, draft_sampling=sampling)
+def draw(drafter: Drafter, confidence: float) -> Counter[tuple[int, ...]]:
+    strategy = Assisted(drafter, True, 2, False, confidence)
     fixed = {"processors": (less_of_the_same,), "use_cache": False}
     lanes = (Lane(str(i), PROMPT, strategy, LENGTH, seed=i, **fixed) for i in range(DRAWS))
     found = list(decode(TARGET, lanes))
@@ -54,9 +53,8 @@ def p_value(counts: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], fl
     [(ModelDrafter(OTHER), 0.0), (ModelDrafter(OTHER), 0.5), (PromptLookup(2), 0.0)],
     ids=["model", "model-stops-when-unsure", "prompt-lookup"],
 )
-@pytest.mark.parametrize("sampling", ["coupled", "rejection"])
-def test_draws_follow_the_models_processed_distribution(drafter: Drafter, sampling: str, confidence: float) -> None:
-    counts = draw(drafter, sampling, confidence)
+def test_draws_follow_the_models_processed_distribution(drafter: Drafter, confidence: float) -> None:
+    counts = draw(drafter, confidence)
     assert p_value(counts, TARGET.distribution(PROMPT, LENGTH, less_of_the_same)) > 0.01
     # the same test notices the assistant's distribution, and missing processors
     assert p_value(counts, OTHER.distribution(PROMPT, LENGTH, less_of_the_same)) < 1e-6
@@ -64,12 +62,8 @@ def test_draws_follow_the_models_processed_distribution(drafter: Drafter, sampli
 
 
 def test_an_assistant_that_is_the_model_is_always_right() -> None:
-    for sampling in ("coupled", "rejection"):
-        strategy = Assisted(ModelDrafter(TARGET), True, 4, False, 0.0, draft_sampling=sampling)
-        _is_always_right(Lane("0", PROMPT, strategy, 31, seed=3, use_cache=False))
-
-
-def _is_always_right(lane: Lane) -> None:
+    strategy = Assisted(ModelDrafter(TARGET), True, 4, False, 0.0)
+    lane = Lane("0", PROMPT, strategy, 31, seed=3, use_cache=False)
     steps = [event for event in decode(TARGET, [lane]) if isinstance(event, events.Stepped)]
     drafted = sum(step.drafted for step in steps)
     assert (drafted, sum(step.accepted for step in steps)) == (24, 24)
