@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 class LanesChosen:
     """The choice of one lane, or of several together, and the tensors to copy to the host.
 
-    Without a choice: `why` its search failed, or None if it has returned; or that a choice did not fit, so that the
-    lanes after it do not choose.
+    Without a choice: `why` the lane failed, or None if its search has returned; or that a choice did not fit, so that
+    the lanes after it do not choose.
     """
 
     states: list[LaneState]
@@ -40,7 +40,7 @@ class LanesChosen:
     choice: Choice | None = None
     tensors: dict[str, Tensor] = field(default_factory=dict)  # the fields of `Facts`
     stages: Stages = field(default_factory=list)
-    why: GenctlError | events.Failed | OutOfMemory | None = None
+    why: GenctlError | OutOfMemory | None = None
 
     @property
     def questions(self) -> list[Tensor]:
@@ -59,8 +59,10 @@ class LanesChosen:
 
         Without one: Finished, or Failed. Raises OutOfMemory, after the lanes before it are committed.
         """
+        if isinstance(self.why, OutOfMemory):
+            raise self.why
         if self.choice is None:
-            yield self._ended(self.states[0])
+            yield finish(self.states[0]) if self.why is None else self.states[0].fail(self.why)
             return
         traced: list[list[tuple[events.Trace, ...]]] = []  # the effect of each processor on each candidate, [m][C]
         if self.stages:
@@ -81,17 +83,6 @@ class LanesChosen:
                 yield from committed
             except GenctlError as error:
                 yield state.fail(error)
-
-    def _ended(self, state: LaneState) -> events.Event:
-        """The end of a lane without a choice."""
-        if isinstance(self.why, OutOfMemory):
-            raise self.why
-        if isinstance(self.why, GenctlError):
-            return state.fail(self.why)
-        if self.why is None:
-            return finish(state)
-        state.close()
-        return self.why
 
     def _checked(
         self, state: LaneState, facts: Facts, own: range, committed: Iterable[events.Event]

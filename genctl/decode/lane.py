@@ -51,12 +51,14 @@ def shortages() -> Iterator[None]:
         raise
 
 
-def too_large(lane: Lane, rows: int, shortage: Exception) -> events.Failed:
-    """The failure of a lane that does not fit alone."""
+def too_large(lane: Lane, rows: int, shortage: Exception) -> GenctlError:
+    """The error of a lane that does not fit alone."""
     tokens = len(lane.tokens) + len(lane.source or ())
     many = f"{rows} rows of it" if rows > 1 else "it alone"
     why = f" ({str(shortage).splitlines()[0][:120]})" if str(shortage) else ""
-    return events.Failed(lane.name, "memory", f"not enough memory for a prompt of {tokens} tokens, {many}{why}")
+    error = GenctlError(f"not enough memory for a prompt of {tokens} tokens, {many}{why}")
+    error.code = "memory"
+    return error
 
 
 @dataclass(eq=False)

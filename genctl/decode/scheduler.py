@@ -74,9 +74,8 @@ class Scheduler:
             if self.preempted:
                 state = self.preempted.popleft()
                 found = self._try(state.lane, partial(state.reread, self.prefixes), state.row_count)
-                if isinstance(found, events.Failed):
-                    state.close()
-                    yield found
+                if isinstance(found, GenctlError):
+                    yield state.fail(found)
                 elif found is None:
                     self.preempted.appendleft(state)
                 else:
@@ -84,8 +83,7 @@ class Scheduler:
             elif interrupted:
                 return
             else:
-                lanes = self.queue.take(self.width - busy, wait=not busy)
-                failed, self.queue.failed = self.queue.failed, []
+                lanes, failed = self.queue.take(self.width - busy, wait=not busy)
                 yield from failed
                 if not lanes:
                     return
@@ -110,8 +108,7 @@ class Scheduler:
             state.forget_prompt()
         self._reclaim()
         if len(states) == 1:
-            states[0].close()
-            yield too_large(states[0].lane, states[0].row_count, shortage)
+            yield states[0].fail(too_large(states[0].lane, states[0].row_count, shortage))
         elif states:
             self.preempted.extend(states)
             self._narrow(max(1, len(states) // 2))
@@ -156,8 +153,8 @@ class Scheduler:
         if isinstance(found, tuple) and found[0] is None:
             return
         self.reading.remove(reading)
-        if isinstance(found, events.Failed):
-            yield found
+        if isinstance(found, GenctlError):
+            yield events.Failed(reading.lane.name, found.code, found.message)
         elif found is None:
             self.queue.postponed.appendleft(reading.lane)
         elif found[0] is not None:
@@ -166,8 +163,8 @@ class Scheduler:
 
     def _begin(self, lane: Lane, began: float, room: int) -> Iterator[events.Event]:
         found = self._try(lane, lambda: self.prefixes.take(lane, room))
-        if isinstance(found, events.Failed):
-            yield found
+        if isinstance(found, GenctlError):
+            yield events.Failed(lane.name, found.code, found.message)
         elif found is None:
             self.queue.postponed.appendleft(lane)
         else:
@@ -187,7 +184,7 @@ class Scheduler:
 
     # -- shortages -----------------------------------------------------------------------------------------------------
 
-    def _try(self, lane: Lane, read: Callable[[], T], rows: int = 1) -> T | events.Failed | None:
+    def _try(self, lane: Lane, read: Callable[[], T], rows: int = 1) -> T | GenctlError | None:
         """What `read` returns, or why the lane fails. None: it did not fit, and is to be tried again when lanes end.
 
         After a shortage the width is that of the live lanes; without any, the lane does not fit alone. By then the
@@ -199,7 +196,7 @@ class Scheduler:
         except ContractError:
             raise
         except GenctlError as error:
-            return events.Failed(lane.name, error.code, error.message)
+            return error
         except OutOfMemory as error:
             shortage = error.without_frames()
         self._reclaim()
@@ -229,7 +226,6 @@ class LaneQueue:
         self.lanes = iter(lanes)
         self.ahead = max(ahead, 1)
         self.known: list[Lane] = []  # those that have been read from `lanes`
-        self.failed: list[events.Failed] = []  # in the places of lanes, until they are reported
         self.exhausted = False
         self.postponed: deque[Lane] = deque()  # lanes whose prompts did not fit beside the others
 
@@ -237,12 +233,14 @@ class LaneQueue:
         """Whether any lane may be left."""
         return bool(not self.exhausted or self.postponed or self.known)
 
-    def take(self, places: int, *, wait: bool = False) -> list[Lane]:
-        """The lanes to begin next, at most `places`: postponed ones first, then the longest known ones.
+    def take(self, places: int, *, wait: bool = False) -> tuple[list[Lane], list[events.Failed]]:
+        """The lanes to begin next, at most `places`: postponed ones first, then the longest known ones; and failures
+        in the places of lanes.
 
-        With `wait` it returns nothing only if there is no lane left, or one has failed.
+        With `wait` both are empty only if there is no lane left.
         """
         chosen: list[Lane] = []
+        failed: list[events.Failed] = []
         while len(chosen) < places:
             if self.postponed:
                 chosen.append(self.postponed.popleft())
@@ -254,17 +252,17 @@ class LaneQueue:
                 elif isinstance(lane, Lane):
                     self.known.append(lane)
                 elif isinstance(lane, events.Failed):
-                    self.failed.append(lane)
+                    failed.append(lane)
                     if wait and not chosen and not self.known:
                         break  # nothing is decoded: waiting for the next lane would delay the failure
-                elif self.known or self.failed or chosen or not wait:
+                elif self.known or failed or chosen or not wait:
                     break
             if not self.known:
                 break
             longest = max(self.known, key=work)  # the first of equals
             self.known.remove(longest)
             chosen.append(longest)
-        return chosen
+        return chosen, failed
 
 
 def work(lane: Lane) -> tuple[int, int]:
