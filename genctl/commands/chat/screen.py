@@ -322,9 +322,9 @@ class ChatScreen:
             case "new":
                 if not log.messages:
                     raise UsageError("the chat is empty")
-                command = self._reopening()
+                reopening = self._reopening()
                 chat.begin_anew()
-                self.note("a new conversation" + (f"; {command} continues the one before" if command else ""))
+                self.note("a new conversation" + (f"; {reopening} continues the one before" if reopening else ""))
             case "help":
                 table = Table.grid(padding=(0, 2))
                 table.add_column(no_wrap=True)
