@@ -19,7 +19,7 @@ from genctl.config.names import ALIASES, CHOICES_ELSEWHERE, FILES, OF_RUN
 from genctl.config.toml import printable, write_key, write_value
 from genctl.errors import nearest
 
-# -- check a value against a type with bounds: strict types, and a plain sentence for each misfit ----------------------
+# -- check a value against a type with bounds: strict types, and a plain sentence for each mistake ---------------------
 # The types are those of knobs: bool, int, float, str, Any, list, tuple, dict, Literal, unions, and Annotated bounds.
 
 
@@ -29,7 +29,7 @@ MOST_BITS = 64  # of a whole number: no id, count or seed is larger
 class Misfit(ValueError):
     """A value that does not fit. `path` leads to the part that is wrong; `words` is the end of a sentence.
 
-    `right_type`: only the value is wrong, so of the branches of a union this one counts.
+    `right_type`: only the value is wrong, so for a union the error of this branch is reported.
     """
 
     def __init__(self, words: str, *path: str, right_type: bool = False) -> None:
@@ -114,7 +114,7 @@ def _choices(hint: Any) -> Iterator[str]:
 
 
 def _fit_each(parts: Iterable[tuple[str, Any, Any]]) -> list[Any]:
-    """The parts of a list or table, each with its name, its type and its value."""
+    """Fit the parts of a list or table, given as name, type and value."""
     fitted = []
     for name, hint, value in parts:
         try:
@@ -133,7 +133,7 @@ BOUNDS: dict[type, tuple[str, str, Callable[[Any, Any], bool]]] = {
 
 
 def check_plain(value: Any) -> None:
-    """Raise Misfit unless `value` is made of what JSON has: no dates, no nan, no half characters, no huge numbers."""
+    """Raise Misfit unless `value` can be JSON: no dates, no nan, no halves of surrogate pairs, no huge numbers."""
     if isinstance(value, (list, tuple)):
         for item in value:
             check_plain(item)
@@ -192,13 +192,13 @@ def describe(hint: Any, *, plural: bool = False) -> str:
 
 # -- values that may be the names of files -----------------------------------------------------------------------------
 
-# the rule in which a grammar begins: of llama.cpp's GBNF, of Lark
+# the start rule of a grammar: in llama.cpp's GBNF, in Lark
 _GRAMMAR = re.compile(r"^[ \t]*(?:root\s*::=|\??start[ \t]*(?:\[[^\]\n]{0,200}\][ \t]*)?:)", re.MULTILINE)
 _HUB_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
 
 
 def names_file(key: str, value: Any) -> bool:
-    """Whether the value of a knob names a file or a folder. A schema and a grammar may be given as texts."""
+    """Whether the value of a knob names a file or a folder. A schema or a grammar may be given inline."""
     if key not in FILES or not isinstance(value, str):
         return False
     if key == "json_schema":
@@ -209,7 +209,7 @@ def names_file(key: str, value: Any) -> bool:
 
 
 class Wrong(ValueError):
-    """The error of a value, as the end of a sentence, or of a list: a line for each mistake.
+    """The error of a value, without its place, or the errors of a list, one a line.
 
     `near` is the nearest valid key, if one is close.
     """
@@ -234,12 +234,12 @@ def default(key: str) -> Any:
 
 
 def _folded(name: str) -> str:
-    """A name as those of knobs are written: `--top-p` and `topP` are top_p."""
+    """A name in the spelling of knobs: `--top-p` and `topP` are top_p."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.strip(" -")).lower().replace("-", "_").replace(" ", "_")
 
 
 def setting_of(name: str) -> str:
-    """The knob of an input row that `name` spells: with dashes, or as another tool does. Else an empty string."""
+    """The knob that `name` means in an input row, with dashes or in another tool's spelling; "" if there is none."""
     folded = _folded(name)
     knob = ALIASES.get(folded, folded)
     if knob not in known() or params.knobs(known()[knob][0])[knob].metadata["group"] == params.MODEL:
@@ -270,7 +270,7 @@ def named(key: str) -> str:
 
 
 class Unparsed(NamedTuple):
-    """A text that begins like a list or a table, and cannot be read as one."""
+    """A text that begins like a list or a table, but cannot be parsed as one."""
 
     text: str
     reason: str

@@ -18,11 +18,11 @@ from genctl.config.names import ALSO_READ_BY, SEARCHES
 from genctl.errors import UsageError
 from genctl.params import DRAFTING, Generation, Runtime, knobs, spelled
 
-# Knobs that refine others and have no effect without one of them: those of a processor's row, and those that phrase so.
+# Knobs that refine others and have no effect without one of them: from processors' rows and from metadata ("refines").
 REFINES: dict[str, tuple[str, ...]] = {
     knob: row.knobs[:1] for row in PROCESSORS.values() for knob in row.knobs[1:] if knob not in (*PROCESSORS, WINDOW)
 } | {name: refined for name, (kind, _) in known().items() if (refined := knobs(kind)[name].metadata["refines"])}
-# Knobs that a list of processors or stopping criteria may turn on.
+# Knobs that a list of processors or of stopping criteria may turn on.
 LISTED = {row.knobs[0] for row in PROCESSORS.values()} | {name for names in CRITERIA.values() for name in names}
 
 
@@ -36,7 +36,7 @@ class Setting:
     kind: Literal["model", "user", "command", "row"] = "user"
     typed: bool = False  # whether the user typed it for this job
     implied: bool = False  # whether it follows from other settings (see `imply`)
-    foreign: bool = False  # whether it is from a file outside of the user's own folder
+    foreign: bool = False  # whether it is from a file outside the user's own folder
 
 
 class Clash(NamedTuple):
@@ -49,7 +49,7 @@ class Clash(NamedTuple):
 
 
 class Merged(dict[str, Setting]):
-    """The settings of all layers. A knob that none sets has its built-in default, below every layer."""
+    """The settings of all layers. A knob that no layer sets has its built-in default, below every layer."""
 
     def __missing__(self, key: str) -> Setting:
         return Setting(default(key) if key in known() else None, -1, "default")
@@ -64,12 +64,12 @@ class Merged(dict[str, Setting]):
 
     @property
     def search(self) -> str:
-        """The setting, in words, that selects a search which samples only with do_sample."""
+        """In words, the setting that selects a search, which samples only with do_sample; "" if there is none."""
         return next((self.phrase(key) for key in SEARCHES if self[key].value and self[key].value != default(key)), "")
 
     @property
     def listed_samplers(self) -> list[str]:
-        """The processors of a list that act only when tokens are drawn, or in a search, each named once."""
+        """The processors of the list that act only when tokens are sampled, or in a search, each named once."""
         names: dict[str, None] = {}
         for table in self["processors"].value or ():
             row = PROCESSORS.get(table["use"])
@@ -105,7 +105,7 @@ class Merged(dict[str, Setting]):
         return key == "temperature" and self[key].value == 0
 
     def weighs(self, key: str, level: int) -> bool:
-        """Whether a setting is a mistake where what is set at `level` takes its effect: no later layer set that."""
+        """Whether a knob made ineffective at `level` is a mistake: not a checkpoint's, nor if a later layer did it."""
         return self[key].kind != "model" and self[key].level >= level and not self._is_greedy_temperature(key)
 
 
@@ -113,7 +113,7 @@ class Merged(dict[str, Setting]):
 
 
 def _typed(settings: Merged) -> dict[str, Setting]:
-    """Typed knobs of sampling that turn it on: do_sample is set nowhere, and they have no other meaning."""
+    """Typed sampling knobs that turn sampling on; none if the user sets do_sample, or if it is on or ruled out."""
     sample = settings["do_sample"]
     written = sample.level >= 0 and sample.kind != "model"
     if written or sample.value or settings["temperature"].value == 0 or settings.search:
@@ -146,7 +146,7 @@ def notices(settings: Merged) -> list[str]:
 
 
 def sampling_notice(settings: Mapping[str, Setting]) -> str:
-    """Which typed settings turn sampling on."""
+    """A sentence on the typed settings that turn sampling on."""
     names = [_named(key, setting.place) for key, setting in _typed(_explicit(settings)).items()]
     return f"{' and '.join(names)} {'turns' if len(names) == 1 else 'turn'} sampling on"
 
@@ -167,19 +167,19 @@ def _is_greedy(settings: Merged) -> str:
 
 
 class Rulings(NamedTuple):
-    """Every conflict; the knobs that are switched off, with the value and its origin in their place; and notes."""
+    """Every conflict; the knobs that are switched off, with the value used instead and its origin; and notes."""
 
     clashes: list[Clash]
     moot: dict[str, tuple[Any, str]]
     notes: list[str]
 
     def refuse(self, settings: Merged, key: str, other: str, why: str) -> None:
-        """Two settings that cannot be combined."""
+        """Add the conflict of two settings that cannot be combined."""
         words = f"{settings.phrase(key)} cannot be combined with {settings.phrase(other)}: {why}"
         self.clashes.append(Clash(frozenset({key, other}), words, "leave out one of them"))
 
     def switch_off(self, settings: Merged, level: int, clash: Clash, key: str, value: Any = None) -> None:
-        """`key` has no effect because of what is set at `level`; it is the `clash` unless a later layer set that."""
+        """Reset `key`, which a setting at `level` makes ineffective, and add the `clash` if that is a mistake."""
         self.moot[key] = value or (default(key), "default")
         if settings.weighs(key, level):
             self.clashes.append(clash._replace(by_default=level < 0))
@@ -196,14 +196,14 @@ def settle(settings: Mapping[str, Setting]) -> Rulings:
 
 
 def _add(key: str, value: str, setting: Setting) -> str:
-    """How to set `key` in the place where `setting` is set."""
+    """How to set `key` where `setting` is set."""
     if setting.kind != "command":
         return f"add {key} = {value}"
     return f"add --{spelled(key)}" + ("" if value == "true" else f" {value}")
 
 
 def _sampling(s: Merged, out: Rulings) -> None:
-    """Knobs and listed processors that act only when tokens are drawn."""
+    """Knobs and listed processors that act only when tokens are sampled."""
     if s.greedy is None:
         return
     words, off = s.greedy
@@ -250,7 +250,7 @@ def _sequences(s: Merged, out: Rulings) -> None:
 
 
 def _lengths(s: Merged, out: Rulings) -> None:
-    """Two limits of the length, and a least length above the limit."""
+    """Two limits of the length, and a minimum length above the limit."""
     new, total = s["max_new_tokens"], s["max_length"]
     loser = ""
     if None not in (new.value, total.value):
@@ -264,14 +264,14 @@ def _lengths(s: Merged, out: Rulings) -> None:
         if loser == most or low.value is None or high.value is None or low.value <= high.value:
             continue
         if low.kind == "model":
-            # No EOS before `most` tokens, where the text ends anyway: the text is the same.
+            # No EOS before `most` tokens, where the text ends in any case: the text is the same.
             out.moot[least] = high.value, high.place
         else:
             out.clashes.append(Clash(frozenset({least, most}), f"{s.phrase(least)} exceeds {s.phrase(most)}"))
 
 
 def _caches(s: Merged, out: Rulings) -> None:
-    """Two names for one setting, of which the later one wins; and what needs a cache."""
+    """Two names for one setting, of which the later one wins; and a setting that needs a cache."""
     use, form = s["use_cache"], s["cache_implementation"]
     if use.value is (form.value == "off"):
         if use.level == form.level:
@@ -302,14 +302,14 @@ def _compiling(s: Merged, out: Rulings) -> None:
 
 
 def _drafting(s: Merged, out: Rulings) -> None:
-    """--no-draft beside what says what to draft from."""
+    """--no-draft together with a setting that selects what to draft from."""
     for key in (*DRAFTING, "draft_corpus") if s["draft"].value is False else ():
         if s[key].value is not None and s[key].level == s["draft"].level:
             out.refuse(s, "draft", key, "one drafts nothing, the other says what to draft from")
 
 
 def _refining(s: Merged, out: Rulings) -> None:
-    """Knobs that refine one which is off. A preset that lists its processors may turn that one on there."""
+    """Knobs that refine one which is off, unless a list of processors or stopping criteria may turn that one on."""
     listed, idle = "processors" in s or "stopping" in s, s.idle
     for key, (*bases, last) in REFINES.items():
         if key not in s or s[key].value == default(key) or (listed and not LISTED.isdisjoint((*bases, last))):
@@ -332,7 +332,7 @@ def _listing(s: Merged, out: Rulings) -> None:
         sentence = f"{s.phrase(key)} has no effect: the list of processors ({listed.place}) leaves it out"
         clash = Clash(frozenset({key, "processors"}), sentence, f'add use = "{row.name}" to the list')
         out.switch_off(s, listed.level, clash, key)
-    out.moot.pop("ban", None)  # refused by what cannot take a text back
+    out.moot.pop("ban", None)  # it stays set: strategies that cannot take back text refuse it
     for kind, rows in LISTS.items():
         for key, setting in s.items():
             tables = [table for table in s[kind].value or () if key in rows.get(table["use"], ())]
@@ -343,7 +343,7 @@ def _listing(s: Merged, out: Rulings) -> None:
 
 
 def _chat(s: Merged, out: Rulings) -> None:
-    """A system message without a chat, and what a chat template may not be given."""
+    """A system message without a chat, and variables that chat_template_kwargs may not set."""
     system, chat, table = s["system"], s["chat"], s["chat_template_kwargs"]
     if system.value is not None and not chat.value:
         out.moot.update({"system": (None, "default")} if chat.level > system.level else {"chat": (True, system.place)})
@@ -357,7 +357,7 @@ def _chat(s: Merged, out: Rulings) -> None:
 
 
 def _languages(s: Merged, out: Rulings) -> None:
-    """The language of a translation beside another first token."""
+    """The target language of a translation together with another first token."""
     forced = s["forced_bos_token_id"]
     if s["tgt_lang"].value is not None and forced.value is not None and forced.kind != "model":
         out.refuse(s, "tgt_lang", "forced_bos_token_id", "both are the first token of a text")
@@ -377,7 +377,7 @@ _RESERVED = {
 
 
 def variables_of(runtime: Runtime) -> dict[str, Any]:
-    """The variables that the settings give to a chat template."""
+    """The variables that the settings pass to a chat template."""
     variables = dict(runtime.chat_template_kwargs or {})
     if runtime.enable_thinking is not None:
         variables["enable_thinking"] = runtime.enable_thinking
@@ -397,5 +397,5 @@ def check_is_chat(runtime: Runtime) -> None:
 
 
 def unused_variables(template: str, runtime: Runtime) -> list[str]:
-    """The variables that a template does not name, so that they change nothing."""
+    """The variables that a template does not name, and which therefore have no effect."""
     return [name for name in variables_of(runtime) if re.search(rf"\b{re.escape(name)}\b", template) is None]

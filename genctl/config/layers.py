@@ -51,7 +51,7 @@ class Layer:
     the kind of the layer; without it the first word of the origin decides (`generation_config`, `flag`, `--set`,
     `params`), and all other origins are files or the environment. `typed`: the user typed it for this job. `broken`
     holds errors of reading this place: `resolve` raises them with all other mistakes. `foreign`: it is a file outside
-    of the user's own folder; `is_user_file`: it is the user's config.toml, which may set the flags of trust.
+    the user's own folder; `is_user_file`: it is the user's config.toml, which may set the flags of trust (`UNSAFE`).
     """
 
     origin: str
@@ -116,7 +116,7 @@ class Resolved:
 
     @property
     def sampling_note(self) -> str:
-        """That tokens are drawn because the checkpoint says so; "" if they are not, or another setting samples too."""
+        """A note that the checkpoint turns sampling on; "" if it does not, or if another layer has sampling knobs."""
         sampling = {key for key, item in params.knobs().items() if item.metadata["sampling"] or key == "do_sample"}
         own = any(setting.kind != "model" for key, setting in self.settings.items() if key in sampling)
         if own or not self.generation.draws:
@@ -125,13 +125,13 @@ class Resolved:
 
     @property
     def names_model(self) -> bool:
-        """Whether a setting names the model; servers may have one alone."""
+        """Whether a setting names the model; a server may have only one."""
         return self.origins.get("model", "default") != "default"
 
 
 @dataclass
 class _Reading:
-    """The settings and mistakes of the layers read so far."""
+    """The settings and the mistakes of the layers read so far."""
 
     settings: dict[str, Setting]
     notes: list[str]
@@ -293,8 +293,8 @@ def _levelled(layers: Sequence[Layer]) -> Iterator[tuple[int, Layer]]:
 def resolve(layers: Sequence[Layer], *, tentative: bool = False) -> Resolved:
     """Lay `layers`, lowest first, over the built-in defaults; later layers win.
 
-    With `tentative` the model's generation_config is missing, because the model is itself a setting: the final call
-    checks conflicts with a built-in default, which the model may change.
+    With `tentative` the model's generation_config is missing, because the model is itself a setting. Conflicts with a
+    built-in default, which the model may change, are left to the final call.
 
     Raises
     ------

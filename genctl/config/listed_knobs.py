@@ -1,6 +1,6 @@
-"""What the lists [[processors]] and [[stopping]] may name, each with its knobs and in its default order.
+"""The names that the lists [[processors]] and [[stopping]] may have, with their knobs and in their default order.
 
-Code of users is named there too, by a dotted path (`package.module:Class`).
+The lists may also name a user's code, by a dotted path (`package.module:Class`).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from genctl.params import Generation, knobs
 def make(
     kind: str, use: str, arguments: Mapping[str, Any], *, allowed: bool, offered: Mapping[str, Any] | None = None
 ) -> Any:
-    """What `use` names: a class constructed with `arguments`, or a function that is called with them each time.
+    """Make what `use` names: a class is constructed with `arguments`, a function is called with them each time.
 
-    Parameters of a class that are called as something in `offered` receive it. Raises UsageError if it is not
-    `allowed`, not found, or cannot be constructed or called.
+    Parameters of a class with a name in `offered` receive that value. Raises UsageError if the code is not `allowed`,
+    not found, or cannot be constructed or called.
     """
     target = _target(kind, use, allowed)
     try:
@@ -66,7 +66,7 @@ def _target(kind: str, use: str, allowed: bool) -> Any:
 
 
 def _parameters(target: type) -> list[str]:
-    """The parameters of a class; unknown for some written in C."""
+    """The names of a class's parameters; [] for some classes written in C."""
     import inspect
 
     try:
@@ -77,7 +77,7 @@ def _parameters(target: type) -> list[str]:
 
 WINDOW = "penalty_last_n"  # the last knob of penalties that may look at the last tokens alone
 
-# Scores alone; the tokens of each row as well, whatever stands before them; or where the prompt ends and other things.
+# The scores alone; also the tokens of each row, wherever its prompt ends; or also the end of the prompt and more.
 Reads: TypeAlias = Literal["scores", "row", "lane"]
 
 
@@ -89,11 +89,11 @@ class ProcessorRow:
     source: str  # the transformers class, or the paper or tool it was taken from
     maker: str  # FILE.FUNCTION in `decode/processors`, called with a ProcessorContext and the value of the first knob
     knobs: tuple[str, ...]  # the first one turns it on; the others have no effect without it
-    reads: Reads  # what it depends on: unless "lane", lanes with equal knobs may share one call
+    reads: Reads  # its inputs: unless "lane", lanes with equal knobs may share one call
 
     @property
     def sampling(self) -> bool:
-        """Whether it acts only when tokens are drawn (transformers' warpers)."""
+        """Whether it acts only when tokens are sampled (transformers' warpers)."""
         return bool(knobs()[self.knobs[0]].metadata["sampling"])
 
 
@@ -105,15 +105,15 @@ def _row(
     *,
     reads: Reads = "lane",
 ) -> ProcessorRow:
-    """A row. A maker without a function has the name of the row, and so has the only knob, if not given."""
+    """A row. By default the function of the maker, and the only knob, have the name of the row."""
     maker = maker if "." in maker else f"{maker}.{name}"
     return ProcessorRow(name, source, maker, knobs or (name,), reads)
 
 
 # The processors in the order in which they are applied by default. It is that of transformers. Processors that
-# transformers lacks stand where other tools put them: biases and penalties among the penalties, before any filter
+# transformers lacks are where other tools put them: biases and penalties among the penalties, before any filter
 # (llama.cpp's `logit_bias`, `penalties` and `dry` come first; so do text-generation-webui's); top-n-sigma before
-# temperature (both); dynamic temperature in the place of temperature; XTC after the filters (both); mirostat last,
+# temperature (both); dynamic temperature at the place of temperature; XTC after the filters (both); mirostat last,
 # since it must see the distribution that is sampled.
 _ROWS = (
     _row("guidance_scale", "as UnbatchedClassifierFreeGuidanceLogitsProcessor, arXiv:2306.17806", "samplers"),
@@ -193,7 +193,7 @@ _ROWS = (
 )
 PROCESSORS: dict[str, ProcessorRow] = {row.name: row for row in _ROWS}
 
-# What [[stopping]] may name, in the order in which criteria are called by default, each with the keys that it takes.
+# The criteria that [[stopping]] may name, in the default order of their calls, each with its keys.
 CRITERIA: dict[str, tuple[str, ...]] = {
     "max_time": ("max_time",),
     "stop_strings": ("stop_strings",),
@@ -217,13 +217,13 @@ def criteria_of(generation: Generation) -> list[str]:
 
 
 def processors_of(generation: Generation, *, healed: bool) -> list[ProcessorRow]:
-    """The processors that are set, in their order; those for sampling only if tokens are drawn."""
+    """The processors that are set, in default order; those for sampling only if tokens are sampled."""
     rows = (row for row in _ROWS if generation.draws or not row.sampling)
     return [row for row in rows if is_set(row, generation, healed=healed)]
 
 
 def is_set(row: ProcessorRow, generation: Generation, *, healed: bool) -> bool:
-    """Whether the knob of a processor has an effect. A `healed` prompt requires a prefix without the knob."""
+    """Whether a processor has an effect. With token healing (`healed`) "prefix" has one without its knob."""
     value = getattr(generation, row.knobs[0])
     is_neutral = value is None or value == knobs()[row.knobs[0]].metadata["neutral"]
     return not is_neutral or (row.name == "prefix" and healed)
@@ -237,7 +237,7 @@ def check_finite(generation: Generation) -> None:
             raise UsageError(f"{name}: must be a finite number, but is {value}")
 
 
-# -- a list as it is given: tables, each with a name and the knobs of what it names ------------------------------------
+# -- lists from a preset: tables, each with a name and the knobs of what it names --------------------------------------
 
 
 WHAT = {"processors": "processor", "stopping": "stopping criterion"}

@@ -1,4 +1,4 @@
-"""Decoding modes: conflicts between the knobs of one, once all settings are resolved, and the modes by name. No torch.
+"""Decoding modes: conflicts between the knobs of one, after all settings are resolved, and the modes by name. No torch.
 
 `config.conflicts` checks the settings of several layers; here the layers are merged, and values have no origin.
 """
@@ -16,7 +16,7 @@ MODES = (*DRAFTING, "dola_layers", "amateur_model")  # knobs that select a strat
 
 
 def check_search(generation: Generation) -> None:
-    """Beam search of every kind, contrastive search, and sampling. Raises UsageError with the first conflict."""
+    """Check the knobs of beam searches, contrastive search and sampling. Raises UsageError with the first conflict."""
     if conflict := next(_search_conflicts(generation), ""):
         raise UsageError(conflict)
 
@@ -89,7 +89,7 @@ def _mode_conflicts(g: Generation, mode: str, *others: str) -> Iterator[str]:
 
 
 def conflicts(generation: Generation) -> list[str]:
-    """The conflicts of bans, of what steers sampling, of reranking and of grammars, one sentence each."""
+    """The conflicts of bans, reranking, grammars, and samplers that steer by the text, one sentence each."""
     g = generation
     messages = [*_ban_conflicts(g), *_rerank_conflicts(g), *_structure_conflicts(g)]
     if g.mirostat_tau is not None and g.adaptive_target is not None:
@@ -135,7 +135,7 @@ def _rerank_conflicts(g: Generation) -> Iterator[str]:
 
 
 def _structure_conflicts(g: Generation) -> Iterator[str]:
-    """Grammars, prefixes, token healing and budgets of thought."""
+    """Grammars, prefixes, token healing and thinking budgets."""
     knobs = [knob for knob in GRAMMARS if getattr(g, knob) is not None]
     for other in knobs[1:]:
         yield f"{knobs[0]} and {other} both say what the text must be; leave out one of them"
@@ -189,7 +189,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
 
 
 def layer(name: str, flags: Sequence[Layer]) -> Layer:
-    """The layer of a strategy, at the level of flags, without the knobs that flags or `--set` set themselves.
+    """The layer of a strategy, at the level of flags, without the knobs that flags or `--set` set.
 
     For an unknown name the layer is `broken`, so that all mistakes are reported together.
     """
@@ -202,7 +202,7 @@ def layer(name: str, flags: Sequence[Layer]) -> Layer:
 
 
 def unknown(name: str, place: str = "", others: Iterable[str] = ()) -> str:
-    """The sentence for a name that no strategy has. `place`: where it stands; `others` may be meant, too."""
+    """The error for an unknown strategy name. `place`: where it is used; `others`: further names to suggest."""
     near = nearest(name.lower().replace("_", "-"), [*NAMED, *others])
     suggestion = f"; did you mean {near}?" if near else ""
     return f"{place or f'--strategy {name}'}: there is no such strategy{suggestion}".replace("\n", "\\n")

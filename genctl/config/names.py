@@ -1,4 +1,4 @@
-"""Lists of the names of settings, and of what other tools call them."""
+"""Lists of the names of settings, and of their names in other tools."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ UNSAFE = ("trust_remote_code", "allow_pickle", "allow_plugins")
 # Knobs of a run that its rows share, besides those of the model.
 OF_RUN = ("batch_size", "prompt_cache", "draft", "draft_corpus")
 
-# knobs that name files -> what a row can have in place of one
+# knobs that name files -> the rest of the flag, and the alternative in a row
 FILES = {
     "json_schema": "FILE, or give the schema itself",
     "grammar": "FILE, or give the grammar itself",
@@ -33,7 +33,7 @@ OUTWARD = {
 
 # -- how knobs of sampling and search work together --------------------------------------------------------------------
 
-# Knobs of sampling with another use: contrastive search takes its candidates by top_k.
+# Sampling knobs with another use: contrastive search takes its candidates by top_k.
 ALSO_READ_BY = {"top_k": ("penalty_alpha",)}
 
 # Searches that take the most probable continuations unless do_sample is set, as in transformers.
@@ -81,7 +81,7 @@ ALIASES = {
 # Names of choices in other tools.
 CHOICES_ELSEWHERE = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 
-# -- the attributes of transformers' GenerationConfig. Of config.json these alone are settings: others are the model's -
+# -- the attributes of transformers' GenerationConfig. In config.json only these are settings: others are the model's --
 
 _FIELDS = """
 assistant_confidence_threshold assistant_early_exit assistant_ensemble_weight assistant_lookbehind bad_words_ids

@@ -57,7 +57,7 @@ def folders() -> dict[str, Path]:
 
 
 class NamedPreset(NamedTuple):
-    """A preset that has a name. `where` is a key of `folders`."""
+    """A preset with a name. `where` is a key of `folders`."""
 
     name: str
     where: str
@@ -65,7 +65,7 @@ class NamedPreset(NamedTuple):
 
 
 def available() -> list[NamedPreset]:
-    """Every preset that has a name, sorted; of two with one name, the first in the order of the folders."""
+    """Every preset with a name, sorted; of two with the same name, the first in the order of the folders."""
     presets: dict[str, NamedPreset] = {}
     for where, folder in folders().items():
         with contextlib.suppress(OSError):  # no permission to read the folder
@@ -81,7 +81,7 @@ def is_path(name: str) -> bool:
 
 
 def title(name: str) -> str:
-    """What a preset is called: the stem of a path, else its name."""
+    """The title of a preset: the stem of a path, else its name."""
     return (name.replace("\\", "/").rsplit("/", 1)[-1].removesuffix(".toml") if is_path(name) else name) or name
 
 
@@ -96,7 +96,7 @@ def is_foreign(path: Path) -> bool:
 
 
 def expanded(name: str) -> Path:
-    """The file that a path means. Raises PresetError."""
+    """The path with ~ expanded. Raises PresetError."""
     try:
         return Path(name).expanduser()
     except RuntimeError as error:  # ~ of an unknown user
@@ -126,13 +126,13 @@ def find(name: str) -> Path:
 
 
 def in_this_folder(name: str) -> str:
-    """The file of `./presets`, where earlier versions looked, too; "" if there is none, or `name` is a path."""
+    """The file in `./presets`, where earlier versions also looked; "" if there is none, or `name` is a path."""
     path = f"./presets/{name}.toml"
     return path if not is_path(name) and os.path.lexists(path) else ""
 
 
 def load(names: Sequence[str]) -> list[Layer]:
-    """The layers of several presets, lowest first; the presets that a preset extends are below it.
+    """The layers of several presets, lowest first; those that a preset extends are below it.
 
     A preset that cannot be found or read, is not valid TOML, or extends itself gives a layer that is `broken`, so that
     `resolve` raises all mistakes together.
@@ -148,7 +148,7 @@ def broken(name: str, error: PresetError, place: str = "") -> Layer:
 
 
 def _named(name: str, place: str, chain: tuple[Path, ...], seen: set[Path]) -> list[Layer]:
-    """The layers of the preset called `name`, which `place` names."""
+    """The layers of the preset `name`, which is named at `place`."""
     try:
         return file_layers(find(name), chain, seen)
     except PresetError as error:
@@ -164,8 +164,8 @@ def file_layers(
 ) -> list[Layer]:
     """The layers of the presets that the file `path` names under `key`, then its own.
 
-    `chain` are the files that extend this one, and `seen` those that were read: each appears once. A preset extends
-    files beside it alone; a settings file (whose key is "preset") names any.
+    `chain` are the files that extend this one, and `seen` those already read: each appears once. By path a preset
+    extends only files in or below its folder; a settings file (`key` is "preset") may name any file.
     """
     name = path.stem if is_below(path, shipped_folder()) else short(path)
     seen = set() if seen is None else seen
@@ -207,7 +207,7 @@ def file_layers(
 
 
 def _real(path: Path, name: str, chain: tuple[Path, ...]) -> Path:
-    """`path` without links. Raises PresetError if it does not exist or its links form a loop."""
+    """`path` without links. Raises PresetError if its links form a loop, or if it extends itself (is in `chain`)."""
     try:
         real = path.resolve()
     except (OSError, ValueError, RuntimeError) as error:  # a loop of links, a NUL in the name
@@ -267,17 +267,17 @@ def about(path: Path) -> str:
     return text
 
 
-_OF_TEXTS = re.compile(r'\s*[\[{][\s\[{]*"')  # a list or table of texts, which no plain text is taken for
+_OF_TEXTS = re.compile(r'\s*[\[{][\s\[{]*"')  # the beginning of a list or table of texts, never of plain text
 
 
 def parse_value(key: str, text: str) -> Any:
     """A value from the command line or the environment: a JSON list or object, TOML, else the bare text.
 
-    Of several readings, the first that fits the knob counts: the revision 1234567 is text, the temperature .5 a number,
-    the stop string [INST] no list. A knob of lists or tables gets `Unparsed` for one that cannot be read.
+    The first reading that fits the knob counts: the revision 1234567 is text, the temperature .5 a number, the stop
+    string [INST] not a list. For a knob of lists or tables, a list or table that cannot be read is `Unparsed`.
     """
     readings, reason = list[Any](), ""
-    is_bracketed = text.lstrip()[:1] in ("[", "{") and key != "json_schema"  # a schema may be a text that is read later
+    is_bracketed = text.lstrip()[:1] in ("[", "{") and key != "json_schema"  # a schema may be text, and is parsed later
     if is_bracketed:
         try:
             readings.append(reader.loads(text))
@@ -330,7 +330,7 @@ def parse_set(text: str) -> Layer:
 
 
 def parse_sets(texts: Sequence[str]) -> list[Layer]:
-    """Every `--set` as one layer, the later ones on top; those that are not key=value make it `broken`."""
+    """Every `--set` as one layer; later ones win, and those that are not key=value make it `broken`."""
     values: dict[str, Any] = {}
     mistakes: list[PresetError] = []
     for text in texts:

@@ -1,8 +1,8 @@
-"""The one reader of documents: files that a user names, or that lie where one looks for them.
+"""The only reader of documents: files that a user names, or that are found in known places.
 
-A document is a regular file, a pipe (`<(…)` is one), a terminal or the null device. Its size is bounded, and a named
-pipe that brings nothing in time is an error. Other devices are refused, because they never end. Prompts are no
-document: they are a stream, and may come as slowly as a person types.
+A document is a regular file, a pipe (`<(…)` is one), a terminal or the null device. Its size is bounded, and a pipe
+that is silent for SILENCE_S is an error. Other devices are refused, because they never end. Prompts are not documents:
+they are a stream, and may arrive as slowly as a person types.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import IO, Any, NoReturn, TypeAlias
 
 from genctl.errors import quote, reason_of, size
 
-# -- JSON as the standard has it: keys once, finite numbers, bounded nesting. Python's reader is more generous ---------
+# -- strict JSON: keys are unique, numbers finite, nesting bounded. Python's own reader accepts more -------------------
 
 
 DEEPEST = 64  # levels of nesting, so that recursive code is safe
@@ -28,11 +28,11 @@ MOST_VALUES = 4_000_000  # in one document: each takes up to a hundred bytes of 
 
 
 class BadJson(ValueError):
-    """What is wrong with a JSON text, as a sentence without its place."""
+    """An error in a JSON text, as a sentence without its place."""
 
 
 class Incomplete(BadJson):
-    """It is not JSON, as a text that is cut short is not."""
+    """The text is not JSON; it may be truncated."""
 
 
 class DuplicateKey(ValueError):
@@ -58,9 +58,9 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def loads(text: str | bytes, *, finite: bool = True) -> Any:
     """The value of a JSON text; bytes are UTF-8. Raises BadJson.
 
-    Refused are a key that is given twice, numbers that are not finite or have thousands of digits, more than DEEPEST
-    levels of nesting, and more than MOST_VALUES values. Unless `finite`, numbers may be NaN or infinite, as some
-    servers write them.
+    Refuses duplicate keys, numbers that are not finite or have thousands of digits, more than DEEPEST levels of
+    nesting, and more than MOST_VALUES values. Unless `finite`, numbers may be NaN or infinite, as some servers write
+    them.
     """
     try:
         text = text if isinstance(text, str) else text.decode("utf-8")
@@ -116,7 +116,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=once, parse_float=_finite, parse_c
 
 
 def kind_of(value: Any) -> str:
-    """What a JSON value is, in words."""
+    """The kind of a JSON value, in words."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -127,7 +127,7 @@ def kind_of(value: Any) -> str:
 
 MOST = 64 << 20  # bytes of a document that is read whole, and of one line of JSON lines
 MOST_LINES = 1 << 30  # bytes of all JSON lines together
-SILENCE_S = 20.0  # until something comes from a named pipe
+SILENCE_S = 20.0  # timeout of each read from a pipe
 
 Source: TypeAlias = str | Path | IO[bytes]
 
@@ -137,7 +137,7 @@ class Unreadable(Exception):
 
 
 def read(source: Source, most: int = MOST, *, regular: bool = False) -> bytes:
-    """All bytes. Raises Unreadable. `regular`: only a regular file will do."""
+    """All bytes. Raises Unreadable. `regular`: accept only a regular file."""
     with opened(source, regular=regular) as file:
         claimed = 0
         with suppress(OSError, ValueError):  # a stream may have no descriptor
@@ -150,7 +150,7 @@ def read(source: Source, most: int = MOST, *, regular: bool = False) -> bytes:
 
 
 def text(source: Source, most: int = MOST, *, regular: bool = False) -> str:
-    """All of it as UTF-8, without a byte order mark. Raises Unreadable."""
+    """The whole text, from UTF-8, without a byte order mark. Raises Unreadable."""
     try:
         return read(source, most, regular=regular).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -164,7 +164,7 @@ def text_lines(text: str) -> list[str]:
 
 
 def lines(source: Source, longest: int = MOST, most: int = MOST_LINES) -> Iterator[bytes]:
-    """The lines with their ends; the last one may lack it. Raises Unreadable, before a line that is too long."""
+    """The lines with their line ends; the last may lack one. Raises Unreadable before a line that is too long."""
     number = total = 0
     with opened(source) as file:
         while line := file.readline(longest + 1):
@@ -178,7 +178,7 @@ def lines(source: Source, longest: int = MOST, most: int = MOST_LINES) -> Iterat
 
 @contextmanager
 def opened(source: Source, *, regular: bool = False) -> Iterator[IO[bytes]]:
-    """The open document; its errors are Unreadable, those of reading too. A stream is taken as it is."""
+    """Open a document. Errors of opening and of reading are raised as Unreadable. A stream is used as it is."""
     try:
         if not isinstance(source, (str, Path)):
             yield source
@@ -214,7 +214,7 @@ def _open(path: str | Path, *, regular: bool) -> int:
 
 
 def check_ends(descriptor: int) -> None:
-    """Raises Unreadable for a device that never ends. A terminal is ended by a person, the null device at once."""
+    """Raises Unreadable for a device that never ends. A person ends a terminal, and the null device is empty."""
     state = os.fstat(descriptor)
     if not (
         stat.S_ISREG(state.st_mode)
@@ -227,7 +227,7 @@ def check_ends(descriptor: int) -> None:
 
 
 class _Pipe(io.RawIOBase):
-    """A named pipe. Raises Unreadable where nothing comes for SILENCE_S."""
+    """A pipe. Raises Unreadable if nothing arrives for SILENCE_S."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

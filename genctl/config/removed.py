@@ -1,4 +1,4 @@
-"""Names that genctl no longer has, and what does their job now. Using one is a usage error (exit status 2)."""
+"""Removed names, and their replacements. Using one is a usage error (exit status 2)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ Kind: TypeAlias = Literal["command", "flag", "format", "setting", "explore"]
 
 
 class Removed(NamedTuple):
-    """A removed name. `instead` does its job; MODEL in it is the model of the command line.
+    """A removed name. `instead` names the replacement; MODEL in it stands for the model of the command line.
 
-    A flag of one command alone is named with it ("compare --save"), a format with its flag ("--format md"). A setting
-    needs one row: it covers its flag too. "explore" is a command of its scripts and of its screen.
+    The name of a flag of one command has the command ("compare --save"), that of a format its flag ("--format md"). The
+    row of a setting covers its flag too. "explore" is a command in its scripts and on its screen.
     """
 
     kind: Kind

@@ -1,7 +1,7 @@
 """Settings from outside the command line: the user's file, the file of --config, presets, and the environment.
 
-Nothing is read from the working directory unless it is named. Anybody may have written the file of a chat or a tree, so
-it sets only how text is generated: it chooses no files, no code and no further checkpoints.
+Nothing is read from the working directory unless it is named. Anyone may have written the file of a chat or a tree, so
+it can only set how text is generated: it chooses no files, no code and no further checkpoints.
 
 At the end: a resolved job as TOML (`--dry`), which is a preset again.
 """
@@ -45,7 +45,7 @@ def config_layers(config: str | None = None) -> list[Layer]:
 
 
 def standing_layers(files: Sequence[Layer], presets: Sequence[str] = ()) -> list[Layer]:
-    """What `config_layers` has read, the named presets and the environment, lowest first.
+    """The layers of `config_layers` (`files`), of the named presets and of the environment, lowest first.
 
     The caller adds the model's generation_config beneath, and flags and a row's params on top.
     """
@@ -74,7 +74,7 @@ def environment_layer(environment: Mapping[str, str] | None = None) -> Layer:
 
 
 def unread_files(config: str | None, presets: Sequence[str] = ()) -> list[str]:
-    """Notes on files of the working directory that earlier versions read without their being named."""
+    """Notes on files in the working directory that earlier versions read even if they were not named."""
     named = config or os.environ.get(CONFIG)
     notes = []
     if os.path.lexists(UNREAD) and not (named and Path(named).absolute() == Path(UNREAD).absolute()):
@@ -98,7 +98,7 @@ class SavedLayer(TypedDict):
 
 
 def saved_layers(layers: Iterable[Layer], allowed: Container[str]) -> tuple[SavedLayer, ...]:
-    """The allowed settings of layers. A schema or a grammar is saved as its text: no file is read for it later."""
+    """The allowed settings of layers. A schema or grammar is saved as its text, so its file is not needed later."""
     saved: list[SavedLayer] = []
     for layer in layers:
         if values := {key: _text(key, value) for key, value in layer.values.items() if key in allowed}:
@@ -114,7 +114,7 @@ def _text(key: str, value: Any) -> Any:
 
 
 def objections(values: Mapping[str, Any], allowed: Container[str]) -> dict[str, str]:
-    """The settings that a saved file may not bring along, and why: `objection`."""
+    """The settings that a saved file may not have, each with the reason (`objection`)."""
     return {key: why for key, value in values.items() if (why := objection(key, value, allowed))}
 
 
@@ -139,7 +139,7 @@ def to_toml(resolved: Resolved, *, defaults: bool = True, always: Sequence[str] 
     """`resolved` as a preset; without `defaults`, only the knobs that are set, and those of `always`.
 
     A comment gives the origin of every value. Values of None are left out. Passwords and keys in addresses are
-    hidden; no server is named by an address with one.
+    hidden; addresses of servers never have one.
     """
     blocks: list[str] = []
     if resolved.about:
@@ -150,7 +150,7 @@ def to_toml(resolved: Resolved, *, defaults: bool = True, always: Sequence[str] 
             value, origin = getattr(values, key), resolved.origins.get(key, "default")
             if value is None or (origin == "default" and not defaults and key not in always):
                 continue
-            shown = hide_secrets(value) if kind is Runtime else value  # no text to be generated is an address
+            shown = hide_secrets(value) if kind is Runtime else value  # knobs of generation hold no addresses
             entry = f"{key} = {write_value(shown)}", printable(origin)
             groups.setdefault(str(item.metadata["group"]), []).append(entry)
         for group, entries in groups.items():

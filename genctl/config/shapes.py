@@ -1,15 +1,15 @@
-"""Values from documents: a JSON value becomes the dataclass that it has the shape of, or an error names the place.
+"""Values from documents: convert a JSON value to a dataclass of its shape, or raise an error with the place.
 
-The hints of a dataclass are its shape. Nothing is converted: a number in quotes is no number, and `true` is no 1.
+The type hints of a dataclass are its shape. Types are strict: a number in quotes is not a number, and `true` is not 1.
 Besides the usual hints there are those of `annotated_types` (`Ge`, `Le`, `MinLen`), and:
 
 - a tuple is a list in JSON;
-- a float may be null, and is then NaN, which is what a writer makes of a number that is not known. Say `Known` for one
-  that has to be there, and `Written` for a number of another program, which may be NaN or infinite;
-- a TypedDict stays a dict. Its other keys are left as they are. As a mark (`Annotated[dict[str, Any], SomeDict]`) it is
-  the shape of a dict whose keys a program does not know.
+- a float may be null, and is then NaN, because genctl writes an unknown number as null. Use `Known` for a number that
+  must not be null, and `Written` for a number from another program, which may be NaN or infinite, but not null;
+- a TypedDict stays a dict, and its other keys are left as they are. As a mark (`Annotated[dict[str, Any], SomeDict]`)
+  it is the shape of a dict that the program reads without knowing its keys.
 
-Fields that a dataclass does not have are refused.
+Unknown fields of a dataclass are refused.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class BadShape(ValueError):
 
 
 def value_of(hint: Any, value: Any) -> Any:
-    """`value`, as JSON has it, as a value of the type `hint`. Raises BadShape."""
+    """Convert a JSON value to the type `hint`. Raises BadShape."""
     validator, known = _validator(hint)
     from pydantic_core import ValidationError
 
@@ -63,7 +63,7 @@ def value_of(hint: Any, value: Any) -> Any:
 
 @cache
 def _validator(hint: Any) -> tuple[SchemaValidator, tuple[str, ...]]:
-    """What checks a hint, and the names of its fields."""
+    """The validator of a hint, and the names of its fields."""
     from pydantic_core import SchemaValidator
 
     names = tuple(item.name for item in dataclasses.fields(hint)) if dataclasses.is_dataclass(hint) else ()
@@ -141,7 +141,7 @@ def _dataclass(kind: type) -> CoreSchema:
 
 # -- errors ------------------------------------------------------------------------------------------------------------
 
-_EITHER = "number or null"  # in the place of an error
+_EITHER = "number or null"  # stands for the branch in the path of an error
 _TYPES = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -162,7 +162,7 @@ _BOUNDS = {
 
 
 def _sentence(errors: list[ErrorDetails], known: tuple[str, ...]) -> str:
-    """The first error, with its path; fields that are missing beside each other together."""
+    """The first error, with its path; missing fields of one object are reported together."""
     first = errors[0]
     place, kind, found = first["loc"], first["type"], first["input"]
     context: Mapping[str, Any] = first.get("ctx", {})
@@ -188,7 +188,7 @@ def _at(place: tuple[int | str, ...], words: str) -> str:
 
 
 def _short(value: Any) -> str:
-    """A wrong value: its kind, or itself if that says more."""
+    """A wrong value: itself if it is a string or a number, else its kind."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         return kind_of(value)
     return quote(value, 40) if isinstance(value, str) else f"{value!r:.40}"

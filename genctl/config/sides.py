@@ -1,8 +1,8 @@
-"""A way to run, as a command line names it: `[NAME=]WHAT[@setting=value,…]`.
+"""A side, one way to run, as given on the command line: `[NAME=]WHAT[@setting=value,…]`.
 
-WHAT is a checkpoint, a preset, a way to decode (`greedy`, `beam`), a server (`openai:URL`) or a file of results. It
-ends at the first @ that a name and `=` follow; other @ belong to it. Without WHAT the settings alone are the side.
-Values are TOML or JSON; commas inside quotes and brackets belong to the value.
+WHAT is a checkpoint, a preset, a decoding mode (`greedy`, `beam`), a server (`openai:URL`) or a file of results. It
+ends at the first @ before a name and `=`; other @ belong to it. Without WHAT, the side is its settings. Values are
+TOML or JSON; commas inside quotes and brackets belong to the value.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class Side:
     kind: Kind | None = None  # None: settings alone
     what: str = ""
     presets: tuple[str, ...] = ()  # WHAT if it is one, and those of `extends`
-    settings: Mapping[str, Any] = field(default_factory=dict)  # those of WHAT and those behind @
+    settings: Mapping[str, Any] = field(default_factory=dict)  # those of WHAT and those after @
     origin: str = ""  # of `settings`
-    mode: str | None = None  # the way to decode that it names (`modes.NAMED`)
+    mode: str | None = None  # the decoding mode that it names (`modes.NAMED`)
     word: str = "run"  # in messages
 
     @property
     def place(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return f"{self.word} {self.name}"
 
     def own(self, *without: str) -> tuple[Layer, ...]:
@@ -95,7 +95,7 @@ def check(sides: Iterable[Side], errors: Sequence[GenctlError] = ()) -> None:
 
 
 def each(sides: Iterable[Side], ask: Callable[[Side], Answer], errors: Sequence[GenctlError] = ()) -> list[Answer]:
-    """`ask` of every side. Raises `errors` and the mistakes of all sides as one error; the latter name their side."""
+    """Call `ask` for every side. Raises `errors` and the sides' errors as one; the latter name their side."""
     results, mistakes = [], list(errors)
     for side in sides:
         try:
@@ -112,7 +112,7 @@ def each(sides: Iterable[Side], ask: Callable[[Side], Answer], errors: Sequence[
 
 
 def loaded_with(runtime: Runtime, *more: str) -> tuple[str, ...]:
-    """What a checkpoint is loaded with, and `more`: sides for which it is equal share the checkpoint."""
+    """The settings that a checkpoint is loaded with, and `more`: sides with equal ones share the checkpoint."""
     return tuple(str(getattr(runtime, name)) for name in (*LOADING, *more))
 
 
@@ -145,7 +145,7 @@ _IS: dict[Kind, Callable[[str], bool]] = {
 
 
 def split(text: str) -> tuple[str, str]:
-    """What stands before the settings, and the settings. An existing file or folder may have `@` in its name."""
+    """The text before the settings, and the settings. An existing file or folder may have `@` in its name."""
     if (first := _SETTINGS.search(text)) is None or exists(text):
         return text, ""
     found = next((found for found in _SETTINGS.finditer(text) if exists(text[: found.start()])), first)
@@ -161,11 +161,11 @@ def read(
     bare: Kind | None = None,
     colon: bool = False,
 ) -> Side:
-    """The side that follows `option`. A WHAT that could be several things is the first of `kinds`.
+    """The side that follows `option`. If WHAT could be of several kinds, it is the first of these in `kinds`.
 
-    `refused` has a sentence for each of `kinds` that the command does not take. `bare` is what a name is that is none
-    of them; None: it is refused. With `colon` `NAME:setting=value,…` is read as `NAME=@setting=value,…`. Whether the
-    settings exist is checked by `early`. Raises UsageError and PresetError.
+    `refused` has a sentence for each of `kinds` that the command does not take. `bare` is the kind of a name that is
+    none of them; None: it is refused. With `colon`, `NAME:setting=value,…` is read as `NAME=@setting=value,…`. `early`
+    checks whether the settings exist. Raises UsageError and PresetError.
     """
     name, what, rest = _parts(text, option, colon=colon)
     place = f"{option} {name or text}"
@@ -202,7 +202,7 @@ def read(
 
 
 def _what(kinds: Iterable[Kind], refused: Container[Kind]) -> str:
-    """What WHAT may be."""
+    """A hint: the values that WHAT may have."""
     names = ", ".join(modes.NAMED)
     *others, last = [words for kind, words in _OTHERS.items() if kind in kinds and kind not in refused]
     return f"there are: {names}; WHAT of {FORM} is one of these, {', '.join(others)} or {last}"
@@ -241,9 +241,9 @@ def read_list(text: str, option: str, *, refused: Mapping[Kind, str] = {}) -> li
 
 
 def read_settings(text: str, place: str, special: tuple[str, ...] = ()) -> dict[str, Any]:
-    """`setting=value,setting=value` as values by name; `special` are names that no setting has.
+    """Parse `setting=value,setting=value` into values by name; `special` are further names that are not settings.
 
-    A name is not checked, except that - may stand for _. `place` begins every message. Raises UsageError.
+    Names are not checked, but - may be used for _. `place` begins every message. Raises UsageError.
     """
     values: dict[str, Any] = {}
     for part in split_pairs(text, place):

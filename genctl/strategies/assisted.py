@@ -1,16 +1,16 @@
 """Assisted (speculative) decoding: a drafter proposes tokens, the model verifies all of them in one pass.
 
-The text is the one that is written without drafts, greedy or sampled: the n-th new token is chosen with the n-th draw
-of the row, and a drafted token is accepted if it is the token that is chosen. A drafter with a model of its own draws
-with the same noise (Daliri et al. 2024, "Coupling without communication and drafter-invariant speculative decoding"),
-which accepts at least half as often as the best that is possible.
+The text is the same as without drafts, greedy or sampled: the n-th new token is chosen with the n-th draw of the row,
+and a drafted token is accepted if it equals the chosen token. A drafter with a model of its own draws with the same
+noise (Daliri et al. 2024, "Coupling without communication and drafter-invariant speculative decoding"), so that its
+acceptance rate is at least half of the best possible one.
 
-A fixed number of tokens is drafted, or the number that pays. Drafts pay if the tokens that are accepted outweigh the
-longer pass that checks them and the passes that draft them (arXiv:2211.17192, section 3.3). Each drafted token has the
-rate of its kind: of a model, those that begin a draft and those that follow a right one; without a model, see
-`drafters.rate_of`.
+The number of drafted tokens is fixed, or as high as pays. Drafts pay if the accepted tokens outweigh the longer pass
+that verifies them and the passes that draft them (arXiv:2211.17192, section 3.3). Each drafted token has an estimated
+acceptance rate. A model has two, for the first token of a draft and for those after an accepted one; without a model,
+see `drafters.rate_of`.
 
-Nothing here reads the clock: prices come from a table (`decode.step_costs`, which also weighs the drafts of a pass).
+Nothing here reads the clock: costs come from a table (`decode.step_costs`, which also weighs the drafts of a pass).
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ if TYPE_CHECKING:
 PAUSE = 8  # steps before a drafter that does not pay is tried again; doubled each time
 LONGEST_PAUSE = 128
 PATIENCE = 12  # steps in a row in which a drafter without a model is called although nothing pays
-FIRST, LATER = 0.5, 0.7  # guesses of how often a model's first token is right, and the next one after a right one
+FIRST, LATER = 0.5, 0.7  # first guesses of a model's rates, for the first token and for those after an accepted one
 
 
 @dataclass(frozen=True)
 class Assisted:
     """One row, several tokens per pass.
 
-    `num_assistant_tokens` are drafted at a time, with `price` at most (see above). Without a number it drafts
-    as many as pay. A model drafter stops at a token with a probability below `assistant_confidence_threshold`.
-    An `unasked` drafter changes nothing but the time: records name what is written without it.
+    It drafts `num_assistant_tokens` at a time, or with `price` at most that many (see above). Without a number it
+    drafts as many as pay. A model drafter stops at a token with a probability below `assistant_confidence_threshold`.
+    An `unasked` drafter changes only the speed: records name the strategy without drafts.
     """
 
     drafter: Drafter
@@ -74,7 +74,7 @@ class Assisted:
 
     @cached_property
     def plain(self) -> Sample:
-        """The same without drafts."""
+        """The same strategy without drafts."""
         return Sample(self.do_sample, 1, self.length_penalty, self.sampler)
 
     @property
@@ -103,11 +103,11 @@ class Assisted:
             chosen = best(logits).tolist()
         elif transfer.on_host(logits):
             chosen = []
-            for place in places:  # what comes after a token that is not the draft's is never drawn
+            for place in places:  # stop at the first token that differs from the draft
                 chosen.append(int(self._drawn(logits, place, rows)))
                 if chosen[place:] != draft.tokens[place : place + 1]:
                     break
-        else:  # one wait for all
+        else:  # one synchronisation for all
             drawn, states = [], []
             for place in places:
                 drawn.append(self._drawn(logits, place, rows))
@@ -122,7 +122,7 @@ class Assisted:
 
 
 class Drafts:
-    """The drafts of one lane: what it has written, what is on trial, and how often the drafter was right."""
+    """The drafts of one lane: its text, the draft on trial, and how often the drafter was right."""
 
     def __init__(self, strategy: Assisted, context: Context) -> None:
         self.strategy, self.context = strategy, context
@@ -132,7 +132,7 @@ class Drafts:
         self.trial: Draft | None = None  # what was drafted last,
         self.tried = 0  # and how many tokens of it are checked
         self.first, self.later = Rate.guess(FIRST), Rate.guess(LATER)  # of a model's tokens
-        # drafting pauses where it does not pay: a model for so many steps, and what is free is called more seldom
+        # if drafting does not pay, a model pauses for `pause` steps, and a free drafter runs every `seldom` steps
         self.pause, self.waited, self.seldom = PAUSE, 0, seldom(context.model.pass_price)
         self.most = strategy.num_assistant_tokens or MOST_DRAFTED
         model, drafter = context.model, getattr(strategy.drafter, "forward", None)
@@ -142,21 +142,21 @@ class Drafts:
         self.watchful = self.free and strategy.drafts_what_pays
 
     def rests(self) -> bool:
-        """Whether nothing is drafted in this step."""
+        """Whether nothing is drafted in this step. Counts the step."""
         if not self.watchful:
             return False
         self.waited += 1
         return self.waited > PATIENCE and self.waited % self.seldom > 0
 
     def next(self, written: Sequence[int], plan: PassPlan) -> Draft | None:
-        """The draft that the next pass should check, after new tokens; None if there is none, or none that pays."""
+        """The draft for the next pass, after the new tokens `written`; None if there is none, or none that pays."""
         context = self.context
         tried, self.trial = self.trial, None
-        if tried is not None and written:  # what came of the last draft
+        if tried is not None and written:  # learn from the last draft
             learn(tried.rates[: self.tried or 1], shared_length(tried.tokens, written))
         self.text += written
         room = context.max_new_tokens - (len(self.text) - context.prefix.tokens.shape[1]) - 1
-        # the check must use the rotary frequencies with which the accepted tokens are read later
+        # verification must use the same rotary frequencies as later passes over the accepted tokens
         most = int(min(self.most, room, context.model.draft_room(len(self.text))))
         if most < 1:
             return None
@@ -175,13 +175,13 @@ class Drafts:
         return self._try(self._proposed(count or 1), plan)
 
     def end(self, written: Sequence[int]) -> None:
-        """The lane has ended after these tokens."""
+        """End the lane after these tokens. A drafter that learns from texts keeps its text."""
         keep = getattr(self.strategy.drafter, "keep", None)
         if keep is not None:
             keep([*self.text, *written])
 
     def _free(self, most: int, plan: PassPlan) -> Draft | None:
-        """A draft that costs nothing. What is not tried shows whether it would have been right."""
+        """A draft without a model. If it is not tried, the next tokens still show whether it was right."""
         draft = self._proposed(min(most, MOST_TOKENS))
         count = plan.best(promise(draft.rates))
         if not count:
@@ -206,12 +206,12 @@ class Drafts:
         try:
             draft = self.propose(self.text, count)
         finally:
-            rng.set_state(before)  # the same draws decide
+            rng.set_state(before)  # verification uses the same draws
         return Draft(draft.tokens, self._rates(len(draft.tokens)))
 
     def _rates(self, count: int) -> list[Rate]:
         return [self.first, *[self.later] * (count - 1)]
 
     def _draw(self, scores: Tensor, before: int) -> int:
-        """What is drawn from scores f32 [1, V] after `before` new tokens, with the next draw of the row."""
+        """The token drawn from scores f32 [1, V] after `before` new tokens, with the next draw of the row."""
         return int(self.strategy.tokens(scores, [RowsOfLane(self.context.rng, (0,), 1, before)], None))

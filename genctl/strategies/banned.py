@@ -1,8 +1,8 @@
-"""Phrase bans: a text in which a banned phrase appears goes back to the token in which the phrase began.
+"""Phrase bans: when a banned phrase appears, backtrack to the token in which it begins.
 
-That token is barred there, and another one is chosen. Until no phrase can begin in a token any more, the token is on
-trial: it is read as a draft, and not shown. The n-th new token is chosen with the n-th draw of the row, each time that
-it is chosen.
+That token is barred at this place, and another one is chosen. While a phrase may still begin in a token, the token is
+on trial: it is fed as a draft, and not shown. The n-th new token is chosen with the n-th draw of the row, each time
+that it is chosen.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Banned:
         rng, row = context.rng, torch.zeros(1, dtype=torch.long, device=scores.logits.device)
         trial, note = Trial(bans, scores.rows.texts[0].words.fork()), ""
         written: list[int] = []
-        draws: list[torch.Tensor] = []  # the generator before each token on trial
+        draws: list[torch.Tensor] = []  # the generator's state before each token on trial
         while True:
             while True:
                 place = len(trial.tokens)
@@ -90,7 +90,7 @@ class Banned:
 
 
 class Trial:
-    """The tokens on trial and their text, behind what is settled."""
+    """The tokens on trial and their text, after the settled ones."""
 
     def __init__(self, bans: Bans, words: Any) -> None:
         self.bans = bans
@@ -98,7 +98,7 @@ class Trial:
         self._words = [words]  # the detokenizer before them, and after each
         self._pieces: list[str] = []  # the characters that each completes
         self._tail = ""  # the last characters before them
-        self._length = max(map(len, bans.searched)) - 1  # of what of a phrase may lie before its last character
+        self._length = max(map(len, bans.searched)) - 1  # of the longest phrase without its last character
 
     def push(self, token: int) -> None:
         """Add a token."""
@@ -119,7 +119,7 @@ class Trial:
         return accepted
 
     def find(self, *, whole: bool) -> tuple[int, str] | None:
-        """Where the token lies in which a phrase begins, the earliest of several, and the phrase; None without one.
+        """The index of the token in which the earliest phrase begins, and the phrase; None if there is none.
 
         `whole`: incomplete characters are part of the text, because it ends here.
         """

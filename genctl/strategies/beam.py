@@ -1,6 +1,6 @@
 """Beam search: plain, sampled, and diverse.
 
-When a beam search ends: transformers' three meanings of `early_stopping`.
+`EarlyStoppingRule` has transformers' three meanings of `early_stopping`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Beam:
     """Keep the `beams` best hypotheses at each step; sequences and scores are those of transformers.
 
     With `do_sample` the candidates are sampled without replacement from the softmax of the totals; which of them may
-    end depends on the version of transformers (`compat.ends_by_draw`). With
-    `num_beam_groups` above 1 this is diverse beam search (Vijayakumar et al. 2016, arXiv:1610.02424): each group is a
-    search of its own, and a token costs `diversity_penalty` for every beam of an earlier group that chose it at the
-    same step. Groups follow transformers 4, the last version with them: a group that has ended counts as choosing
-    `pad_token_id` (or the first EOS id) at every further step.
+    end depends on the version of transformers (`compat.ends_by_draw`). With `num_beam_groups` above 1 this is diverse
+    beam search (Vijayakumar et al. 2016, arXiv:1610.02424): each group is a search of its own, and a token costs
+    `diversity_penalty` for every beam of an earlier group that chose it at the same step. Groups follow transformers 4,
+    the last version with them: a group that has ended counts as choosing `pad_token_id` (or the first EOS id) at every
+    further step.
     """
 
     beams: int
@@ -58,7 +58,7 @@ class Beam:
 
     def search(self, scores: Scores, context: Context) -> Search:
         size, grouped = self.beams // self.num_beam_groups, self.num_beam_groups > 1
-        # with several EOS ids all of a row's best candidates may end, so take `size` more
+        # every row may have each EOS id among its best candidates, so take `size` more for each
         count = max(2, 1 + len(context.eos)) * size
         rule = EarlyStoppingRule(self.length_penalty, self.early_stopping, context.max_new_tokens)
         members = {group: [0] for group in range(self.num_beam_groups)}  # the live rows of each group
@@ -124,7 +124,7 @@ class _Continuations:
     rows: Tensor  # int64 [C]
     tokens: Tensor  # int64 [C]
     totals: Tensor  # f32 [C]
-    may_finish: Tensor | None  # bool [C], whether an end counts; None: of the first ones
+    may_finish: Tensor | None  # bool [C], see `Pruning`
 
 
 class _ChosenBefore:
@@ -155,7 +155,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
 class _BeamIsDone:
     """Whether all groups of a choice are done. Afterwards `groups` holds those that are.
 
-    transformers 5 compares with the best live row; its groups, from version 4, with the best candidate, ended or not.
+    transformers 5 compares with the best live row; groups, as in version 4, with the best candidate, ended or not.
     """
 
     rule: EarlyStoppingRule
@@ -181,8 +181,8 @@ class _BeamIsDone:
 def ranked(logprobs: Tensor, totals: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest sums of logprobs f32 [R, V] and totals f32 [R], best first: f32 [C] and int64 [C].
 
-    The second tensor holds places in the flattened sums. On a CPU only the best of each row are added up, unless sums
-    are equal: then torch's order of all sums decides.
+    The second tensor holds places in the flattened sums. On a CPU only the best of each row are summed, unless sums are
+    equal: then torch's order of all sums decides.
     """
     best = _ranked(logprobs, totals, count) if transfer.on_host(logprobs) else None
     if best is not None:

@@ -103,8 +103,8 @@ class ConstrainedBeam:
     ) -> tuple[list[_Candidate], int, float]:
         """The candidates: ends of rows that satisfy all constraints, then the others, bank by bank in turn.
 
-        Then how many of them may end as a result (the others replace rows that end), and the largest total among all
-        continuations. flat f32 [R, V]; `room` is how many tokens may follow the next one.
+        Also returns how many of them may end as a result (the others replace rows that end), and the largest total
+        among all continuations. flat f32 [R, V]; `room` is how many tokens may follow the next one.
         """
         probable = flat.topk(min(self.beams + len(eos), flat.shape[1])).indices.tolist()
         places = [(row, token) for row, tokens in enumerate(probable) for token in tokens]
@@ -123,7 +123,7 @@ class ConstrainedBeam:
         banks = [-constraints.lacking(candidate.progress) for candidate in usual]
         order = share_out(banks, [candidate.total for candidate in usual], self.beams)
         chosen = [usual[index] for index in order[: 2 * self.beams]]
-        # ends are results among the best of all, or as good as the bank of complete rows
+        # a complete end is a result if it is among the best of all, or as good as the bank of complete rows
         everything = [candidate.total for candidate in (*usual, *ends)]
         complete = [candidate.total for candidate in (*usual, *ends) if candidate.progress.complete]
         open_places = max(1, sum(candidate.progress.complete for candidate in chosen[: self.beams]))

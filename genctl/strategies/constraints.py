@@ -2,8 +2,8 @@
 
 A constraint is one phrase, or several alternatives. It is satisfied as soon as one of them is in the new tokens,
 at any place: phrases may overlap, contain one another, or begin inside an incomplete match of another. One automaton
-matches all (Aho and Corasick 1975, doi:10.1145/360825.360855): its state is the longest end of the text with which a
-phrase begins. A constraint that is given twice must appear twice.
+matches all (Aho and Corasick 1975, doi:10.1145/360825.360855): its state is the longest suffix of the text that is a
+prefix of a phrase. A constraint that is given twice must appear twice.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import NamedTuple, TypeAlias
 Phrase: TypeAlias = tuple[int, ...]
 Alternatives: TypeAlias = tuple[Phrase, ...]
 
-EXACT = 6  # open constraints for which the shortest completion is searched; above, overlaps do not count
+EXACT = 6  # most open constraints for which the shortest completion is searched; above, overlaps are ignored
 
 
 class Progress(NamedTuple):
     """The state of one text. Immutable: forked rows share it."""
 
     open: tuple[int, ...]  # for each constraint how often it must still be satisfied
-    tail: Phrase = ()  # the longest end of the text that is a beginning of a phrase
+    tail: Phrase = ()  # the longest suffix of the text that is a prefix of a phrase
 
     @property
     def complete(self) -> bool:
@@ -78,9 +78,9 @@ class Constraints:
         return list(dict.fromkeys(tokens))
 
     def lacking(self, progress: Progress) -> int:
-        """Tokens that satisfy all constraints: complete the best phrase, then write the others one after another.
+        """Tokens to satisfy all constraints: complete the best begun phrase, then write the others one after another.
 
-        Some token reduces it by at least 1, until it is 0.
+        At every step some token reduces the number by at least 1, until it is 0.
         """
         fewest = self._lacking.get(progress)
         if fewest is None:
@@ -91,9 +91,9 @@ class Constraints:
         return fewest
 
     def needed(self, progress: Progress) -> int:
-        """The fewest tokens that satisfy all constraints, overlaps between phrases included.
+        """The fewest tokens that satisfy all constraints, with overlaps between phrases.
 
-        With more than `EXACT` open constraints it is `lacking`.
+        With more than `EXACT` open constraints this is `lacking`.
         """
         fewest = self._needed.get(progress)
         if fewest is None:
@@ -111,13 +111,13 @@ class Constraints:
         return self.lacking(progress) <= room or self.needed(progress) <= room
 
     def open_in(self, tokens: Sequence[int]) -> list[int]:
-        """The indices of the given constraints that a text of new tokens does not satisfy."""
+        """The indices of the constraints that a text of new tokens does not satisfy."""
         progress = self.begin()
         for token in tokens:
             progress = self.step(progress, token)
         still = list(progress.open)
         open_constraints = []
-        for place in reversed(range(len(self.numbers))):  # of equal constraints the last ones are missing
+        for place in reversed(range(len(self.numbers))):  # of equal constraints the last ones count as open
             if still[self.numbers[place]]:
                 still[self.numbers[place]] -= 1
                 open_constraints.append(place)
@@ -141,7 +141,7 @@ class Constraints:
         yield from dict.fromkeys(open_phrases)
 
     def _begun(self, progress: Progress) -> Iterator[tuple[Phrase, int]]:
-        """The open phrases whose beginning ends the text, and the length of that beginning."""
+        """The open phrases of which the text ends in a prefix, and the length of that prefix."""
         tail = progress.tail
         for phrase in self._open_phrases(progress):
             begun = next((tail[begin:] for begin in range(len(tail)) if _continues(phrase, tail[begin:])), ())
@@ -150,7 +150,7 @@ class Constraints:
 
 
 def _continues(phrase: Phrase, begun: Phrase) -> bool:
-    """Whether a phrase begins so, and has more tokens."""
+    """Whether a phrase begins with `begun`, and has more tokens."""
     return len(phrase) > len(begun) and phrase[: len(begun)] == begun
 
 

@@ -1,8 +1,8 @@
-"""Noise that depends on where it is used and on nothing else, so that a seed draws the same text on every device.
+"""Noise from a counter-based generator, so that a seed samples the same text on every device.
 
 The noise of a token is a function of the seed, the sequence, the position and the token's id. It does not depend on the
 batch, on the device, or on how often a position is computed. The random bits are those of Philox4x32-10 (Salmon et al.
-2011, "Parallel random numbers: as easy as 1, 2, 3"), in integers; only the logarithm of a number is rounded.
+2011, "Parallel random numbers: as easy as 1, 2, 3"), in integers; only the logarithm is rounded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FACTORS = 0xD2511F53, 0xCD9E8D57
 _STEPS = 0x9E3779B9, 0xBB67AE85
 _AT_ONCE = 1 << 24  # words that are computed at once on a device
 _IN_CACHE = 1 << 11  # blocks that are computed at once on the host
-_OF_PROGRAM = 1024  # tokens of a program of the kernel
+_OF_PROGRAM = 1024  # tokens per program of the kernel
 
 
 def counter(logits: Tensor, lanes: Sequence[RowsOfLane], left: Sequence[RowCandidates] | None = None) -> Tensor:
@@ -86,18 +86,18 @@ def _by_kernel(logits: Tensor, places: Sequence[tuple[int, int, int]]) -> Tensor
 
 @lru_cache(maxsize=1)
 def _has_kernel() -> bool:
-    """Whether Triton is there and finds what it needs; without it torch's operations draw the same."""
+    """Whether Triton is installed and its kernel runs; otherwise torch's operations draw the same tokens."""
     if importlib.util.find_spec("triton") is None:
         return False
     try:
         _by_kernel(torch.zeros(1, 8, device="cuda"), [(0, 0, 0)])
-    except Exception:  # whatever a compiler, a driver or the file system says
+    except Exception:  # whatever a compiler, a driver or the file system raises
         return False
     return True
 
 
 def _words_of(tokens: Words, size: int, seed: int, index: int, position: int) -> Words:
-    """The random word of each token, of `size` that there are, of one place. A block has the words of four tokens."""
+    """The random words of `tokens` of a vocabulary of `size`, for one place. A block has the words of four tokens."""
     key = seed & _MASK, seed >> 32
     if 4 * len(tokens) < size:
         return np.choose(tokens & 3, philox((tokens >> 2, index, position, 0), key))
@@ -121,5 +121,5 @@ def philox(block: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -
 
 
 def uniform(words: Words) -> Words:
-    """Numbers between 0 and 1, never one of them, f64, from random words."""
+    """Numbers strictly between 0 and 1, f64, from random words."""
     return (words + 0.5) * 2.0**-32

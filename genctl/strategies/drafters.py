@@ -1,8 +1,8 @@
 """Drafters: a smaller model with the same tokens, the model's first layers, or earlier texts.
 
 A drafter is shared by lanes; `begin` returns a `DraftWriter` for one lane. `Assisted` verifies every proposal, so a bad
-drafter only costs time. Drafts without a model are what followed the last tokens where they occurred before, in the row
-or in other texts.
+drafter only costs time. Without a model, a draft is the tokens that followed an earlier occurrence of the last tokens,
+in the row or in other texts.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from genctl.errors import ModelError
 from genctl.events import shared_length
 from genctl.params import MOST_MATCHED
 
-MEMORY = 0.97  # weight of an older trial against the next
-SELDOM = 32  # a drafter without a model that does not pay is called once in so many steps, at most
+MEMORY = 0.97  # weight of a trial relative to the next one
+SELDOM = 32  # most steps between two calls of a drafter without a model that does not pay
 
 
 @dataclass
@@ -42,14 +42,14 @@ class Rate:
         return self.successes / (self.successes + self.failures)
 
     def observe(self, successes: int, failures: int) -> None:
-        """`successes` trials that succeed, then `failures` that do not."""
+        """Record `successes` trials that succeed, then `failures` that do not."""
         for success in (True,) * successes + (False,) * failures:
             self.successes = self.successes * MEMORY + success
             self.failures = self.failures * MEMORY + (not success)
 
 
 def promise(rates: Sequence[Rate]) -> list[float]:
-    """How many tokens of a draft of 1, 2, … tokens are expected to be right."""
+    """The expected number of accepted tokens of a draft of 1, 2, … tokens."""
     likely, promised, total = 1.0, [], 0.0
     for rate in rates:
         likely *= rate.value
@@ -59,7 +59,7 @@ def promise(rates: Sequence[Rate]) -> list[float]:
 
 
 def learn(rates: Sequence[Rate], right: int) -> None:
-    """The first `right` tokens of a draft with these rates were right, and the one after them was not."""
+    """Update the rates of a draft of which the first `right` tokens were right, and the one after them was not."""
     for rate in rates[:right]:
         rate.observe(1, 0)
     for rate in rates[right : right + 1]:
@@ -67,29 +67,29 @@ def learn(rates: Sequence[Rate], right: int) -> None:
 
 
 def seldom(price: PassPrice) -> int:
-    """Where nothing pays, a drafter without a model is called once in so many steps."""
+    """The interval, in steps, at which a drafter without a model is called while drafts do not pay."""
     return max(1, min(int(100 * price.draft_overhead), SELDOM))
 
 
-# (scores f32 [1, V] after the processors, new tokens before) -> the token that is drawn
+# (scores f32 [1, V] after the processors, number of new tokens before) -> the token that is drawn
 Draw: TypeAlias = Callable[[Tensor, int], int]
 
 
-# (text, count) -> at most `count` (at least 1) tokens that may follow `text`, which only grows between two calls
+# (text, count) -> at most `count` (at least 1) tokens that may follow `text`, which only grows between calls
 DraftWriter: TypeAlias = Callable[[Sequence[int], int], Draft]
 
 
 class Drafter(Protocol):
-    """A way to draft; one by a model has it as `forward`. `begin` raises ModelError if it cannot draft for a lane.
+    """A drafter. One with a model has it as `forward`. `begin` raises ModelError if it cannot draft for a lane.
 
-    One that learns from the texts of a run has `keep(tokens)`. Drafts without a model come with `rates`.
+    A drafter that learns from the texts of a run has `keep(tokens)`. Drafts without a model come with `rates`.
     """
 
     @property
     def kind(self) -> str: ...
 
     def begin(self, context: Context, draw: Draw | None, confidence: float) -> DraftWriter:
-        """The writer for one lane, which takes the most probable tokens without `draw`.
+        """The writer for one lane. Without `draw` a model takes the most probable tokens.
 
         It stops early after a token with a probability below `confidence`.
         """
@@ -106,7 +106,7 @@ class ModelDrafter:
 
     forward: ModelRuntime
     kind: str = "assisted"
-    depth: int = 0  # the number of layers, if it is the beginning of the model itself
+    depth: int = 0  # the number of layers, if it is the first layers of the model itself
 
     def begin(self, context: Context, draw: Draw | None, confidence: float) -> DraftWriter:
         if self.forward.is_encoder_decoder != context.model.is_encoder_decoder:
@@ -122,7 +122,7 @@ class ModelDrafter:
             follower = ReadAlong(self.forward, cuts=True, cache=part, read=tokens)
             return ModelDraftWriter(follower, context, draw, confidence)
         follower = ReadAlong(self.forward, use_cache=cache is not None, cuts=True, source=source)
-        if follower.cached:  # a cache that forgets nothing is refused before the first step
+        if follower.cached:  # a cache that cannot be cropped is refused before the first step
             follower([tokens])
         return ModelDraftWriter(follower, context, draw, confidence)
 
@@ -175,7 +175,7 @@ def early_exit(forward: ModelRuntime, layer: int, *, use_cache: bool = True) -> 
     """The model's first layers, followed by its head, draft (LayerSkip, arXiv:2404.16710), and share its weights.
 
     Raises ModelError if the architecture does not allow it. Tries one token, because some models need all layers: their
-    inputs have a part for each layer (Gemma 3n), or their cache needs a layer with attention (LFM2).
+    inputs have a part for each layer (Gemma 3n). A cache without an attention layer (LFM2) is refused later.
     """
     if forward.is_encoder_decoder:
         raise ModelError(f"assistant_early_exit needs a decoder-only model, and {forward.name} is an encoder-decoder")
@@ -191,41 +191,41 @@ def early_exit(forward: ModelRuntime, layer: int, *, use_cache: bool = True) -> 
         try:
             part(Pass(torch.zeros(1, 1, dtype=torch.long, device=part.device), cut, first=True))
         except ValueError:
-            pass  # no layer with attention: `choose` refuses caches with states for drafts
+            pass  # no layer with attention: `decode.choose` refuses drafts with a cache of states
         except ModelError as error:
             problem = f"{forward.name} cannot run with its first layers alone"
             raise ModelError(f"assistant_early_exit = {layer}: {problem}") from error
     return ModelDrafter(part, "early-exit", layer)
 
 
-MOST_COMPARED = 64  # tokens; more hardly ever tell more, and each costs time and memory
-MOST_KEPT = 2**17  # tokens of other texts; the older half goes when there are more
-LEAST_LIKELY = 0.05  # a draft ends where it is right as a whole less often than that
-SURE = 4  # tokens that must be known before anything is drafted, where steps are short
+MOST_COMPARED = 64  # tokens of context; longer ones rarely help, and each token costs time and memory
+MOST_KEPT = 2**17  # tokens of other texts; if there are more, the older half is dropped
+LEAST_LIKELY = 0.05  # a draft ends when the probability that all of it is right is below this
+SURE = 4  # length of the context that must be known before anything is drafted, if steps are short
 END = -1  # between two texts
-OFTEN = 3  # counts of repeats and of changes are exact up to this
-# streak << 2 | changes -> the same after the token came again, and after another one came
+OFTEN = 3  # counts of repeats and of changes saturate here
+# state (streak << 2 | changes) -> the state after the same token followed again, and after another one did
 AGAIN = [min(state + 4, OFTEN << 2 | state & OFTEN) for state in range(16)]
 CHANGED = [min((state & OFTEN) + 1, OFTEN) for state in range(16)]
 
 
 class Index:
-    """What came last after each 1, 2, 4, … `longest` tokens of a text, as branch predictors know their branches.
+    """The token that last followed each context of 1, 2, 4, … `longest` tokens of a text, as in a branch predictor.
 
     A longer context is trusted before a shorter one (Seznec and Michaud 2006, "A case for (partially) tagged geometric
-    history length branch prediction"). How often to trust it is learned for each kind of context (`rate_of`).
+    history length branch prediction"). Its reliability is learned for each kind of context (`rate_of`).
     """
 
     def __init__(self, longest: int, tokens: Iterable[int] = ()) -> None:
         longest = min(longest, MOST_COMPARED)
         self.lengths = [length for length in (1, 2, 4, 8, 16, 32) if length < longest] + [longest]
-        # for each length: hash of the tokens -> the token after them, how often in a row it was that, and its changes
+        # for each length: hash of the context -> the token after it << 4 | its state (see `AGAIN`)
         self.tables: list[dict[int, int]] = [{} for _ in self.lengths]
         self.taken = [0 for _ in self.lengths]  # tokens that are in the table
         self.tokens = list(tokens)
 
     def after(self, key: int, place: int) -> int | None:
-        """What came last after the tokens with this hash, of the `place`-th length."""
+        """The table entry of the context with this hash, of the `place`-th length; None if it is unknown."""
         if self.taken[place] < len(self.tokens):
             self._take(place)
         return self.tables[place].get(key)
@@ -244,9 +244,9 @@ class Index:
 
 
 def rate_of(rates: dict[int, Rate], length: int, state: int, *, own: bool) -> Rate:
-    """How often what came last after `length` tokens comes again, by streak and changes (`state`, see `AGAIN`).
+    """How often the last continuation of a context of `length` tokens repeats, by its `state` (see `AGAIN`).
 
-    The row's `own` text has other rates than the other texts. They are learned as drafts are checked.
+    The row's `own` text and the other texts have separate rates, which are learned as drafts are verified.
     """
     key = length << 5 | state << 1 | own
     if key not in rates:
@@ -281,7 +281,7 @@ class SuffixDrafter:
     kind: ClassVar[str] = "suffix"
 
     def keep(self, tokens: Sequence[int]) -> None:
-        """Draft from this text, too. It is indexed when somebody looks into it."""
+        """Add a text to draft from. It is indexed at the next lookup."""
         if tokens:
             self.texts.tokens += [*tokens, END]
         if len(self.texts.tokens) > MOST_KEPT:
@@ -298,9 +298,9 @@ def _source(context: Context) -> list[int]:
 
 
 class LookupDraftWriter:
-    """Token after token, what came last after the longest end of the text that the row or the texts of `others` know.
+    """Drafts token by token what last followed the longest suffix of the text known from the row or from `others`.
 
-    With `others` a draft ends where it becomes improbable. None is made unless the last `agree` tokens are known.
+    With `others` a draft ends where it becomes improbable. Nothing is drafted unless the last `agree` tokens are known.
     """
 
     def __init__(
@@ -314,7 +314,7 @@ class LookupDraftWriter:
         self.never, self.others, self.agree = {*eos, END}, others, agree
         self.rates: dict[int, Rate] = {} if others is None else others.rates
         self.own = Index(longest, before)
-        self.taken = 0  # tokens of the row in `own`
+        self.taken = 0  # tokens of the text in `own`
 
     def __call__(self, text: Sequence[int], count: int) -> Draft:
         own = self.own

@@ -1,7 +1,7 @@
 """The strategy for the generation parameters, determined as in transformers; conflicts are refused.
 
-`auxiliary_strategy` makes those that need more than the model's logits: an assistant, an amateur, hidden layers, or the
-text.
+`auxiliary_strategy` makes strategies that need more than the model's logits: an assistant, an amateur, hidden layers,
+or the text.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def auxiliary_strategy(
     """The strategy of the assistant, early exit, lookup, DoLa or amateur knobs; None if none is set.
 
     `forward` and `tokenizer` are the model's; `load` loads `assistant_model` or `amateur_model`. Raises UsageError for
-    conflicting knobs, ModelError for checkpoints that do not go together.
+    conflicting knobs, ModelError for checkpoints that cannot be combined.
     """
     way = mode_of(generation)
     if way is None:
@@ -133,7 +133,7 @@ def choose(generation: Generation, tokenizer: Any = None, pad_token_id: int | No
 
 
 def _words(generation: Generation, tokenizer: Any) -> tuple[Alternatives, ...]:
-    """The constraints: for each the alternative phrases."""
+    """The alternative phrases of each constraint."""
     constraints: list[Alternatives] = []
     for entry in generation.force_words_ids or []:
         lists = [item for item in entry if isinstance(item, list)]

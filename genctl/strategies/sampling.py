@@ -76,7 +76,7 @@ def inverse_cdf(
 def draw_on_device(sampler: Sampler, logits: Tensor, lanes: Sequence[RowsOfLane]) -> Tensor:
     """`multinomial` or `inverse_cdf` on another device: logits f32 [R, V] of all lanes -> int64 [R].
 
-    Each lane draws its own numbers, and all else is computed for all lanes at once.
+    Each lane draws its own numbers; everything else is computed for all lanes at once.
     """
     if sampler == "multinomial":
         noise = [_exponential(logits, lane) for lane in lanes]
@@ -95,7 +95,7 @@ def _exponential(logits: Tensor, lane: RowsOfLane) -> Tensor:
 
 
 def _own(drawn: Tensor, lane: RowsOfLane) -> Tensor:
-    """Of what was drawn for all sequences of a lane, that of the rows which are still live."""
+    """Select the live rows from what was drawn for all sequences of a lane."""
     return drawn[transfer.to_device(lane.indices, drawn.device)] if len(lane.indices) < lane.sequences else drawn
 
 
@@ -113,8 +113,8 @@ def draw_distinct(totals: Tensor, count: int, width: int, rng: torch.Generator) 
     order.
 
     The largest p / q with q ~ Exp(1), as in torch.multinomial without replacement. Noise is drawn for `width` places,
-    including rows that are no longer live, so that the samples equal transformers'. It is computed for the possible
-    places alone if they are few.
+    including rows that are no longer live, so that the samples equal transformers'. If few places are possible, noise
+    is computed for these alone.
     """
     places = np.empty(0, np.intp)
     if transfer.on_host(totals) and totals.dtype == torch.float32 and bits_are_known():
@@ -147,7 +147,7 @@ def _race(scores: NDArray[np.float32], bits: NDArray[np.int64], left: RowCandida
     with np.errstate(divide="ignore"):
         values = np.exp(scores[places].astype(np.float64) - best) / noise
         winner = int(values.argmax())
-        # torch has float32 probabilities: in a close race use them
+        # torch uses float32 probabilities: use them if the race is close
         if np.count_nonzero(values >= values[winner] * (1.0 - 1e-4)) > 1:
             values = torch.from_numpy(scores).softmax(-1).numpy()[places] / noise
             winner = int(values.argmax())

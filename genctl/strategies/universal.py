@@ -1,4 +1,4 @@
-"""Universal assisted decoding: an assistant with another tokenizer drafts, and text translates between the tokens.
+"""Universal assisted decoding: an assistant with another tokenizer drafts, and tokens are translated through text.
 
 Only the end of the row is encoded again for the assistant, and only the end of the assistant's text for the model.
 """
@@ -19,15 +19,15 @@ from genctl.events import shared_length
 from genctl.strategies.drafters import DraftWriter, Draw, ModelDraftWriter
 
 OPEN = "\ufffd"  # the decoding of an incomplete character
-OPEN_TOKENS = 4  # that it has at most
+OPEN_TOKENS = 4  # most tokens of an incomplete character
 
 
 @dataclass(frozen=True)
 class UniversalDrafter:
     """An assistant with another tokenizer drafts its most probable tokens.
 
-    `target_lookbehind` tokens of the row and `assistant_lookbehind` of the assistant's are encoded again with what
-    follows them, because tokens depend on the text before them.
+    The last `target_lookbehind` tokens of the row and `assistant_lookbehind` of the assistant's are encoded again with
+    the text after them, because tokens depend on the text before them.
     """
 
     forward: ModelRuntime
@@ -52,7 +52,7 @@ class _TranslatingDraftWriter(ModelDraftWriter):
         super().__init__(follower, replace(context, eos=tuple(drafter.forward.eos)), None, confidence)
         self.drafter, self.target = drafter, context
         self.ids: list[int] = []  # the row in the assistant's tokens, at the last call
-        self.seen = 0  # of the row, at the last call
+        self.seen = 0  # length of the row at the last call
 
     def __call__(self, text: Sequence[int], count: int) -> Draft:
         drafter, model = self.drafter, self.drafter.target_tokenizer
@@ -66,7 +66,7 @@ class _TranslatingDraftWriter(ModelDraftWriter):
         recent = ids[-drafter.assistant_lookbehind :] if drafter.assistant_lookbehind else []
         known = len(_encode(model, _text(drafter.tokenizer, recent)))
         encoded = _encode(model, _text(drafter.tokenizer, recent + drafted[: len(drafted) - ended]))
-        # an incomplete character at the end of the row is in the row's tokens, and in none of the assistant's
+        # the assistant's tokens lack an incomplete character at the end of the row, which the row's tokens have
         opened = range(OPEN_TOKENS)
         begun = next((n for n in opened if [*text[-1 - n :]] == encoded[max(0, known - 1) : known + n]), 0)
         tokens = encoded[known + begun :]
@@ -80,10 +80,10 @@ class _TranslatingDraftWriter(ModelDraftWriter):
         return logits[None]  # the processors are for the model's tokens
 
     def _translate(self, row: Sequence[int]) -> list[int]:
-        """The row in the assistant's tokens: those of the last call, and what has followed since.
+        """The row in the assistant's tokens: those of the last call, and the tokens since.
 
-        `known` encodes the end of the row of the last call, and `again` the same with what followed. They meet where
-        `again` still has the tokens of `known`, and `known` those of the last call; else the whole row is encoded.
+        `known` encodes the end of the row at the last call, and `again` the same end with the text since. They join
+        where `again` has the tokens of `known`, and `known` those of the last call; else the whole row is encoded.
         """
         ids, start = self.ids, max(0, self.seen - self.drafter.target_lookbehind)
         if start:

@@ -1,4 +1,4 @@
-"""The chat itself, without a terminal: who answers, the settings, and turns that become messages of the log."""
+"""The chat without its terminal: the engine, the settings, and the turns that become messages of the log."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from genctl.io.rows import random_seed, row_seed
 from genctl.io.sessions import new_file
 from genctl.params import Generation, Runtime, knobs, spelled
 
-CHANGEABLE = frozenset({"system", "seed", "truncate", "row_timeout"})  # of the settings of a run, those of a turn
-# What the file of a chat may set. Anybody may have written it: it chooses no files, checkpoints, servers or code.
+CHANGEABLE = frozenset({"system", "seed", "truncate", "row_timeout"})  # run settings that may change between turns
+# Settings that a chat file may make. Anyone may have written it, so it chooses no files, checkpoints, servers or code.
 SAVED = frozenset({*knobs(Generation), *LISTS, *CHANGEABLE, "src_lang", "tgt_lang", *CHAT_KNOBS})
 _NO_TEMPLATE = Layer("genctl chat", {"chat": False}, declared="user")
 
@@ -36,23 +36,23 @@ Note = Callable[[str], object]
 
 
 class PlannedTurn(NamedTuple):
-    """A request that is about to be sent, with its prompt."""
+    """A request that is ready to be sent, with its prompt."""
 
     request: Request
-    question: Message  # of the user, which it answers; `id` is -1 before it is in the log
-    ids: tuple[int, ...] = ()  # of the prompt; () where a server makes it
-    opening: str = ""  # its text
-    note: str = ""  # what its writer should know
+    question: Message  # the user's message; its `id` is -1 until it is in the log
+    ids: tuple[int, ...] = ()  # of the prompt; () if a server builds it
+    opening: str = ""  # the prompt's text
+    note: str = ""  # a remark for the user
 
 
 class Chat:
     """A conversation. `layers` are the settings without those of the checkpoint; `prefill` begins each answer.
 
-    A checkpoint on this machine (`session`) reads its messages in its chat `template`, and without one as a growing
-    text; a server (`session` is None) makes the prompts itself. `note` gets a sentence about a setting of the log that
-    is not used.
+    A checkpoint on this machine (`session`) formats the messages with its chat `template`; without one it continues
+    their joined text. A server (`session` is None) builds the prompts itself. `note` is called with a sentence for each
+    setting of the log that is ignored.
 
-    Raises UsageError, PresetError or ModelError for what the checkpoint, or a chat, cannot do.
+    Raises UsageError, PresetError or ModelError for settings that the checkpoint, or a chat, does not support.
     """
 
     def __init__(self, engine: Engine, layers: Sequence[Layer], log: ChatLog, prefill: str, note: Note) -> None:
@@ -78,11 +78,11 @@ class Chat:
                 )
             self.session.keep_texts(None)
         self.log, self.layers = log, layers
-        # how the next turn is decoded, and the settings that the chat's commands have made
+        # how the next turn is decoded, and the settings made by the chat's commands
         self.base, self.base_plan, self.own_values = self._settled(layers, log.settings)
 
     def begin_anew(self) -> None:
-        """Close the log. The next turn begins another, in a new file, with the same settings. Raises OutputError."""
+        """Close the log. The next turn begins another one in a new file, with the same settings. Raises OutputError."""
         before = self.log
         seed = before.header.seed if self.base.runtime.seed is not None else random_seed()
         header = ChatHeader(SCHEMA, self.name, fingerprint_of(self.engine), seed, to_save(self.layers))
@@ -92,7 +92,7 @@ class Chat:
     # -- settings ------------------------------------------------------------------------------------------------------
 
     def change(self, name: str, argument: str) -> None:
-        """A setting `set`, `unset`, `preset` or `system`. Raises what flags raise for a value that cannot be used."""
+        """Apply a `set`, `unset`, `preset` or `system`. Raises the errors that flags raise for an invalid value."""
         if name == "set":
             argument = setting(argument)
         elif name == "unset" and (argument := _knob(argument)) not in self.own_values:
@@ -130,7 +130,7 @@ class Chat:
         return resolved, self.engine.plan(resolved), own
 
     def _check_system(self, resolved: Resolved) -> None:
-        """Raises UsageError where the checkpoint cannot be given the system message of these settings."""
+        """Raises UsageError if these settings have a system message and the checkpoint's template does not take one."""
         setting = resolved.settings.get("system")
         if setting is None or setting.value is None or self.session is None:
             return
@@ -150,9 +150,9 @@ class Chat:
     # -- turns ---------------------------------------------------------------------------------------------------------
 
     def plan(self, question: Message, base: Resolved | None = None, *, lane: str = "", own_id: str = "") -> PlannedTurn:
-        """The turn that answers a message: an `unsent` one, or one of the log, again. Raises what planning raises.
+        """Plan the turn that answers a message: an `unsent` one, or one of the log again. Raises the planner's errors.
 
-        `lane` names it in events; `own_id` is an id that the input gives it, of which its seed is made.
+        `lane` is its name in events; `own_id` is its id in the input, from which its seed is derived.
         """
         base = base or self.base
         turns, attempts = self.log.turns_to(question.parent), len(self.log.answers(question.id))
@@ -174,7 +174,7 @@ class Chat:
         return PlannedTurn(request, question, prompt.ids, prompt.text, prompt.note)
 
     def _of_history(self, message: Message) -> dict[str, str]:
-        """A message as the template wants it: with its thought apart, where it does not take it out itself."""
+        """A message for the template, with the thought as a field of its own if the template does not split it off."""
         plain = {"role": message.role, "content": message.content}
         if message.role != "assistant" or "reasoning_content" not in self.template or "</think>" in self.template:
             return plain
@@ -182,10 +182,10 @@ class Chat:
         return {**plain, "content": answer, "reasoning_content": thought} if thought else plain
 
     def answer(self, turn: PlannedTurn, listen: Listener, report: Report, flow: Flow) -> Result | None:
-        """Write the user's message, unless it is there, and its answer.
+        """Add the user's message, unless the log has it, and its answer.
 
-        Raises GenctlError where there is none. Then, and where it was interrupted before it had a token (None), the
-        chat is as it was.
+        Raises GenctlError if there is no answer. Then, and if interrupted before the first token (None), a new message
+        is undone. An error of a checkpoint also undoes an earlier message that was left unanswered.
         """
         question, collector, is_new = turn.question, Collector(), turn.question.id < 0
         if is_new:
@@ -201,7 +201,7 @@ class Chat:
                 failed.code = result.error.code
                 raise failed
         except GenctlError:
-            # a server may be there again when the chat is opened next
+            # an earlier message to a server stays: the server may be up again when the chat is reopened
             if self.log.unanswered and (is_new or self.session is not None):
                 self.log.undo()
             raise
@@ -229,14 +229,14 @@ def fingerprint_of(engine: Engine) -> str:
 
 
 def setting(argument: str) -> str:
-    """`KEY=VALUE` of what follows /set: `seed=5`, `seed = 5` or `seed 5`. Raises UsageError."""
+    """`KEY=VALUE` from the argument of /set: `seed=5`, `seed = 5` or `seed 5`. Raises UsageError."""
     found = re.fullmatch(r"([\w-]+)(?:\s*=|\s)\s*(.*)", argument.strip(), re.DOTALL)
     key, value = found.groups() if found else (argument, "")
     return f"{_knob(key)}={value}"
 
 
 def _knob(text: str) -> str:
-    """The name of a knob that a turn may have. Raises UsageError."""
+    """The name of a knob. Raises UsageError for one that cannot change between turns."""
     name = text.strip().replace("-", "_")
     if name in knobs(Runtime) and name in known() and name not in CHANGEABLE:
         raise UsageError(f"/set {name}: it belongs to the whole chat: start genctl chat with it")
@@ -247,23 +247,23 @@ def _knob(text: str) -> str:
 
 
 def to_save(layers: Iterable[Layer]) -> tuple[SavedLayer, ...]:
-    """Layers as the header has them."""
+    """Layers as the header saves them."""
     return saved_layers((layer for layer in layers if layer.origin != "genctl chat"), SAVED)
 
 
 def continued(
     layers: Iterable[Layer], saved: Iterable[SavedLayer], note: Note, overriding: Iterable[str] = ()
 ) -> list[Layer]:
-    """The settings of a saved chat above those of `layers` that no chat saves: the device, the cache, the server.
+    """The settings of a saved chat above those of `layers` that chats do not save: the device, the cache, the server.
 
-    `note` gets a sentence for each setting that is not used, unless it is one of `overriding`.
+    `note` is called with a sentence for each setting that is ignored, unless it is one of `overriding`.
     """
     found = [
         replace(layer, values={key: value for key, value in layer.values.items() if key not in SAVED})
         for layer in layers
     ]
     for each in saved:
-        flag = each["kind"] == "command"  # of that time, so below the flags of now
+        flag = each["kind"] == "command"  # of the earlier command, so below the flags of this one
         origin, kind = f"{each['origin']}, when the chat began", "user" if flag else each["kind"]
         layer = Layer(origin, each["values"], declared=kind, typed=each["typed"] or flag)
         found.append(usable(layer, note, overriding))
@@ -271,7 +271,7 @@ def continued(
 
 
 def usable(layer: Layer, note: Note, overriding: Iterable[str] = ()) -> Layer:
-    """A layer of a file without what a file may not choose."""
+    """A layer from a chat file, without the settings that such a file may not make."""
     refused = objections(layer.values, SAVED)
     for key in refused.keys() - set(overriding):
         value = shown(layer.values[key])

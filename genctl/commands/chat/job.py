@@ -1,4 +1,4 @@
-"""`genctl chat`: turns are typed, or they are the rows of an input."""
+"""`genctl chat`: turns are typed on a terminal, or read from the rows of an input."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from genctl.io.sessions import new_file, sessions_folder
 from genctl.io.sink import Sink
 from genctl.terminal import loading_line, widgets
 
-OF_FILE = "the chat"  # origin of a setting that the file of a chat has made
+OF_FILE = "the chat"  # origin of the model that the chat's file names
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class RowMessage:
 
 
 def _fields(own: dict[str, Any], columns: Iterable[str]) -> dict[str, Any]:
-    """The fields of a row: a message, else what other commands take. Raises RefusedRow."""
+    """The fields of a row: a message, or else those of other commands. Raises RefusedRow."""
     if "role" not in own and "content" not in own:
         return jsonl.ROW.fields(own, columns)
     try:
@@ -107,7 +107,7 @@ def chat(options: ChatOptions) -> int | None:
                     lambda kind, *_: output.abandon() if kind else output.close(cut_short=bool(interrupt.status))
                 )
 
-            # a server streams where its text is saved, so that an answer that a signal ends has what came
+            # a server streams if the chat is saved, so that an interrupted answer keeps the text received so far
             streams = early.runtime.backend is not None and bool(path or begin_file)
             engine = job.load_engine(early, layers, need_tokenizer=True, live=interactive or streams, waits=True)
             if path:
@@ -156,7 +156,7 @@ def _answer_rows(job: Job, options: ChatOptions, chat: Chat, rows: Iterable[Row]
                 job.messages.note_once(turn.note)
                 report = Report(top, options.scores or top > 0)
                 result = chat.answer(turn, lambda event: None, report, Flow(interrupted=job.interrupt))
-            except (ContractError, OutputError):  # what is wrong for one turn is wrong for all, as a full disk is
+            except (ContractError, OutputError):  # errors of every turn, such as a full disk
                 raise
             except GenctlError as error:
                 job.fail(row, error.code, error.message, hint=error.hint)
@@ -171,7 +171,7 @@ def _answer_rows(job: Job, options: ChatOptions, chat: Chat, rows: Iterable[Row]
 
 
 def _turn(chat: Chat, row: InputRow, base: Resolved) -> PlannedTurn | None:
-    """The turn of a row that is to be answered. Messages before it are appended; None where nothing else is there."""
+    """The turn that answers a row's last message; None if that is not the user's. The other messages are appended."""
     if row.prompt_ids is not None:
         raise InputError("a chat is made of texts: prompt_ids has no place in it")
     messages = row.messages or ({"role": "user", "content": row.prompt or ""},)
@@ -190,9 +190,8 @@ def _turn(chat: Chat, row: InputRow, base: Resolved) -> PlannedTurn | None:
 
 
 def _check_checkpoint(options: ChatOptions, path: Path, header: ChatHeader, early: Resolved) -> None:
-    """Raises GenctlError for a checkpoint that is needed here and that only the file of a chat names.
-
-    Anybody may have written the file: the checkpoint is not downloaded for it, and no code of it runs.
+    """Raises UsageError for a chat with a server, which no checkpoint here can continue, and GenctlError if only the
+    chat's file names the checkpoint, and it needs a download or may run code: anyone may have written the file.
     """
     from genctl.models.resolve import needs_download
 
@@ -234,10 +233,10 @@ def _reopened(path: Path, engine: Engine, early: Resolved, messages: Messages) -
 
 
 def _last_chat() -> Path:
-    """The chat that was changed last in the folder of sessions. Raises InputError where there is none."""
+    """The most recently changed chat in the sessions folder. Raises InputError if there is none."""
     found = [path for path in sessions_folder().glob("*.jsonl") if path.is_file()]
     for path in sorted(found, key=lambda path: (path.stat().st_mtime, path), reverse=True):
-        with suppress(NotAChat):  # a tree, for one
+        with suppress(NotAChat):  # such as a tree
             ChatLog.look(path)
             return path
     raise InputError(f"there is no chat to continue in {printable(str(sessions_folder()))}")

@@ -1,15 +1,15 @@
-"""A chat as a log: its messages with their branches, its settings, and where it is.
+"""A chat as a log: its messages with their branches, its settings, and the message that it continues.
 
-A line of the file is a message, or a change that is not a message:
+After the header, a line of the file is a message or a change:
 
     {"schema": "genctl-chat/1", "model": "builtin:stories", "checkpoint": "sha256:…", "seed": 5, "settings": […]}
     {"id": 0, "parent": null, "role": "user", "content": "Hello", "seed": 5}
     {"id": 1, "parent": 0, "role": "assistant", "content": "Hi.", "seed": 5, "finish_reason": "eos", "token_ids": […]}
     {"set": "temperature=0.7"}    a setting of what follows; also {"unset": KEY}, {"preset": NAME}, {"system": TEXT}
-    {"go": 1}                     the next message continues message 1; null begins the chat again
+    {"go": 1}                     the next message continues message 1; null starts from an empty chat
 
 A message continues its `parent`, so an edit is a message with an earlier parent, and a retry is a second answer. An
-undo is a `go` to where the chat was. The `seed` of a user's message is the seed of its answer.
+undo is a `go` to the previous position. The `seed` of a user's message is the seed of its answer.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class NotAChat(InputError):
 
 @dataclass(frozen=True)
 class ChatHeader:
-    """What a chat begins with."""
+    """The first line of a chat's file."""
 
     schema: str
     model: str  # as the user named it
     checkpoint: str  # its fingerprint; "" for a server
-    seed: Seed  # each answer has one that is derived from it
+    seed: Seed  # from which the seed of each answer is derived
     settings: tuple[SavedLayer, ...] = ()  # lowest first
 
 
@@ -59,17 +59,17 @@ class Message:
     content: str
     seed: Seed | None = None
     finish_reason: str = ""  # of an answer, as in records
-    prefill: str = ""  # how `content` begins, where its beginning was given
+    prefill: str = ""  # the given beginning of `content`
     token_ids: tuple[Id, ...] = ()  # of what was generated; () for a server
 
 
 def unsent(content: str, parent: int | None) -> Message:
-    """A message of the user before it is in the log."""
+    """A user message that is not yet in the log."""
     return Message(-1, parent, "user", content)
 
 
 class Change(NamedTuple):
-    """A line that is not a message. `typed`: in this process, not found in a file."""
+    """A line that is not a message. `typed`: it was made in this process, not read from a file."""
 
     name: str
     value: Any
@@ -79,9 +79,9 @@ class Change(NamedTuple):
 class ChatLog:
     """The log, and its file if there is one.
 
-    `new_file` opens a file for the first message, whose text it gets. A change is written before it counts, so that
-    the chat is what the file has (`lines`), also where writing fails (OutputError). `settings` are those that it begins
-    with, besides those of the header.
+    `new_file` opens the file for the first line that is added; it gets a message's text, or "" for a change. A line is
+    written before it takes effect, so the chat equals its file (`lines`) even if a write fails (OutputError).
+    `settings` are changes that precede all lines, on top of the header's settings.
     """
 
     def __init__(
@@ -90,25 +90,25 @@ class ChatLog:
         self.header, self.new_file, self.settings = header, new_file, [*settings]
         self.lines: list[dict[str, Any]] = [asdict(header), *({name: value} for name, value, _ in self.settings)]
         self.sink: Sink | None = None
-        self.torn = False  # whether its file ended in half a line, which was dropped
+        self.torn = False  # whether its file ended in an incomplete line, which was dropped
         self.messages: dict[int, Message] = {}
         self.ends: list[int | None] = [None]  # the end after each turn, retry, edit and branch; None is an empty chat
 
     @classmethod
     def open(cls, path: Path) -> ChatLog:
-        """The chat in a file, to be continued. Raises InputError, and as `continue_session` does."""
+        """Open the chat in a file to continue it. Raises InputError, and the errors of `continue_session`."""
         log, sink, torn = continue_session(path, lambda lines: cls._read(lines, printable(str(path))))
         log.sink, log.torn = sink, torn
         return log
 
     @classmethod
     def look(cls, path: Path) -> ChatLog:
-        """The chat in a file, to be shown: another process may be writing it. Raises InputError."""
+        """Read the chat in a file, which another process may be writing. Raises InputError."""
         return read_session(path, lambda lines: cls._read(lines, printable(str(path))))
 
     @classmethod
     def _read(cls, lines: Iterator[bytes], name: str) -> ChatLog:
-        """The chat of whole lines. Raises InputError for those that are no chat or are damaged."""
+        """Parse a chat from complete lines. Raises InputError if they are not a chat or are damaged."""
         number, header = 1, dict[str, Any]()
         with suppress(ValueError):
             header = decoded(next(lines, b""))
@@ -139,7 +139,7 @@ class ChatLog:
         return None if self.sink is None else self.sink.path
 
     def save(self, path: Path) -> None:
-        """Continue in a new file, which has everything so far. Raises OutputError; then the old one is continued."""
+        """Continue in a new file with a copy of all lines. Raises OutputError; then the old file is continued."""
         copy = open_beside(path)
         if self.sink is None:
             self.new_file = lambda words: copy
@@ -149,11 +149,11 @@ class ChatLog:
         self.sink = copy
 
     def close(self, *, sync: bool = True) -> None:
-        """Close the file. With `sync`, raises OutputError if another program has taken it away."""
+        """Close the file. With `sync`, raises OutputError if another program has removed it."""
         close_session(self.sink, sync=sync)
 
     def _write(self, line: dict[str, Any], *, lasting: bool = False) -> None:
-        """Append a line; a lasting one is on the disk when this returns. Raises OutputError; it may be tried again."""
+        """Append a line; a lasting one is on the disk when this returns. Raises OutputError; it can be retried."""
         if self.sink is None and self.new_file is not None:
             sink = self.new_file(str(line.get("content", "")))
             begin_session(sink, self.lines)
@@ -172,7 +172,7 @@ class ChatLog:
     # -- changes -------------------------------------------------------------------------------------------------------
 
     def add_message(self, role: Role, content: str, parent: int | None, **more: Any) -> Message:
-        """Add a message, after which the chat continues. `more`: further fields. A power cut loses no answer."""
+        """Add a message and continue from it. `more`: further fields. Answers are synced, so a power cut loses none."""
         message = Message(self._next_id, parent, role, content, **more)
         line = {key: value for key, value in asdict(message).items() if value not in ("", ())} | {"content": content}
         self._write(line, lasting=role != "user")
@@ -185,14 +185,14 @@ class ChatLog:
         self._append(Change(name, value))
 
     def undo(self) -> None:
-        """Go to where the chat was before the last turn, retry, edit or branch. Raises UsageError."""
+        """Go back to the position before the last turn, retry, edit or branch. Raises UsageError."""
         if len(self.ends) == 1:
             raise UsageError("there is nothing to undo")
         self._write({"go": self.ends[-2]})
         self.ends.pop()
 
     def _append(self, entry: Message | Change) -> None:
-        """Let an entry count. Raises ValueError for a message that is there already, or continues one that is not."""
+        """Apply an entry. Raises ValueError for an id that is not above all others, or a parent that is missing."""
         if isinstance(entry, Change) and entry.name != "go":
             self.settings.append(entry)
             return
@@ -232,7 +232,7 @@ class ChatLog:
         return self.path_to(self.end)
 
     def turns_to(self, id: int | None) -> int:
-        """How many messages of the user there are from the first message to `id`."""
+        """The number of user messages from the first message to `id`."""
         return sum(message.role == "user" for message in self.path_to(id))
 
     def turn(self, number: int | None = None) -> Message:
@@ -251,12 +251,12 @@ class ChatLog:
         return last is not None and last.role == "user" and last.seed is not None and not self.answers(last.id)
 
     def answers(self, question: int) -> list[Message]:
-        """The answers to a message, in the order in which they were given."""
+        """The answers to a message, oldest first."""
         return [each for each in self.messages.values() if each.parent == question and each.role == "assistant"]
 
     @property
     def branches(self) -> list[Message]:
-        """The last messages of all branches, as written; a turn without an answer ends none but the current."""
+        """The last message of each branch, oldest first; an unanswered turn counts only on the current branch."""
         everything = self.messages.values()
         parents = {message.parent for message in everything}
         counted = [each for each in everything if each.role != "user" or each.id in parents or each.id == self.end]

@@ -1,4 +1,4 @@
-"""`genctl chat`: its table, and what its flags alone can get wrong."""
+"""`genctl chat`: its options, and the conflicts between its flags."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from genctl.terminal.standard_streams import is_terminal
 
 CHAT = OptionGroup("The chat")
 
-# knobs of a run of many rows, or of one that nobody answers -> why a chat has no place for them
+# knobs for runs of many rows or without further turns -> why a chat does not take them
 NO_PLACE = {
     "num_return_sequences": "a turn has one answer; /retry gives another",
     "prompt_cache": "a chat manages the cache of its own turns",
@@ -45,7 +45,7 @@ class ChatOptions(PresetOptions):
     address: str | None = None
     beneath: Sequence[Layer] = (Layer("genctl chat", {"chat": True}, declared="user"),)
 
-    saved: Sequence[Layer] | None = None  # settings of the continued chat, above the standing ones that are no chat's
+    saved: Sequence[Layer] | None = None  # settings of the continued chat, above the standing ones that no chat saves
 
     def layers(self) -> list[Layer]:
         """The settings of the chat, lowest first, without those of the checkpoint."""
@@ -55,7 +55,7 @@ class ChatOptions(PresetOptions):
 
     @property
     def interactive(self) -> bool:
-        """Whether a person types the turns: both streams are a terminal, and there is no other input or output."""
+        """Whether a person types the turns: stdin and stdout are a terminal, and no other input or output is set."""
         return self.input is None and self.on_screen and is_terminal(sys.stdin)
 
     @property
@@ -65,7 +65,7 @@ class ChatOptions(PresetOptions):
 
 
 def check_settings(resolved: Resolved) -> None:
-    """Raises UsageError for settings that a chat has no place for."""
+    """Raises UsageError for settings that a chat does not take."""
     wrong = []
     for knob, why in NO_PLACE.items():
         value = getattr(resolved.generation, knob, None) or getattr(resolved.runtime, knob, None)

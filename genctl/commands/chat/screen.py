@@ -68,7 +68,7 @@ def _new_line(event: KeyPressEvent) -> None:
 
 @BINDINGS.add("c-c")
 def _clear(event: KeyPressEvent) -> None:
-    """Begin a new prompt where something is typed."""
+    """Clear the line; raise KeyboardInterrupt if it is empty."""
     if event.current_buffer.text:
         event.app.exit(result="")
     else:
@@ -79,14 +79,14 @@ class Commands(Completer):
     """The names of commands, and of settings and presets."""
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
-        """What the line may continue with."""
+        """Completions of the line."""
         named = (preset.name for preset in presets.available())
         for word, length in slash.completions(document.text_before_cursor, known(), named):
             yield Completion(word, -length)
 
 
 class SafeHistory(FileHistory):
-    """A history that a full disk or a lost folder does not end the chat for."""
+    """A history that ignores write errors, such as a full disk or a missing folder."""
 
     def store_string(self, string: str) -> None:
         """Append a text."""
@@ -95,7 +95,7 @@ class SafeHistory(FileHistory):
 
 
 def line_editor(*, color: bool) -> PromptSession[str]:
-    """The editor of lines. What all chats were given is its history, in a file that its owner alone may read."""
+    """The line editor. Its history has the lines of all chats, in a file that only its owner can read."""
     history: History = InMemoryHistory()
     path = sessions_folder().parent / "chat_history"
     with suppress(OSError):
@@ -113,7 +113,7 @@ def line_editor(*, color: bool) -> PromptSession[str]:
 
 
 class AnswerView:
-    """Writes one answer to a terminal, and a thought before it dimmed. Feed it the answer's events, then `close` it.
+    """Writes one answer to a terminal, with its thought dimmed. Feed it the answer's events, then `close` it.
 
     `begun` is the think tag that ends the prompt, `prefill` the beginning of the answer.
     """
@@ -123,11 +123,11 @@ class AnswerView:
         self._whole = TextStream(lambda text, dim: self._show(self._splitter.feed(text)))  # with think tags
         self._lane, self._stable = LaneHistory(""), StablePrefix()
         self._in_thought = False
-        self._server_thought = ""  # of a server that keeps it apart
+        self._server_thought = ""  # if the server reports it apart from the text
         self._whole.write(prefill)
 
     def feed(self, event: Event) -> None:
-        """Show what an event makes stable."""
+        """Show the text that is stable after an event."""
         self._lane = self._lane.after(event)
         if isinstance(event, Finished) and event.hypotheses:
             best = event.hypotheses[0]
@@ -138,7 +138,7 @@ class AnswerView:
             self._whole.write(self._whole.take(self._stable(self._lane)))
 
     def close(self) -> None:
-        """End the answer: nothing is held back, and its line ends."""
+        """End the answer: show the text held back, and end the line."""
         self._show(self._splitter.finish())
         self._stream.end_line()
 
@@ -172,13 +172,13 @@ class ChatScreen:
         self.editor = None if dumb else line_editor(color=self.out.is_interactive and not self.out.no_color)
 
     def run(self, initial_turns: Iterable[str]) -> int:
-        """Talk until the person leaves. Returns the exit status."""
-        status, leaves = int(Exit.DONE), False  # leaves: the next Ctrl-C on an empty line does
+        """Read and answer lines until the user leaves. Returns the exit status."""
+        status, leaves = int(Exit.DONE), False  # leaves: whether the next Ctrl-C on an empty line ends the chat
         if not self.options.quiet:
             self.note(f"{self.chat.name}: /help lists the commands, Ctrl-D leaves")
         try:
             self._show_end()
-            if self.chat.log.unanswered:  # a kill has left the last turn without an answer
+            if self.chat.log.unanswered:  # the process was killed before the last answer
                 self._guarded(lambda: self._answer(self.chat.plan(self.chat.log.turn())))
             for text in initial_turns:
                 self.out.print(Text(f"{SIGN}{widgets.visible(text)}"))
@@ -208,13 +208,13 @@ class ChatScreen:
         self.out.print(Text(widgets.visible(words), style=theme.DIM), soft_wrap=True)
 
     def _read(self, text: str = "") -> str:
-        """A turn or a command; `text` is there already, to be changed. "" after Ctrl-C where something is typed."""
+        """Read a turn or a command, with `text` to edit. Returns "" if Ctrl-C clears the line."""
         if self.editor is None:
             return input(SIGN)
         return self.editor.prompt(default=text, handle_sigint=False).rstrip("\n")
 
     def _guarded(self, do: Callable[..., object], *arguments: Any) -> None:
-        """Do it; an error is printed."""
+        """Call `do`, and print its error if it fails."""
         try:
             do(*arguments)
         except GenctlError as error:
@@ -228,7 +228,7 @@ class ChatScreen:
         return "" if path is None else f"genctl chat --open {shlex.quote(str(path))}"
 
     def _show_end(self) -> None:
-        """The last turn of the branch and its answer, as they were printed."""
+        """Print the last turn of the branch and its answer, without the thought."""
         log = self.chat.log
         if (turns := log.turns_to(log.end)) > 1:
             self.note(f"({count(turns - 1, 'turn')} before)")
@@ -237,7 +237,7 @@ class ChatScreen:
             self.out.print(Text(f"{SIGN if message.role == 'user' else ''}{widgets.visible(text)}"), soft_wrap=False)
 
     def _answer(self, turn: PlannedTurn) -> None:
-        """Show an answer while it comes. Ctrl-C ends it; what it has so far stays.
+        """Show an answer as it streams. Ctrl-C ends it; the text so far is kept.
 
         Raises UsageError for a prompt that does not fit the context.
         """
@@ -267,7 +267,7 @@ class ChatScreen:
             self.note("no answer came, so the turn is not added")
 
     def _sum_up(self, result: Result) -> None:
-        """The answer in a line: its tokens, what was read for it, and why it ended."""
+        """Print a line about the answer: its tokens, speed, prompt tokens and seed, and why it ended."""
         sequence, length = result.sequences[0], result.sequences[0].hypothesis.length
         reason, words = sequence.finish_reason, ["" if sequence.text.strip() else "the answer is empty"]
         if not self.options.quiet:
@@ -285,7 +285,7 @@ class ChatScreen:
     # -- commands ------------------------------------------------------------------------------------------------------
 
     def _do(self, line: str) -> None:
-        """Do the command of a line, or send its text."""
+        """Run the command of a line, or send its text."""
         typed, chat, log, out = slash.read(line), self.chat, self.chat.log, self.out
         if typed.command is None:
             self._send(typed.text)
@@ -355,7 +355,7 @@ class ChatScreen:
         self._answer(self.chat.plan(unsent(text, question.parent)))
 
     def _branch(self, number: int | None) -> None:
-        """Go to a branch, or list them."""
+        """Go to branch `number`, or list the branches."""
         log = self.chat.log
         if number is not None:
             log.change("go", log.branch(number).id)
@@ -370,7 +370,7 @@ class ChatScreen:
             self.out.print(Text(f"{sign} {place}  {turns:<9} {words}"))
 
     def _change(self, name: str, argument: str) -> None:
-        """A setting: /set, /unset, /preset or /system."""
+        """Run /set, /unset, /preset or /system."""
         chat, key, before = self.chat, argument.replace("-", "_"), self.chat.base
         if name == "set" and not argument:
             values = "; ".join(f"{key} = {shown(value)}" for key, value in chat.own_values.items())

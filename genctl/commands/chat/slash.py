@@ -1,7 +1,7 @@
 """The commands of a chat: a line that begins with / and a name.
 
-`read` tells a command from a text to say. A path such as /etc/hosts is text, and so is a line that begins with //, of
-which one / is left.
+`read` distinguishes commands from text to send. A path such as /etc/hosts is text, and so is a line that begins with
+//, which is sent with one /.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Takes = Literal["nothing", "maybe", "something"]
 
 @dataclass(frozen=True)
 class SlashCommand:
-    """One command: its name without /, what may follow it, and what it does in a line."""
+    """One command: its name without /, its argument, and a one-line description."""
 
     name: str
     about: str
@@ -65,7 +65,7 @@ _NAME = re.compile(r"/([A-Za-z-]*)(?:\s+(.*))?", re.DOTALL)
 
 @dataclass(frozen=True)
 class Typed:
-    """What a line comes to: a text to say, or a command with its argument."""
+    """A parsed line: text to send, or a command with its argument."""
 
     text: str = ""
     command: SlashCommand | None = None
@@ -92,7 +92,7 @@ def read(line: str) -> Typed:
 
 
 def number(typed: Typed, what: str) -> int | None:
-    """The number that follows a command, from 1; None where none does. Raises UsageError."""
+    """The number that follows a command, from 1; None if there is none. Raises UsageError."""
     if not typed.text:
         return None
     if not typed.text.isdecimal() or int(typed.text) < 1:
@@ -102,7 +102,7 @@ def number(typed: Typed, what: str) -> int | None:
 
 
 def completions(before: str, knobs: Iterable[str], presets: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """What a line may go on with: words and how many characters of `before` each one replaces.
+    """Completions of a line: words, and how many characters of `before` each one replaces.
 
     `knobs` and `presets` are the names that /set, /unset and /preset take.
     """

@@ -1,4 +1,4 @@
-"""What a reasoning model thinks before its answer: the text between think tags."""
+"""The thought of a reasoning model before its answer: the text between think tags."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ def split(text: str, begun: str = "") -> tuple[str, str]:
 
 
 def opened_by(prompt: str) -> str:
-    """The opening tag with which a prompt ends, as those of DeepSeek-R1's template do; "" where there is none."""
+    """The opening tag at the end of a prompt, as in those of DeepSeek-R1's template; "" if there is none."""
     return next((opening for opening, _ in THOUGHT_TAGS if prompt.rstrip().endswith(opening)), "")
 
 
 @dataclass
 class ThinkSplitter:
-    """Splits a text that comes in pieces. Tags are left out, and white space between thought and answer.
+    """Splits a streamed text. Drops the tags, and white space between thought and answer.
 
-    A thought stands at the beginning of a text; tags after it are text. `begun` is the opening tag of the prompt.
+    Only a thought at the beginning counts; later tags are text. `begun` is the opening tag at the end of the prompt.
     """
 
     begun: str = ""
-    closing: str = ""  # the tag that ends the thought; "" outside of one
+    closing: str = ""  # the tag that ends the thought; "" outside a thought
     had_thought: bool = False
     over: bool = False  # whether the answer has begun
-    _held: str = field(default="", repr=False)  # the beginning of what may be a tag
+    _held: str = field(default="", repr=False)  # text that may be the beginning of a tag
 
     def __post_init__(self) -> None:
         if self.begun:
@@ -55,7 +55,7 @@ class ThinkSplitter:
         return self._thought(text) if self.closing else self._answer(text)
 
     def finish(self) -> list[Part]:
-        """What was held back, at the end of the text."""
+        """The text held back, once no more follows."""
         held, self._held = self._held, ""
         return [("thought" if self.closing else "answer", held)] if held else []
 

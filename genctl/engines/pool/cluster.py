@@ -1,6 +1,6 @@
-"""Ray: started on this machine, or joined at an address. It is quiet, and ends with this process.
+"""Ray: started on this machine, or joined at an address. Silenced; processes started here end with this one.
 
-Workers import what is installed, and nothing from the driver's working directory.
+Workers import installed packages, and nothing else from the driver's working directory than a checkout of genctl.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from genctl.decode.step_costs import cores
 from genctl.errors import UsageError, count
 from genctl.kernels.build import PRODUCTS
 
-# Read by Ray when it is imported or started. Its daemons inherit them.
+# Environment variables that Ray reads when it is imported or started. Its daemons inherit them.
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": "(?s).*",
-    "RAY_BACKEND_LOG_LEVEL": "fatal",  # its C++ part writes errors about workers that died to standard error
-    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # below `uv run` workers would import a copy of the working directory
+    "RAY_BACKEND_LOG_LEVEL": "fatal",  # its C++ core writes errors about dead workers to standard error
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # under `uv run` workers would import a copy of the working directory
     "RAY_process_group_cleanup_enabled": "0",  # workers stay in the process group of the daemons
 }
-CONNECT_S = 10.0  # until an address that accepts no connection is given up,
-JOIN_S = 60.0  # and one that accepts it, but is no cluster that lets this process in
-POLL_S = 0.02  # between two looks at whether Ray is there
+CONNECT_S = 10.0  # timeout of a connection to the address,
+JOIN_S = 60.0  # and of joining the cluster there
+POLL_S = 0.02  # between two checks of a call to Ray
 STORE = 256 << 20  # bytes of Ray's object store: a group's results are a few MiB
-LONGEST_TMP = 22  # characters of a folder for temporary files: the names of Ray's sockets in it have 107 at most
+LONGEST_TMP = 22  # characters in the path of the temporary folder: paths of Ray's sockets in it have 107 at most
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class RayCluster:
     workers: int
     gpus: int  # for each worker
     threads: int  # for each worker: its share of the cores
-    alone: bool  # it was started here, on this machine
+    alone: bool  # started here, on this machine
     about: str  # for messages
-    reaper: Reaper | None = None  # of what was started here
+    reaper: Reaper | None = None  # of the processes started here
 
     def end(self, *, hurried: bool) -> None:
-        """Leave the cluster; what was started here ends. `hurried`: it ends with this process, which ends now."""
+        """Leave the cluster and end what was started here. `hurried`: this process exits now, and they end with it."""
         if not hurried:
             _apart(sys.modules["ray"].shutdown)
             if self.reaper is not None:
@@ -96,7 +96,7 @@ def _check_room(workers: int, room: int, unit: str) -> None:
 
 
 def _init(address: str | None, cpus: int) -> Reaper | None:
-    """`ray.init`; the reaper of what it starts. Raises UsageError with Ray's reason."""
+    """Call `ray.init`. Returns the reaper of the processes it starts, if any. Raises UsageError with Ray's reason."""
     global _daemon_group
     import ray
 
@@ -106,18 +106,18 @@ def _init(address: str | None, cpus: int) -> Reaper | None:
         arguments |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": STORE}
         usual = tempfile.gettempdir()
         folder = tempfile.mkdtemp(prefix="ray-", dir=usual if len(usual) <= LONGEST_TMP else "/tmp")
-        if not os.environ.get("RAY_TMPDIR"):  # everybody may replace files in Ray's usual folder
-            arguments["_temp_dir"] = f"{folder}/r"  # Ray lets everybody write to this one
+        if not os.environ.get("RAY_TMPDIR"):  # anyone can replace files in Ray's default folder
+            arguments["_temp_dir"] = f"{folder}/r"  # Ray makes this world-writable, inside a private folder
         reaper = Reaper(folder) if hasattr(os, "register_at_fork") else None
     if "://" not in arguments["address"]:
         arguments |= {"log_to_driver": False, "configure_logging": False}
     stderr, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         host, _, port = (address or "").removeprefix("ray://").rpartition(":")
-        if host and port.isdecimal():  # where nothing listens, Ray would wait for minutes
+        if host and port.isdecimal():  # if nothing listens, Ray would wait for minutes
             socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
         _daemon_group = reaper.process.pid if reaper is not None else 0
-        os.dup2(null, 2)  # Ray's C++ part writes there
+        os.dup2(null, 2)  # Ray's C++ core writes there
         with worker_env(here=address is None) as arguments["runtime_env"]:
             _apart(partial(ray.init, **arguments), math.inf if address is None else JOIN_S)
         return reaper
@@ -138,17 +138,17 @@ def _init(address: str | None, cpus: int) -> Reaper | None:
 
 
 def _apart(call: Callable[[], Any], seconds: float = math.inf) -> None:
-    """Make a call in another thread: in this one Ray would replace the handler of SIGTERM.
+    """Make a call in another thread: in the main thread Ray would replace the handler of SIGTERM.
 
     The thread never ends, because on Linux Ray's daemons end with the thread that started them. Raises TimeoutError
-    where the call takes longer than `seconds`.
+    if the call takes longer than `seconds`.
     """
     outcome: Future[Any] = Future()
 
     def perform() -> None:
         try:
             outcome.set_result(call())
-        except BaseException as error:  # it is raised where it is waited for
+        except BaseException as error:  # raised again by `outcome.result()`
             outcome.set_exception(error)
         threading.Event().wait()
 
@@ -160,11 +160,11 @@ def _apart(call: Callable[[], Any], seconds: float = math.inf) -> None:
             raise TimeoutError(f"no answer within {seconds:g} s")
         wait([outcome], POLL_S)
         if handler is not None and is_main:
-            signal.signal(signal.SIGTERM, handler)  # Ray's C++ part replaces it, too
+            signal.signal(signal.SIGTERM, handler)  # Ray's C++ core replaces it, too
     outcome.result()
 
 
-_daemon_group = 0  # the process group of Ray's daemons, while they are started
+_daemon_group = 0  # the process group of Ray's daemons, while `ray.init` starts them
 
 
 class Reaper:
@@ -181,7 +181,7 @@ class Reaper:
         self.process = subprocess.Popen(command, stdin=pipe, stdout=null, stderr=null, process_group=0)
 
     def end(self) -> None:
-        """Do it at once."""
+        """Kill the group and remove `folder` now."""
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -198,10 +198,10 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def worker_env(*, here: bool) -> Iterator[dict[str, Any]]:
-    """`runtime_env` of `ray.init`, which is called inside. `here`: the workers are on this machine.
+    """The `runtime_env` for `ray.init`, to be called inside. `here`: the workers are on this machine.
 
     Ray puts the folder of the driver's script and its working directory first on the path of every worker, unless the
-    job names a working directory. So it names an empty one; a job of `ray job submit` may have one already.
+    job names a working directory. So this names an empty one, except under `ray job submit`, which may have set one.
     """
     variables = {process.SAFE: "1"}
     if os.environ.get(PRODUCTS):
@@ -209,7 +209,7 @@ def worker_env(*, here: bool) -> Iterator[dict[str, Any]]:
     if here:  # workers start in another folder, so paths are absolute
         entries = [str(Path(entry).absolute()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
         home = str(Path(__file__).absolute().parents[3])
-        if home not in (*entries, *sys.path[1:]):  # a checkout, found because it is the working folder
+        if home not in (*entries, *sys.path[1:]):  # a checkout, importable only from the working folder
             entries.append(home)
         if entries:
             variables["PYTHONPATH"] = os.pathsep.join(entries)

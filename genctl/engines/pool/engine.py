@@ -1,8 +1,8 @@
-"""The engine of `--workers`: groups of rows go to workers of a Ray cluster, and results come back as if made here.
+"""The engine of `--workers`: groups of rows go to the workers of a Ray cluster; results are as if computed here.
 
-A worker has two groups at once, so that it never waits for the driver. Ray restarts a worker that died. Which of its
-groups killed it is not known, so each is sent once more, to another worker that has nothing else (with one worker, to
-that). If it dies, too, the group is lost, and the others continue.
+A worker has up to two groups in flight, so that it never waits for the driver. Ray restarts a worker that dies. It is
+unknown which of its groups killed it, so each is retried once, alone on another worker (with one worker, on that one).
+If that worker dies too, the group is lost, and the other groups continue.
 """
 
 from __future__ import annotations
@@ -39,41 +39,41 @@ from genctl.engines.protocol import (
 )
 from genctl.errors import ModelError, UsageError, count, extra
 
-IN_FLIGHT = 2  # groups that a worker has at once
-HELD = 4  # times as many groups as workers are on their way or wait for an earlier one
-LOADS = 3  # that a worker begins before the run ends, if it dies while it loads
-POLL_S = 0.1  # between two looks at signals
+IN_FLIGHT = 2  # most groups that a worker has at once
+HELD = 4  # times the number of workers: most groups in flight, or done and waiting for an earlier one
+LOADS = 3  # attempts of a worker to load the checkpoint, if it dies while loading, before the run ends
+POLL_S = 0.1  # between two checks for signals
 
 
 class WorkerDied(ModelError):
-    """The worker of a call died, or two workers of a group."""
+    """The worker died during a call, or two workers died with the same group."""
 
     code = "worker"
 
 
 @dataclass(eq=False)
 class WorkGroup:
-    """Rows that are worked on together: what a worker is given, and what became of it."""
+    """Rows that one call processes: the call, its state and its results."""
 
     method: str  # of `Worker`
     arguments: tuple[Any, ...]
-    rows: Sequence[Any]  # the requests, or the keys of texts that are scored
+    rows: Sequence[Any]  # the requests, or the keys of the texts to score
     last: int = -1  # the index of its last row in the input
-    died: WorkerHandle | None = None  # the worker that died with it: it is tried alone, by another if there is one
+    died: WorkerHandle | None = None  # the worker that died with it: the retry runs alone, on another if there is one
     done: bool = False
     results: list[Any] = field(default_factory=list)  # events of its requests, or the outcome of each text
-    lost: str = ""  # why there are none
+    lost: str = ""  # why there are no results
 
 
 @dataclass(eq=False)
 class WorkerHandle:
-    """A worker, as the driver knows it."""
+    """The driver's view of a worker."""
 
     number: int  # from 1
     actor: Any
     node: str = ""
-    ready: bool = False  # it has loaded the checkpoint, and did not die since
-    groups: list[WorkGroup] = field(default_factory=list)  # that it has
+    ready: bool = False  # it has loaded the checkpoint, and has not died since
+    groups: list[WorkGroup] = field(default_factory=list)  # in flight
 
     @property
     def name(self) -> str:
@@ -88,17 +88,17 @@ def require_ray(flag: str) -> None:
 
 
 class PoolEngine:
-    """Workers that have loaded a checkpoint, and their groups. The first of them answers questions about it."""
+    """Workers with a loaded checkpoint, and their groups. The first to load it resolves settings and makes plans."""
 
     done = WorkDone()  # workers do not report it
 
     def __init__(self, cluster: RayCluster, setup: EngineSetup) -> None:
-        """Start the workers, and wait until one has loaded the checkpoint. The others follow meanwhile."""
+        """Start the workers, and return once one has loaded the checkpoint; the others keep loading."""
         import ray
 
         self._ray, self.cluster = ray, cluster
         folder = Path(setup.runtime.model)
-        threads = Threads(setup.runtime.threads).number  # the setting, or that of an environment variable
+        threads = Threads(setup.runtime.threads).number  # the setting, or the environment variable's
         options = {"need_tokenizer": setup.need_tokenizer, "allow_plugins": setup.allow_plugins, **setup.trust}
         each = WorkerSetup(
             setup.runtime,
@@ -110,18 +110,18 @@ class PoolEngine:
         )
         share = f"{count(each.threads, 'thread')}{' and a GPU' if cluster.gpus else ''}"
         self._shared_out = f"{count(cluster.workers, 'worker')} {cluster.about}, each with {share}"
-        # retries belong to the actor, not to its calls: else a call fails while the actor restarts
+        # set retries on the actor, not on its calls: otherwise a call fails while the actor restarts
         actor = ray.remote(max_restarts=-1, max_task_retries=LOADS - 1, num_cpus=1, num_gpus=cluster.gpus)(Worker)
         spread = {} if cluster.alone else {"scheduling_strategy": "SPREAD"}
         numbers = range(1, cluster.workers + 1)
         self.workers = [WorkerHandle(number, actor.options(**spread).remote(each)) for number in numbers]
-        # by the result's reference; None: `open`
+        # calls in flight by the reference of their result; a call of `open` has no group
         self._calls: dict[Any, tuple[WorkerHandle, WorkGroup | None]] = {
             worker.actor.open.remote(): (worker, None) for worker in self.workers
         }
-        self._first: tuple[WorkerHandle, OpenedWorker] | None = None  # the first that had loaded the checkpoint
-        self._pending: list[WorkGroup] = []  # that were taken and whose results were not given out, in order
-        self._returned: list[WorkGroup] = []  # of these, those whose workers died
+        self._first: tuple[WorkerHandle, OpenedWorker] | None = None  # the first to load the checkpoint
+        self._pending: list[WorkGroup] = []  # groups that were taken and not yet returned, in order
+        self._returned: list[WorkGroup] = []  # those of them to retry, because their worker died
         while self._first is None:
             self._wait()
         self.about: About = self._first[1].about
@@ -129,7 +129,7 @@ class PoolEngine:
     # -- load ----------------------------------------------------------------------------------------------------------
 
     def _get(self, ref: Any) -> Any:
-        """The result of a call. Raises what the call raised, and WorkerDied."""
+        """The result of a call. Raises the call's error, or WorkerDied."""
         try:
             return self._ray.get(ref)
         except self._ray.exceptions.RayTaskError as error:
@@ -138,7 +138,7 @@ class PoolEngine:
             raise WorkerDied("a worker died") from error
 
     def _take_opened(self, worker: WorkerHandle, ref: Any) -> None:
-        """Record that a worker has loaded the checkpoint. Raises ModelError if it cannot."""
+        """Record that a worker has loaded the checkpoint. Raises ModelError if it cannot, or if workers differ."""
         try:
             opened: OpenedWorker = self._get(ref)
         except WorkerDied as death:
@@ -173,11 +173,11 @@ class PoolEngine:
     fingerprints: Any = partialmethod(ask, "fingerprints")
 
     def notes(self) -> list[str]:
-        """Notes for --verbose on the workers, on the checkpoint, and how the first of them runs it."""
+        """Notes for --verbose on the workers, the checkpoint, and how the first worker runs it."""
         return [self._shared_out, *self.ask("notes")]
 
     def use_threads(self, rows: int, recorded: int | None = None) -> int | None:
-        """The number that each worker uses: the recorded one would not be its share of the cores."""
+        """The number that each worker uses. `recorded` is ignored: it would not be a worker's share of the cores."""
         number: int | None = self.ask("use_threads", rows)
         return number
 
@@ -186,9 +186,9 @@ class PoolEngine:
     def stream(
         self, requests: Rows, report: Report | None = None, flow: Flow = ALONE
     ) -> Generator[events.Event, None, None]:
-        """Give rows to workers, and take their events (`Engine.stream`). Without a span a group has `width` rows."""
+        """Let workers decode the rows (`Engine.stream`). Unless continuous, a group has `span` or else `width` rows."""
         span = flow.span or flow.width
-        if flow.continuous and flow.width > 1:  # a row is the same in any group: small ones keep all workers busy
+        if flow.continuous and flow.width > 1:  # groups do not change results: small ones keep all workers busy
             span = 2 * flow.width
         settings = report or Report(), flow.width, flow.ahead, flow.threads
         groups = _groups(requests, span, settings, whole=not flow.continuous)
@@ -201,7 +201,7 @@ class PoolEngine:
                 return
 
     def _lost_rows(self, group: WorkGroup) -> Iterator[events.Event]:
-        """The events of rows whose workers died."""
+        """The events of the rows of a lost group."""
         for request in group.rows:
             prompt = request.prompt or ""
             yield events.Began(request.id, prompt, "", self.about.name, request.seed, {}, request.place)
@@ -214,7 +214,7 @@ class PoolEngine:
         *,
         interrupted: Callable[[], str] = never,
     ) -> Iterator[tuple[Key, Outcome]]:
-        """The outcome of each text, in order. Raises UsageError or ModelError at once for what it cannot do."""
+        """The outcome of each text, in order. Raises UsageError or ModelError at once for unsupported options."""
 
         def groups() -> Iterator[WorkGroup]:
             while chunk := list(islice(texts, options.chunk)):
@@ -230,7 +230,7 @@ class PoolEngine:
         return scored()
 
     def close(self, *, hurried: bool = False, failed: bool = False) -> None:
-        """End the workers, and what Ray has started for them. After a signal nothing may wait."""
+        """End the workers, and what Ray has started for them. `hurried`: after a signal, do not wait."""
         self.cluster.end(hurried=hurried)
 
     # -- groups --------------------------------------------------------------------------------------------------------
@@ -238,10 +238,10 @@ class PoolEngine:
     def results(
         self, groups: Iterator[WorkGroup | None], interrupted: Callable[[], object], *, ordered: bool = True
     ) -> Iterator[WorkGroup]:
-        """The result of each group, in order, unless not `ordered`. Ends early when `interrupted` returns true.
+        """Yield each group when it is done, in order if `ordered`. Ends early when `interrupted` returns true.
 
-        `groups` are taken as workers become free; None says that the next one is not there yet. Raises the first error
-        of a worker that cannot load the checkpoint.
+        `groups` are taken as workers become free; None means that the next one is not available yet. Raises the first
+        error of a call, such as that of a worker that cannot load the checkpoint.
         """
         more = True
         while not interrupted():
@@ -259,8 +259,8 @@ class PoolEngine:
             self._wait()
 
     def _give_out(self, groups: Iterator[WorkGroup | None]) -> bool:
-        """Give groups to workers that have room: first those that are tried alone, then others, while few are on their
-        way. Returns whether there may be more of them.
+        """Send groups to workers with room: first retries, each alone, then new groups up to the limit `HELD`. Returns
+        whether more groups may come.
         """
         while True:
             again = self._returned[0] if self._returned else None
@@ -288,7 +288,7 @@ class PoolEngine:
             self._calls[method.remote(*group.arguments)] = worker, group
 
     def _wait(self) -> None:
-        """Take in the next result, or wait a moment for one."""
+        """Process the next result, waiting up to POLL_S for it."""
         if not self._calls:
             time.sleep(POLL_S)
             return
@@ -300,7 +300,7 @@ class PoolEngine:
                 self._take_result(worker, group, ref)
 
     def _take_result(self, worker: WorkerHandle, group: WorkGroup, ref: Any) -> None:
-        """Take a result, or take the group back from a worker that died, and let that one load the checkpoint again."""
+        """Store a result. If the worker died, reclaim the group and make the worker load the checkpoint again."""
         worker.groups.remove(group)
         try:
             group.results = self._get(ref)
@@ -317,9 +317,9 @@ class PoolEngine:
 
 
 def _groups(requests: Rows, span: int, settings: tuple[Any, ...], *, whole: bool) -> Iterator[WorkGroup | None]:
-    """The groups of `requests.grouped`; None while the next row is not there.
+    """The groups of `protocol.grouped`; None while the next row is not available.
 
-    Unless groups have to be `whole`, rows that are there do not wait for the others of theirs.
+    Unless groups must be `whole`, available rows are sent without waiting for the rest of their group.
     """
     waiting: list[Request | Skipped] = []
 
@@ -345,6 +345,6 @@ def load_pool(setup: EngineSetup, *, address: str | None, workers: int | None) -
     cluster = start_cluster(address, workers, gpu=setup.runtime.device in ("auto", "cuda"))
     try:
         return PoolEngine(cluster, setup)
-    except BaseException:  # workers must not outlive a start that failed or was interrupted
+    except BaseException:  # workers must not outlive a failed or interrupted start
         cluster.end(hurried=bool(setup.interrupted()))
         raise

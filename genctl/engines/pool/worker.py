@@ -1,6 +1,6 @@
-"""What a worker process does: it loads the checkpoint once, and works on one group of rows after another.
+"""The worker process: it loads the checkpoint once, and decodes or scores one group of rows after another.
 
-`pool` makes a Ray actor of `Worker`; nothing of Ray is imported here.
+`PoolEngine` makes `Worker` a Ray actor; this module does not import Ray.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class WorkerSetup:
     """What every worker loads, and how."""
 
     runtime: Runtime
-    layers: tuple[Layer, ...]  # of a job that is checked, before the weights are read and on the checkpoint
-    threads: int  # at most; less where a step has no work for them
-    folder: str  # the driver's working folder: names of files are relative to it
-    options: dict[str, Any] = field(default_factory=dict)  # of `Session.load`
-    local: str = ""  # the checkpoint's folder on the driver; "" for one that has another kind of name
+    layers: tuple[Layer, ...]  # of the job, checked before the weights are read and again on the checkpoint
+    threads: int  # at most; fewer if a step has no work for them
+    folder: str  # the driver's working folder, to which file names are relative
+    options: dict[str, Any] = field(default_factory=dict)  # for `Session.load`
+    local: str = ""  # the checkpoint's folder on the driver; "" if its name is no local folder
 
 
 class OpenedWorker(NamedTuple):
@@ -46,7 +46,7 @@ class OpenedWorker(NamedTuple):
 
 
 class Worker:
-    """A process that works on groups. After a restart it loads the checkpoint again at its first call."""
+    """A process that works on groups of rows. After a restart it loads the checkpoint again at its first call."""
 
     def __init__(self, setup: WorkerSetup) -> None:
         os.environ["OMP_NUM_THREADS"] = str(setup.threads)  # torch, which is not imported yet, reads it
@@ -55,11 +55,11 @@ class Worker:
         self.setup = setup
 
     def open(self) -> OpenedWorker:
-        """Load the checkpoint, if that is not done yet."""
+        """Load the checkpoint, unless it is loaded."""
         return OpenedWorker(platform.node(), identity_of(self.session), self.session.about)
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        """What the session's method `name` returns."""
+        """Call the session's method `name`."""
         return getattr(self.session, name)(*arguments)
 
     def score(self, texts: tuple[TextToScore, ...], options: ScoringOptions) -> list[Outcome]:
@@ -69,9 +69,9 @@ class Worker:
     def decode(
         self, requests: tuple[Request, ...], report: Report, width: int, ahead: int, threads: int | None
     ) -> list[events.Event]:
-        """Decode a group. Of steps that nobody reads only the counts of drafts are sent, which saves most traffic.
+        """Decode a group. For steps that nobody reads only draft counts are sent, which saves most of the traffic.
 
-        `ahead`: requests read ahead, so that the longest begins first. `threads` compute a step; None: as they are.
+        `ahead`: requests read ahead, so that the longest begins first. `threads`: for a step; None: unchanged.
         """
         if threads is not None:
             set_threads(threads)
@@ -89,7 +89,7 @@ class Worker:
 
     @cached_property
     def session(self) -> Session:
-        """The loaded checkpoint. Raises ModelError and what settings of the job raise."""
+        """The loaded checkpoint. Raises ModelError, and the errors of the job's settings."""
         setup = self.setup
         if setup.local and not Path(setup.local).is_dir():
             there = f"there is no {setup.local} on {platform.node()}"
@@ -103,7 +103,7 @@ class Worker:
 
 
 def identity_of(session: Session) -> dict[str, Any]:
-    """What results depend on and can be compared at once."""
+    """The properties that results depend on and that are quick to compare between workers."""
     checkpoint, forward = session.loaded.checkpoint, session.forward
     return {
         **versions("torch", "transformers", "tokenizers"),
@@ -118,9 +118,9 @@ def identity_of(session: Session) -> dict[str, Any]:
 
 @cache
 def own_genctl(*, computes: bool) -> str:
-    """This process's genctl: its version and sources, and the products that this CPU `computes` with.
+    """This process's genctl: its version and sources and, if the CPU `computes`, its variant of the matrix products.
 
-    Raises UsageError where GENCTL_PRODUCTS names others than are there.
+    Raises UsageError if GENCTL_PRODUCTS names an unavailable variant.
     """
     from genctl.kernels.build import choice
 
