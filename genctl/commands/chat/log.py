@@ -79,8 +79,8 @@ class Change(NamedTuple):
 class ChatLog:
     """The log, and its file if there is one.
 
-    `new_file` opens the file for the first line that is added; it gets a message's text, or "" for a change. A line is
-    written before it takes effect, so the chat equals its file (`lines`) even if a write fails (OutputError).
+    `new_file` opens the file for the first message, and gets its text; changes before that are written with it. Then a
+    line is written before it takes effect, so the chat equals its file (`lines`) even if a write fails (OutputError).
     `settings` are changes that precede all lines, on top of the header's settings.
     """
 
@@ -154,8 +154,8 @@ class ChatLog:
 
     def _write(self, line: dict[str, Any], *, lasting: bool = False) -> None:
         """Append a line; a lasting one is on the disk when this returns. Raises OutputError; it can be retried."""
-        if self.sink is None and self.new_file is not None:
-            sink = self.new_file(str(line.get("content", "")))
+        if self.sink is None and self.new_file is not None and "content" in line:  # settings alone are no chat
+            sink = self.new_file(line["content"])
             begin_session(sink, self.lines)
             self.sink = sink
         if self.sink is not None:

@@ -148,6 +148,17 @@ def test_any_chat_that_is_opened_again_is_the_same(
 # -- a file that anybody may have written ------------------------------------------------------------------------------
 
 
+def test_a_file_begins_with_the_first_message(tmp_path: Path) -> None:
+    """A setting alone made a file without words in its name, which `--continue` took for the last chat."""
+    path = tmp_path / "chat.jsonl"
+    one = log(path)
+    one.change("set", "temperature=0.5")
+    assert (one.path, list(tmp_path.iterdir())) == (None, [])
+    turn(one, "one", "1")
+    assert [line for line in ChatLog.look(path).lines if "set" in line] == [{"set": "temperature=0.5"}]
+    one.close()
+
+
 def test_a_file_has_one_line_a_message(tmp_path: Path) -> None:
     path = tmp_path / "chat.jsonl"
     one = log(path)
