@@ -1,1 +1,1 @@
-"""The decode core. Modules to start from: `types`, `loop`, `runtime`, `cache`, `processors`, `stopping`."""
+"""The decode core. Read `types`, then `loop`, `scheduler`, `lane`, `batch`, `choose` and `commit`, in this order."""

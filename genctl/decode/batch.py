@@ -1,6 +1,6 @@
-"""Lanes whose rows go through the model together: one cache, one mask, one forward pass per step.
+"""A batch: lanes whose rows share a cache, a mask and one forward pass per step.
 
-Rows are aligned to the right, with padding before the shorter ones; between passes rows are reordered, leave and join.
+Rows are aligned to the right, with padding before the shorter ones. Between passes, rows are reordered, leave and join.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Batch:
         self.model, self.watcher = model, watcher
         self.states: list[LaneState] = []
         self.kv = BatchCache(model)
-        self.ahead: ModelScores | OutOfMemory | GenctlError | None = None  # what came of the next pass, if it was run
+        self.ahead: ModelScores | OutOfMemory | GenctlError | None = None  # of the next pass, if it was run ahead
 
     def clear(self) -> list[LaneState]:
         """Empty the batch. Returns the lanes that have not ended: they continue in other batches."""
@@ -41,7 +41,7 @@ class Batch:
         return unfinished
 
     def accepts(self, state: LaneState) -> bool:
-        """Whether a lane may share this batch's passes without a change of its scores."""
+        """Whether a lane may share this batch's passes without any change of scores."""
         if not self.states:
             return True
         other, cache, abilities = self.states[0], state.prefix.cache, self.model.abilities
@@ -65,7 +65,7 @@ class Batch:
         return abilities.pads and longest <= self.model.bound
 
     def _shares(self, state: LaneState) -> bool:
-        """Whether a lane drafts nothing, or what passes over several rows can check."""
+        """Whether a lane drafts nothing, or only drafts that a pass over several rows can verify."""
         traits, cache = state.lane.strategy.traits, state.prefix.cache
         if not traits.drafts:
             return True
@@ -78,9 +78,9 @@ class Batch:
             yield state.fail(error)
 
     def read_by_ended(self) -> Iterator[Prefix]:
-        """What the model has read of each lane that just ended: its prompt, and of a single row the text up to its end.
+        """The prompt of each lane that just ended; and prompt and text, if it was the only lane and had one row.
 
-        The last token was never read. Call it before `arrange`; the cache is not used afterwards.
+        The last token was never read. Call this before `arrange`; it may crop the cache, which is not used afterwards.
         """
         for state in self.states:
             if state.alive or state.is_forgotten:
@@ -92,7 +92,7 @@ class Batch:
             prompt, columns = state.prefix.tokens, self.kv.columns
             written = torch.tensor([state.ended[0].tokens], dtype=torch.long, device=prompt.device)
             tokens = torch.cat([prompt, written], 1)[:, : columns - state.rejected]
-            beyond = columns - tokens.shape[1]  # of a draft that was not accepted, or in which the row ended
+            beyond = columns - tokens.shape[1]  # of a rejected draft, or of one within which the row ended
             if tokens.shape[1] > prompt.shape[1] and (not beyond or state.fed_draft):
                 cache = self.kv.cache.unshared()
                 cache.crop(beyond)
@@ -100,9 +100,9 @@ class Batch:
                 yield Prefix(tokens, cache, nothing, source=state.prefix.source)
 
     def run_ahead(self, chosen: Sequence[LanesChosen]) -> None:
-        """Run the next pass before the host knows the tokens that were chosen, where that is of use and possible.
+        """Run the next pass before the host knows the chosen tokens, where that saves time and is possible.
 
-        Rows stay in their places until the host knows more: a row that turns out to have ended has one step in vain.
+        Rows stay in their places until then, so a row that turns out to have ended wastes one step.
         """
         kv, states = self.kv, self.states
         known = [each.next_tokens for each in chosen if each.next_tokens is not None]
@@ -112,7 +112,7 @@ class Batch:
             or not self.model.runs_ahead
             or kv.held != [(state, state.row_count) for state in states]
             or self.model.wants_history(kv.columns)
-            # a row at its last token ends for certain, perhaps because the context is full
+            # a row that reaches max_new_tokens ends for certain, perhaps because the context is full
             or any(state.live.written + 1 >= state.lane.max_new_tokens for state in states)
             or len(known) < len(chosen)
         ):
@@ -121,14 +121,14 @@ class Batch:
             self.ahead = self._scores(torch.cat(known))
         except OutOfMemory as error:
             self.ahead = error.without_frames()
-        except GenctlError as error:  # reported after the tokens of this step, as if the pass had been run after them
+        except GenctlError as error:  # reported after this step's tokens, as if the pass had not been run ahead
             self.ahead = error
 
     def draft(self) -> Iterator[events.Event]:
-        """Let lanes draft what the next pass checks; Failed for each whose drafter fails. Raises OutOfMemory."""
+        """Let lanes draft tokens for the next pass; Failed for each whose drafter fails. Raises OutOfMemory."""
         drafting = [state for state in self.states if state.alive and state.drafts and not state.drafts.rests()]
         if not drafting or self.ahead is not None:
-            return  # nothing drafts, or the next pass has been run
+            return  # no lane drafts, or the next pass has been run
         alive = [state for state in self.states if state.alive]
         rows, price = sum(state.row_count for state in alive), self.model.pass_price
         cache = self.kv.cache or drafting[0].prefix.cache
@@ -158,7 +158,7 @@ class Batch:
             return
         self.states = self.kv.remaining(self.states)
         if not self.states:
-            self.clear()  # frees the cache, whoever still holds the batch
+            self.clear()  # frees the cache even if something still refers to the batch
             return
         with shortages():
             if isinstance(self.ahead, ModelScores):
@@ -198,7 +198,7 @@ class Batch:
                 state.receive(scores.cut(rows, 1 + state.drafted), slice(0, state.row_count))
 
     def _scores(self, tokens: Tensor | None = None) -> ModelScores:
-        """The scores of one pass, in which each row is fed its own of `tokens`, int64 [N], or what it has not read."""
+        """The scores of one pass. `tokens` int64 [N] feeds one token to each row; None: all that it has not read."""
         try:
             given = self._next_pass(tokens)
             output = self.model(given)
@@ -208,7 +208,7 @@ class Batch:
         if given.cache is not None and given.places is None:
             self.kv.columns += given.feed.shape[1]
             if self.kv.records_past and given.feed.shape[1] == 1:
-                given.cache.crop(0)  # nothing of this pass will be taken back: windows drop what they no longer see
+                given.cache.crop(0)  # this pass had no drafts to reject: windows drop what they no longer see
         return ModelScores(output.logits, output.layers)
 
     def _next_pass(self, tokens: Tensor | None) -> Pass:
@@ -227,7 +227,7 @@ class Batch:
             feed, start = self._unfed() if tokens is None else tokens[:, None], self.kv.columns
             keep = feed.shape[1]
         end = start + feed.shape[1]
-        # a number that is filled in does not wait for the device
+        # `full` does not wait for the device
         columns = torch.full((1, 1), start, device=device) if end == start + 1 else None
         if columns is None:
             columns = torch.arange(start, end, device=device)[None]

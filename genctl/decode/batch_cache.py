@@ -1,4 +1,4 @@
-"""The cache of a batch: its rows in order, what is in it after each pass, and how many rows fit into memory."""
+"""The cache of a batch: arranging its rows, observing it after each pass, and how many rows fit into memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST = {"cpu": 32, "cuda": 256}  # beyond this the time of a pass grows in propo
 
 
 class BatchCache:
-    """The keys and values of a batch's rows in order, and the padding before them."""
+    """The keys and values of a batch's rows, in their order, and the padding before them."""
 
     def __init__(self, model: ModelRuntime) -> None:
         self.model = model
@@ -32,16 +32,16 @@ class BatchCache:
         self.records_past = False  # whether its windows drop nothing until the next `crop`
         self.columns = 0
         self.held: list[tuple[LaneState, int]] = []  # the lanes of the last pass in order, and each one's rows
-        self.rows = 0  # of all of them
+        self.rows = 0  # of all these lanes
         self.pads: dict[LaneState, int] = {}  # columns of padding before a lane's tokens
-        self.gaps: dict[LaneState, int] = {}  # columns after a lane's tokens, where others have more than it
+        self.gaps: dict[LaneState, int] = {}  # empty columns after a lane's tokens, after a ragged pass
         self.reordered: list[int] = []  # the previous places of the rows, if any was moved or copied
         self.sources: Sources | None = None
         self._source_rows: list[tuple[LaneState, int]] = []  # the lanes and counts that `sources` was built from
         self._padding: tuple[list[int], Tensor] | None = None  # the last pads, and the same on the device
 
     def remaining(self, states: Sequence[LaneState]) -> list[LaneState]:
-        """The lanes that have not ended. The last ones take the places of ended ones, so that few rows move."""
+        """The lanes that have not ended. The last ones move to the places of ended ones, so few rows move."""
         held = [state for state, _ in self.held]
         if held == states and all([state.alive for state in states]):
             return held
@@ -67,7 +67,7 @@ class BatchCache:
         return True
 
     def arrange(self, states: list[LaneState]) -> None:
-        """Reorder the cache to the parents of the lanes' last choices."""
+        """Bring the cache into the order of `states` and of the parents that their last choices continue."""
         if states[0].prefix.cache is not None:
             self._arrange(states)
         else:
@@ -87,7 +87,7 @@ class BatchCache:
             self.sources = join_sources(sources, cross, counts, group=group)
 
     def places_of(self, states: Sequence[LaneState]) -> list[int]:
-        """The row of the last pass that each row of the next one continues, for lanes that were in it."""
+        """For each row of the next pass, the row of the last pass that it continues; only lanes that were in both."""
         places, at = {}, 0
         for state, count in self.held:
             places[state], at = at, at + count
@@ -95,7 +95,7 @@ class BatchCache:
         return [places[state] + parent for state in lanes for parent in state.parents for _ in range(state.branches)]
 
     def padding(self, states: Sequence[LaneState]) -> Tensor:
-        """Columns of padding before the tokens of each row, int64 [N]; the same tensor while they stay the same."""
+        """Columns of padding before the tokens of each row, int64 [N]; the same tensor while they do not change."""
         pads = [self.pads[state] for state in states for _ in range(state.row_count)]
         if self._padding is None or self._padding[0] != pads:
             self._padding = pads, to_device(pads, self.model.device)
@@ -119,12 +119,12 @@ class BatchCache:
                 index = to_device(rows, self.model.device)
                 if spare or joining or [(state, state.row_count) for state in before] != self.held:
                     self.cache = self.cache.keep(rows, index, room=0 if joining else room, drop=spare)
-                else:  # rows move within their lanes, whose prompts are the same for all their rows
+                else:  # rows move only within their lane, whose rows share the prompt
                     since = min(self.pads[state] + state.prefix.tokens.shape[1] for state in before)
                     self.cache = self.model.reorder(self.cache, index, since)
             self.pads = {state: self.pads[state] - spare for state in before}
             self.columns -= spare
-            # take back the tokens of drafts that were not accepted
+            # remove rejected draft tokens
             gaps = {state: self.gaps.get(state, 0) + state.rejected for state in before}
             beyond = min(gaps.values())
             self.cache.crop(beyond)
@@ -139,18 +139,18 @@ class BatchCache:
             lengths = {state: state.read for state in joining}
             parts += self._joining(joining, room, shares_prompt, alone=len(states) == 1, whole=not before)
             self.cache = parts[0].merge(parts[1:], room=room)
-            # a merge has the form of its first part
+            # a merged cache takes its form from its first part
             if any(state.lane.strategy.traits.drafts or state.mode.drafting is not None for state in states):
                 self.cache.activate_past_recording()
             self.records_past = self.cache.records_past
             lengths |= {state: self.columns - self.pads[state] for state in before}
-            self.columns = max(self.columns if before else 0, *lengths.values())  # after `align` all may have padding
+            self.columns = max(self.columns if before else 0, *lengths.values())  # after `align` all rows may have pads
             self.pads = {state: self.columns - length for state, length in lengths.items()}
 
-    # -- rows of different numbers of tokens ---------------------------------------------------------------------------
+    # -- ragged passes: rows are fed different numbers of tokens -------------------------------------------------------
 
     def align(self, states: Sequence[LaneState]) -> None:
-        """Let the tokens of all rows end in the last column."""
+        """Shift rows to the right so that their tokens end in the last column."""
         if not self.gaps:
             return
         assert self.cache is not None
@@ -164,9 +164,9 @@ class BatchCache:
         self.gaps = {}
 
     def ragged_pass(self, states: Sequence[LaneState]) -> Pass:
-        """A pass that feeds each row its newest token and its draft: T tokens in all, each a row of the pass.
+        """A pass that feeds each row its newest token and its draft: N tokens in all, each a row of the pass.
 
-        A token sees the columns of its row up to its own, bool [T, C]. The rows have the tokens from then on.
+        A token attends to the columns of its row up to its own: bool [N, C]. `columns` and `gaps` count them already.
         """
         tokens: list[int] = []
         rows: list[int] = []
@@ -196,21 +196,21 @@ class BatchCache:
     def _joining(
         self, joining: list[LaneState], room: int, shares_prompt: bool, *, alone: bool, whole: bool
     ) -> list[Cache]:
-        """The caches of lanes that join, in order. Prompts that were read in one pass are one of them.
+        """The caches of lanes that join, in order; adjacent lanes whose prompts were read in one pass share one.
 
         `alone`: a single lane joins an empty batch; `whole`: the batch is empty.
         """
         parts: list[Cache] = []
         at = 0
         while at < len(joining):
-            # of lanes with one row, which continues its prompt without a draft
+            # lanes with one row that continues its prompt, and without drafts
             plain = takewhile(
                 lambda one: one.row_count == 1 and one.own is None and not one.lane.strategy.traits.drafts, joining[at:]
             )
             run = [] if shares_prompt else run_of(state.prefix.cache for state in plain)
             if run:
                 index = to_device([row.row for row in run], self.model.device)
-                own_room = room if whole and len(run) == len(joining) else 0  # else a merge makes it
+                own_room = room if whole and len(run) == len(joining) else 0  # otherwise the merge allocates it
                 parts.append(run[0].whole.select(index, room=own_room, drop=min(row.pad for row in run)))
             else:
                 parts.append(self._fork(joining[at], room, shares_prompt, alone=alone))
@@ -218,7 +218,7 @@ class BatchCache:
         return parts
 
     def _shares_prompt(self, states: list[LaneState], before: list[LaneState]) -> bool:
-        """Whether all rows continue one prompt, whose keys and values they may then share."""
+        """Whether all rows continue one prompt and may share its keys and values."""
         prefix = states[0].prefix
         return (
             sum(state.row_count for state in states) > 1
@@ -230,11 +230,11 @@ class BatchCache:
         )
 
     def _fork(self, state: LaneState, room: int, shares_prompt: bool, *, alone: bool) -> Cache:
-        """The cache of a lane that joins: its prompt's, for as many rows as it has."""
+        """The cache of a lane that joins: its prompt's, repeated for its rows, or the one from `reread`."""
         device = self.model.device
-        if state.own is not None:  # its rows were read again: they differ, and none is missing
+        if state.own is not None:  # it has a row of its own for each row of the lane
             own, state.own = state.own, None
-            if not alone or not (own.is_fixed or own.cross):  # a merge copies it, and buffers grow
+            if not alone or not (own.is_fixed or own.cross):  # a merge copies it; growing buffers need no room
                 return own.with_layers(own.layers)
             return own.select(torch.arange(state.row_count, device=device), room=room)
         part = state.prefix.cache
@@ -248,7 +248,7 @@ class BatchCache:
 
 
 class CacheObserver:
-    """Reads the cache after every pass of `forward`, until it is closed."""
+    """Observes every pass of `forward` and the cache after it, until closed."""
 
     def __init__(self, forward: ModelRuntime) -> None:
         self.forward = forward
@@ -287,7 +287,7 @@ def _rows(tensor: Any) -> tuple[tuple[int, ...], ...] | None:
 
 
 def available(device: torch.device) -> int | None:
-    """Free bytes on a device, with those that torch holds and does not use; None if unknown."""
+    """Free bytes on a device, including what torch has reserved and does not use; None if unknown."""
     if device.type == "cuda":
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + held
@@ -299,9 +299,9 @@ def available(device: torch.device) -> int | None:
 
 
 def fitting(forward: ModelRuntime, lane: Lane, columns: int) -> int:
-    """How many lanes like this one should be decoded at once, if each grows to `columns` tokens.
+    """How many lanes like this one to decode at once, if each grows to `columns` tokens.
 
-    One token is read to measure a row's cache.
+    Reads one token to measure a row's cache.
     """
     most = MOST.get(forward.device.type, 16)
     free = available(forward.device)
@@ -317,7 +317,7 @@ def fitting(forward: ModelRuntime, lane: Lane, columns: int) -> int:
 
 
 def _grown(part: dict[str, Any], columns: int) -> int:
-    """Bytes of a part with so many columns; the free ones of a buffer are measured with the one that was read."""
+    """Bytes of a layer's cache for `columns` tokens, in proportion to those for one token; a window limits them."""
     if part["kind"] == "recurrent state":
         return int(part["bytes"])
     return int(part["bytes"]) * min(columns, int(part.get("window", columns))) // int(part["shape"][2])

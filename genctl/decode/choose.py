@@ -1,7 +1,7 @@
-"""Score and choose: model scores go through the processors, and searches choose the next tokens.
+"""Score and choose: the processors change the model's scores, and the strategies choose the next tokens from them.
 
-Adjacent lanes with equal knobs whose rows are independent choose together: one pass of the processors, one argmax, a
-draw from each lane's own generator. Each gets the tokens that it would choose alone.
+Adjacent lanes with equal knobs and independent rows choose together: one call of the processors, one argmax, and a draw
+from each lane's own generator. Each gets the tokens that it would choose alone.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 class LanesChosen:
     """The choice of one lane, or of several together, and the tensors to copy to the host.
 
-    Without a choice: `why` the lane failed, or None if its search has returned; or that a choice did not fit, so that
-    the lanes after it do not choose.
+    Without a choice, `why` is the lane's error, or None if its search has returned. It is OutOfMemory if the choice did
+    not fit; the lanes after this one then do not choose.
     """
 
     states: list[LaneState]
@@ -44,20 +44,20 @@ class LanesChosen:
 
     @property
     def questions(self) -> list[Tensor]:
-        """The tensors."""
+        """The tensors to copy to the host."""
         return [*self.tensors.values()]
 
     @property
     def next_tokens(self) -> Tensor | None:
-        """The token that each row is fed next, int64 [C], while every row lives on; None if that is not all."""
+        """The token to feed to each row next, int64 [C], if every row lives on; None if more than that is needed."""
         first = self.states[0]
         together = len(self.states) > 1 or (first.mode.independent is not None and first.drafts is None)
         return self.choice.tokens if self.choice is not None and together else None
 
     def commit(self, answers: list[Any], interrupted: str) -> Iterator[events.Event]:
-        """Commit the choice. `answers` are the numbers of the tensors.
+        """Commit the choice; `answers` are the numbers of `questions`, on the host.
 
-        Without one: Finished, or Failed. Raises OutOfMemory, after the lanes before it are committed.
+        Without a choice: Finished, or Failed. Raises OutOfMemory if the choice did not fit.
         """
         if isinstance(self.why, OutOfMemory):
             raise self.why
@@ -87,13 +87,13 @@ class LanesChosen:
     def _checked(
         self, state: LaneState, facts: Facts, own: range, committed: Iterable[events.Event]
     ) -> Iterable[events.Event]:
-        """`committed`, if the lane's scores are numbers and leave a token. Raises UsageError or ModelError."""
+        """`committed`, unless the lane's scores are NaN or leave no token. Raises UsageError or ModelError."""
         if not state.mode.tolerant and math.isnan(sum(map(sum, facts.logprobs[own.start : own.stop]))):
             raise damaged(f"at step {state.step}")
         if facts.best is None:
             return committed
         best = facts.best if len(self.states) == 1 else [facts.best[0][own.start : own.stop]]
-        if state.proposed is not None:  # scores after the end of a row are not checked
+        if state.proposed is not None:  # do not check scores after the end of the row
             committed = [*committed]
             best = best[: sum(one.new_tokens for one in committed if isinstance(one, events.Stepped))]
         _check_choosable(best, state.lane.processors)
@@ -153,7 +153,7 @@ def _alone(state: LaneState) -> LanesChosen:
     try:
         scores = state.own_scores()
         if independent is None and (traits.reads_scores or not traits.drafts):
-            _ = scores.logprobs  # here, because after a failure within a search the choice could not be repeated
+            _ = scores.logprobs  # compute them here: after a failure within a search the choice cannot be repeated
         model = scores
         _refuse(state)
         if state.mode.drafting is not None and state.drafts is None:
@@ -163,7 +163,7 @@ def _alone(state: LaneState) -> LanesChosen:
         state.stages = []
         scored = score(lane.processors, state.live.row_tokens, state.draft, model, traits.space, trace=lane.trace)
         choice = _choice(state, model, scored)
-        if state.stages:  # made by `Context.process`
+        if state.stages:  # from `Context.process`
             scored = scored._replace(stages=state.stages)
         return _chosen([state], [choice.rows.shape[0]], choice, model, scored)
     except StopIteration:
@@ -173,7 +173,7 @@ def _alone(state: LaneState) -> LanesChosen:
     except GenctlError as error:
         return LanesChosen([state], why=(model and _damage(state, model.logits)) or error)
     except (MemoryError, ValueError, RuntimeError, IndexError) as error:
-        if independent is None and model is not None and is_shortage(error):  # the search could not be repeated
+        if independent is None and model is not None and is_shortage(error):  # the search cannot be repeated
             return LanesChosen([state], why=too_large(lane, state.row_count, error))
         raise_shortage(error)
         if model is None or (damage := _damage(state, model.logits)) is None:
@@ -182,7 +182,7 @@ def _alone(state: LaneState) -> LanesChosen:
 
 
 def _choice(state: LaneState, model: ModelScores, scored: ProcessedScores) -> Choice:
-    """What of its draft a lane accepts and the token after that; a token for each row; or what its search yields.
+    """The accepted part of a draft and the token after it; or a token for each row; or the next choice of the search.
 
     Raises StopIteration if the search returns.
     """
@@ -211,7 +211,7 @@ def _choice(state: LaneState, model: ModelScores, scored: ProcessedScores) -> Ch
 
 
 def _rows_of(state: LaneState) -> RowsOfLane:
-    """A lane's rows for an independent strategy; before the first choice the prompt's single row stands for all."""
+    """A lane's rows for an independent strategy. Before the first choice, all of them continue the prompt's one row."""
     count = state.lane.strategy.max_rows
     indices = [index for index in state.live.indices if index is not None]
     return RowsOfLane(state.rng, indices or range(count), count, state.live.written)
@@ -222,7 +222,7 @@ def _context(state: LaneState) -> Context:
     lane = state.lane
 
     def process(scores: Tensor) -> Tensor:
-        """The lane's processors on a search's own scores, f32 [N, V]."""
+        """Apply the lane's processors to a search's own scores, f32 [N, V]."""
         scored = score(
             lane.processors, state.live.row_tokens, None, ModelScores(scores[:, None]), "logits", trace=lane.trace
         )
@@ -232,17 +232,17 @@ def _context(state: LaneState) -> Context:
         return scored.logits[:, 0]
 
     def rescore(place: int) -> bool:
-        """The lane's processors on the scores after `place` tokens of the draft."""
+        """Apply the processors again to the scores after `place` tokens of the draft; whether a token is left."""
         scored, model = state.scored, state.own_scores()
         assert scored is not None
         history = state.all_tokens()[:, : state.length + place]
         here, stage, _ = score_at(lane.processors, history, model.logits[:, place], trace=lane.trace)
-        scored.logits[:, place] = here  # what is reported of the token is what it was chosen from
+        scored.logits[:, place] = here  # the reported scores are those that the token was chosen from
         scored.stages[place : place + 1] = stage
         return bool((here > -torch.inf).any())
 
     def ends(tokens: Sequence[int]) -> bool:
-        """Whether the row ends with the last of these tokens, which follow it."""
+        """Whether the row would end with the last of these tokens if they were written."""
         text, logprob = state.live.texts[0].fork(), state.live.logprobs[0]
         logprobs = state.own_scores().logprobs[0] if lane.criteria else None
         for place, token in enumerate(tokens):
@@ -258,7 +258,7 @@ def _context(state: LaneState) -> Context:
 def _chosen(
     states: list[LaneState], counts: list[int], choice: Choice, model: ModelScores, scored: ProcessedScores
 ) -> LanesChosen:
-    """A choice with the tensors that the host needs to commit it."""
+    """The choice, with the tensors that the host needs to commit it."""
     lane, draft = states[0].lane, states[0].draft
     parts = [] if draft is None or not choice.accepted else [draft.flatten(0, 1)[choice.rows, : choice.accepted]]
     if choice.tokens is not None:
@@ -280,7 +280,7 @@ def _chosen(
 
 def _figures(lane: Lane, logprobs: Tensor, scores: Tensor, rows: Tensor, written: Tensor) -> dict[str, Tensor]:
     """Statistics of tokens int64 [C, m] after rows [C, 1]: rank, entropy, the best and the watched ids; and the
-    log-probability in the processed `scores`, NaN for a search that makes scores of its own.
+    log-probability by the processed `scores`, NaN for a search that computes its own scores.
     """
     places = rows, counted(written.shape[1], written.device)
     here = logprobs[places]  # [C, m, V]
@@ -290,7 +290,7 @@ def _figures(lane: Lane, logprobs: Tensor, scores: Tensor, rows: Tensor, written
     figures |= {"top_logprobs": best.values, "top_ids": best.indices}
     if lane.watch:
         own = here[..., list(lane.watch)]
-        # one by one: W times less memory
+        # one watched id at a time: W times less memory
         ranks = [(here > logprob[..., None]).sum(-1) + 1 for logprob in own.unbind(-1)]
         figures |= {"watched_logprobs": own, "watched_ranks": torch.stack(ranks, -1)}
     if lane.processed and lane.strategy.traits.space == "raw":
@@ -301,7 +301,7 @@ def _figures(lane: Lane, logprobs: Tensor, scores: Tensor, rows: Tensor, written
 
 
 def _refuse(state: LaneState) -> None:
-    """Raises ModelError, before the first choice, if the strategy drafts and the cache cannot remove tokens."""
+    """Raises ModelError, before the first choice, for a strategy that drafts if the model cannot verify or reject."""
     strategy, cache = state.lane.strategy, state.prefix.cache
     if state.search is not None or state.drafts is not None or not strategy.traits.drafts:
         return
@@ -319,7 +319,7 @@ def _refuse(state: LaneState) -> None:
 
 
 def _damage(state: LaneState, logits: Tensor) -> ModelError | None:
-    """The error of NaN logits, if there are any that the lane does not accept."""
+    """The error for NaN logits, if there are any and the lane does not accept them."""
     nan = not state.mode.tolerant and bool(logits.log_softmax(-1).isnan().any())
     return damaged(f"at step {state.step}") if nan else None
 

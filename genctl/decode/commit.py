@@ -1,7 +1,7 @@
-"""Commit a choice. Only this module writes tokens, ends rows and cuts candidates: a beam has a fixed number of places
-for each group, best first.
+"""Commit a choice: write its tokens, end rows, and prune the candidates of a beam. Only this module does any of these.
 
-Written tokens are checked in order, so a stop inside an accepted draft ends the row at its place.
+A beam keeps a fixed number of rows in each group, best first. New tokens are checked in order, so a stop inside an
+accepted draft ends the row there.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from genctl.errors import ModelError
 
 @dataclass
 class Facts:
-    """The numbers of C candidates on the host, m written tokens each, of one lane or of several in turn."""
+    """The numbers of C candidates on the host, m new tokens each, of one lane or of several, one after another."""
 
     rows: list[int]  # C, the scored row that each continues
     tokens: list[list[int]]
     logprobs: list[list[float]]  # the model's own, nats
-    best: list[list[float]] | None = None  # [D+1][N], the largest processed score of each row, if it is to be checked
-    totals: list[float] | None = None  # C, if the search ranks by totals of its own
+    best: list[list[float]] | None = None  # [D+1][N], the largest processed score of each row, if it must be checked
+    totals: list[float] | None = None  # C, if the search ranks by its own totals
     may_finish: list[bool] | None = None
     # Statistics of each token, if requested
     ranks: list[list[int]] | None = None
@@ -43,7 +43,7 @@ class Facts:
     traces: Sequence[Sequence[tuple[events.Trace, ...]]] = ()  # [m][C], the effect of each processor, if requested
 
     def words(self, candidate: int, lane: Lane, texts: Sequence[str]) -> tuple[events.Token, ...]:
-        """The first tokens of one candidate, as many as there are `texts`, with their statistics."""
+        """The first tokens of one candidate, one for each of `texts`, with their statistics."""
         tokens, logprobs = self.tokens[candidate], self.logprobs[candidate]
         if self.ranks is None:
             return tuple(map(events.Token, tokens, logprobs, texts))
@@ -70,18 +70,18 @@ class Facts:
 class Committed:
     """The candidates of one lane that live on, and those that ended."""
 
-    survivors: list[int] = field(default_factory=list)  # those that live on
-    parents: list[int] = field(default_factory=list)  # the scored rows that these continue
-    rows: list[events.Row] = field(default_factory=list)  # and their records
-    texts: list[RowText] = field(default_factory=list)  # and their texts, if the lane makes any
+    survivors: list[int] = field(default_factory=list)  # the candidates that live on
+    parents: list[int] = field(default_factory=list)  # the scored rows that they continue
+    rows: list[events.Row] = field(default_factory=list)  # their records
+    texts: list[RowText] = field(default_factory=list)  # their texts, if the lane has text
     finished: list[FinishedRow] = field(default_factory=list)
-    ended: list[events.Ended] = field(default_factory=list)  # the same as `finished`
+    ended: list[events.Ended] = field(default_factory=list)  # the records of `finished`
 
 
 def commit(
     state: LaneState, choice: Choice, facts: Facts, places: range, interrupted: str
 ) -> Iterator[events.Stepped | events.Finished]:
-    """Commit a choice: Stepped, and Finished when no row lives. `places`: the lane's candidates in `facts`.
+    """Commit a choice: Stepped, then Finished when the lane is done. `places`: the lane's candidates in `facts`.
 
     Raises ModelError if every continuation is impossible and there is no result.
     """
@@ -93,7 +93,7 @@ def commit(
         yield finish(state)
         return
     done = decide(state, choice, facts, places, branches, interrupted)
-    # the newest token was in the draft, so it is in the cache; without a cache everything is read again
+    # the newest token was in the draft, so the model has read it; without a cache everything is read again
     known = choice.tokens is None and bool(done.survivors) and state.prefix.cache is not None
     scores = state.own_scores() if known else None
     written = [facts.tokens[places.start + survivor] for survivor in done.survivors]
@@ -110,7 +110,7 @@ def commit(
         event = events.Stepped(lane.name, state.step, tuple(done.rows), tuple(done.ended))
         if state.step == 0:
             state.first_token_s = state.clock() - state.began
-        # candidates that a search compares are not counted as drafts
+        # drafts that only compare candidates of a search are not counted
         if drafted and branches == 1 and not lane.strategy.traits.takes_back:
             longest = max(len(row.written) for row in event.children)  # a row may end inside the accepted draft
             event = replace(event, drafted=drafted, accepted=min(choice.accepted, longest))
@@ -124,14 +124,14 @@ def commit(
 def decide(
     state: LaneState, choice: Choice, facts: Facts, own_places: range, branches: int, interrupted: str
 ) -> Committed:
-    """Decide for each candidate in order whether it lives on or ends with a result.
+    """Decide for each candidate, in order, whether it lives on, ends with a result, or is dropped.
 
     `own_places` are the lane's candidates in `facts`; each live row has `branches` scored rows.
     """
     lane, live, done = state.lane, state.live, Committed()
     totals, pruning, texts = facts.totals, choice.pruning, live.texts
-    seen: dict[int, int] = {}  # candidates of each group of a beam,
-    taken: dict[int, int] = {}  # and those that live on
+    seen: dict[int, int] = {}  # candidates of each group of a beam so far
+    taken: dict[int, int] = {}  # those of them that live on
     group, lives, counts = 0, True, True
     for place in own_places:
         if totals is not None and not totals[place] > -math.inf:
@@ -148,9 +148,9 @@ def decide(
         row, tokens, logprobs = scored // branches, facts.tokens[place], facts.logprobs[place]
         index = live.indices[row]
         if index is None and lane.strategy.traits.independent:
-            index = candidate  # the first choice counts the returned sequences
+            index = candidate  # the first choice numbers the returned sequences
         text = texts[row] if texts else None
-        if text is not None and len(own_places) > 1:  # the only candidate continues its row's text in place
+        if text is not None and len(own_places) > 1:  # an only candidate continues its row's text in place
             text = text.fork()
         shown, stop, whole = written_to(state, row, tokens, logprobs, text, interrupted)
         logprob = live.logprobs[row] + sum(logprobs[: len(shown)])
@@ -164,7 +164,7 @@ def decide(
             if text is not None:
                 done.texts.append(text)
             taken[group] = taken.get(group, 0) + 1
-        elif stop is not None and counts:  # an end counts only if the beam would retain the candidate
+        elif stop is not None and counts:  # an end is a result only for a candidate among the best
             written = (*newest(live.row_tokens.nodes[row], live.written), *tokens[: len(shown)])
             tier = 0 if pruning is None or pruning.tiers is None else pruning.tiers[candidate]
             result = FinishedRow(written, logprob, total, stop.reason, index, stop.what, group, tier, stop.kind, whole)
@@ -174,7 +174,7 @@ def decide(
 
 
 def finish(state: LaneState) -> events.Finished:
-    """End a search: its results by sequence, tier and score, as many as the lane returns."""
+    """End a search. Returns its results, ordered by sequence, tier and score, as many as the lane returns."""
     state.close()
     lane, penalty = state.lane, state.lane.strategy.length_penalty
     seconds = state.clock() - state.decoding
@@ -196,8 +196,8 @@ def written_to(
 ) -> tuple[list[str], Stop | None, str]:
     """Add new tokens to the `text` of a row, up to the first that ends the row.
 
-    Returns the text to show for each token that was added, why the row ends (None if it lives on), and the whole text
-    of a row that ended.
+    Returns the text to show for each added token, why the row ends (None if it lives on), and the whole text if it
+    ended.
     """
     shown: list[str] = []
     logprob = state.live.logprobs[row]
@@ -216,7 +216,7 @@ def written_to(
 
 
 def first_stop(state: LaneState, row: int, tokens: list[int], logprob: float, text: RowText | None) -> Stop | None:
-    """Why a row ends after new `tokens`, which are in its `text`; None if it lives on."""
+    """Why a row ends after new `tokens`, which its `text` includes; None if it lives on."""
     lane, live = state.lane, state.live
     token, count = tokens[-1], live.written + len(tokens)
     if token in lane.eos:
@@ -233,7 +233,7 @@ def first_stop(state: LaneState, row: int, tokens: list[int], logprob: float, te
 
 
 def retain(ended: Sequence[FinishedRow], pruning: Pruning | None, length_penalty: float) -> list[FinishedRow]:
-    """The results to keep: the best `width` of each group, by tier and score; all without pruning."""
+    """The results to keep: the best `width` of each group, by tier and score; without pruning, all."""
     if pruning is None:
         return list(ended)
     results: list[FinishedRow] = []

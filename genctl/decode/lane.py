@@ -1,4 +1,4 @@
-"""The state of a live lane: its rows, its search, and the input of the next pass."""
+"""The state of a live lane between two steps: its rows, its search, its scores, and the tokens to feed next."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ class OutOfMemory(Exception):
     """A step or a prompt did not fit."""
 
     def without_frames(self) -> OutOfMemory:
-        """A copy without the traceback, whose frames hold tensors of what did not fit."""
+        """A copy without the traceback, whose frames keep the tensors of the failed pass alive."""
         return OutOfMemory(str(self))
 
 
 def raise_shortage(error: BaseException) -> None:
-    """Raises OutOfMemory in the place of an exception for a shortage of memory. Another one is left to the caller."""
+    """Raises OutOfMemory if the exception reports a shortage of memory. Any other is left to the caller."""
     if isinstance(error, (MemoryError, RuntimeError)) and is_shortage(error):
-        error.__traceback__ = error.__context__ = error.__cause__ = None  # their frames hold tensors of the pass
+        error.__traceback__ = error.__context__ = error.__cause__ = None  # their frames keep the pass's tensors alive
         raise OutOfMemory(str(error)) from None
 
 
 @contextmanager
 def shortages() -> Iterator[None]:
-    """`raise_shortage` for whatever is raised within: around what is not done for each token."""
+    """`raise_shortage` for exceptions from the block. For code that does not run at every token."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -92,22 +92,22 @@ class LaneState:
         self.draft: Tensor | None = None  # int64 [R, B, D], on trial in the next pass
         self.fed_draft = 0  # draft tokens that the cache holds
         self.accepted = 0  # of these, tokens that stay
-        self.proposed: Draft | None = None  # the same, if the strategy checks it (`types.Drafting`)
-        self.drafts: LaneDrafts | None = None  # where they come from, from the first choice on
-        self.draft_known = 0  # new tokens of which `drafts` knows
-        self.known_scores: ModelScores | None = None  # F = 1, already known after the last accepted draft token
-        self.padded: PaddedLanes | None = None  # the tokens of the lanes that choose together, of which it is the first
+        self.proposed: Draft | None = None  # `draft` as its drafter returned it, if `types.Drafting` verifies it
+        self.drafts: LaneDrafts | None = None  # the lane's drafter, from the first choice on
+        self.draft_known = 0  # new tokens that `drafts` has received
+        self.known_scores: ModelScores | None = None  # F = 1, after the newest token if that was a draft token
+        self.padded: PaddedLanes | None = None  # the tokens of the lanes that choose together, on the first of them
         self.own: Cache | None = None  # the cache of its rows from `reread`
         self.is_forgotten = False  # whether the prefix has lost its cache
 
     @property
     def length(self) -> int:
-        """Tokens of each row, prompt included; the newest may not have been read by the model yet."""
+        """Tokens of each row, prompt included; the model may not have read the newest yet."""
         return self.live.row_tokens.length
 
     @property
     def branches(self) -> int:
-        """Drafts of each row; a row has as many rows in a pass."""
+        """Drafts of each row. Each takes one row of the pass."""
         return 1 if self.draft is None else self.draft.shape[1]
 
     @property
@@ -117,26 +117,26 @@ class LaneState:
 
     @property
     def rejected(self) -> int:
-        """Draft tokens of each row that the cache holds and that were not accepted."""
+        """Draft tokens of each row that the cache holds although they were not accepted."""
         return self.fed_draft - self.accepted if self.fed_draft else 0
 
     @property
     def fed_length(self) -> int:
-        """Tokens of each row that the model has read after the next pass."""
+        """Tokens of each row that the model will have read after the next pass."""
         return self.length + self.drafted + (self.scores is not None)
 
     @property
     def row_count(self) -> int:
-        """Rows that the next pass has for this lane."""
+        """Rows of this lane in the next pass."""
         return len(self.survivors) * self.branches
 
     @property
     def read(self) -> int:
-        """Tokens of each row in the cache of a joining lane: the prompt's, or all but the newest."""
+        """Tokens of each row in the cache of a joining lane: the prompt's, or what `reread` has read."""
         return self.length - (self.known_scores is None) if self.own is not None else int(self.prefix.tokens.shape[1])
 
     def unfed(self) -> Tensor:
-        """The tokens that the model has not read, int64 [N, F]: the newest, unless a draft held it, and the draft."""
+        """The tokens that the model has not read, int64 [N, F]: the newest, unless it was in a draft, and the draft."""
         draft = None if self.draft is None else self.draft.flatten(0, 1)
         if draft is not None and self.known_scores is not None:
             return draft
@@ -154,7 +154,7 @@ class LaneState:
             self.proposed, self.draft = draft, to_device(draft.tokens, self.model.device)[None, None]
 
     def to_feed(self) -> list[list[int]]:
-        """The tokens of each row that the model has not read; a draft only if it is one for each row."""
+        """The tokens of each row that the model has not read, on the host."""
         if self.draft is not None and self.proposed is None:
             return self.unfed().tolist()
         newest = [node[0] for node in self.live.row_tokens.nodes if node is not None]
@@ -174,7 +174,7 @@ class LaneState:
         self.scores, self.place = scores, place
 
     def own_scores(self) -> ModelScores:
-        """The scores after the newest token and after each token of the draft, of this lane's rows."""
+        """The scores of this lane's rows after the newest token and after each token of the draft."""
         assert self.scores is not None
         scores, place = self.scores, self.place
         if place.stop - place.start < scores.logits.shape[0]:
@@ -192,7 +192,7 @@ class LaneState:
             self.prefix, self.is_forgotten = replace(self.prefix, cache=empty), True
 
     def reread(self, prefixes: PrefixCache) -> LaneState:
-        """Read all rows again into a cache of the lane's own, after a preemption dropped the one that held them."""
+        """Read all rows again into a cache of the lane's own, after a preemption dropped the batch's cache."""
         self.fed_draft = 0
         if self.proposed is not None:
             self.draft = self.proposed = None
@@ -228,14 +228,14 @@ class LaneState:
 
 
 class PaddedLanes(NamedTuple):
-    """The tokens of lanes that choose together, one more for each row at each step."""
+    """The tokens of lanes that choose together. Each row grows by one token at each step."""
 
-    lanes: list[tuple[LaneState, int, int]]  # with the number of rows of each, and their length
+    lanes: list[tuple[LaneState, int, int]]  # each lane, its number of rows and their length
     tokens: PaddedTokens
 
 
 def padded(states: Sequence[LaneState], pad: int) -> PaddedTokens:
-    """The tokens of all rows of lanes that choose together, padded with an id that no score has."""
+    """The tokens of all rows of lanes that choose together, padded with an id outside of the vocabulary."""
     first = states[0]
     known, lanes = first.padded, [(state, len(state.live.row_tokens.nodes), state.length) for state in states]
     if known is not None and lanes == [(state, rows, length + 1) for state, rows, length in known.lanes]:
@@ -256,10 +256,10 @@ class ChoiceMode(NamedTuple):
     """How a lane chooses, the same at every step. Lanes with equal knobs whose rows are independent choose together."""
 
     independent: Independent | None  # its strategy, if that needs no search
-    tolerant: bool  # accepts NaN logits
-    one_row: bool  # whether that is the strategy of a single row
-    drafting: Drafting | None  # the same, if its tokens may be drafted
-    reads_rows: bool  # whether its processors read what was written
+    tolerant: bool  # whether NaN logits are accepted
+    one_row: bool  # whether `independent` decodes a single row
+    drafting: Drafting | None  # its strategy, if tokens may be drafted for it
+    reads_rows: bool  # whether its processors read the tokens, not only the scores
     key: Any  # equal for lanes that may choose together; None if the lane chooses alone
 
 

@@ -1,9 +1,9 @@
-"""The only loop there is: score -> choose -> commit -> feed.
+"""The decode loop, the only one: score -> choose -> commit -> feed.
 
-It holds several lanes (one prompt with one strategy each) and runs one forward pass per step for all: their rows are
-concatenated, shorter ones padded on the left and masked. A finished lane's rows leave at once and a waiting lane takes
-their place. The loop never asks which strategy it drives, and what a row receives does not depend on its neighbours:
-its cache is its own, its generator is its own, its padding is masked. It knows token ids only.
+Several lanes (one prompt with one strategy each) share one forward pass per step: their rows are concatenated, the
+shorter ones padded on the left and masked. A finished lane's rows leave the batch at once and a waiting lane takes
+their place. The loop is the same for every strategy and handles token ids only. The scores of a row do not depend on
+its neighbours: padding is masked, each row has its own keys and values, and each lane draws from its own generator.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def decode(
     on_shortage: Callable[[int], None] = lambda width: None,
     ahead: int = 0,
 ) -> Iterator[events.Event]:
-    """Run lanes, at most `width` at once: Prefilled, Stepped …, Finished or Failed for each.
+    """Run lanes, at most `width` at once. Yields for each: Prefilled, Stepped …, then Finished or Failed.
 
-    `lanes` is read lazily, as places become free; of the next `ahead` of them, the one with the most work begins
-    first. While the next one is not there yet (None), the others go on; a failure in the place of a lane comes out as
-    it is. Lanes with the same prompt share one prefill while any of them is live; `prefixes` are prefills from before.
-    The beginning that a prompt shares with one of `texts` is not read again; they get what each lane has read.
-    `interrupted` is called once per step: a non-empty answer ends every live row with that reason, and no further lane
-    begins. With `watch` there is a CacheRead after every pass. When memory runs out, fewer lanes continue at once
+    `lanes` is read lazily, as slots become free; of the next `ahead` lanes, the one with the most work begins first.
+    None in `lanes` means that the next lane is not available yet: the live ones continue. A Failed in `lanes` is
+    yielded unchanged. Lanes with the same prompt share one prefill while any of them is live; `prefixes` are earlier
+    prefills. A beginning that a prompt shares with one of `texts` is not read again; what a lane has read is added to
+    them. `interrupted` is called once per step: a non-empty result ends every live row with that reason, and no further
+    lane begins. `watch` adds a CacheRead after every pass. When memory runs out, fewer lanes run at once
     (`on_shortage` receives their number) and the others follow; a lane fails only if it does not fit alone.
     """
     watcher = None
@@ -67,22 +67,22 @@ def decode(
                     raise
                 except GenctlError as error:  # the model's own code failed
                     yield from batch.fail(error)
-                if shortage is not None:  # here the frames of what failed are gone, and their tensors
+                if shortage is not None:  # here the frames of the failed step are freed, with their tensors
                     yield from scheduler.preempt(batch, shortage)
             scheduler.forget()
 
 
 def step(batch: Batch, interrupted: str, texts: KeptTexts | None = None) -> Iterator[events.Event]:
-    """One token for every row of a batch, or several where a draft is accepted."""
+    """Write one token to every row of a batch, or several where a draft is accepted."""
     chosen = choose(batch.states)  # processors, then searches
     copy = PendingCopy([each.questions for each in chosen])
-    batch.run_ahead(chosen)  # on a GPU: the next pass, while the host learns and tells what was chosen
+    batch.run_ahead(chosen)  # on a GPU: launch the next pass while the host commits this choice
     facts = copy.wait()  # the one wait for the device
     for each, answers in zip(chosen, facts, strict=True):
         yield from each.commit(answers, interrupted)  # Stepped; Finished when no row lives
     if texts is not None and texts.grows:
         for prefix in batch.read_by_ended():
             texts.keep(prefix)
-    yield from batch.draft()  # tokens that the next pass checks; Failed
+    yield from batch.draft()  # tokens for the next pass to verify; Failed
     batch.arrange()  # remove ended rows, reorder rows, remove rejected drafts
-    yield from batch.feed()  # one forward pass for all lanes, if it has not been run; CacheRead with `watch`
+    yield from batch.feed()  # one forward pass for all lanes, unless it was run ahead; CacheRead with `watch`

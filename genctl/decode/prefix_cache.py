@@ -1,4 +1,4 @@
-"""What was read before: each prompt is read once, for any number of lanes, and texts are kept for later prompts."""
+"""Prefix cache: each prompt is read once for any number of lanes, and texts are kept for later prompts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from genctl.decode.types import Lane, Prefix, Source
 
 Prompt: TypeAlias = tuple[tuple[int, ...], tuple[int, ...] | None]  # the decoder's tokens, the encoder's
 
-MOST = 512  # most tokens of a pass that reads several prompts, padding included
+MOST = 512  # maximum tokens of a pass that reads several prompts, padding included
 MOST_ON_GPU = 8192
-KEPT = 2**30  # bytes of the caches of texts
+KEPT = 2**30  # default maximum of the kept texts' caches, in bytes
 PIECE = 2048  # tokens of a prompt that a GPU reads between two steps of other lanes
 _PADDING = 0.25  # the most padding, as a share of a prompt's length
 
@@ -22,11 +22,11 @@ _PADDING = 0.25  # the most padding, as a share of a prompt's length
 class KeptTexts:
     """Texts that were read, kept so that a later prompt that begins like one of them reads only the rest.
 
-    The newest texts, `most` bytes of their caches. Where nobody says how many, they are `KEPT`, or what the last two
-    take: a prompt, and the same with its answer. With `saved`, a prompt that was prefilled with `whole`, it alone.
+    Keeps the newest texts, as far as their caches fit into `most` bytes; by default into `KEPT` bytes, but at least the
+    last two: a prompt, and the same with its answer. With `saved`, a prompt that was prefilled with `whole`, only that.
 
-    A cache whose layers keep every column may be cut anywhere. Any other (a sliding window, a recurrent state) serves
-    only prompts that go on behind its whole text.
+    A cache whose layers keep every column may be cut anywhere. Any other (a sliding window, a recurrent state) can be
+    reused only by prompts that continue its whole text.
     """
 
     def __init__(self, most: int | None = None, *, saved: Prefix | None = None) -> None:
@@ -40,7 +40,7 @@ class KeptTexts:
         return self.saved is None
 
     def keep(self, prefix: Prefix) -> None:
-        """Keep a text that was read. One of which it is the beginning of is dropped if the new one can be cut."""
+        """Keep a text that was read. If its cache can be cut anywhere, kept beginnings of the text are dropped."""
         if prefix.cache is None:
             return
         ids = tuple(prefix.tokens[0].tolist())
@@ -60,7 +60,7 @@ class KeptTexts:
         return sum(kept.cache.reserved() for kept in self._kept.values() if kept.cache is not None)
 
     def best(self, ids: Sequence[int]) -> Prefix | None:
-        """The text that has most in common with the beginning of `ids`, if the rest can be read after it."""
+        """The kept text with the longest common beginning with `ids`, if its cache can be reused for them."""
         if self.saved is not None:
             return self.saved
         found: Prefix | None = None
@@ -71,14 +71,14 @@ class KeptTexts:
             assert prefix.cache is not None
             if common >= most and common > 0 and (common == len(kept_ids) or prefix.cache.is_plain):
                 found, most = prefix, common
-        if found is not None:  # it was used last
+        if found is not None:  # move it to the end, as the most recently used
             key = tuple(found.tokens[0].tolist())
             self._kept[key] = self._kept.pop(key)
         return found
 
 
 class PrefixCache:
-    """The prefixes of live lanes, those that the caller provides, and what was read before them."""
+    """The prefixes of live lanes and those that the caller provides; new prompts are resumed from kept `texts`."""
 
     def __init__(self, forward: ModelRuntime, external: dict[Prompt, Prefix], texts: KeptTexts | None = None) -> None:
         self.forward = forward
@@ -89,7 +89,7 @@ class PrefixCache:
         self.ready: dict[tuple[Prompt, str], Prefix] = {}  # read together and not taken yet
 
     def unread(self, lanes: list[Lane]) -> tuple[list[Lane], list[Lane]]:
-        """Lanes whose prompts may be read together, each prompt once, and the other lanes."""
+        """Lanes whose prompts may share passes, each prompt once; and the other lanes."""
         if not self.forward.abilities.reads_together or any(map(self._begun, lanes)):
             return [], lanes
         seen = {*self.external, *(key[0] for key in self.prefixes)}
@@ -104,13 +104,13 @@ class PrefixCache:
         return unread, others
 
     def read(self, lanes: list[Lane]) -> None:
-        """Read the prompts of these lanes in one pass, to be taken next."""
+        """Read the prompts of these lanes in one pass, for `take`."""
         prefixes = self.forward.prefill_together([lane.tokens for lane in lanes])
         for lane, prefix in zip(lanes, prefixes, strict=True):
             self.put(lane, prefix)
 
     def in_pieces(self, lane: Lane) -> Generator[Prefix | None, None, None] | None:
-        """The passes over a lane's prompt, if that is long and may be read in several; else None."""
+        """The passes over a lane's prompt, if it is long and may be read in several; else None."""
         forward, length = self.forward, len(lane.tokens)
         if forward.device.type != "cuda" or length <= PIECE or length > forward.bound or lane.source is not None:
             return None
@@ -120,15 +120,15 @@ class PrefixCache:
         return forward.prefill_in_pieces(lane.tokens, PIECE)
 
     def put(self, lane: Lane, prefix: Prefix) -> None:
-        """A prompt that was read, to be taken next."""
+        """Store a prompt that was read, for `take`."""
         if prefix.cache is not None:
             prefix.cache.convert(lane.cache)
         self.ready[(lane.tokens, lane.source), lane.cache] = prefix
 
     def take(self, lane: Lane, room: int = 0) -> tuple[Prefix, bool]:
-        """The lane's prefix, and whether it was read before. `room`: free columns of a static cache."""
+        """The lane's prefix, and whether its prefill already existed. `room`: free columns of a static cache."""
         prompt, hidden = (lane.tokens, lane.source), lane.strategy.traits.needs_hidden
-        # rows of one pass that affect each other must be read alone, and without a cache
+        # if rows of one pass affect each other, a lane of several rows runs without a cache
         cached = lane.use_cache and (lane.strategy.max_rows == 1 or self.forward.abilities.together)
         form = lane.cache if cached else "off"
         known = self.external.get(prompt)
@@ -167,15 +167,15 @@ class PrefixCache:
         return prefix, False
 
     def _begun(self, lane: Lane) -> Prefix | None:
-        """A text that was read and begins like the lane's prompt."""
+        """A kept text that begins like the lane's prompt."""
         return None if self.texts is None else self.texts.best(lane.tokens)
 
     def clear(self) -> None:
-        """Drop all prefixes but those of the caller: lanes keep their own."""
+        """Drop all prefixes except the caller's. Live lanes keep theirs."""
         self.ready, self.prefixes, self.sources = {}, {}, {}
 
     def release(self, lanes: list[Lane]) -> None:
-        """Drop prefixes that no live lane started from, so that memory does not grow with the number of prompts."""
+        """Drop prefixes that no live lane started from: memory must not grow with the number of prompts."""
         self.ready = {}
         if self.prefixes or self.sources:
             wanted = {(lane.tokens, lane.source) for lane in lanes}
@@ -185,10 +185,10 @@ class PrefixCache:
 
 
 def groups(lanes: Sequence[Lane], most: int = MOST) -> list[list[Lane]]:
-    """Group the prompts to read in one pass of `most` tokens: short ones of about the same length, each in one group.
+    """Group lanes whose prompts are read in one pass of at most `most` tokens: prompts of about the same length.
 
-    A pass over one short prompt mostly reads weights, which several prompts can share; a long prompt is bound by
-    arithmetic. Groups and their lanes are in the order of `lanes`, whose prompts differ.
+    A pass over one short prompt is bound by reading the weights, which several prompts can share; a long prompt is
+    bound by arithmetic. Groups and their lanes are in the order of `lanes`, whose prompts differ.
     """
     places: list[list[int]] = []
     lengths = [len(lane.tokens) for lane in lanes]

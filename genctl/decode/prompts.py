@@ -1,9 +1,9 @@
-"""Prompts that are not read from their ids as they are: a prefilled prompt from a file, and token healing.
+"""Prompts that need more than their ids: saved prompts, which are prefilled already, and token healing.
 
 A saved prompt is one safetensors file. Tensors: `tokens` int64 [T]; `hidden` f32 [1, T, H]; of each layer `self.I.keys`
 and `self.I.values` `[1, heads, T, head_dim]` (windows in full, so that any prefix of the prompt can be reused), or
 `self.I.conv.J` and `self.I.recurrent.J`; of an encoder-decoder also `source.tokens`, `source.states` and `cross.I.*`.
-Metadata: one JSON object (`genctl`) with the identity of the file and a digest of it and of every tensor, because
+Metadata: one JSON object (`genctl`) with the model's identity and a digest of the metadata and of every tensor, because
 safetensors detects a truncated file but not a changed number.
 """
 
@@ -33,7 +33,7 @@ SCHEMA = "genctl-prompt-cache/1"
 
 @dataclass(frozen=True)
 class PromptIdentity:
-    """The model that a saved prompt belongs to. It is refused for any other."""
+    """The model that a saved prompt belongs to. Any other model refuses the prompt."""
 
     checkpoint: str  # `LoadedModel.fingerprint`
     model: str  # as the user named it; shown in messages, not compared
@@ -43,7 +43,7 @@ class PromptIdentity:
 
 
 def packed(prefix: Prefix, identity: PromptIdentity) -> bytes:
-    """The file of a prefix that was prefilled with `whole`. Raises ModelError if the model keeps no cache."""
+    """The file content for a prefix that was read with `whole`. Raises ModelError if the model keeps no cache."""
     from safetensors.torch import save as serialize
 
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _tensors(prefix).items()}
@@ -54,10 +54,10 @@ def packed(prefix: Prefix, identity: PromptIdentity) -> bytes:
 
 
 def load(path: Path, identity: PromptIdentity, forward: ModelRuntime) -> Prefix:
-    """The prefix that `packed` wrote, prefilled with `whole`.
+    """Load the prefix from a file made by `packed`.
 
     Anybody can compute the digest of a file, so names, types and shapes are also compared with those of a new prefix.
-    Raises InputError if the file is damaged, or of another checkpoint or dtype.
+    Raises InputError if the file is damaged, or from another checkpoint, dtype, cache layout or transformers version.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -87,12 +87,12 @@ def load(path: Path, identity: PromptIdentity, forward: ModelRuntime) -> Prefix:
     cache = forward.new_cache(whole=True)
     cache.load_state_dict(tensors, len(tensors["tokens"]))
     source = None if cache.cross is None else Source(tensors["source.tokens"][None], tensors["source.states"])
-    nothing = torch.empty(1, 0)  # the logits: a run reads the last token of the prompt again
+    nothing = torch.empty(1, 0)  # no logits: a run reads the last token of the prompt again
     return Prefix(tensors["tokens"][None], cache, nothing, tensors.get("hidden"), None, source)
 
 
 def _tensors(prefix: Prefix) -> dict[str, Tensor]:
-    """The tensors of a prefix's file. Raises ModelError if the model keeps no cache."""
+    """The tensors to save of a prefix. Raises ModelError if the model keeps no cache."""
     if prefix.cache is None:
         raise ModelError("the model keeps no cache, so there is none to save")
     tensors = {"tokens": prefix.tokens[0]}
@@ -105,7 +105,7 @@ def _tensors(prefix: Prefix) -> dict[str, Tensor]:
 
 
 def _differences(metadata: dict[str, Any], identity: PromptIdentity) -> list[str]:
-    """How the model differs from the one that wrote a file, a clause for each difference."""
+    """How the model differs from the one that wrote the file, a clause for each difference."""
     differ = []
     if (made := metadata.get("checkpoint")) != identity.checkpoint:
         before = str(metadata.get("model"))
@@ -129,7 +129,7 @@ def _misfit(tensors: dict[str, Tensor], forward: ModelRuntime) -> str:
     for name, example in expected.items():
         tensor, shape = tensors[name], list(example.shape)
         of_source = name.startswith(("source.", "cross."))
-        # the dimension of tokens; states of a fixed size have none
+        # the tokens' dimension; states of a fixed size have none
         axis = {"tokens": 0, "hidden": 1, "states": 1, "keys": 2, "values": 2}.get(name.rpartition(".")[2])
         if axis is not None:
             shape[axis] = tensors["source.tokens" if of_source else "tokens"].numel()
@@ -150,7 +150,7 @@ def _digest(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> str:
 
 
 class HealedPrompt(NamedTuple):
-    """A prompt without its last tokens. `text` is their text; empty if there was nothing to heal."""
+    """A prompt without its last tokens, and their `text`, which is empty if there was nothing to heal."""
 
     ids: tuple[int, ...]
     text: str
@@ -158,11 +158,11 @@ class HealedPrompt(NamedTuple):
 
 
 def heal(tokenizer: Any, ids: Sequence[int], vocab_size: int, stops: Sequence[str] = ()) -> HealedPrompt:
-    """Remove the tokens at the end of `ids` that a longer token could cover: the new text must begin with their text.
+    """Remove the tokens at the end of `ids` that a longer token could cover; the new text must begin with their text.
 
-    A prompt that ends in "http:" was tokenised without the following "//", and "://" is one token. Unlike transformers'
-    `heal_tokens`, which removes one token and prefers those that begin alike, this removes as many as a longer token
-    could cover, the strategy itself chooses, and the text is spelled exactly, in any number of tokens.
+    A prompt that ends in "http:" was tokenised without the following "//", and "://" is one token. transformers'
+    `heal_tokens` removes one token and prefers tokens that begin with its text. This removes as many as a longer token
+    could cover, the strategy chooses as usual, and any number of tokens may spell the text, but it is spelled exactly.
 
     At least one id stays. Nothing is removed across special tokens, inside a character, or where a stop string could
     begin. Raises UsageError if the tokenizer's text is not the sum of its tokens.
@@ -182,7 +182,7 @@ def heal(tokenizer: Any, ids: Sequence[int], vocab_size: int, stops: Sequence[st
             text = end.decode()
         except UnicodeDecodeError:
             continue
-        # whether a stop is in the text, or could begin there and continue after it
+        # a stop must not be in the text, nor begin there and continue after it
         if not any(stop in text or any(text.endswith(stop[:n]) for n in range(1, len(stop))) for stop in stops):
             best = HealedPrompt(tuple(ids[:place]), text, words)
     return best

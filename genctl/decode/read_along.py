@@ -1,4 +1,4 @@
-"""A model that reads beside the loop: after a negative prompt, as an amateur, or to draft."""
+"""A model that reads beside the loop: for a negative prompt, as an amateur (contrastive decoding), or to draft."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from genctl.errors import ModelError
 
 
 class ReadAlong:
-    """A model that reads texts as they grow, with a cache of its own, so that no token is read twice.
+    """Reads growing texts with a model and a cache of its own, so no token is read twice.
 
     Rows are recognised by their tokens, so they may be reordered, forked or dropped between two calls; unknown rows are
-    read from the start. With `cuts` the only row may lose its end (`cut`): raises ModelError if the cache cannot.
+    read from the start. With `cuts` the only row may be shortened (`cut`): raises ModelError if the cache cannot be.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class ReadAlong:
         cache: Cache | None = None,
         read: Sequence[int] = (),
     ) -> None:
-        """`cache` holds the tokens `read` of one row. It stays as it is."""
+        """`cache` holds the tokens `read` of one row. It is not changed."""
         self.forward, self.cuts = forward, cuts
         self.cached = use_cache and forward.abilities.supports_cache
         self.sources = None if source is None else Sources(source.states, None, None)
@@ -39,12 +39,12 @@ class ReadAlong:
         if cache is not None:
             self.cache = cache.select(torch.zeros(1, dtype=torch.long, device=forward.device), room=STEP)
             self.cache.activate_past_recording()
-        self.rows = [tuple(read)] if read else []  # that were read, of one length
+        self.rows = [tuple(read)] if read else []  # the rows in the cache, of one length
         self.floor = len(read)  # windows cannot restore columns dropped before this length
 
     @property
     def length(self) -> int:
-        """Tokens of each row that were read."""
+        """Tokens of each row in the cache."""
         return len(self.rows[0]) if self.rows else 0
 
     def __call__(self, texts: Sequence[Sequence[int]]) -> Tensor:
@@ -70,7 +70,7 @@ class ReadAlong:
         """Drop all but the first `length` tokens of the only row."""
         surplus = self.length - length
         if self.cache is not None and (length == 0 or (self.cache.records_past and length < self.floor)):
-            self.cache, length = None, 0  # it is read again
+            self.cache, length = None, 0  # the next call reads the row again
         elif self.cache is not None:
             self.cache.crop(surplus)
         self.rows = [row[:length] for row in self.rows if length]

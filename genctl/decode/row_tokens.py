@@ -1,4 +1,4 @@
-"""The tokens of rows: linked lists on the host, and one buffer on the device that is filled on demand."""
+"""The tokens of rows: linked lists on the host, and one buffer on the device, which is filled on demand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from genctl.decode.transfer import to_device
 
-# A new token and the node before it; None at the prompt. Forks share what they have in common.
+# A new token and the node before it; None at the prompt. Forked rows share their common nodes.
 Node: TypeAlias = "tuple[int, Any] | None"
 
 
@@ -25,7 +25,7 @@ class RowTokens:
 
     @classmethod
     def begin(cls, tokens: Tensor, capacity: int) -> RowTokens:
-        """One row after a prompt. tokens int64 [1, T]; `capacity` is how many tokens may follow without a copy."""
+        """One row that begins with the prompt `tokens`, int64 [1, T]. `capacity` more tokens fit without a copy."""
         length = tokens.shape[1]
         buffer = tokens.new_empty(1, length + capacity)
         buffer[:, :length] = tokens
@@ -83,7 +83,7 @@ class PaddedTokens:
 
 
 def newest(node: Node, count: int) -> list[int]:
-    """The last `count` tokens of a row, or as many as are new, oldest first."""
+    """The last `count` tokens of a row, oldest first; only new ones, so there may be fewer."""
     tokens: list[int] = []
     while node is not None and len(tokens) < count:
         token, node = node
@@ -93,7 +93,7 @@ def newest(node: Node, count: int) -> list[int]:
 
 
 def tail(node: Node, written: list[int]) -> Callable[[int], list[int]]:
-    """tail(n): the last n tokens of a row that `written` follows."""
+    """A function of n: the last n new tokens of a row followed by `written`."""
 
     def last(count: int) -> list[int]:
         return newest(node, count - len(written)) + written[max(0, len(written) - count) :]

@@ -1,5 +1,5 @@
-"""The interface between the decode loop and a model, and how any model reads prompts: alone, several in one pass, after
-a saved prefix, and again after a preemption. `native.runtime` and `transformers.runtime` implement it.
+"""The interface between the decode loop and a model; `native.runtime` and `transformers.runtime` implement it. Also how
+every model reads prompts: alone, several in one pass, after a saved prefix, and again after a preemption.
 
 N rows, F tokens fed to each, T columns of the cache, V vocabulary, H hidden size.
 """
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 
 class TokenPlaces:
-    """Where the tokens of a pass go in the cache, if rows have different numbers of tokens.
+    """Where the tokens of a ragged pass go in the cache: a pass whose rows are fed different numbers of tokens.
 
-    Each of the N rows of such a pass is one token, and its mask has the columns that this token sees.
+    Each of the N rows of such a pass is one token, and its row of the mask marks the columns that the token attends to.
     """
 
     def __init__(self, both: Tensor, new: int) -> None:
         self.both = both  # int64 [2, N], contiguous: the row of the cache, and the column
         self.rows, self.columns = both
-        self.new = new  # columns that the cache has more after the pass
+        self.new = new  # columns that the pass adds to the cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,14 +45,14 @@ class Pass:
 
     feed: Tensor  # int64 [N, F]
     cache: Cache | None = None
-    mask: Tensor | None = None  # int64 [N, T+F]; None without padding
-    positions: Tensor | None = None  # int64 [N or 1, F]; None: they continue where the cache ends
+    mask: Tensor | None = None  # int64 [N, T+F], with `places` bool [N, T+new]; None without padding
+    positions: Tensor | None = None  # int64 [N or 1, F]; None: those after the end of the cache
     sources: Sources | None = None  # of an encoder-decoder
     first: bool = False  # nothing was read before
-    keep: int = 0  # of how many last positions the logits are wanted; 0: of all
+    keep: int = 0  # the number of last positions to compute logits for; 0: all
     hidden: bool = False  # whether the states of all layers are wanted
     history: Tensor | None = None  # int64 [N, T+F], the full texts, if `wants_history`
-    places: TokenPlaces | None = None  # where a runtime takes rows of different numbers of tokens (`Abilities.ragged`)
+    places: TokenPlaces | None = None  # for a ragged pass, if the runtime supports it (`Abilities.ragged`)
 
 
 @dataclass
@@ -70,27 +70,27 @@ class Passed:
     """A pass through the decoder, for an observer."""
 
     inputs: dict[str, Any]  # the keyword arguments of the model
-    cache: Cache | None  # as it is after the pass
-    past: int  # columns it held before
+    cache: Cache | None  # after the pass
+    past: int  # columns that it held before the pass
     first: bool
 
 
 def cut_bound(model: Any) -> int | None:
-    """The length up to which a transformers model's texts may be cut into passes anywhere; None: its windows set none.
+    """The length up to which a transformers model's texts may be cut into passes anywhere; None: windows set no limit.
 
-    transformers makes a cache with windows of any `sliding_window` in config.json. A model without any (Llama), or
-    whose code makes no mask with windows (Moshi), masks only the future: a token of a prompt sees all earlier tokens, a
-    later one the columns that the cache still has. With a window of 1 the mask of a prompt hides all but the token
-    itself, but the cache drops nothing (it keeps `[-window + 1:]`). Texts are those of `generate()` in both cases.
-    Sparse attention with an indexer (DeepSeek) sees the `index_topk` tokens with the best scores: those below zero are
-    cut to zero, so many are equal, and which of them `topk` takes depends on the shape of its input.
+    transformers gives the cache windows whenever config.json has a `sliding_window`. A model without windows (Llama),
+    or one whose code makes no window masks (Moshi), masks only the future: a token of the prompt sees all earlier ones,
+    a later token the columns that the cache still has. With a window of 1 the mask of a prompt hides all but the token
+    itself, but the cache drops nothing (it keeps `[-window + 1:]`). In both cases the texts equal those of
+    `generate()`. Sparse attention with an indexer (DeepSeek) sees the `index_topk` tokens with the best scores;
+    negative scores are clamped to 0, so many are equal, and which of them `topk` takes depends on its input's shape.
     """
     chosen = [module.index_topk for module in model.modules() if type(getattr(module, "index_topk", None)) is int]
     config = model.config.get_text_config(decoder=True)
     kinds = getattr(config, "layer_types", None)
     size = min(chosen, default=None)
     if size is None and (kinds is None or any("sliding" in str(kind) or "chunked" in str(kind) for kind in kinds)):
-        for name in ("attention_chunk_size", "sliding_window"):  # the second one counts, where both are set
+        for name in ("attention_chunk_size", "sliding_window"):  # if both are set, the second one applies
             found = getattr(config, name, None)
             if type(found) is int and found > 0:
                 size = found if found == 1 or not _masks_windows(model) else None
@@ -104,7 +104,7 @@ _MASKS = ("create_sliding_window_causal_mask", "create_chunked_causal_mask", "cr
 
 
 def _masks_windows(model: Any) -> bool:
-    """Whether one of the files that a model's classes come from makes masks with windows, or is not transformers'."""
+    """Whether one of the modules that define the model's classes makes window masks, or is not from transformers."""
     files = {type(module).__module__ for module in model.modules() if ".modeling_" in type(module).__module__}
     return any(
         not file.startswith("transformers.") or any(hasattr(sys.modules[file], maker) for maker in _MASKS)
@@ -112,20 +112,20 @@ def _masks_windows(model: Any) -> bool:
     )
 
 
-@dataclass(frozen=True, eq=False, repr=False)  # comparing or printing would measure (`transformers.abilities`)
+@dataclass(frozen=True, eq=False, repr=False)  # either would measure abilities by passes (`transformers.abilities`)
 class Abilities:
     """What a loaded model can do without changing its scores. The defaults are those of a native decoder."""
 
     supports_cache: bool = True  # steps may continue from a cache; without one every step reads everything again
     cache_differs: bool = False  # its cache, which `generate()` uses, changes its texts
     savable: bool = True  # its cache can be saved to a file and continued by several tokens in one pass
-    recurrent: bool = False  # layers keep a state instead of every token
-    together: bool = True  # rows of one length may share a pass, and change places
+    recurrent: bool = False  # some layers keep a fixed-size state instead of every token
+    together: bool = True  # rows of one length may share a pass and be reordered
     pads: bool = True  # rows of different lengths may share a pass, padded on the left and masked
     pads_sources: bool = True  # encoder sources of different lengths may share a pass, padded on the right
     pads_behind: bool = True  # complete texts of different lengths may share a pass, padded on the right
-    reads_padded: bool = True  # padding leaves no trace in the cache of a prompt
-    multi_token_exact: bool = True  # several tokens in one pass get the numbers that each gets in a pass of its own
+    reads_padded: bool = True  # padding does not affect what a prompt leaves in the cache
+    multi_token_exact: bool = True  # several tokens in one pass get the same numbers as one at a time
     multi_token_exact_uncached: bool = True  # the same without a cache
     ragged: bool = False  # rows of one pass may be fed different numbers of tokens (`TokenPlaces`)
     shares_prompt: bool = False  # rows that continue a prompt may share its keys and values
@@ -137,12 +137,12 @@ class Abilities:
         return self.reads_padded and self.pads
 
     def reads_several(self, cached: bool) -> bool:
-        """Whether several tokens in one pass get the numbers that each gets in a pass of its own."""
+        """Whether several tokens in one pass get the same numbers as one at a time."""
         return self.multi_token_exact if cached else self.multi_token_exact_uncached
 
 
 class ModelRuntime(ABC):
-    """A model that reads prompts and feeds steps. `forwards` counts the passes through the decoder."""
+    """A model that reads prompts and runs steps. `forwards` counts the passes through the decoder."""
 
     kind: str  # "native" or "transformers"
     name: str  # of the architecture, in messages
@@ -158,9 +158,9 @@ class ModelRuntime(ABC):
     compiled: Any = None  # steps through torch.compile
 
     # For rotary positions that depend on the length of a text (see `LengthRope`), and for a `cut_bound`:
-    bound: float = math.inf  # up to this length texts may be cut anywhere
-    dynamic = False  # beyond it every token is read on its own
-    reads_again = False  # a text that grows beyond it is read again in one pass
+    bound: float = math.inf  # up to this length texts may be cut into passes anywhere
+    dynamic = False  # beyond the bound every token is read in a pass of its own
+    reads_again = False  # a text that grows beyond the bound is read again in one pass
 
     @abstractmethod
     def __call__(self, given: Pass) -> Output:
@@ -178,17 +178,17 @@ class ModelRuntime(ABC):
 
     @property
     def eos(self) -> tuple[int, ...]:
-        """The ids that end a text, as the checkpoint says."""
+        """The ids that end a text, from the checkpoint's generation_config."""
         eos = self.model.generation_config.eos_token_id
         return (eos,) if isinstance(eos, int) else tuple(eos or ())
 
     @abstractmethod
     def first_layers(self, count: int) -> ModelRuntime:
-        """The same model without the layers after `count`. It shares the weights. Raises ModelError."""
+        """A model of the first `count` layers of this one, which shares its weights. Raises ModelError."""
 
     @abstractmethod
     def new_cache(self, *, room: int = 0, whole: bool = False) -> Cache:
-        """An empty cache with `room` for columns after the prefill; a `whole` one keeps what windows would drop."""
+        """An empty cache with `room` for columns after the prefill; if `whole`, it keeps what windows would drop."""
 
     def prepare(self, cache: Cache | None) -> None:  # noqa: B027 — most runtimes take any form
         """Convert a cache in place to the form that steps need."""
@@ -198,10 +198,10 @@ class ModelRuntime(ABC):
         return cache.reorder(rows, since)
 
     def free(self) -> None:  # noqa: B027 — most runtimes keep nothing
-        """Drop what only makes steps faster, after memory ran out."""
+        """After memory ran out: drop what is kept only for speed."""
 
     def limit_cuts(self, bound: int | None) -> None:
-        """Cut texts anywhere only up to this length, if it is less than the bound (see `cut_bound`)."""
+        """Lower `bound` to this length, if that is less, and read every later token alone (see `cut_bound`)."""
         if bound is not None:
             self.bound, self.dynamic = min(self.bound, bound), True
 
@@ -213,29 +213,29 @@ class ModelRuntime(ABC):
     def drafts_unasked(self) -> bool:
         """Whether drafts change no bit of the results, so that they may be used without a setting.
 
-        Where rows of one pass cannot be fed different numbers of tokens (`Abilities.ragged`), a row drafts alone.
+        Without `Abilities.ragged`, only a row that is alone in its batch drafts.
         """
         return False
 
     @property
     def weights_form(self) -> str:
-        """How the products' weights are held on the CPU: a key of `step_costs.PRICES`."""
+        """How the weights of matrix products are stored on the CPU: a key of `step_costs.PRICES`."""
         return "torch"
 
     @cached_property
     def pass_price(self) -> PassPrice:
-        """What its passes cost, by a table."""
+        """What its passes cost, from a table."""
         from genctl.decode.step_costs import price_of
 
         return price_of(self.model.config, self.weights_form if self.device.type == "cpu" else "gpu")
 
     @cached_property
     def runs_ahead(self) -> bool:
-        """Whether a pass may begin before the host knows what it is fed: where a device works beside the host."""
+        """Whether a pass may be launched before the host knows its input: on a device that works in parallel."""
         return self.device.type == "cuda"
 
     def draft_room(self, length: int) -> float:
-        """How many tokens may be on trial after a text of `length` tokens without changing how it is read."""
+        """How many tokens may be drafted after a text of `length` tokens without changing how it is read."""
         if length > self.bound:
             return 0 if self.dynamic else math.inf
         return self.bound - length
@@ -255,7 +255,7 @@ class ModelRuntime(ABC):
         hidden: bool = False,
         whole: bool = False,
     ) -> Prefix:
-        """Read a prompt, alone: batch 1, no padding. A `whole` cache can be resumed at any of its tokens."""
+        """Read one prompt: batch 1, no padding. A `whole` cache can be resumed at any of its tokens."""
         tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
         cache = self.new_cache(whole=whole) if use_cache and self.abilities.supports_cache else None
         sources = None if source is None else Sources(source.states, None, None)
@@ -265,7 +265,7 @@ class ModelRuntime(ABC):
         return _prefix(tokens, output, output.hidden, source)
 
     def prefill_together(self, prompts: Sequence[Sequence[int]]) -> list[Prefix]:
-        """Read prompts in one pass, padded on the left; each prefix holds its own row, without the padding."""
+        """Read prompts in one pass, padded on the left. Each prefix holds its own row, without the padding."""
         longest = max(map(len, prompts))
         pads = [longest - len(ids) for ids in prompts]
         rows = [[0] * pad + list(ids) for pad, ids in zip(pads, prompts, strict=True)]
@@ -276,7 +276,7 @@ class ModelRuntime(ABC):
             mask, positions = (positions >= before).long(), (positions - before).clamp(min=0)
         together = self.new_cache()
         output = self(Pass(tokens, together, mask, positions, keep=1, first=True))
-        # a row is copied when it is needed on a GPU, which waits for the launch of each copy
+        # on a GPU a row is copied only when it is needed: launching the copies would keep the GPU waiting
         late = self.device.type == "cuda" and type(together) is Cache
         if late:
             self.prepare(together)
@@ -292,7 +292,7 @@ class ModelRuntime(ABC):
         return prefixes
 
     def prefill_in_pieces(self, ids: Sequence[int], size: int) -> Generator[Prefix | None, None, None]:
-        """Read a prompt, so many tokens in a pass: None after each pass but the last, then the prefix.
+        """Read a prompt, `size` tokens in a pass. Yields None after each pass but the last, then the prefix.
 
         Only for texts that may be cut anywhere (`Abilities.multi_token_exact`, `bound`).
         """
@@ -309,11 +309,11 @@ class ModelRuntime(ABC):
     def resume(
         self, saved: Prefix, ids: Sequence[int], source: Source | None, *, hidden: bool = False
     ) -> tuple[Prefix | None, int]:
-        """Read a prompt that begins like `saved` (a prefix made with `whole`): only the rest is read.
+        """Read a prompt that begins like `saved` (a prefix that was read with `whole`): only the rest is read.
 
         Returns the prefix and the number of reused tokens; (None, 0) if nothing can be reused. The last token is always
-        read, for its logits. Recurrent states cannot remove tokens, so they serve only prompts that continue the
-        complete saved one.
+        read, for its logits. Recurrent states cannot remove tokens, so they can be reused only by prompts that continue
+        the complete saved one.
         """
         known = saved.tokens[0].tolist()
         reused = min(shared_length(known, ids), len(ids) - 1)
@@ -341,7 +341,7 @@ class ModelRuntime(ABC):
         return _prefix(tokens, output, torch.cat(seen, 1) if hidden else None, source), reused
 
     def reread(self, tokens: Tensor, prefix: Prefix) -> Cache:
-        """The cache of rows int64 [R, T] that began at `prefix`, by reading them again."""
+        """Read rows int64 [R, T], which began at `prefix`, again. Returns their cache."""
         cache = self.new_cache()
         sources = None
         if prefix.source is not None:
@@ -353,22 +353,22 @@ class ModelRuntime(ABC):
             cuts = range(prompt, length) if self.dynamic else sorted({prompt, max(prompt, int(self.bound))})
             ends = [*cuts, length]
         at = 0
-        for end in ends:  # cut the text where it was cut before, if the cuts matter
+        for end in ends:  # cut the text where it was cut before, if that matters
             self(Pass(tokens[:, at:end], cache, sources=sources, keep=1, first=at == 0, history=tokens[:, :end]))
             at = end
         self.prepare(cache)
         return cache
 
     def _grown(self, given: Pass, past: int) -> Output | None:
-        """Where texts are read again: a pass that does so if the fed tokens bring them beyond the bound; else None.
+        """For `reads_again`: if the fed tokens bring the texts beyond the bound, read all of them again; else None.
 
-        It reads the full texts in one pass and refills the cache with the result, in the form that it has.
+        Reads the full texts in one pass and refills the cache with the result, in the cache's own form.
         """
         cache, history, count = given.cache, given.history, given.feed.shape[1]
         if cache is None or history is None or given.first or past > self.bound:
             return None
         beyond = past + count > self.bound
-        # after a rejected draft a shorter cache may hold values that were computed beyond the bound
+        # after a rejected draft, a cache within the bound may hold values that were computed beyond it
         if not beyond and not cache.beyond:
             return None
         cache.beyond = beyond
@@ -384,7 +384,7 @@ class ModelRuntime(ABC):
 
 
 def depth_of(model: ModelRuntime) -> int:
-    """The number of a decoder's layers. Raises ModelError if the config has no such number."""
+    """The number of layers of the decoder. Raises ModelError if the config has no such number."""
     config = model.config.get_text_config(decoder=True)
     depth = getattr(config, "num_hidden_layers", None)
     if type(depth) is not int:

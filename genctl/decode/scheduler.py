@@ -1,4 +1,4 @@
-"""Scheduler: prefills prompts as places become free; when memory runs out, preempts some lanes."""
+"""Scheduler: prefills prompts as slots become free; when memory runs out, preempts some lanes and reads them again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Lane, Prefix
 from genctl.errors import ContractError, GenctlError
 
-# What stands for a prompt: its lane, why it has none, or None where the next prompt has to be waited for.
+# An item of the input: a lane, the error of a prompt that has none, or None if the next prompt is not available yet.
 Waiting: TypeAlias = Lane | events.Failed | None
 _END = object()
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class PromptInPieces(NamedTuple):
 
 
 class Scheduler:
-    """The lanes at work, in batches, at most `width` at once, and those that wait."""
+    """The live lanes, in batches, at most `width` at once, and the waiting ones."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Scheduler:
         self.clock, self.watcher, self.on_shortage = clock, watcher, on_shortage
         self.batches: list[Batch] = []
         self.known_states: list[LaneState] = []  # lanes whose prefixes are stored
-        self.preempted: deque[LaneState] = deque()  # lanes that have begun and wait for room
+        self.preempted: deque[LaneState] = deque()  # lanes that have begun and wait for memory
         self.reading: list[PromptInPieces] = []
 
     @property
@@ -59,12 +59,12 @@ class Scheduler:
         return sum(len(batch.states) for batch in self.batches)
 
     def waiting(self, interrupted: str) -> bool:
-        """Whether anything is left to do. An interrupted run begins no further lane."""
+        """Whether any work is left. An interrupted run begins no further lane."""
         return bool((not interrupted and (self.queue or self.reading)) or self.batches or self.preempted)
 
     def admit(self, interrupted: str) -> Iterator[events.Event]:
-        """Fill the free places: Prefilled for each lane that begins, Failed for each that cannot."""
-        # rows that cannot be padded must have equal lengths: new lanes wait until the batch is done
+        """Fill the free slots: Prefilled for each lane that begins, Failed for each that cannot."""
+        # without padding, rows must have equal lengths: new lanes wait until the batch is done
         closed = not self.model.abilities.pads and any(
             state.alive for batch in self.batches for state, _ in batch.kv.held
         )
@@ -98,13 +98,13 @@ class Scheduler:
             self.prefixes.release([state.lane for state in states])
 
     def preempt(self, batch: Batch, shortage: OutOfMemory) -> Iterator[events.Event]:
-        """Split a batch that did not fit. Half of its lanes continue at once, the others when there is room.
+        """Split a batch that did not fit. Half of its lanes resume at once, the others when memory is free.
 
-        A preempted lane loses only its keys and values: its tokens are read again.
+        A preempted lane loses only its keys and values: it reads its tokens again.
         """
         states = batch.clear()
         for state in states:
-            state.scores = state.own = None  # the next pass computes them, after its rows were read again
+            state.scores = state.own = None  # the next pass computes them, once its rows have been read again
             state.forget_prompt()
         self._reclaim()
         if len(states) == 1:
@@ -125,30 +125,30 @@ class Scheduler:
     # -- admission -----------------------------------------------------------------------------------------------------
 
     def _admit(self, lanes: list[Lane]) -> Iterator[events.Event]:
-        """Read prompts, short ones together, and let their lanes begin."""
+        """Read prompts, several short ones in a pass, and let their lanes begin."""
         # a watcher needs the cache of each prompt
         unread, others = self.prefixes.unread(lanes) if self.watcher is None else ([], lanes)
         places = {id(lane): place for place, lane in enumerate(lanes)}
         read_together = groups(unread, MOST_ON_GPU if self.model.device.type == "cuda" else MOST)
         for group in sorted([*read_together, *([lane] for lane in others)], key=lambda group: places[id(group[0])]):
             began = self.clock()
-            if len(group) == 1 and self.live and self.watcher is None:  # others would wait for a long prompt
+            if len(group) == 1 and self.live and self.watcher is None:  # live lanes would wait for a long prompt
                 passes = self.prefixes.in_pieces(group[0])
                 if passes is not None:
                     self.reading.append(PromptInPieces(group[0], began, passes))
                     continue
-            if len(group) > 1:  # after an error they are read one by one: that shows which of them is at fault
+            if len(group) > 1:  # after an error they are read one by one below, which shows whose error it is
                 self._try(group[0], partial(self.prefixes.read, group))
             for lane in group:
                 if self.live < self.width:
                     alone = len(lanes) == 1 and not self.live and lane.strategy.max_rows == 1
                     # a static cache gets its final size, unless it will be merged into another one
                     yield from self._begin(lane, began, lane.max_new_tokens - 1 if alone else 0)
-                else:  # memory ran out before all were admitted
+                else:  # memory ran out, so the width is less than before
                     self.queue.postponed.append(lane)
 
     def _read_on(self, reading: PromptInPieces) -> Iterator[events.Event]:
-        """The next piece of a prompt; after the last one its lane begins."""
+        """Read the next piece of a prompt; after the last one its lane begins."""
         found = self._try(reading.lane, lambda: (next(reading.passes),))
         if isinstance(found, tuple) and found[0] is None:
             return
@@ -180,15 +180,15 @@ class Scheduler:
         if batch is None:
             batch = Batch(self.model, self.watcher)
             self.batches.append(batch)
-        batch.states.append(state)  # it chooses first from the scores of its prefill
+        batch.states.append(state)  # its first choice is from the scores of its prefill
 
     # -- shortages -----------------------------------------------------------------------------------------------------
 
     def _try(self, lane: Lane, read: Callable[[], T], rows: int = 1) -> T | GenctlError | None:
-        """What `read` returns, or why the lane fails. None: it did not fit, and is to be tried again when lanes end.
+        """The result of `read`, or why the lane fails; None if it did not fit: try again when other lanes have ended.
 
-        After a shortage the width is that of the live lanes; without any, the lane does not fit alone. By then the
-        frames of what did not fit are gone, and their tensors. Raises ContractError.
+        After a shortage the width is the number of live lanes; if there are none, the lane does not fit alone. The
+        frames of the failed attempt, which hold its tensors, are freed first. Raises ContractError.
         """
         try:
             with shortages():
@@ -206,7 +206,7 @@ class Scheduler:
         return None
 
     def _reclaim(self) -> None:
-        """Free what can be made again: what no lane holds, and what a model keeps to be faster."""
+        """Free what can be computed again: prefixes that no lane holds, and what a model keeps only for speed."""
         self.prefixes.clear()
         self.model.free()
         gc.collect()
@@ -220,12 +220,12 @@ class Scheduler:
 
 
 class LaneQueue:
-    """Lanes, read lazily. Of the next `ahead` lanes, the one with the most work comes first."""
+    """The lanes to run, read lazily. Of the next `ahead` lanes, the one with the most work comes first."""
 
     def __init__(self, lanes: Iterable[Waiting], ahead: int) -> None:
         self.lanes = iter(lanes)
         self.ahead = max(ahead, 1)
-        self.known: list[Lane] = []  # those that have been read from `lanes`
+        self.known: list[Lane] = []  # read from `lanes` and not begun
         self.exhausted = False
         self.postponed: deque[Lane] = deque()  # lanes whose prompts did not fit beside the others
 
@@ -234,10 +234,10 @@ class LaneQueue:
         return bool(not self.exhausted or self.postponed or self.known)
 
     def take(self, places: int, *, wait: bool = False) -> tuple[list[Lane], list[events.Failed]]:
-        """The lanes to begin next, at most `places`: postponed ones first, then the longest known ones; and failures
-        in the places of lanes.
+        """The lanes to begin next, at most `places` (postponed ones first, then the longest known ones), and the
+        failures read from `lanes` on the way.
 
-        With `wait` both are empty only if there is no lane left.
+        With `wait` both are empty only if no lane is left.
         """
         chosen: list[Lane] = []
         failed: list[events.Failed] = []
@@ -254,7 +254,7 @@ class LaneQueue:
                 elif isinstance(lane, events.Failed):
                     failed.append(lane)
                     if wait and not chosen and not self.known:
-                        break  # nothing is decoded: waiting for the next lane would delay the failure
+                        break  # nothing is being decoded: waiting for the next lane would delay the failure
                 elif self.known or failed or chosen or not wait:
                     break
             if not self.known:
@@ -266,7 +266,7 @@ class LaneQueue:
 
 
 def work(lane: Lane) -> tuple[int, int]:
-    """The size of a lane: tokens that it may write, then tokens to read. Longest first leaves the least idle time:
-    Graham (1969), "Bounds on Multiprocessing Timing Anomalies".
+    """The size of a lane: tokens that it may write, then tokens to read. Longest first leaves the least idle time
+    (Graham 1969, "Bounds on Multiprocessing Timing Anomalies").
     """
     return lane.max_new_tokens, len(lane.tokens) + len(lane.source or ())

@@ -1,4 +1,4 @@
-"""Score: the model's scores after each row, and the same after the lane's processors."""
+"""Score: the model's scores after each row, and the scores after the lane's processors."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
     from genctl.decode.processors.trace import Stage
 
 
-# -- logits that are no numbers: one check and one error, for all that reads logits ------------------------------------
+# -- logits that are not finite: one check and one error for everything that reads logits ------------------------------
 
 
 def is_finite(logits: Tensor) -> bool:
     """Whether logits f32 [..., V] are a distribution in every row. Some tokens may be forbidden (-inf), not all."""
-    return bool(torch.isfinite(logits.amax(-1)).all())  # NaN, if a logit of the row is
+    return bool(torch.isfinite(logits.amax(-1)).all())  # the maximum is NaN if any logit of the row is
 
 
 def check_finite(logits: Tensor, where: str) -> None:
-    """Raises ModelError, which says `where`, unless logits are a distribution."""
+    """Raises ModelError unless the logits are a distribution. The message says `where`."""
     if not is_finite(logits):
         raise damaged(where)
 
 
 def damaged(where: str) -> ModelError:
-    """The error of logits that are no numbers."""
+    """The error for logits that are not finite."""
     return ModelError(f"the model's logits are not finite {where}: its weights or activations are damaged")
 
 
-ROWS = 8  # log-softmax of this many rows at a time if only chosen tokens need it
+ROWS = 8  # at least so many rows in one log-softmax if only the chosen tokens' values are needed
 Stages: TypeAlias = "list[list[Stage]]"  # the effect of each processor, for each scored position
 
 
@@ -57,13 +57,13 @@ class ModelScores:
         return log_softmax(self.logits)
 
     def logprobs_of(self, rows: Tensor, tokens: Tensor) -> Tensor:
-        """The log-probabilities of the first m places' tokens: int64 [C, m] after rows int64 [C] -> f32 [C, m]."""
+        """Log-probabilities of `tokens` int64 [C, m] at the first m positions of `rows` int64 [C] -> f32 [C, m]."""
         count, places, vocabulary = self.logits.shape
         if "logprobs" not in vars(self) and on_host(tokens) and len(tokens) == count:
             if count == 1:
                 return log_softmax(self.logits[0, : tokens.shape[1]]).gather(1, tokens.t()).t()
             if places == tokens.shape[1] == 1 and torch.equal(rows, counted(count, rows.device)):
-                # a few rows at a time fit the CPU cache; the numbers are the same, and none is stored
+                # a few rows at a time fit into the CPU's cache; the numbers are the same, and no [N, V] is stored
                 few = max(ROWS, torch.get_num_threads())
                 parts = zip(torch.split(self.logits[:, 0], few), torch.split(tokens, few), strict=True)
                 return torch.cat([log_softmax(logits).gather(1, chosen) for logits, chosen in parts])
@@ -75,7 +75,7 @@ class ModelScores:
         return ModelScores(change(self.logits), self.layers and tuple(map(change, self.layers)))
 
     def cut(self, rows: slice, newest: int) -> ModelScores:
-        """The scores of some rows after their `newest` last tokens."""
+        """The scores of some rows after each of their last `newest` tokens."""
         return self.map(lambda tensor: tensor[rows, -newest:])
 
     def followed_by(self, other: ModelScores) -> ModelScores:
@@ -88,7 +88,7 @@ class ModelScores:
 
 @lru_cache(maxsize=64)
 def counted(count: int, device: torch.device) -> Tensor:
-    """0, 1, … as int64 [count]. Not to be written to."""
+    """0, 1, … as int64 [count]. It is shared: do not write to it."""
     return torch.arange(count, device=device)
 
 
@@ -96,8 +96,8 @@ class ProcessedScores(NamedTuple):
     """Scores after the processors."""
 
     logits: Tensor  # f32 [N, D+1, V], after the processors
-    stages: Stages  # if the lane is traced
-    left: list[RowCandidates] | None = None  # of each row, if filters came last and nothing is drafted
+    stages: Stages  # empty if the lane is not traced
+    left: list[RowCandidates] | None = None  # tokens left in each row, if filters came last and nothing is drafted
     best: Tensor | None = None  # f32 [D+1, N], the largest score of each row, for `build.check_choosable`
 
 
@@ -112,7 +112,7 @@ def score(
 ) -> ProcessedScores:
     """Apply processors to the scores after each row and each draft prefix.
 
-    `text` is that of R rows; draft int64 [R, B, D] or None; `model` what it scored after N rows and D+1 places.
+    `text`: the tokens of R rows; draft: int64 [R, B, D] or None; `model`: the scores of N rows at D+1 positions.
     """
     scores = model.logprobs if space == "logprobs" else model.logits
     if space == "raw" or not processors:
@@ -140,7 +140,7 @@ def score(
 def score_at(
     processors: Sequence[Processor], history: Tensor, scores: Tensor, *, trace: bool
 ) -> tuple[Tensor, Stages, list[RowCandidates] | None]:
-    """The scores f32 [N, V] of one place after the processors, their effects if traced, and what filters left."""
+    """The scores f32 [N, V] of one position after the processors, their effects if traced, and what filters left."""
     from genctl.decode.processors import trace as tracing
 
     if trace:

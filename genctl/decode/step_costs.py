@@ -1,12 +1,12 @@
-"""What a step costs, from its work alone: how many threads have enough to do, and the price of several tokens.
+"""The cost of a step, estimated from its work: how many threads have enough to do, and the price of several tokens.
 
-A second thread helps only if both have enough to do. In a small model threads wait for each other longer than they
+A second thread helps only if both have enough to do. In a small model, threads wait for each other longer than they
 compute.
 
-A pass over a few tokens reads the weights once, as a step of one token does, so it costs hardly more. The prices are a
-table that was measured once (docs/performance.md), not the times of this run: with it the number of drafted tokens
-(`strategies.assisted`) is the same in every run of one machine. Where lanes are narrow (AVX2 and below, NEON) each
-further token is dearer.
+A pass over a few tokens reads the weights once, as a step of one token does, so it costs hardly more. Prices come from
+a table that was measured once (docs/performance.md), not from the times of this run, so the number of drafted tokens
+(`strategies.assisted`) is the same in every run on one machine. With narrow SIMD (AVX2 and below, NEON) each further
+token costs more.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from genctl.errors import count, size
 
 # -- threads -----------------------------------------------------------------------------------------------------------
 
-TEXT = 32  # about as many tokens are computed at once when a whole text is read
-SHARE = 20 << 20  # bytes of weights that a thread reads in about a millisecond, against a loss of some µs per product
-LEAST = 5 * SHARE  # the least work for a second thread: two threads that wait for each other may cost much
-_ROWS = 5  # as many rows take a second as long to multiply as the weights take to read
+TEXT = 32  # rows to assume for each text when whole texts are read
+SHARE = 20 << 20  # bytes of weights that a thread reads in about 1 ms; a further thread costs some µs per product
+LEAST = 5 * SHARE  # the least work for a second thread: two threads that wait for each other can be costly
+_ROWS = 5  # so many rows take as long to multiply as the weights take to read
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # torch reads them in this order
 
 
 def cores() -> int:
-    """The cores that this process may use: its affinity, and its cgroup's quota of time."""
+    """The number of cores that this process may use, by its affinity and its cgroup's CPU quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(min(allowed, int(quota() or allowed)), 1)
 
@@ -52,7 +52,7 @@ def for_step(weights: int, rows: int) -> int:
 
 
 def set_threads(number: int) -> None:
-    """Set torch's number of threads. Nothing else sets it."""
+    """Set torch's number of threads. Only this function does."""
     import torch
 
     if torch.get_num_threads() != number:
@@ -62,8 +62,8 @@ def set_threads(number: int) -> None:
 class Threads:
     """The number of threads of a job.
 
-    `given` is the knob `threads`. Without it an environment variable decides, and without both the work and the cores,
-    of which a worker has a `share`. Ranks keep what their launcher has set: all of them must compute alike.
+    `given` is the knob `threads`. Without it an environment variable decides, and without either the work and the cores
+    (a worker has a `share` of them). Ranks keep the number that their launcher has set: all must compute alike.
     """
 
     def __init__(self, given: int | None = None, *, share: int | None = None) -> None:
@@ -82,9 +82,9 @@ class Threads:
             self.fixed = False
 
     def apply(self, weights: int, rows: int = 1, *, device: str = "cpu", recorded: int | None = None) -> None:
-        """Set torch's threads for steps of this many rows. `recorded`: the number with which an output began.
+        """Set torch's threads for steps of this many rows. `recorded`: the number that an output was begun with.
 
-        On another device than the CPU torch keeps its own number, unless one is given.
+        On a device other than the CPU, torch keeps its own number unless one is set or recorded.
         """
         if self.fixed:
             pass
@@ -108,7 +108,7 @@ class Threads:
 
 
 def quota(system: Path = Path("/")) -> float | None:
-    """Cores that the cgroup (version 2) of this process, or one above it, allows; None without a limit."""
+    """The cores that this process's cgroup (version 2) and those above it allow; None without a limit."""
     limits = []
     try:
         groups = (system / "proc/self/cgroup").read_text("utf-8").splitlines()
@@ -125,12 +125,12 @@ def quota(system: Path = Path("/")) -> float | None:
     return min(limits, default=None)
 
 
-# -- passes over several tokens, and beside the pass of another model --------------------------------------------------
+# -- passes over several tokens, and beside another model's passes -----------------------------------------------------
 
 Points = Sequence[tuple[int, float]]
 
-# How the weights are held -> (tokens in a pass, its price in steps of one token). Between two points prices are linear,
-# beyond the last they rise with the number of tokens.
+# How the weights are stored -> (tokens in a pass, its price in steps of one token). Between two points prices are
+# linear; beyond the last they are proportional to the number of tokens.
 PRICES: dict[str, Points] = {
     "float32": ((1, 1.0), (6, 1.17), (8, 1.37), (10, 1.5), (13, 1.68), (21, 2.2)),
     "bfloat16": ((1, 1.0), (2, 1.05), (6, 1.45), (8, 1.65), (12, 2.0), (13, 2.2), (21, 2.8)),
@@ -142,20 +142,20 @@ PRICES: dict[str, Points] = {
     "narrow float16": ((1, 1.0), (2, 1.1), (5, 1.4), (8, 1.8), (13, 2.55), (21, 4.1)),
     "narrow int8": ((1, 1.0), (2, 1.38), (4, 1.57), (6, 2.1), (8, 2.6), (13, 4.1), (21, 6.2)),
     "narrow int4": ((1, 1.0), (2, 1.3), (4, 1.66), (6, 2.2), (8, 2.7), (13, 4.1), (21, 6.2)),
-    "torch": ((1, 1.0), (2, 1.6), (6, 2.2), (13, 3.4), (21, 4.0)),  # torch's products on the CPU
+    "torch": ((1, 1.0), (2, 1.6), (6, 2.2), (13, 3.4), (21, 4.0)),  # torch's matrix products on the CPU
     "gpu": ((1, 1.0), (21, 1.2)),
-    # weights that stay in the CPU's caches, of any type: each token is computed, and nothing is read from memory
+    # weights of any type that stay in the CPU's caches: nothing is read from memory, so every token costs arithmetic
     "cached": ((1, 1.0), (2, 1.06), (3, 1.2), (6, 1.6), (8, 2.0), (13, 2.75), (21, 4.0)),
 }
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.6}
 CACHED = 16e6  # bytes of weights that stay in the caches
-# As the bytes of weights that are read in that time, what a layer and a pass take beside the products,
+# Overheads, as the bytes of weights that are read in the same time: of each layer and of a pass beside the products,
 OVERHEAD = 1e6
-# and what is done for a draft beside the pass that checks it.
+# and of a draft beside the pass that verifies it.
 DRAFT_OVERHEAD = 3e6
-GAIN = 0.02  # of a token that a draft must promise: less is lost beside the passes
-LEAST_GAIN = 1.15  # the speed that drafts must give which are always right, or none is tried
-MOST_TOKENS = 64  # in a pass that checks drafts
+GAIN = 0.02  # tokens that a draft must gain at least: a smaller gain is lost beside the passes
+LEAST_GAIN = 1.15  # the speed-up that drafts must give if they are always right; otherwise none is tried
+MOST_TOKENS = 64  # in a pass that verifies drafts
 
 
 @dataclass(frozen=True)
@@ -164,12 +164,12 @@ class PassPrice:
 
     form: str  # a key of `PRICES`
     step: float  # cost of a pass over one token; comparable between models
-    experts: int = 1  # of a layer; 1: it has one MLP
+    experts: int = 1  # in each layer; 1: a single MLP
     chosen: int = 1  # experts for each token
 
     @lru_cache(maxsize=1024)  # noqa: B019 — a model has one price
     def of(self, tokens: int) -> float:
-        """A pass over `tokens` tokens of one row or of several, in steps of one token."""
+        """The price of a pass over `tokens` tokens, of one row or of several, in steps of one token."""
         points = PRICES[self.form]
         (most, price) = points[-1]
         price *= tokens / most
@@ -177,33 +177,33 @@ class PassPrice:
             if tokens <= high:
                 price = cheap + (dear - cheap) * (tokens - low) / (high - low)
                 break
-        if self.experts > self.chosen:  # the tokens of a pass choose experts of their own: so many are read
+        if self.experts > self.chosen:  # each token chooses its own experts: the expected number that are read
             share = 1.0 - self.chosen / self.experts
             price = max(price, self.experts / self.chosen * (1.0 - share**tokens))
         return price
 
     @property
     def draft_overhead(self) -> float:
-        """What is done for a draft beside the pass that checks it, in steps of one token."""
+        """The overhead of a draft beside the pass that verifies it, in steps of one token."""
         return DRAFT_OVERHEAD / self.step
 
 
 class PassPlan:
-    """What one pass reads and promises, as one lane after another adds its draft. Times are in steps of one token."""
+    """The tokens and the expected gain of one pass, as lanes add their drafts. Times are in steps of one token."""
 
     def __init__(self, price: PassPrice, rows: int, *, cached: bool) -> None:
         self.price, self.cached = price, cached
         self.rows = self.tokens = rows
-        self.promised, self.added = float(rows), 0.0  # tokens to be written; time beside the model's own
+        self.promised, self.added = float(rows), 0.0  # expected new tokens; time beside the model's own
 
     def best(self, promise: Sequence[float], cost: float = 0.0) -> int:
         """The number of drafted tokens that pays best, 0 if none does; each costs `cost` to draft.
 
-        promise[d - 1]: how many of d tokens are expected to be right.
+        promise[d - 1]: how many of d drafted tokens are expected to be accepted.
         """
         best, least = 0, self.rate(0, GAIN)
         if not promise or self.rate(1, promise[-1], cost) <= least:
-            return 0  # not even if the whole draft cost no more than one token
+            return 0  # it would not pay even if the whole draft cost no more than one token
         for drafted in range(1, min(len(promise), max(MOST_TOKENS - self.tokens, 0)) + 1):
             rate = self.rate(drafted, promise[drafted - 1], cost)
             if rate > least:
@@ -211,7 +211,7 @@ class PassPlan:
         return best
 
     def rate(self, count: int, right: float, cost: float = 0.0) -> float:
-        """Tokens in the time of one step, with `count` more in the pass of which so many are right."""
+        """New tokens in the time of one step, if the pass has `count` more drafted tokens and `right` are accepted."""
         added = self.added + (cost * count + self.price.draft_overhead if count else 0.0)
         return (self.promised + right) / (self.price.of(self.tokens + count if self.cached else 1) + added)
 
@@ -225,16 +225,16 @@ class PassPlan:
 
 @lru_cache(maxsize=256)
 def never_pays(price: PassPrice, rows: int) -> bool:
-    """Whether drafts that no setting turns on do not pay beside so many rows even if they are always right."""
+    """Whether drafts do not pay with so many rows even if all are accepted. For drafts that no setting asks for."""
     plan = PassPlan(price, rows, cached=True)
     count = plan.best([*map(float, range(1, MOST_TOKENS))])
     return plan.rate(count, count) < LEAST_GAIN * plan.rate(0, 0)
 
 
 def price_of(config: Any, form: str) -> PassPrice:
-    """The prices of a model with this configuration, whose weights are held in `form`.
+    """The prices of a model with this configuration and weights stored in `form`.
 
-    A layer has about 12 H² weights, the head V H. A form without prices of its own has those of torch's products.
+    A layer has about 12 H² weights, the head V H. A form without prices of its own has those of "torch".
     """
     text = config.get_text_config(decoder=True)
 

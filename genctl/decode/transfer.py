@@ -1,7 +1,7 @@
 """Transfers between the host and the device.
 
 Reading a number from a GPU waits for all queued work, and then the GPU waits for the host. So the numbers of a step
-are collected first and fetched once, and where the next pass does not depend on them, it is launched meanwhile.
+are collected and fetched at once; if the next pass does not depend on them, it is launched meanwhile.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from genctl.decode.processors import on_host as on_host
 
 
 def to_device(numbers: Sequence[int], device: torch.device) -> Tensor:
-    """int64 [N] on a device, without waiting for a GPU's queue."""
+    """int64 [N] on a device, without waiting for the work queued on a GPU."""
     if device.type != "cuda":
         return torch.tensor(numbers, dtype=torch.long, device=device)
     return torch.tensor(numbers, dtype=torch.long, pin_memory=True).to(device, non_blocking=True)
 
 
 class PendingCopy:
-    """Numbers on their way to the host, asked for when this is made: what is launched later does not hold them up.
+    """Tensors on their way to the host. The copy is queued at construction, so work launched later does not delay it.
 
-    Integers stay integers, all others pass as float32. From another device each of the two kinds is copied as one
-    tensor.
+    From another device they are copied as two tensors: floats as float32, integers and booleans as int64. Tensors on
+    the host are not copied.
     """
 
     def __init__(self, groups: Sequence[Sequence[Tensor]]) -> None:
@@ -35,7 +35,7 @@ class PendingCopy:
         self._moves = None if on_host(*tensors) else (_Move(tensors, torch.long), _Move(tensors, torch.float32))
 
     def wait(self) -> list[list[Any]]:
-        """The numbers as (nested) lists, group by group."""
+        """The numbers as nested lists, group by group."""
         if self._moves is None:
             return [[tensor.tolist() for tensor in group] for group in self.groups]
         integers, floats = (move.numbers() for move in self._moves)
@@ -43,12 +43,12 @@ class PendingCopy:
 
 
 def fetch(groups: Sequence[Sequence[Tensor]]) -> list[list[Any]]:
-    """The numbers of tensors, at once."""
+    """The numbers of all tensors, in one transfer."""
     return PendingCopy(groups).wait()
 
 
 class _Move:
-    """One copy of all integers or of all floats among tensors."""
+    """One copy of all floats among the tensors, or of all others."""
 
     def __init__(self, tensors: Iterable[Tensor], dtype: torch.dtype) -> None:
         self.tensors = [tensor for tensor in tensors if tensor.is_floating_point() == dtype.is_floating_point]

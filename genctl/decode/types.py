@@ -1,8 +1,8 @@
 """The central types. A strategy yields a `Choice` and is sent `Scores`; the loop does everything in between.
 
 Shapes: R live rows, B branches per row, N = R·B, D draft tokens, V vocabulary, T tokens so far, C candidates,
-S source tokens of an encoder, H hidden size. One lane is one prompt with one strategy; all rows of a lane are equally
-long, so no tensor of these types is padded.
+S source tokens of an encoder, H hidden size. One lane is one prompt with one strategy. All rows of a lane have the same
+length, so only `Sources`, which belong to a batch, are padded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from genctl.decode.stopping import Criterion
     from genctl.decode.stopping.row_text import RowText
 
-# The input of processors: logits or log-probabilities; with "raw" the search itself calls `Context.process`.
+# The input of the processors: logits or log-probabilities. With "raw" the search itself calls `Context.process`.
 Space: TypeAlias = Literal["logits", "logprobs", "raw"]
 
 # Whether no better result is possible: (results so far, live rows, totals of the candidates) -> bool.
@@ -44,11 +44,11 @@ class Source:
 
 @dataclass
 class Sources:
-    """The encoder side of a batch: one row for each decoder row. Never reordered between the rows of one prompt."""
+    """The encoder side of a batch: one row for each decoder row. Rows of one prompt are equal and never reordered."""
 
     states: Tensor  # [N, S, H]; views of one row where a prompt has several
     mask: Tensor | None  # int64 [N, S], None when nothing is padded
-    # The layers of cross-attention, computed once per prompt: N rows, or one per prompt for equally many rows each
+    # Cross-attention layers, computed once per prompt: N rows, or one per prompt if all have the same number of rows
     cross: Sequence[GrowingLayer] | None
 
 
@@ -59,10 +59,10 @@ def join_sources(
     *,
     group: bool = False,
 ) -> Sources:
-    """The encoder side of a batch from one prompt each: lane i has `counts[i]` rows.
+    """The encoder side of a batch from one source for each lane: lane i has `counts[i]` rows.
 
-    One prompt: a view of its single row, `counts[0]` times. Several: copied once, padded on the right and masked. With
-    `group`, where all counts are equal, cross-attention has one row for each prompt.
+    One source: a view of its single row, `counts[0]` times. Several: copied once, padded on the right and masked. With
+    `group` (all counts must be equal), cross-attention has one row for each source.
     """
     longest = max(source.states.shape[1] for source in sources)
     layers: list[GrowingLayer] | None = None
@@ -75,7 +75,7 @@ def join_sources(
             layer.hold(_padded(keys, own_counts, longest), _padded(values, own_counts, longest))
             layers.append(layer)
     states = _padded([source.states[:, None] for source in sources], counts, longest)[:, 0]
-    if len(sources) == 1 and layers is None:  # every pass reads it again, and not every architecture accepts a view
+    if len(sources) == 1 and layers is None:  # every pass reads the states, and not every architecture accepts a view
         states = states.contiguous()
     mask = None
     if any(source.states.shape[1] < longest for source in sources):
@@ -85,7 +85,7 @@ def join_sources(
 
 
 def _padded(parts: Sequence[Tensor], counts: Sequence[int], longest: int) -> Tensor:
-    """Parts [1, G, length, D], each repeated `counts` times, over zeros; a view if there is only one part."""
+    """Parts [1, G, length, D], each repeated `counts` times, padded with zeros; a view if there is only one part."""
     rows = []
     for part, count in zip(parts, counts, strict=True):
         short = longest - part.shape[2]
@@ -97,13 +97,13 @@ def _padded(parts: Sequence[Tensor], counts: Sequence[int], longest: int) -> Ten
 class Prefix:
     """A prompt that the model has read. Any number of lanes may start from it; it is never written to."""
 
-    tokens: Tensor  # int64 [1, T]; for an encoder-decoder the decoder's, its start token included
-    cache: Cache | None  # keys and values of all T tokens, or None without a cache
+    tokens: Tensor  # int64 [1, T]; for an encoder-decoder those of the decoder, its start token included
+    cache: Cache | None  # keys and values of all T tokens; None without a cache
     logits: Tensor  # f32 [1, V], the scores after the prompt
     hidden: Tensor | None = None  # f32 [1, T, H], the last hidden states
     layers: tuple[Tensor, ...] | None = None  # hidden states per layer at the last position, each [1, 1, H]
     source: Source | None = None
-    reused: int = 0  # tokens of the prompt that came from a saved prompt
+    reused: int = 0  # tokens of the prompt that came from a text read before
 
 
 @dataclass
@@ -111,14 +111,14 @@ class Rows:
     """The live hypotheses of a lane, best first."""
 
     row_tokens: RowTokens
-    logprobs: list[float]  # R sums over the new tokens, the model's own, in nats
+    logprobs: list[float]  # R sums over the new tokens of the model's own log-probabilities, in nats
     totals: list[float]  # R sums by which the search ranks
     indices: list[int | None]  # R, the index of the returned sequence, if rows are independent
     written: int  # new tokens in each row
-    texts: list[RowText]  # R, the text of each; empty if the lane makes none
+    texts: list[RowText]  # R, the text of each; empty if the lane has no text
 
     def continued(self, rows: Sequence[events.Row], written: Sequence[Sequence[int]], texts: list[RowText]) -> Rows:
-        """The rows that live on after a step, by its records, with their new tokens. Do not use these afterwards."""
+        """The rows after a step: `rows` are its records, `written` their new tokens. Do not use `self` afterwards."""
         tokens, indices = self.row_tokens, [row.slot for row in rows]
         logprobs, totals = [row.logprob for row in rows], [row.total for row in rows]
         if len(rows) == len(self.indices) == 1:  # in place: no other row shares them
@@ -162,7 +162,7 @@ class Scores:
     logits: Tensor  # f32 [N, D+1, V], after the processors, in the strategy's space
     survivors: list[int]  # R indices into the candidates of the last Choice
     ended: Sequence[FinishedRow] = ()
-    left: Sequence[RowCandidates] | None = None  # N, the tokens of `logits` that filters left, if known
+    left: Sequence[RowCandidates] | None = None  # N, the tokens that the filters left in each row, if known
 
     @property
     def raw(self) -> Tensor:
@@ -191,7 +191,7 @@ class Pruning:
 
     width: int  # rows to keep alive, and results to keep, in each group
     groups: Sequence[int] | None = None  # [C], the group of each candidate; None is one group
-    may_finish: Tensor | None = None  # bool [C], whether its end is a result; None: of the first `width` of a group
+    may_finish: Tensor | None = None  # bool [C], whether its end is a result; None: for the first `width` of a group
     tiers: Sequence[int] | None = None  # [C], results of a higher tier rank before those of a lower one
 
 
@@ -203,10 +203,10 @@ class Choice:
     tokens: Tensor | None  # int64 [C], the token to write; None when the draft already holds it
     accepted: int = 0  # draft tokens to write before `tokens`
     draft: Tensor | None = None  # int64 [C, B, D], to score before the next choice
-    totals: Tensor | None = None  # f32 [C], by which the search ranks; None means the model's log-probability
+    totals: Tensor | None = None  # f32 [C], by which the search ranks; None: by the model's log-probability
     pruning: Pruning | None = None  # None keeps every candidate and every result
     notes: Sequence[str] | None = None  # [C], what to show beside each candidate
-    is_done: IsDone | None = None  # called after the commit: whether the search ends without a further pass
+    is_done: IsDone | None = None  # called after the commit: whether the search can end without another pass
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class FinishedRow:
     group: int = 0
     tier: int = 0
     kind: str = ""
-    text: str = ""  # as it is shown: stops cut it
+    text: str = ""  # as shown: cut at a stop
 
     def score(self, length_penalty: float) -> float:
         """total / length ** length_penalty (GNMT's normalisation in transformers' simpler form)."""
@@ -241,10 +241,10 @@ class Context:
     processors: tuple[Processor, ...] = ()
     # Applies the lane's processors to the search's own scores after each row, f32 [N, V]. For the space "raw".
     process: Callable[[Tensor], Tensor] = lambda scores: scores
-    # Applies the processors again after so many tokens of the draft, because they bar more now: `Scores.logits` change.
+    # Applies the processors again after so many draft tokens, when they ban more than before. Changes `Scores.logits`.
     # False if no token is left there.
     rescore: Callable[[int], bool] = lambda place: True
-    # Whether the only row would end with the last of these tokens: those of the draft, and one more.
+    # Whether the only row would end with the last of these tokens: tokens of the draft, and one more.
     ends: Callable[[Sequence[int]], bool] = lambda tokens: False
 
 
@@ -253,22 +253,21 @@ Search: TypeAlias = Generator[Choice, Scores, None]
 
 @dataclass(frozen=True)
 class Traits:
-    """How a strategy differs from most: what it reads, and what the loop may do with its rows."""
+    """What the loop needs to know about a strategy. The defaults hold for most."""
 
     space: Space = "logits"
     needs_hidden: bool = False  # reads `Scores.layers`
-    drafts: bool = False  # rejects tokens of a draft, so that the cache must support removal
-    takes_back: bool = False  # its drafts are tokens that it chose, and may take back: they are not counted
-    independent: bool = False  # rows do not interact: each is one sequence, the i-th candidate of the first choice
-    reads_scores: bool = False  # copies numbers to the host: the loop then fetches its own checks before
+    drafts: bool = False  # rejects tokens of a draft, so the cache must be croppable
+    takes_back: bool = False  # its drafts are tokens that it chose and may take back; they are not counted as drafts
+    independent: bool = False  # rows do not interact: row i is returned sequence i, candidate i of the first choice
+    reads_scores: bool = False  # the search copies numbers to the host; the loop then checks the scores before it
 
 
 @runtime_checkable
 class Strategy(Protocol):
     """One way to choose tokens: a frozen dataclass of knobs with one generator.
 
-    Yield a Choice; the loop writes it, runs the model once and sends back the Scores. Return when nothing further is
-    worth trying.
+    Yield a Choice; the loop writes it, runs the model once and sends back the Scores. Return when the search is done.
     """
 
     @property
@@ -277,7 +276,7 @@ class Strategy(Protocol):
 
     @property
     def max_rows(self) -> int:
-        """The most rows of one lane, branches included."""
+        """The maximum number of rows of one lane, branches included."""
 
     @property
     def length_penalty(self) -> float:
@@ -285,7 +284,7 @@ class Strategy(Protocol):
 
     @property
     def traits(self) -> Traits:
-        """What the loop has to know of it."""
+        """What the loop needs to know about it."""
 
     def search(self, scores: Scores, context: Context) -> Search:
         """The search, from the scores after the prompt."""
@@ -295,9 +294,9 @@ class RowsOfLane(NamedTuple):
     """Rows of one lane in a choice for several lanes."""
 
     rng: torch.Generator
-    indices: Sequence[int]  # of the sequences of these rows
-    sequences: int  # of the lane
-    position: int  # of the token that is chosen: the number of new tokens before it
+    indices: Sequence[int]  # the index of each row's sequence
+    sequences: int  # the lane's number of sequences
+    position: int  # of the token to choose: the number of new tokens before it
 
     @property
     def seed(self) -> int:
@@ -318,30 +317,30 @@ class Draft:
     """Proposed tokens."""
 
     tokens: list[int]  # D
-    rates: Sequence[Any] = ()  # for each token how often such tokens were right (`strategies.assisted.Rate`)
+    rates: Sequence[Any] = ()  # for each token, how often such tokens were accepted (`strategies.assisted.Rate`)
 
 
 @runtime_checkable
 class Drafting(Independent, Protocol):
-    """A strategy of one row whose next tokens may be drafted, and are then checked in one pass."""
+    """A strategy of one row whose next tokens may be drafted and then verified in one pass."""
 
     def begin(self, context: Context) -> LaneDrafts:
-        """The drafts of a lane. Raises ModelError if they cannot be made."""
+        """The drafter of a lane. Raises ModelError if nothing can be drafted for it."""
 
     def verify(self, logits: Tensor, draft: Draft, rows: RowsOfLane) -> tuple[int, int]:
         """The number of accepted draft tokens, and the token after them; logits f32 [D+1, V]."""
 
 
 class LaneDrafts(Protocol):
-    """The drafts of one lane."""
+    """Drafts for one lane."""
 
     def rests(self) -> bool:
         """Whether nothing is drafted at this step. Called once for each step, before `next`."""
 
     def next(self, written: Sequence[int], plan: Any) -> Draft | None:
-        """What the next pass should check, if anything, after `written` tokens since the last call.
+        """The draft for the next pass to verify, if any. `written`: the tokens written since the last call.
 
-        `plan` says what the pass costs that checks the drafts of all lanes (`step_costs.PassPlan`).
+        `plan` gives the cost of that pass, which verifies the drafts of all lanes (`step_costs.PassPlan`).
         """
 
     def end(self, written: Sequence[int]) -> None:
@@ -362,19 +361,19 @@ class Lane:
     criteria: tuple[Criterion, ...] = ()
     seed: int = 0
     use_cache: bool = True
-    cache: str = "dynamic"  # form of the cache: dynamic, static, quantized, offloaded
+    cache: str = "dynamic"  # kind of cache: dynamic, static, quantized, offloaded
     top: int = 0  # alternatives reported for each token
     scores: bool = False  # whether rank and entropy are reported for each token
     watch: tuple[int, ...] = ()  # ids whose log-probability and rank are reported at each token
     trace: bool = False  # whether each processor's effect is reported
     processed: bool = False  # whether the log-probability after the processors is reported
     returned: int = 1  # number of returned hypotheses
-    limit: str = ""  # what limits the length if not max_new_tokens ("context of 512 tokens")
-    text: RowText | None = None  # of a row without new tokens; None: no text is made
+    limit: str = ""  # what limits the length if not the max_new_tokens setting ("context of 512 tokens")
+    text: RowText | None = None  # the text of a row without new tokens, to fork; None: rows have no text
 
     @property
     def prompt_length(self) -> int:
-        """Tokens of the prompt: of an encoder-decoder, those of the encoder."""
+        """Tokens of the prompt; for an encoder-decoder, those of the encoder."""
         return len(self.tokens if self.source is None else self.source)
 
     @cached_property

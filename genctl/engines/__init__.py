@@ -1,1 +1,1 @@
-"""Where tokens are computed: in this process, on servers, by workers, or by ranks that share one model."""
+"""Engines compute tokens: in this process, on servers, with worker processes, or with ranks that share one model."""

@@ -1,8 +1,8 @@
-"""What is added to the results of a lane behind the core.
+"""What an engine adds to the results of a lane after the decode core.
 
-The forced phrases that a text lacks, by its tokens and by its text, and incomplete grammars are marked; thoughts are
-measured.
-Finished samples are reranked by their texts and sums alone: best of n by log-probability, and minimum Bayes risk.
+It marks missing forced phrases (by tokens and by text) and texts that are incomplete in a grammar, and measures
+thoughts. It reranks finished samples, from their texts and log-probabilities alone: best of n by log-probability, and
+minimum Bayes risk.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from genctl.models.text import Words
     from genctl.strategies.constraints import Constraints
 
-ORDER, BETA = 6, 2.0  # of chrF: the longest n-grams, and the weight of recall against precision
+ORDER, BETA = 6, 2.0  # of chrF: the longest n-grams, and the weight of recall relative to precision
 
 
 class RerankPlan(NamedTuple):
@@ -56,7 +56,7 @@ def rerank(
 
 
 def expected_chrf(texts: Sequence[str]) -> list[float]:
-    """For each text its mean chrF with all texts as references. Equal texts are compared once."""
+    """For each text, its mean chrF with all texts as references. Equal texts are compared once."""
     counts = Counter(texts)
     grams = {text: _ngrams(text) for text in counts}
     totals = {text: float(count) for text, count in counts.items()}  # chrF with itself is 1, for each draw
@@ -68,7 +68,7 @@ def expected_chrf(texts: Sequence[str]) -> list[float]:
 
 
 def _ngrams(text: str) -> list[Counter[str]]:
-    """For n = 1 to 6 the n-grams of a text without white space."""
+    """The n-grams of a text without white space, for n = 1 to 6."""
     characters = "".join(text.split())
     return [Counter(characters[at : at + n] for at in range(len(characters) - n + 1)) for n in range(1, ORDER + 1)]
 
@@ -95,7 +95,7 @@ def _chrf(left: list[Counter[str]], right: list[Counter[str]]) -> tuple[float, f
 
 
 class ForcedPhrase(NamedTuple):
-    """One constraint as given: alternative texts, or their ids."""
+    """One constraint as the user gave it: alternative texts, or alternative ids."""
 
     name: str
     texts: tuple[str, ...]  # empty if the ids have no text
@@ -108,12 +108,12 @@ class ForcedPhrases:
 
     constraints: Constraints
     phrases: tuple[ForcedPhrase, ...]
-    text: Callable[[Sequence[int]], str]  # of ids
+    text: Callable[[Sequence[int]], str]  # decodes ids
 
     def unmet(self, hypothesis: Hypothesis) -> Hypothesis:
         """The hypothesis with the names of the phrases that it lacks.
 
-        A phrase counts if it is in the tokens and in the text: a stop can cut it away, and other tokens can spell it.
+        A phrase must be in the tokens, or in the text if it was given as text; if a stop cut the text, in what is left.
         """
         lacking = self.constraints.open_in(hypothesis.tokens)
         cut = hypothesis.reason == "stop" and self.text(hypothesis.tokens) != hypothesis.text
@@ -127,9 +127,9 @@ class ForcedPhrases:
 
 
 def forced_phrases(generation: Generation, strategy: Strategy, tokenizer: Any, words: Words) -> ForcedPhrases | None:
-    """What texts of a constrained beam search must contain: `force_words_ids`, then `force_words`.
+    """What the texts of a constrained beam search must contain: `force_words_ids`, then `force_words`.
 
-    Alternatives are named with "|" between them; ids without text are named themselves.
+    A name joins the alternatives with "|"; ids without text are written as numbers.
     """
     from genctl.models.text import decode
     from genctl.strategies.constrained import ConstrainedBeam
@@ -157,12 +157,12 @@ class LaneResults:
 
     phrases: ForcedPhrases | None = None
     grammar: Grammar | None = None
-    prompt_length: int = 0  # tokens before those that `grammar` reads
+    prompt_length: int = 0  # tokens of the prompt, for `grammar`
     ranking: RerankPlan | None = None
     thinking: Thinking | None = None
 
     def completed(self, event: Event) -> Event:
-        """The event with completed results."""
+        """The event, with its results completed."""
         if isinstance(event, Stepped) and event.ended and self.phrases is not None:
             ended = (dataclasses.replace(row, hypothesis=self.phrases.unmet(row.hypothesis)) for row in event.ended)
             return dataclasses.replace(event, ended=tuple(ended))
@@ -176,8 +176,8 @@ class LaneResults:
         return dataclasses.replace(event, hypotheses=ranked[:returned], others=ranked[returned:])
 
     def _completed(self, hypothesis: Hypothesis) -> Hypothesis:
-        """The hypothesis with the phrases that it lacks and its thought, marked if the budget or the time cut off a
-        text that is incomplete in the grammar.
+        """The hypothesis with its missing phrases and its thought; marked as incomplete if a limit (tokens, context or
+        time) cut the text off before it was complete in the grammar.
         """
         if self.phrases is not None:
             hypothesis = self.phrases.unmet(hypothesis)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class PlannedLane(NamedTuple):
-    """A lane, the event with which it begins, and what completes its results; None if the core completes them."""
+    """A lane, its first event, and what completes its results; None if the core's results need nothing added."""
 
     lane: Lane
     began: events.Began
@@ -53,38 +53,38 @@ class Planner:
         self.loaded, self.forward, self.runtime = loaded, forward, runtime
         self.allow_plugins, self.flags = allow_plugins, flags
         self.strategies = StrategyChoice(loaded, forward, runtime, flags)
-        self.drafts = True  # whether what was written before is drafted, where that changes no byte
+        self.drafts = True  # whether to draft from earlier text without a setting, where that changes no byte
         self.context = context_of(loaded.config)  # the maximum number of positions; None: no limit
-        # the length of the texts of the training, if scaled positions let the model read longer ones
+        # the length of the training texts, if scaled positions let the model read longer ones
         length = trained_length(loaded.config)
         self.trained = None if length == self.context else length
         self.prompts = PromptReader(loaded, runtime, self.context, self.trained)
         self.bos, self.eos = self.prompts.bos, self.prompts.eos
-        # without one the decoder begins with BOS
+        # if None, the decoder begins with BOS
         self.decoder_start = loaded.model.generation_config.decoder_start_token_id
 
     @cached_property
     def known_tags(self) -> Tags | None:
-        """The tags around the checkpoint's thoughts, if they are known ones."""
+        """The tags around the checkpoint's thoughts, if its tokenizer has known ones."""
         from genctl.decode.stopping.stops import tags_of
 
         return tags_of(self.loaded.tokenizer)
 
     def read(self, request: Request) -> Prompt:
-        """The request's prompt in token ids. Raises InputError or ModelError."""
+        """The request's prompt as token ids. Raises InputError, ModelError or UsageError."""
         return self.prompts.read(request)
 
     def plan(self, request: Request, report: Report) -> PlannedLane:
-        """The lane of a request. Raises GenctlError with one line."""
+        """The lane of a request. Raises GenctlError."""
         return LanePlan(self, request).planned(report)
 
 
-# settings that read whether a prompt ends within a thought
+# settings for which it matters whether the prompt ends within a thought
 READ_THOUGHTS = ("thinking_budget", "stop_strings", "stop_regex")
 
 
 class LanePlan:
-    """Plans one request. Raises GenctlError with one line."""
+    """Plans one request. Raises GenctlError."""
 
     def __init__(self, planner: Planner, request: Request) -> None:
         from genctl.models.text import detokenizer
@@ -99,11 +99,11 @@ class LanePlan:
             raise InputError("the prompt tokenises to nothing, and there is nothing to continue")
         self.prompt = planner.prompts.truncated(read, request, self.generation)
         self.truncated = len(read.ids) - len(self.prompt.ids)
-        # to read; the text that the continuation begins with
+        # the tokens to read, and the text that the continuation must begin with
         self.tokens, self.healed = planner.prompts.healed(self.prompt.ids, self.generation, self.forward.vocab_size)
         self.source: tuple[int, ...] | None = None  # of an encoder
         self.words = detokenizer(self.loaded.tokenizer)
-        if self.forward.is_encoder_decoder:  # its text begins from nothing
+        if self.forward.is_encoder_decoder:  # its text does not continue the prompt
             g = self.generation
             starts = (g.decoder_start_token_id, planner.decoder_start, g.bos_token_id, planner.bos)
             if (start := next((id for id in starts if id is not None), None)) is None:
@@ -115,7 +115,7 @@ class LanePlan:
         self.most, self.limit = self._most_new_tokens()
 
     def planned(self, report: Report) -> PlannedLane:
-        """The lane."""
+        """The planned lane."""
         from genctl.decode.stopping.row_text import RowText
         from genctl.decode.types import Lane
 
@@ -190,7 +190,7 @@ class LanePlan:
     # -- the prompt ----------------------------------------------------------------------------------------------------
 
     def _check_special(self) -> None:
-        """Raises UsageError for a special id that the model does not have: it could never be written or read."""
+        """Raises UsageError for a special id that the model does not have and so could never read or write."""
         size = self.loaded.vocab_size
         for name in ("eos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_id", "stop_token_ids"):
             for token in ids_of(getattr(self.generation, name)):
@@ -198,7 +198,7 @@ class LanePlan:
                     raise UsageError(f"{name}: {token} is not one of the {size} ids of the model")
 
     def _most_new_tokens(self) -> tuple[int, str]:
-        """The maximum number of new tokens, and its reason if that is the context. A full context has room for one."""
+        """The maximum number of new tokens, and its cause if that is the context. A full context has room for one."""
         context, generation, length = self.planner.context, self.generation, len(self.tokens)
         if context is not None and len(self.prompt.ids) > context:
             raise InputError(
@@ -254,7 +254,7 @@ class LanePlan:
         return processors
 
     def _unconditional(self) -> Callable[[Tensor], Tensor] | None:
-        """The unconditional prompt of guidance_scale: the negative prompt, or the prompt's last token."""
+        """The unconditional logits for guidance_scale, after the negative prompt or after the prompt's last token."""
         generation = self.generation
         if generation.guidance_scale in (None, 1.0):
             return None
@@ -272,8 +272,8 @@ class LanePlan:
     # -- stopping criteria, and thoughts -------------------------------------------------------------------------------
 
     def _opening(self) -> str:
-        """The end of a prompt in which a thought may have been opened: of a chat, what its template adds after all
-        messages. "" where no setting needs it.
+        """The end of the prompt, which may have opened a thought: for a chat, what its template adds after all
+        messages. "" if no setting needs it.
         """
         resolved, tokenizer = self.request.resolved, self.loaded.tokenizer
         listed = [table["use"] for table in (*(resolved.processors or ()), *(resolved.stopping or ()))]
@@ -291,7 +291,7 @@ class LanePlan:
         return chat.after_messages(tokenizer, messages, self.prompt.text, name=self.loaded.name, **how)
 
     def _tags(self) -> Tags | None:
-        """The tags around the thoughts of a checkpoint: those that are set, or known ones."""
+        """The tags around thoughts: those of `thinking_tags`, or the checkpoint's known ones."""
         from genctl.decode.stopping.stops import Tags
 
         tables = (vars(self.generation), *(self.request.resolved.processors or ()))
@@ -306,7 +306,7 @@ class LanePlan:
         from genctl.decode.stopping.build import NamedCriterion, StoppingContext, build
 
         tags = None if generation.stop_in_thought else self._tags()
-        # a text that is no chat may speak of known tags, and opens a thought at its end alone
+        # outside a chat, known tags may merely be mentioned: only one at the end of the text opens a thought
         is_text = request.prompt is not None and not self.is_chat
         begins = not is_text or generation.thinking_tags is not None or generation.thinking_budget is not None
         context = StoppingContext(
@@ -323,7 +323,7 @@ class LanePlan:
         if seconds is None:
             return criteria
 
-        # an option of the run, like the batch size, so not part of a preset's list
+        # row_timeout is an option of the run, like the batch size, so it is not part of a preset's list
         def late(written: object) -> tuple[str, str] | None:
             return ("time", f"row_timeout {seconds:g} s") if time.monotonic() - self.began > seconds else None
 

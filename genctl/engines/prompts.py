@@ -1,4 +1,4 @@
-"""The prompts of requests as token ids: read, truncated, and healed at their ends."""
+"""The prompts of requests as token ids: tokenised, truncated, and healed at the end."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Prompt:
     """A prompt as token ids."""
 
     ids: tuple[int, ...]
-    text: str  # recorded
-    shown: str = ""  # of a conversation: its messages
-    note: str = ""  # what its writer should know
-    spelled: tuple[int, ...] | None = None  # the ids of `text`, where that is all that was given
+    text: str  # as recorded
+    shown: str = ""  # the messages, for a conversation
+    note: str = ""  # a remark for the user
+    spelled: tuple[int, ...] | None = None  # the ids of `text`, if the prompt was given as plain text
 
 
 class PromptReader:
@@ -37,10 +37,10 @@ class PromptReader:
         self.loaded, self.runtime, self.context, self.trained = loaded, runtime, context, trained
         defaults = loaded.model.generation_config
         self.bos, self.eos = defaults.bos_token_id, ids_of(defaults.eos_token_id)
-        self.translating: tuple[Resolved, Generation] | None = None  # the last settings
+        self.translating: tuple[Resolved, Generation] | None = None  # the last settings, and `in_language` of them
 
     def read(self, request: Request) -> Prompt:
-        """The request's prompt in token ids. Raises InputError or ModelError."""
+        """The request's prompt as token ids. Raises InputError, ModelError or UsageError."""
         from genctl.models import text
         from genctl.models.tokenizer_alone import reading
 
@@ -70,13 +70,13 @@ class PromptReader:
         # the template contains the special tokens
         ids = tuple(text.encode(tokenizer, rendered, add_special_tokens=False))
         note = self._note(ids, "the chat template writes it before a message that begins with it")
-        if how["variables"] and how["variables"] != conflicts.variables_of(self.runtime):  # of a row
+        if how["variables"] and how["variables"] != conflicts.variables_of(self.runtime):  # set by this row
             unused = self.unused_variables(runtime)
             note = note or (f"the chat template does not use {' or '.join(unused)}" if unused else "")
         return Prompt(ids, rendered, events.conversation(messages, runtime.system), note)
 
     def unused_variables(self, runtime: Runtime) -> list[str]:
-        """The variables that the chat template does not use. Raises ModelError if there is no such template."""
+        """The variables that the chat template does not use. Raises ModelError if there is no template."""
         from genctl.models.chat import check_template
 
         tokenizer: Any = self.loaded.tokenizer
@@ -86,7 +86,7 @@ class PromptReader:
         )
 
     def _note(self, ids: Sequence[int], why: str = "") -> str:
-        """A note if a prompt begins with BOS twice, because of `why`, or is longer than the texts of the training."""
+        """A note if a prompt begins with BOS twice (for the reason `why`), or is longer than the training texts."""
         from genctl.models.text import doubled_bos
 
         tokenizer: Any = self.loaded.tokenizer
@@ -96,10 +96,10 @@ class PromptReader:
         return trained_length_note(self.trained) if is_longer else ""
 
     def truncated(self, prompt: Prompt, request: Request, generation: Generation) -> Prompt:
-        """The prompt after `truncate`; its text is unchanged. Raises InputError if nothing of it is left.
+        """The prompt after `truncate`; its text is unchanged. Raises InputError if nothing of it would be left.
 
-        Keeps room for max_new_tokens, at most half of the context (or max_length); an encoder-decoder's
-        new tokens have a separate context. Special tokens that the tokenizer puts around a prompt stay: its BOS, and an
+        Leaves room for max_new_tokens, at most half of the context (or max_length); an encoder-decoder's
+        new tokens have a separate context. Special tokens that the tokenizer puts around a prompt stay: BOS, and an
         encoder's EOS.
         """
         side, ids, encoder = request.resolved.runtime.truncate, prompt.ids, self.loaded.is_encoder_decoder
@@ -117,7 +117,7 @@ class PromptReader:
         return replace(prompt, ids=ids[:first] + ids[len(ids) - (keep - first) :])
 
     def healed(self, ids: tuple[int, ...], generation: Generation, vocab_size: int) -> tuple[tuple[int, ...], str]:
-        """A prompt without its last tokens, and their text, with which the continuation must begin.
+        """The prompt without the tokens to heal, and their text, which the continuation must begin with.
 
         `vocab_size`: the entries of the output distribution. Raises ModelError and UsageError.
         """
@@ -135,7 +135,7 @@ class PromptReader:
         return healed.ids, healed.text
 
     def in_language(self, resolved: Resolved) -> Generation:
-        """The settings, whose text begins with the token of `tgt_lang`. Raises UsageError for a language it lacks."""
+        """The settings, with `tgt_lang` as forced first token. Raises UsageError for a language that is not there."""
         if self.translating is not None and self.translating[0] is resolved:
             return self.translating[1]
         from genctl.models.tokenizer_alone import language_id
@@ -152,7 +152,7 @@ class PromptReader:
 
 
 def conversation(request: Request) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The messages of a chat, and how they are rendered."""
+    """The messages of a chat, and the arguments for rendering them."""
     runtime = request.resolved.runtime
     messages = request.messages or ({"role": "user", "content": request.prompt or ""},)
     variables = conflicts.variables_of(runtime)
@@ -160,7 +160,7 @@ def conversation(request: Request) -> tuple[list[dict[str, Any]], dict[str, Any]
 
 
 def ids_of(value: int | list[int] | tuple[int, ...] | None) -> tuple[int, ...]:
-    """The ids of a setting that may be one, several or none."""
+    """The ids of a setting that holds one, several or none."""
     if value is None:
         return ()
     return (value,) if isinstance(value, int) else tuple(value)

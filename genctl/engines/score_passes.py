@@ -1,7 +1,7 @@
 """Forward passes over known tokens: log-probability, rank and entropy of each.
 
-Rows of different lengths are padded on the right and masked. Logits are processed a few positions at a time, so that no
-copy of their full size is made; a row whose own logits would be too large is read in pieces.
+Rows of different lengths are padded on the right and masked. Logits are processed a few positions at a time, which
+avoids a second tensor of their full size; a row whose own logits would be too large is read in pieces.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from genctl.errors import ModelError
 from genctl.events import Token
 from genctl.kernels.ops import entropy, log_softmax
 
-LARGEST = 2**28  # most logits in one pass, 1 GiB
-AT_ONCE = 2**24  # most logits processed at a time
+LARGEST = 2**28  # maximum logits of one pass, 1 GiB
+AT_ONCE = 2**24  # maximum logits processed at a time
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Piece:
 
 
 class Passes:
-    """Reads pieces with one model. The returned tokens have no text."""
+    """Reads pieces with one model. The tokens that it returns have no text."""
 
     def __init__(self, forward: ModelRuntime, *, batch_size: int, detail: Detail | None = None) -> None:
         self.forward, self.batch_size, self.detail = forward, batch_size, detail or Detail()
@@ -53,9 +53,9 @@ class Passes:
         )
 
     def batches(self, pieces: Sequence[Piece]) -> Iterator[list[int]]:
-        """Places of pieces to be read together: the longest first, and never more logits than `LARGEST`.
+        """Batches of pieces to read in one pass, by index: the longest first, each with at most `LARGEST` logits.
 
-        Lengths differ within a batch only if the model reads padded rows exactly.
+        Only a single piece may have more. Lengths differ within a batch only if the model reads padded rows exactly.
         """
         batch, first, able = list[int](), 0, self.forward.abilities
         lengths = [(len(piece.ids), len(piece.source or ())) for piece in pieces]
@@ -77,9 +77,9 @@ class Passes:
     def read(
         self, pieces: Sequence[Piece], source: Source | None = None, cache: Cache | None = None, past: int = 0
     ) -> list[list[Token]]:
-        """Read pieces together; returns the scored tokens of each. Raises ModelError if the model's scores are NaN.
+        """Read pieces in one pass; returns the scored tokens of each. Raises ModelError if the model's scores are NaN.
 
-        They may share an encoded `source`, or a cache of one row with `past` tokens, which does not change.
+        The pieces may share an encoded `source`, or a cache of one row with `past` tokens, which is not changed.
         """
         forward, width = self.forward, max(len(piece.ids) for piece in pieces) - 1
         lengths = torch.tensor([len(piece.ids) - 1 for piece in pieces])
@@ -121,10 +121,10 @@ class Passes:
     def continuations(
         self, context: Sequence[int], endings: Sequence[tuple[int, ...]], source: Sequence[int] | None = None
     ) -> list[list[Token]]:
-        """Several endings (none empty) of one context, all of their tokens scored. The context is read once.
+        """Score all tokens of several endings (none empty) of one context. The context is read once.
 
-        For an encoder-decoder `source` is read once, and `context` is the decoder's start. A model with a recurrent
-        state cannot continue from it by several tokens at a time, and reads the context with each ending.
+        For an encoder-decoder, `source` is read once, and `context` is the decoder's start. A model that cannot
+        continue its cache by several tokens at a time (a recurrent state) reads the context with each ending.
         """
         pieces, shared = [Piece((*context, *ending), len(context)) for ending in endings], dict[str, Any]()
         results: list[list[Token]] = [[] for _ in endings]

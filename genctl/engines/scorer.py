@@ -1,4 +1,4 @@
-"""Score texts in the order in which they come: each as token ids, read with others, and what its tokens sum to."""
+"""Score texts, in input order: tokenise them, read them in batches, and sum the log-probabilities of their tokens."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-# -- texts to score as token ids, with the place of a text among them, its scored tokens and its bytes -----------------
+# -- texts to score as token ids: where the text begins, which tokens are scored, and their bytes ----------------------
 # A causal model has no score for the first token that it reads. If the tokenizer puts BOS in front, that is BOS, and
-# every token of the text is scored; otherwise the text's own first token is not.
+# every token of the text is scored; otherwise the text's own first token has no score.
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class TextReader:
         first, size = len(self.before) or 1, len(text.encode())
         if not self.before and getattr(self.tokenizer, "is_fast", False):
             offsets = self.tokenizer(text, return_offsets_mapping=True, verbose=False)["offset_mapping"]
-            # a character that the first token shares with the second one is counted
+            # a character that is split between the first and the second token is counted
             size = len(text[min([offsets[0][1], *(begin for begin, _ in offsets[1:2])]) :].encode())
         elif not self.before:
             size = max(size - len(texts.decode(self.tokenizer, ids[:1]).encode()), 0)
@@ -78,9 +78,8 @@ class TextReader:
     def after_context(self, context: str, text: str) -> EncodedText:
         """A text that continues `context` directly: all of its tokens are scored.
 
-        The context has the same tokens as alone. The text has the tokens that follow them when both are tokenised
-        together; if a token crosses the boundary, the text is tokenised alone. Raises InputError without a context and
-        a BOS.
+        The context is tokenised alone. The text has the tokens that follow when both are tokenised together; if a token
+        crosses the boundary, the text is tokenised alone. Raises InputError if there is neither a context nor a BOS.
         """
         if not context and not self.before:
             raise InputError("there is no context, and this tokenizer puts no BOS in front to begin with")
@@ -115,14 +114,14 @@ class TextReader:
         return texts.encode(self.tokenizer, text, add_special_tokens=True)
 
 
-# -- scores, in the order in which texts come --------------------------------------------------------------------------
+# -- scores, in input order --------------------------------------------------------------------------------------------
 
 
 def windows(total: int, window: int, stride: int, first: int = 1) -> Iterator[tuple[int, int, int]]:
     """(begin, end, scored) of each window: it reads tokens begin..end-1 and scores those from `scored` on.
 
-    Windows begin `stride` tokens apart, so that all but the first `window` tokens are scored with at least window -
-    stride tokens before them (https://huggingface.co/docs/transformers/perplexity). Tokens before `first` (at least 1)
+    Windows begin `stride` tokens apart: all but the first `window` tokens are scored with at least window - stride
+    tokens before them (https://huggingface.co/docs/transformers/perplexity). Tokens before `first` (at least 1)
     are not scored, and windows that would score nothing are left out. `stride` is in 1..window-1.
     """
     done = first
@@ -170,7 +169,7 @@ class Scorer:
     def score(
         self, items: Iterable[tuple[Key, TextToScore]], interrupted: Callable[[], object] = lambda: False
     ) -> Iterator[tuple[Key, Outcome]]:
-        """One outcome for each text, in order: its score, its candidates' (best first), or its error.
+        """One outcome for each text, in order: its score, the scores of its candidates (best first), or its error.
 
         Texts are read lazily, a chunk at a time. Stops when `interrupted` returns true.
         """
@@ -197,7 +196,7 @@ class Scorer:
                 yield key, outcome
 
     def _encoded(self, item: TextToScore) -> list[EncodedText]:
-        """The text, or the candidates, as token ids. Raises InputError."""
+        """The text, or each candidate, as token ids. Raises InputError."""
         if not item.candidates:
             return [self._text(item)]
         if self.options.stride is not None:
@@ -216,7 +215,7 @@ class Scorer:
         return encoded
 
     def _text(self, item: TextToScore) -> EncodedText:
-        """A text, with what it continues or answers, if that fits into the context."""
+        """A text, with its context or source, as token ids. Raises InputError if the model's context is too short."""
         if self.is_encoder_decoder:
             if item.target is None:
                 raise InputError("an encoder-decoder scores a target given its source: there is no target (--target)")
@@ -241,7 +240,7 @@ class Scorer:
         return encoded
 
     def _pieces(self, encoded: EncodedText) -> Iterator[Piece]:
-        """What is read of a text: all of it, or windows."""
+        """The pieces to read: the whole text, or its windows."""
         if self.window is None:
             yield encoded
             return
@@ -249,7 +248,7 @@ class Scorer:
             yield Piece(encoded.ids[begin:end], scored - begin)
 
     def _read(self, pieces: Sequence[Piece]) -> Sequence[list[Token] | GenctlError]:
-        """The tokens of each piece; if the batch fails, each is read alone, so that none fails because of another."""
+        """The tokens of each piece. If the batch fails, each piece is read alone, so none fails because of another."""
         read = _caught(self.passes.read, pieces)
         if not isinstance(read, GenctlError):
             return read
@@ -258,7 +257,7 @@ class Scorer:
     def _scores(
         self, item: TextToScore, encoded: list[EncodedText], parts: Sequence[list[Token] | GenctlError]
     ) -> list[Scored]:
-        """The score of a text from its parts, or of all candidates, the best first; equal ones in their order."""
+        """The score of a text from its parts, or of all candidates, best first; equal ones keep their order."""
         first, tokens = encoded[0], list[Token]()
         for part in parts:
             if isinstance(part, GenctlError):
@@ -279,7 +278,7 @@ class Scorer:
 
     def _with_text(self, encoded: EncodedText, tokens: Sequence[Token]) -> tuple[str, tuple[Token, ...]]:
         """The characters before the first scored token, and the tokens with their text."""
-        # the text of an encoder-decoder begins from nothing
+        # the text of an encoder-decoder continues nothing
         before = encoded.ids[: encoded.begin] if encoded.source is None else ()
         words = texts.Detokenizer(self.reader.tokenizer).after(before)
         shows_pieces = words.vocabulary.mode == "whole"  # such a tokenizer decodes only complete texts
@@ -297,7 +296,7 @@ class Scorer:
 
 
 def _caught(function: Callable[..., Result], *arguments: Any) -> Result | GenctlError:
-    """The result of a function, or its error, unless that is one of the model's code."""
+    """The result of a function, or its error. A ContractError is raised."""
     try:
         return function(*arguments)
     except ContractError:

@@ -1,6 +1,5 @@
-"""A session turns requests into events with text: it loads a checkpoint, plans lanes and runs the decode loop.
-
-Display is not part of it.
+"""The local engine. A session turns requests into events with text: it loads a checkpoint, plans lanes and runs the
+decode loop. It displays nothing.
 """
 
 from __future__ import annotations
@@ -73,8 +72,8 @@ class Session:
                 problem = f"{loaded.name} keeps no cache that can be saved"
                 raise ModelError(f"{problem}, so --prompt-cache {path} cannot be used")
             saved = prompts.load(Path(path).expanduser(), self.identity, self.forward)
-        self.prefixes: dict[Prompt, Prefix] = {}  # prompts read by others, which are not read again
-        self.texts = None if saved is None else KeptTexts(saved=saved)  # that requests may continue
+        self.prefixes: dict[Prompt, Prefix] = {}  # earlier prefills that a caller provides
+        self.texts = None if saved is None else KeptTexts(saved=saved)  # texts that requests may continue
         self.tried: tuple[Resolved, PlannedLane] | None = None  # the trial prompt of the last checked job
         self.about = About(
             loaded.name,
@@ -100,8 +99,8 @@ class Session:
         """Load a checkpoint. `layers` are checked against its generation_config before its weights are read.
 
         `need_tokenizer`: prompts are texts, so a checkpoint without a tokenizer is refused before that, too. `threads`
-        chooses how many threads torch has, for one row; without it, only `runtime.threads` changes their number.
-        `flags` are for this and for further checkpoints: what the user allows, and `on_event` (see `hub.load`).
+        chooses torch's number of threads for one row; without it, only `runtime.threads` changes that number. `flags`
+        apply to this and to auxiliary checkpoints: what the user allows, and `on_event` (see `hub.load`).
 
         Raises ModelError, UsageError or PresetError.
         """
@@ -130,7 +129,7 @@ class Session:
 
     @classmethod
     def opened(cls, setup: EngineSetup) -> Self:
-        """The checkpoint of a command. Reports notes on loading, and later on compiling. Raises as `load` does."""
+        """Load the checkpoint of a command. Reports loading, and later compiling. Raises the errors of `load`."""
         session = cls.load(
             setup.runtime,
             allow_plugins=setup.allow_plugins,
@@ -159,12 +158,12 @@ class Session:
         return PromptIdentity(self.loaded.fingerprint(), self.loaded.name, dtype, version("transformers"), layout)
 
     def notes(self) -> list[str]:
-        """Notes for --verbose: on the checkpoint, how it runs, and with how many threads."""
+        """Notes for --verbose: on the checkpoint, on how it runs, and on the number of threads."""
         return [*self.loaded.verbose_notes, *([] if self.threads is None else [self.threads.note])]
 
     @property
     def done(self) -> WorkDone:
-        """The passes so far, and what was found out about the model."""
+        """The passes so far, and the findings about the model."""
         return WorkDone(int(self.forward.forwards), tuple(self.forward.findings))
 
     def fingerprints(self) -> dict[str, str]:
@@ -173,7 +172,7 @@ class Session:
         return {checkpoint.name: checkpoint.fingerprint() for checkpoint in loaded}
 
     def saved_prompt(self, request: Request) -> tuple[bytes, int]:
-        """A request's prompt, prefilled, as the content of a prompt-cache file; and its number of tokens."""
+        """Prefill a request's prompt. Returns the content of a prompt-cache file, and the number of tokens."""
         from genctl.decode import prompts
 
         lane = self.planner.plan(request, Report()).lane
@@ -182,20 +181,20 @@ class Session:
         return prompts.packed(prefix, self.identity), len(lane.source or lane.tokens)
 
     def keep_texts(self, most: int | None) -> None:
-        """Keep what is read of each request, in `most` bytes where they are bounded: later ones read only the rest."""
+        """Keep the texts of requests, in `most` bytes (see `KeptTexts`): later requests read only what is new."""
         from genctl.decode.prefix_cache import KeptTexts
 
         self.texts = KeptTexts(most)
 
     def resolve(self, layers: Sequence[Layer]) -> Resolved:
-        """The layers, with the checkpoint's generation_config beneath them."""
+        """Resolve the layers, with the checkpoint's generation_config as the lowest."""
         settings = self.loaded.generation
         return resolve([model_layer(settings.values, self.loaded.name, settings.file), *layers])
 
     def plan(self, resolved: Resolved) -> JobPlan:
         """Check once that this checkpoint can run a job (`Engine.plan`).
 
-        Raises as each prompt would: UsageError or PresetError for settings, ModelError for missing capabilities.
+        Raises the error of each prompt: UsageError or PresetError for settings, ModelError for missing capabilities.
         """
         from genctl.engines.strategy_choice import cache_notes, undrafted
 
@@ -231,7 +230,7 @@ class Session:
             rows=max(int(strategy.max_rows), 1),
             remarks=tuple(remarks),
             reads_hidden=strategy.traits.needs_hidden,
-            batch_invariant_by=self.products if is_invariant else "",  # no row goes through other products
+            batch_invariant_by=self.products if is_invariant else "",  # every row goes through these products
         )
 
     def watched(self, tokens: Sequence[str]) -> tuple[int, ...]:
@@ -241,18 +240,18 @@ class Session:
         return watched_ids(self.loaded, tokens)
 
     def _trial(self, resolved: Resolved) -> PlannedLane:
-        """A prompt of one token, planned once for a job. Raises the errors of planning."""
+        """Plan a prompt of one token, once for a job. Raises the errors of planning."""
         if self.tried is None or self.tried[0] is not resolved:
             from genctl.models.text import detokenizer
 
             words = detokenizer(self.loaded.tokenizer)
-            # a token with text, as prompts have: a grammar that begins with a blank cannot begin a text
+            # a token with text, as in real prompts: a grammar that begins with a blank cannot begin a text
             token = next(filter(words.writes, range(self.loaded.vocab_size)), 0)
             self.tried = resolved, self.planner.plan(Request("", resolved, 0, prompt_ids=(token,)), Report())
         return self.tried[1]
 
     def width(self, resolved: Resolved, default: int) -> int:
-        """How many prompts are decoded at once: batch_size, or with "auto" as many as fit into memory."""
+        """The number of prompts to decode at once: batch_size, or with "auto" as many as fit into memory."""
         batch_size = resolved.runtime.batch_size
         if batch_size != "auto":
             return default if batch_size is None else int(batch_size)
@@ -262,9 +261,9 @@ class Session:
 
     @property
     def products(self) -> str:
-        """How all products of the model are computed: a type of number and the instruction set; "" if by torch.
+        """How all matrix products of the model are computed: number format and instruction set; "" if any is torch's.
 
-        In float32 every instruction set computes the same, and none is named.
+        In float32 every instruction set computes the same numbers, so none is named.
         """
         from genctl.native.runtime import NativeModel
 
@@ -384,7 +383,7 @@ def check_settings(generation: Generation) -> None:
 
 
 def checkpoint_layer(runtime: Runtime, *, allow_pickle: bool = False, trust_remote_code: bool = False) -> Layer:
-    """The checkpoint's own settings: its weights are not read."""
+    """The checkpoint's own settings, without reading its weights."""
     from genctl.models import hub
 
     settings = hub.generation_settings(runtime, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)

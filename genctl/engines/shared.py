@@ -1,8 +1,8 @@
 """The engine of `--tensor-parallel`: processes that share a model, each of which runs the whole loop on all requests.
 
 Tensor parallelism by transformers' plans: each rank holds a part of every large matrix, and all compute each pass
-(Shoeybi et al., Megatron-LM, 2019). Sums over ranks are equal on all of them. What could differ comes from rank 0:
-requests, settings, the clock, whether to stop, and the logits of each pass, so that equal seeds give equal choices.
+(Shoeybi et al., Megatron-LM, 2019). Sums over ranks are equal on all of them. Whatever could differ comes from rank 0
+(requests, settings, the clock, whether to stop, and the logits of each pass), so equal seeds give equal choices.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from genctl.params import Runtime
 if TYPE_CHECKING:
     from genctl.models.hub import LoadedModel
 
-# How long a rank waits for another one inside a step. Ranks load and decode in step, so they are seconds apart at most;
-# a rank that is killed closes its connections, which ends the others at once.
+# How long a rank waits for another one inside a step. Ranks load and decode in lockstep, at most seconds apart; a rank
+# that is killed closes its connections, which ends the others at once.
 TIMEOUT_S = 120
 # How long ranks wait for rank 0 to read its input, which may come from a pipe or a person.
 PATIENCE = datetime.timedelta(days=7)
@@ -58,7 +58,7 @@ def stop() -> None:
 
 
 def silence(stack: ExitStack) -> None:
-    """For ranks other than 0: discard output, and leave signals to rank 0."""
+    """For ranks other than 0: discard all output, and leave signals to rank 0."""
     nowhere = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 (the stack closes it)
     stack.enter_context(redirect_stdout(nowhere))
     stack.enter_context(redirect_stderr(nowhere))
@@ -73,7 +73,7 @@ def _patient_group() -> Any:
 
 
 def broadcast(value: Any, *, wait: bool = False) -> Any:
-    """Rank 0's value, on every rank. All ranks call this together.
+    """Send rank 0's value to every rank. All ranks must call this.
 
     `wait`: rank 0 may take days. Raises ModelError if a rank has ended or does not answer.
     """
@@ -83,7 +83,7 @@ def broadcast(value: Any, *, wait: bool = False) -> Any:
 
 
 def share(tensor: Tensor) -> Tensor:
-    """Rank 0's numbers for a tensor that every rank has in the same shape. Raises ModelError as `broadcast` does."""
+    """Send rank 0's tensor to every rank; all pass one of the same shape. Raises ModelError as `broadcast` does."""
     same = tensor.contiguous()
     _together(dist.broadcast, same)
     return same
@@ -102,7 +102,7 @@ def _line(error: BaseException) -> str:
 
 
 def _share_outputs(model: Any) -> None:
-    """After each pass every rank has rank 0's logits f32 [N, T, V], and its hidden states where they are returned."""
+    """Make every pass return rank 0's logits f32 [N, T, V] on every rank, and its hidden states if there are any."""
 
     def same(module: Any, inputs: Any, output: Any) -> Any:
         output.logits = share(output.logits)
@@ -125,7 +125,7 @@ class SharedSession(Session):
         super().__init__(loaded, runtime, **how)
 
     def plan(self, resolved: Resolved) -> JobPlan:
-        """Check once whether all ranks together can run a job. Raises UsageError for other caches."""
+        """Check once whether the ranks can run a job. Raises UsageError for caches other than "dynamic" and "off"."""
         plan = super().plan(resolved)
         if (form := resolved.generation.cache_implementation) not in ("dynamic", "off"):
             raise UsageError(f"--tensor-parallel and --cache {form}: the cache is shared out as well, and grows")

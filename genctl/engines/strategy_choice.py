@@ -1,6 +1,6 @@
-"""The strategies of one checkpoint: what the knobs choose, drafts, and further checkpoints.
+"""Chooses the strategies of one checkpoint: from the knobs, with drafts and auxiliary checkpoints.
 
-The runtime of a loaded model, and notes on its cache: if it is lossy or has no effect, if it cannot be reused.
+Also the runtime of a loaded model, and notes on its cache: if it is lossy, has no effect or cannot be reused.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class StrategyChoice:
-    """Chooses strategies. Those of equal knobs are one, and further checkpoints are loaded once."""
+    """Chooses strategies. Consecutive requests with the same settings share one; auxiliary checkpoints load once."""
 
     def __init__(self, loaded: LoadedModel, forward: ModelRuntime, runtime: Runtime, flags: dict[str, Any]) -> None:
-        """`flags`: how further checkpoints (assistants, amateurs) are loaded."""
+        """`flags`: how auxiliary checkpoints (assistants, amateurs) are loaded."""
         self.loaded, self.forward, self.runtime, self.flags = loaded, forward, runtime, flags
         self.auxiliary_models: dict[str, tuple[LoadedModel, AuxiliaryModel]] = {}
         self._latest: tuple[Generation, tuple[Strategy, RerankPlan | None]] | None = None
@@ -36,14 +36,14 @@ class StrategyChoice:
         self._suffixes: SuffixDrafter | None = None  # the texts of the run, to draft from
 
     def choose(self, generation: Generation) -> tuple[Strategy, RerankPlan | None]:
-        """The strategy for these knobs. It has no state, so requests with equal knobs share one."""
+        """The strategy for these knobs, and how to rerank its samples. It has no state, so requests can share it."""
         if self._latest is not None and self._latest[0] is generation:
             return self._latest[1]
         from genctl.config.modes import conflicts
         from genctl.strategies import factory
         from genctl.strategies.sample import Sample
 
-        if clashes := conflicts(generation):  # of a command that sets the number of rows itself
+        if clashes := conflicts(generation):  # possible if a command sets the number of rows itself
             raise UsageError("\n".join(clashes))
         tokenizer = self.loaded.tokenizer
         if generation.mbr_samples and tokenizer is None:
@@ -68,7 +68,7 @@ class StrategyChoice:
         return self._latest[1]
 
     def drafting(self, strategy: Strategy, corpus: str | None) -> Strategy:
-        """The same, with drafts of what was written before and of a corpus, if it decodes one row plainly."""
+        """The same strategy with drafts from earlier texts and a corpus, if it is plain decoding of one row."""
         from genctl.strategies.assisted import Assisted
         from genctl.strategies.drafters import SuffixDrafter
         from genctl.strategies.sample import Sample
@@ -109,7 +109,7 @@ class StrategyChoice:
         from genctl.strategies.factory import AuxiliaryModel
 
         if name not in self.auxiliary_models:
-            # pack it, and never compile it: its steps alternate with the model's
+            # quantise it like the model, and never compile it: its steps alternate with the model's
             changed: dict[str, Any] = {"revision": None, "compile": False, "adapter": None, "tensor_parallel": False}
             if not name.endswith(".gguf"):
                 quantize = self.runtime.quantize
@@ -148,7 +148,7 @@ def cache_notes(forward: ModelRuntime, name: str, resolved: Resolved) -> list[st
         return notes
     setting = f"cache_implementation = {form} ({resolved.origins['cache_implementation']})"
     kinds = {layer.kind for layer in forward.new_cache().layers if layer.kind}
-    if FULL not in kinds:  # no layer keeps all tokens, so that its form could be chosen
+    if FULL not in kinds:  # only a layer that keeps all tokens has a choice of forms
         kept = " and ".join(f"{kind}s" for kind in sorted(kinds, reverse=True)) or "layers of its own"
         notes.append(f"{setting} changes nothing: {name} keeps only {kept}")
     elif form == "quantized":
@@ -159,7 +159,7 @@ def cache_notes(forward: ModelRuntime, name: str, resolved: Resolved) -> list[st
 
 
 def undrafted(forward: ModelRuntime, resolved: Resolved) -> str:
-    """Why nothing is drafted unless a setting names a drafter; "" if it is, in passes of plain decoding."""
+    """Why plain decoding is not drafted if no setting names a drafter; "" if it is."""
     generation = resolved.generation
     if not resolved.runtime.draft:
         return "draft = false"

@@ -1,4 +1,4 @@
-"""A checkpoint whose logits overflow, and settings that leave no token: every command says so, and none ends with 0."""
+"""A checkpoint whose logits overflow, and settings that leave no token: every command reports it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_every_command_of_a_tree_names_the_place(command: str, overflowing: Path
 def test_the_token_is_named_after_which_logits_are_not_finite(tmp_path: Path) -> None:
     folder = shutil.copytree(FOLDER, tmp_path / "model")
     tensors = load_file(folder / "model.safetensors")
-    tensors["model.norm.weight"] *= 2e37  # large numbers after the prompt, and too large ones a token later
+    tensors["model.norm.weight"] *= 2e37  # logits are large after the prompt, and overflow one token later
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     done = genctl("explore", "-m", str(folder), "Once", "--expand", "mass=0.5,depth=2")
     assert done.status == 3
@@ -83,7 +83,7 @@ def test_the_token_is_named_after_which_logits_are_not_finite(tmp_path: Path) ->
 
 
 def test_a_grammar_that_other_settings_cut_off_has_a_dead_end_of_probability_0() -> None:
-    """After either word the grammar wants a mark that is suppressed; after one of them it may end, too."""
+    """After either word the grammar expects a mark, which is suppressed; after one of them it may also end."""
     V = stories().forward.vocab_size
     marks = [id for id in range(V) if "!" in stories().loaded.tokenizer.convert_ids_to_tokens(id)]
     tree = explorer(regex="( said!)|( an!?)", suppress_tokens=marks)
@@ -115,7 +115,7 @@ def test_a_dead_end_is_shown_and_written_as_a_row() -> None:
 
 
 def test_a_place_without_tokens_can_be_looked_at() -> None:
-    """At a dead end each token has the probability 0, and the processor that removed it."""
+    """At a dead end each token is shown with probability 0 and the processor that removed it."""
     V = stories().forward.vocab_size
     tree = explorer(no_repeat_ngram_size=1, suppress_tokens=[id for id in range(V) if id not in (AND, SAID)])
     list(tree.do(f"take id:{AND} 0"))

@@ -1,6 +1,6 @@
-"""Checkpoints whose weights are made from the parameters' names, so that every version of transformers makes the same.
+"""Checkpoints with weights drawn from the parameters' names: every version of transformers makes the same ones.
 
-The goldens come from a transformers that still had these searches; the tests run with the one installed.
+The goldens come from a version of transformers that still had these searches; the tests run with the installed one.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ PROMPTS: tuple[tuple[int, ...], ...] = tuple(
 
 @cache
 def made(arch: str) -> Any:
-    """The model in eval mode, float32. Matrices are scaled so that the text wanders; see `tests.tiny`."""
+    """The model in eval mode, float32. Matrices are scaled to make texts varied; see `tests.tiny`."""
     config_class, model_class, fields = _RECIPES[arch]
     config = getattr(transformers, config_class)(**_IDS, tie_word_embeddings=False, **fields)
     model = getattr(transformers, model_class)(config).eval()

@@ -1,4 +1,4 @@
-"""What transformers' `generate` returns for beams, and the same from the loop: (new tokens, score), best first."""
+"""The beams of transformers' `generate`, and those of the decode loop: (new tokens, score), best first."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def case_of(arch: str) -> Case:
 
 @cache
 def endings(arch: str) -> tuple[int, ...]:
-    """EOS ids that beams of this checkpoint really meet: its own, and two tokens that its greedy texts pass through."""
+    """EOS ids that beams of this checkpoint do reach: its own, and two tokens from its greedy texts."""
     case = case_of(arch)
     texts = [case.generate(prompt, do_sample=False, max_new_tokens=NEW) for prompt in PROMPTS[:2]]
     return (case.eos[0], texts[0][0][:5][-1], texts[1][0][:9][-1])
 
 
 def theirs(case: Case, prompts: Sequence[Sequence[int]], count: int, eos: Sequence[int], **options: Any) -> list[Found]:
-    """One call of `generate` for all prompts, padded on the left (a source: on the right)."""
+    """One call of `generate` for all prompts, padded on the left (sources: on the right)."""
     longest = max(map(len, prompts))
     pads = [[0] * (longest - len(prompt)) for prompt in prompts]
     right = case.encoder_decoder
@@ -58,7 +58,7 @@ def theirs(case: Case, prompts: Sequence[Sequence[int]], count: int, eos: Sequen
 
 
 def ours(case: Case, lanes: Sequence[Lane], width: int = 1) -> list[Found]:
-    """What the loop finds for each lane, in the order of the lanes."""
+    """The loop's hypotheses for each lane, in the order of the lanes."""
     found: dict[str, Found] = {}
     for event in case.stream(lanes, width):
         if isinstance(event, events.Finished):
@@ -67,7 +67,7 @@ def ours(case: Case, lanes: Sequence[Lane], width: int = 1) -> list[Found]:
 
 
 def cut(tokens: list[int], eos: Sequence[int]) -> list[int]:
-    """Up to the first EOS, which is kept."""
+    """The tokens up to the first EOS, inclusive."""
     for place, token in enumerate(tokens):
         if token in eos:
             return tokens[: place + 1]
@@ -75,7 +75,7 @@ def cut(tokens: list[int], eos: Sequence[int]) -> list[int]:
 
 
 def same(mine: Found, reference: Found, tolerance: float = 1e-4) -> bool:
-    """Equal tokens in equal order, scores to `tolerance` (where they are large, to what a float32 can tell)."""
+    """Whether tokens and order are equal, and scores within `tolerance` (large scores: within float32 precision)."""
     return [tokens for tokens, _ in mine] == [tokens for tokens, _ in reference] and [
         score for _, score in mine
     ] == pytest.approx([score for _, score in reference], abs=tolerance, rel=2e-6)

@@ -1,4 +1,4 @@
-"""Phrase bans, against a slow search over whole forward passes that goes back by the text alone."""
+"""Phrase bans, against a slow search that reads everything at each step and backtracks by the text alone."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 def begin(text: str, new: Sequence[int], phrases: Sequence[str], fold: Fold) -> int | None:
-    """The token in which the earliest phrase of a text begins, if it has one."""
+    """The index of the token in which the earliest phrase of a text begins, if there is one."""
     folded = [fold(character) for character in text]
     places = [
         place
@@ -60,7 +60,7 @@ def begin(text: str, new: Sequence[int], phrases: Sequence[str], fold: Fold) -> 
 def naive(
     prompt: str, phrases: Sequence[str], *, seed: int | None = None, fold: Fold = str, count: int = NEW
 ) -> tuple[list[int], int]:
-    """The new tokens, and how often the search went back."""
+    """The new tokens, and how often the search backtracked."""
     words, scorer, rng = tokenizer(), tiny("llama"), torch.Generator()
     ids = words(prompt)["input_ids"]
     whole = [id for id in range(VOCABULARY) if any(fold(phrase) in fold(words.decode([id])) for phrase in phrases)]
@@ -89,7 +89,7 @@ def naive(
 
 
 def bans_of(prompt: str, **options: Any) -> list[list[str]]:
-    """Lists of phrases of the text that is written without them, across tokens and characters."""
+    """Lists of phrases from the text that is written without bans; they cross the borders of tokens and characters."""
     new, _ = naive(prompt, (), **options)
     text = tokenizer().decode(new, skip_special_tokens=True)
     runs = [run for run in text.split("\ufffd") if len(run) > 1]
@@ -135,7 +135,7 @@ def test_no_banned_text_is_ever_written_and_batches_are_rows_alone(model: Model,
 
 
 def test_rows_come_and_go_in_passes_that_they_share(tmp_path: Path) -> None:
-    """The longest row of a batch takes tokens back, or has some on trial, while another row joins."""
+    """The longest row of a batch takes tokens back, or has drafts on trial, while another row joins."""
     made = Session.load(Runtime(model=str(checkpoint("llama", tmp_path / "model"))))
     letters = "abcdefghilmnoprstuwy "
     held = [one + other + last for one in letters for other in letters for last in "eq"]
@@ -170,7 +170,7 @@ def test_a_ban_that_never_holds_changes_no_byte_with_any_sampler(model: Model) -
 
 
 def test_the_parts_of_a_character_are_one_character(model: Model) -> None:
-    """A phrase of two characters of three bytes each, which no token of this vocabulary has."""
+    """Phrases of characters of three bytes each, for which this vocabulary has no tokens."""
     for phrase in ("日本", "日"):
         with pytest.raises(GenctlError, match=f"nothing may follow but what begins '{phrase}'"):
             model.generate(["a"], prefix="x日本", ban=[phrase])
@@ -179,7 +179,7 @@ def test_the_parts_of_a_character_are_one_character(model: Model) -> None:
 
 
 def steps_of(model: Model, prompt: str, **knobs: Any) -> list[str]:
-    """What is shown at each step."""
+    """The text that is shown at each step."""
     return [
         "".join(token.text for row in (*event.rows, *event.ended) for token in row.written)
         for event in model.stream([prompt], **knobs)
@@ -193,8 +193,8 @@ def test_what_was_shown_never_changes_and_no_more_is_held_back_than_may_be_taken
     plain = stories.generate(["Once upon a time"], max_new_tokens=12)[0].text
     shown = steps_of(stories, "Once upon a time", **knobs)
     assert "".join(shown) == plain == ", there was a curious girl named Poppy who lived in a"
-    assert " curious girl named Poppy" in shown  # at once, when it was certain
-    assert shown[1:4] == [" there", " was", " a"]  # and nothing else waits
+    assert " curious girl named Poppy" in shown  # in one step, once it was certain
+    assert shown[1:4] == [" there", " was", " a"]  # nothing else is held back
     assert "".join(steps_of(stories, "Once upon a time", max_new_tokens=12, ban=[" curious girl named P"])) != plain
 
 

@@ -103,7 +103,7 @@ class Few(LogitsProcessor):  # type: ignore[misc]
 
 @pytest.mark.parametrize("do_sample", [False, True])
 def test_where_filters_leave_too_few_candidates_the_real_rows_of_generate_are_returned(do_sample: bool) -> None:
-    """It fills up with rows that no filter allowed, or that it has already, and gives them scores of -1e9 and so on."""
+    """`generate` fills up with rows that no filter allowed, or with duplicates, with scores of -1e9 and the like."""
     case, rng, fewer = case_of("llama"), random.Random(1), 0
     for seed in range(40):
         eos = rng.choice([(2,), (2, 8)])
@@ -157,7 +157,7 @@ def test_rows_tell_their_parents_and_their_totals() -> None:
 
 @pytest.mark.parametrize("arch", ["gpt2", "t5", "mamba"])
 def test_a_criterion_ends_a_beam_as_an_eos_does(arch: str) -> None:
-    """One token in five stops here, so that steps end more candidates than the spare ones can replace."""
+    """One token in five stops here: steps end more candidates than there are spare ones to replace them."""
     case, eos = case_of(arch), endings(arch)[:1]
 
     class EveryFifth(StoppingCriteria):  # type: ignore[misc]

@@ -13,7 +13,7 @@ from genctl.strategies.beam import ranked
 @pytest.mark.parametrize("size", [6, 300, 9000])
 @pytest.mark.parametrize("kind", ["fine", "coarse", "forbidden"])
 def test_they_are_those_of_topk_in_its_order(rows: int, size: int, kind: str) -> None:
-    """`coarse` has equal sums, whose order is torch's; `forbidden` fewer possible tokens than are asked for."""
+    """`coarse` has equal sums, in torch's order; `forbidden` has fewer possible tokens than are requested."""
     for seed in range(30):
         generator = torch.Generator().manual_seed(seed)
         logprobs = (torch.randn(rows, size, generator=generator) * 2).log_softmax(-1)
@@ -30,7 +30,7 @@ def test_they_are_those_of_topk_in_its_order(rows: int, size: int, kind: str) ->
 
 
 def test_a_sum_that_rounding_makes_equal_to_one_left_out_is_left_to_torch() -> None:
-    """Beside a total of -1000 the third best token adds up to the same float32 as the second."""
+    """With a total of -1000, the third best token's sum is the same float32 as that of the second."""
     logprobs = torch.full((2, 5000), -20.0)
     logprobs[0, :4] = torch.tensor([-0.5, -2.0, -2.000001, -2.000002])
     totals = torch.tensor([-1000.0, -1100.0])

@@ -1,4 +1,4 @@
-"""By enumeration, on four tokens and texts of four: what a search finds when its beam is as wide as the space."""
+"""By enumeration, with four tokens and texts of four: the results of searches whose beam is as wide as the space."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def test_a_beam_as_wide_as_the_space_finds_the_optimum_and_ranks_everything(leng
 
 Words = tuple[tuple[tuple[int, ...], ...], ...]
 
-# For each promise the phrases of which one must appear.
+# For each promise, the phrases of which one must appear.
 WISHES: list[Words] = [
     (((2,),),),
     (((1, 2),),),
-    (((0, 0, 1),),),  # begins inside a broken attempt: 0 0 0 1
+    (((0, 0, 1),),),  # begins inside a failed attempt: 0 0 0 1
     (((0, 1),), ((1, 2),)),  # overlapping: 0 1 2
     (((0, 1, 2),), ((1,),)),  # one inside the other
     (((0, 1), (1, 0)), ((2,),)),
     (((0, 0, 1), (2, 2)), ((1, 0),)),
-    (((0, 1), (1,)), ((1,), (2, 2))),  # one place keeps both
+    (((0, 1), (1,)), ((1,), (2, 2))),  # one place satisfies both
     (((1,),), ((1,),)),  # twice
     (((0, 0),), ((0, 0),), ((2,),)),  # twice, and 0 0 0 is enough
     (((0, 1, 0),), ((1, 0, 0),), ((0, 0, 2),)),  # five tokens are enough: 0 1 0 0 2
@@ -58,7 +58,7 @@ WISHES: list[Words] = [
 
 
 def keeps(text: tuple[int, ...], words: Words) -> bool:
-    """Whether each promise has as many places in the text as it is made, by looking at each place."""
+    """Whether each promise has as many places in the text as it occurs in `words`, by looking at each place."""
 
     def places(phrases: tuple[tuple[int, ...], ...]) -> int:
         ends = range(1, len(text) + 1)
@@ -82,7 +82,7 @@ def test_a_wide_constrained_beam_finds_the_best_text_that_keeps_its_promises(
 @pytest.mark.parametrize("words", WISHES)
 @pytest.mark.parametrize("beams", [2, 3, 5])
 def test_every_result_of_a_narrow_constrained_beam_keeps_its_promises(words: Words, beams: int) -> None:
-    """In as few tokens as can hold them, and in more."""
+    """With just enough tokens for the phrases, and with more."""
     texts = {text for length in range(1, 7) for text in itertools.product(range(3), repeat=length)}
     shortest = min(len(text) for text in texts if keeps(text, words))
     for seed, length in itertools.product(range(6), range(shortest, 7)):
@@ -105,7 +105,7 @@ def test_an_interrupted_search_returns_the_rows_with_most_phrases_first() -> Non
 
 
 def test_phrases_that_share_tokens_are_written_in_the_fewest() -> None:
-    """Three random promises over three tokens, in exactly as many tokens as the shortest text that holds them."""
+    """Three random promises over three tokens, with exactly as many tokens as the shortest text that keeps them."""
     rng = random.Random(7)
     texts = {n: list(itertools.product(range(3), repeat=n)) for n in range(1, 8)}
     for seed in range(60):

@@ -1,4 +1,4 @@
-"""Which strategy the knobs ask for, and what contradicts what; and that one loop drives them all."""
+"""Which strategy the knobs choose, which of them conflict, and that one loop drives all strategies."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_contradiction_names_both_sides_in_one_sentence(knobs: dict[str, Any],
 @pytest.mark.parametrize(
     ("penalty", "early_stopping", "best", "reached"),
     [
-        # "never" hopes for the length at which a live row scores best: the longest, or with a penalty for length now
+        # "never" assumes the length at which a live row scores best: the longest, or for a negative penalty the current
         (1.0, "never", -4.0, False),
         (1.0, False, -4.0, True),
         (-1.0, "never", -1.5, False),
@@ -95,7 +95,7 @@ def test_a_search_ends_when_no_live_row_can_beat_its_worst_result(
     penalty: float, early_stopping: EarlyStopping, best: float, reached: bool
 ) -> None:
     rule = EarlyStoppingRule(penalty, early_stopping, longest=20)
-    result = FinishedRow((5, 6), -2.0, -2.0, "eos")  # scores -1 a token, and -4 where length costs
+    result = FinishedRow((5, 6), -2.0, -2.0, "eos")  # scores -1 with penalty 1, and -4 with penalty -1
     assert rule.reached([result], 1, best, written=2) is reached
     assert not rule.reached([], 1, best, written=2)
 

@@ -1,4 +1,4 @@
-"""Noise by its place: known bits, the same on every device, and the frequencies of the distribution."""
+"""Counter-based noise: known bits, the same on every device, and the frequencies of the distribution."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_device_draws_what_the_host_draws(monkeypatch: pytest.MonkeyPatch, siz
 
 @pytest.mark.parametrize("size", [3, 8192, 8193, 40_001])
 def test_the_word_of_a_token_is_that_of_its_block_in_any_vocabulary(size: int) -> None:
-    """On the host, blocks are computed 2,048 at a time, or those of a few tokens alone."""
+    """On the host, blocks are computed 2,048 at a time, or only those of a few tokens."""
     every = np.arange(size)
     words = module._words_of(every, size, 2**40 + 3, 5, 7)
     for token in {0, size // 2, max(size - 8193, 0), size - 1}:
@@ -78,7 +78,7 @@ def test_a_draw_depends_on_its_place_alone() -> None:
 
 
 def test_frequencies_are_those_of_the_distribution() -> None:
-    """Pearson's chi-square of 6000 draws; with 7 degrees of freedom 24.3 is passed once in a thousand seeds."""
+    """Pearson's chi-square of 6000 draws; with 7 degrees of freedom one seed in a thousand exceeds 24.3."""
     p = np.array([0.3, 0.0, 0.2, 0.15, 0.15, 0.1, 0.05, 0.03, 0.02])
     logits = torch.tensor(p, dtype=torch.float32).log().expand(6000, -1)
     by_sequence = counter(logits, [lane(5, list(range(6000)), 0)])

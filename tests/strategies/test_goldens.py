@@ -1,4 +1,4 @@
-"""Searches that transformers 5 has no more, against what transformers 4 wrote: see `scripts/make_goldens.py`."""
+"""Searches that transformers 5 no longer has, against the texts of transformers 4: see `scripts/make_goldens.py`."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def golden(case: dict[str, Any]) -> Found:
 
 
 def plain(found: Found, case: dict[str, Any]) -> Found:
-    """With the first EOS id for all of them, as transformers 4 wrote it whichever had ended the row."""
+    """With the first EOS id in place of every other: transformers 4 wrote that one whichever had ended the row."""
     first = case["eos"][0]
     return [([first if token in case["eos"] else token for token in tokens], score) for tokens, score in found]
 
@@ -108,12 +108,12 @@ def test_diverse_beams_are_golden_with_their_scores(arch: str) -> None:
     chosen = cases("diverse", arch)
     found = written(arch, [lane(case, str(i)) for i, case in enumerate(chosen)], width=8)
     for i, case in enumerate(chosen):
-        # length_penalty = -1 multiplies a sum by its 14 tokens, and with it the last bits, which processors differ in
+        # length_penalty = -1 multiplies a sum by its 14 tokens, and with it the rounding, which depends on the CPU
         assert same(plain(found[str(i)], case), golden(case), tolerance=5e-4), case
     assert same(written(arch, [lane(chosen[-1])])["0"], found[str(len(chosen) - 1)])
 
 
-# Where a text of transformers 4 that keeps its promises is better than ours, by number of the case.
+# Cases (by number) in which a text of transformers 4 that keeps its promises is better than ours.
 SOONER = "early_stopping = true: three results are there before the better text is"
 OTHERS = "the second text is not in the beam: rows that had kept their promise earlier have its place"
 BEHIND = {("gpt2", 20): SOONER, ("bart", 20): SOONER, ("gpt2", 7): OTHERS}
@@ -121,10 +121,10 @@ BEHIND = {("gpt2", 20): SOONER, ("bart", 20): SOONER, ("gpt2", 7): OTHERS}
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_constrained_beams_keep_their_promises_with_better_scores_than_the_golden_ones(arch: str) -> None:
-    """Transformers 4 keeps rows with their words only where they are among the best of all, most often at the end.
+    """Transformers 4 keeps rows with their words only if they are among the best of all, most often at the end.
 
-    Of 90 cases it misses a word in 17 that we write. Of the others 2 are equal, and 68 of ours are better, text by
-    text; the rest are in `BEHIND`.
+    In 17 of 90 cases it misses a word that we write. Of the others, 2 are equal, and in 68 our texts are better, one by
+    one; the rest are in `BEHIND`.
     """
     chosen = cases("constrained", arch)
     found = written(arch, [lane(case, str(i)) for i, case in enumerate(chosen)], width=8)

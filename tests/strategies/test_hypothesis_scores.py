@@ -1,7 +1,7 @@
-"""The log-probability of every hypothesis is what one pass over its text without a cache gives.
+"""The log-probability of every hypothesis equals that of one pass over its text without a cache.
 
-`generate()` reorders no states of MiniMax and RecurrentGemma, so its scores are not those of its own texts, and refuses
-RWKV beams with a cache: for these it is no oracle.
+`generate()` does not reorder the states of MiniMax and RecurrentGemma, so its scores are not those of its texts, and it
+refuses RWKV beams with a cache: for these it cannot be the oracle.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.zoo.compare import PROMPTS, quiet
 
 STATES = ["causal/minimax", "causal/recurrent_gemma", "causal/rwkv", "causal/nemotron_h", "causal/mamba2"]
 PLAIN = ["causal/llama", "causal/mistral", "causal/gpt2", "causal/phi3", "causal/bart"]
-ENDS = [EOS, *range(40, 80)]  # some beams meet one early, so that lengths differ
+ENDS = [EOS, *range(40, 80)]  # some beams end early, so lengths differ
 BEAMS: dict[str, Any] = {"num_beams": 4, "num_return_sequences": 4, "max_new_tokens": 12, "eos_token_id": ENDS}
 
 

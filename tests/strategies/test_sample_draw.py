@@ -1,4 +1,4 @@
-"""Drawing a token: torch.multinomial's own draws without its cost, and one number for each row instead."""
+"""Drawing a token: the draws of torch.multinomial without its cost, and inverse-cdf with one random number per row."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SHAPES: list[tuple[int, int, float, int, bool]] = [
     (2, 17, 3.0, 0, False),
     (3, 300, 0.0, 0, False),  # all equal
     (2, 300, 2.0, 50, False),
-    (1, 6000, 2.0, 0, False),  # so many that those without hope are passed over
+    (1, 6000, 2.0, 0, False),  # so many that tokens without a chance are skipped
     (2, 6000, 0.1, 0, True),
     (1, 6000, 40.0, 0, False),
     (1, 6000, 2.0, 4500, True),
@@ -46,7 +46,7 @@ SHAPES: list[tuple[int, int, float, int, bool]] = [
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_draws_are_those_of_torch_multinomial(shape: tuple[int, int, float, int, bool]) -> None:
-    """Seed for seed and one after the other: the generator is left where torch leaves it."""
+    """For every seed, and for several draws in a row: the generator ends in the state in which torch leaves it."""
     rows, size, spread, keep, coarse = shape
     for seed in range(60):
         logits = scores(seed, rows, size, spread, keep, coarse)
@@ -58,7 +58,7 @@ def test_draws_are_those_of_torch_multinomial(shape: tuple[int, int, float, int,
 
 
 def test_a_draw_that_failed_in_the_middle_is_repeated_with_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory runs out at the second of two lanes: the first one has drawn already."""
+    """Memory runs out at the second of two lanes, when the first one has already drawn."""
     logits, real, calls = scores(0, 4, 50, 2.0), sampling.multinomial, 0
 
     def failing(*given: Any) -> Tensor:
@@ -93,9 +93,9 @@ def test_distinct_draws_are_those_of_torch_multinomial(keep: int) -> None:
     for seed in range(60):
         totals = scores(seed, 1, 900, 2.0, keep)[0]
         ours, theirs = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed)
-        # transformers draws from 1200 places, of which the last rows are not alive
+        # transformers draws from 1200 places; those of the last rows, which are not alive, are impossible
         whole = torch.cat([totals, torch.full((300,), -torch.inf)])
-        if keep == 3:  # fewer than are drawn: torch refuses, and generate() does not get so far
+        if keep == 3:  # fewer than are drawn: torch raises, and generate() never reaches this
             assert set(draw_distinct(totals, 8, 1200, ours)[:3].tolist()) == set(totals.topk(3).indices.tolist())
             continue
         expected = torch.multinomial(whole.softmax(-1), 8, generator=theirs)
@@ -115,7 +115,7 @@ def test_a_torch_whose_noise_is_made_otherwise_still_draws_the_same(monkeypatch:
 
 @pytest.mark.parametrize("draw", [multinomial, inverse_cdf])
 def test_frequencies_are_those_of_the_distribution(draw: Callable[..., Tensor]) -> None:
-    """Pearson's chi-square of 6000 draws; with 7 degrees of freedom 24.3 is passed once in a thousand seeds."""
+    """Pearson's chi-square of 6000 draws; with 7 degrees of freedom one seed in a thousand exceeds 24.3."""
     p = np.array([0.3, 0.0, 0.2, 0.15, 0.15, 0.1, 0.05, 0.03, 0.02])
     logits = torch.tensor(p, dtype=torch.float32).log().expand(6000, -1)
     drawn = draw(logits, range(6000), 6000, torch.Generator().manual_seed(5)).tolist()

@@ -15,7 +15,7 @@ from tests.commands.audit.traces import STORIES
 
 @pytest.fixture(scope="session")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Rows, Asked]]:
-    """The trace with a cause, and how an audit is asked for it; those of most causes are written as they are wanted."""
+    """A function: cause -> the trace with it, and the audit's options. Traces are written when they are first used."""
     folder, make = tmp_path_factory.mktemp("planted"), make_traces.maker(STORIES, 60, each=15)
 
     @cache

@@ -1,4 +1,4 @@
-"""`genctl audit`: what it says of traces without and with a planted cause."""
+"""`genctl audit`: its verdicts on traces without and with a planted cause."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def test_a_planted_cause_is_named(cause: str, planted: Any, tmp_path: Path) -> N
 def test_a_large_model_is_read_less_often(
     cause: str, planted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half a billion weights took six minutes: every cause read the whole sample, also where one explained all.
+    """Regression: half a billion weights took six minutes: each cause read the whole sample, even if one explained all.
 
-    Then what fits on the row that is read first was dropped for another that is a little likelier there.
+    Later, a cause that fits the row that is read first was dropped for another one that is a little likelier there.
     """
     monkeypatch.setattr(rereading, "DEAR", 0)
     rows, _ = planted(cause)
@@ -90,14 +90,14 @@ def test_a_large_model_is_read_less_often(
 def test_a_large_model_may_have_positions_without_a_number(
     cause: str, planted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Positions of the sample were taken for those with a number: an IndexError."""
+    """Regression: positions of the sample were taken for positions with a number (IndexError)."""
     monkeypatch.setattr(rereading, "DEAR", 0)
     rows = [{**row, "logprobs": [None, *row["logprobs"][1:]]} for row in chosen(planted(cause)[0])]
     assert causes(audit(written(tmp_path, rows))) == [cause]
 
 
 def test_a_large_model_is_first_read_where_a_cause_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first row was read, a greedy one, where a filter changes little."""
+    """Regression: the first row was read first, a greedy one, where a filter changes little."""
     monkeypatch.setattr(rereading, "DEAR", 0)
     ten = make_traces.kept("top-k", 10)
     rows = [*rollouts(number=ten, texts=PROMPTS[:1], greedy=True), *rollouts(number=ten, drawn=True)]
@@ -108,8 +108,8 @@ def test_a_large_model_is_first_read_where_a_cause_shows(tmp_path: Path, monkeyp
 def test_a_cause_beside_codes_that_are_declared_is_named(
     dear: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What codes of another engine may change hid a temperature of 0.9: the verdict was same."""
-    monkeypatch.setattr(rereading, "DEAR", dear)  # on a row of a large model, every cause may be beaten
+    """Regression: the tolerance for another engine's codes hid a temperature of 0.9, and the verdict was "same"."""
+    monkeypatch.setattr(rereading, "DEAR", dear)  # a large model is judged by one row first, where any cause may lose
     one = make_traces.Transformers(
         make_traces.with_weights(STORIES, tmp_path / "coded", partial(make_traces.linears, change=_blocks))
     )
@@ -119,14 +119,14 @@ def test_a_cause_beside_codes_that_are_declared_is_named(
 
 
 def _blocks(rows: torch.Tensor) -> torch.Tensor:
-    """8-bit codes in blocks of 32, which are not those of rows."""
+    """8-bit codes with a scale for each block of 32, not for each row."""
     blocks = rows.view(len(rows), -1, 32)
     scale = blocks.abs().amax(-1, keepdim=True) / 127
     return (torch.round(blocks / scale) * scale).view_as(rows)
 
 
 def test_what_no_cause_explains_accuses_nobody(tmp_path: Path) -> None:
-    """Noise of 0.1 nats in every number: too much for rounding, and in no cause's direction."""
+    """Every number has noise of 0.1 nats: too much for rounding, and in no cause's direction."""
     random = torch.Generator().manual_seed(3)
     noisy = make_traces.mapped(lambda value: value + 0.1 * float(torch.randn((), generator=random)))
     done = audit(written(tmp_path, noisy(rollouts(texts=PROMPTS[:2], most=10))))

@@ -1,4 +1,4 @@
-"""`genctl audit`: numbers that no model gives, and which tokens were read."""
+"""`genctl audit`: numbers that no model can compute, and which tokens were read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _rows() -> list[dict[str, Any]]:
 
 
 def _with(number: float | None, count: int) -> list[dict[str, Any]]:
-    """Rows of 48 tokens, of which the first have another number."""
+    """Rows of 48 tokens in total; the first `count` of them have another number."""
     rows = chosen(_rows())
     for place in range(count):
         rows[place // 12]["logprobs"][place % 12] = number
@@ -43,7 +43,7 @@ def _with(number: float | None, count: int) -> list[dict[str, Any]]:
     ],
 )
 def test_a_number_that_no_model_gives_is_evidence(number: float, count: int, words: str, tmp_path: Path) -> None:
-    """Of 48 tokens 40 without any probability were left out, and the verdict was same."""
+    """Regression: of 48 tokens, 40 with probability 0 were left out, and the verdict was "same"."""
     done = audit(written(tmp_path, _with(number, count)))
     one = done.records[0]
     assert (done.status, one["verdict"]) == (4, "unexplained"), done.err
@@ -66,11 +66,11 @@ def test_an_id_beyond_the_vocabulary_is_evidence(place: str, tmp_path: Path) -> 
     one = audit(written(tmp_path, rows)).records[0]
     assert one["verdict"] == "unexplained"
     assert "ids beyond the vocabulary (0 to 1535), 1 (the first: row 2, " in one["reason"]
-    assert one["reason"].endswith("× rounding error")  # all else is read
+    assert one["reason"].endswith("× rounding error")  # everything else is read
 
 
 def test_openai_says_of_a_rare_token_that_it_is_not_listed(tmp_path: Path) -> None:
-    """-9999 is evidence where a list of the best tokens would have the token."""
+    """-9999 is evidence only if the list of the best tokens would have to contain the token."""
     rows = _rows()
     for row in rows:
         row["logprobs"][3] = -9999.0
@@ -82,7 +82,7 @@ def test_openai_says_of_a_rare_token_that_it_is_not_listed(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("lists", [True, False])
 def test_a_shift_may_fill_its_first_place_with_0(lists: bool, tmp_path: Path) -> None:
-    """Every row was left unexplained by its first token."""
+    """Regression: its first token left every row unexplained."""
     rows = _rows()
     for row in rows:
         row["logprobs"] = [0, *row["logprobs"][:-1]]
@@ -107,7 +107,7 @@ INPUT = (
 
 
 def test_records_of_genctl_say_what_was_read(tmp_path: Path) -> None:
-    """The text of a prompt was tokenised again, with a second BOS or without the tokens that were given."""
+    """Regression: the prompt's text was tokenised again, with a second BOS or without the given tokens."""
     path, old = tmp_path / "records.jsonl", tmp_path / "old.jsonl"
     words = ("-i", written(tmp_path, [*INPUT], "in.jsonl"), "-n", "6", "--scores", "-q", "-o", str(path))
     assert genctl("run", "-m", str(STORIES), *words).status == 0
@@ -118,7 +118,7 @@ def test_records_of_genctl_say_what_was_read(tmp_path: Path) -> None:
     assert audit(str(path)).records[0]["verdict"] == "same"
     again = genctl("run", "-m", str(STORIES), "-i", str(path), "-n", "6", "--scores", "-q", "--format", "jsonl")
     assert [record["token_ids"] for record in again.records] == [record["token_ids"] for record in records]
-    # those of older versions are checked by how many tokens were read
+    # records of older versions are checked by the number of tokens that were read
     rows = [{key: value for key, value in record.items() if key != "prompt_ids"} for record in records[:-1]]
     done = audit(written(old.parent, rows, old.name))
     assert (done.status, done.records[0]["verdict"]) == (1, "same")
@@ -148,7 +148,7 @@ def test_records_of_genctl_name_the_reference(tmp_path: Path) -> None:
 
 
 def _llama_server(tmp_path: Path) -> list[dict[str, Any]]:
-    """Honest answers of llama-server, which lists no token that ends within a character."""
+    """Honest answers of llama-server, which does not list tokens that end within a character."""
     piece, answers = detokenizer(tokenizer()).piece, []
     for prompt, text in (("Once upon a time", " 😀 there was é – 😀"), ("Lily had", " a 🐶 dog, naïve")):
         words = ("score", "-m", str(STORIES), prompt + text, "--scores", "--top-logprobs", "5", "--format", "jsonl")
@@ -170,7 +170,7 @@ def _llama_server(tmp_path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("shape", ["completion", "without tokens", "v1"])
 def test_honest_answers_of_llama_server_are_the_same(shape: str, tmp_path: Path) -> None:
-    """Its prompt begins with BOS, and its lists lack the tokens of characters that are not finished."""
+    """Its prompt begins with BOS, and its lists lack tokens that end within a character."""
     rows = _llama_server(tmp_path)
     if shape != "completion":
         rows = [{key: value for key, value in row.items() if key != "tokens"} for row in rows]
@@ -179,7 +179,7 @@ def test_honest_answers_of_llama_server_are_the_same(shape: str, tmp_path: Path)
             "content": row["completion_probabilities"]}}]} for row in rows]  # fmt: skip
     one = audit(written(tmp_path, rows)).records[0]
     assert (one["verdict"], one["failed_rows"]) == ("same", {}), one["reason"]
-    for row in rows:  # then nothing says which tokens are missing
+    for row in rows:  # now nothing tells which tokens are missing
         holder, key = (row["choices"][0], "text") if shape == "v1" else (row, "content")
         holder[key] = holder[key].replace("é", "è").replace("ï", "î")
     done = audit(written(tmp_path, rows))

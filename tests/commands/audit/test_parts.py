@@ -1,4 +1,4 @@
-"""Parts of an audit: readings of a trace, and numbers that are fitted to it."""
+"""Parts of an audit: passes over a trace, and parameters that are fitted to its numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = MARKS
 def test_a_narrow_cache_changes_what_a_large_model_reads(
     form: Form, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The compiled attention reads a cache as it is, so that its dtype had no effect in float32."""
+    """Regression: the compiled attention reads a cache in its own dtype, so a narrow one had no effect in float32."""
     monkeypatch.setattr(rereading, "DEAR", 0)
     one = auditor(rollouts()[:1], dtype)
     with torch.inference_mode():
@@ -40,7 +40,7 @@ def test_a_narrow_cache_changes_what_a_large_model_reads(
 
 
 def test_texts_are_read_side_by_side_as_far_as_their_logits_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pass has logits from the shortest prompt on: a long prompt among short ones took a gigabyte."""
+    """Regression: a pass has logits from the shortest prompt's end on, so a long prompt among short ones took 1 GB."""
     one, widths = reference(), list[int]()
     together = one.together
 
@@ -66,7 +66,7 @@ def test_texts_are_read_side_by_side_as_far_as_their_logits_fit(monkeypatch: pyt
     numbers.Number(repetition=1.2),
 ])  # fmt: skip
 def test_parameters_are_fitted_where_a_vocabulary_is_large(planted: numbers.Number) -> None:
-    """A temperature took two minutes with 150,000 tokens: each try of a parameter read them all."""
+    """Regression: a temperature took two minutes with 150,000 tokens, because each trial value read them all."""
     random = torch.Generator().manual_seed(2)
     logits = 2 * torch.randn(24, 20_000, generator=random, dtype=torch.float64)
     best = logits.topk(20).indices
@@ -89,7 +89,7 @@ def test_parameters_are_fitted_where_a_vocabulary_is_large(planted: numbers.Numb
 
 
 def test_a_parameter_that_changes_nothing_is_no_cause() -> None:
-    """One wrong number of many was explained by a temperature of 1, and by a repetition penalty of 1."""
+    """Regression: a temperature or a repetition penalty of 1 explained one wrong number among many."""
     for number in (numbers.Number(temperature=1.00001), numbers.Number(repetition=0.99999)):
         assert not number.changes_something
     for number in (numbers.Number(temperature=0.9995), numbers.Number(repetition=1.1), numbers.Number(shift=1)):
@@ -100,14 +100,14 @@ def test_a_parameter_that_changes_nothing_is_no_cause() -> None:
     ("ratio", "tail", "fits"), [(2.0, 5.0, True), (2.1, 5.0, False), (2.0, 5.1, False), (4.0, 10.0, False)]
 )
 def test_a_cause_fits_where_no_more_is_left_than_rounding_allows(ratio: float, tail: float, fits: bool) -> None:
-    """Twice as much passed every test."""
+    """Regression: a cause that leaves twice as much was accepted."""
     audit: Any = SimpleNamespace(noise=lambda dtype: SimpleNamespace(typical_allowed=2.0, allowed=5.0), _dtype=None)
     one: Any = SimpleNamespace(ratio=ratio, tail=tail, plausible=True, causes=("temperature",))
     assert Auditor._fits(audit, one) is fits
 
 
 def test_what_the_weights_are_already_is_no_cause() -> None:
-    """Float16 weights were named where the checkpoint holds float16: a wider tolerance explains anything."""
+    """Regression: "float16 weights" was named for a float16 checkpoint, because a wider tolerance explains anything."""
     found = ways.arithmetic(auditor(rollouts()[:1])._oracle, torch.float32, None, tokens=ways.SEARCH)
     words = {way.cause.key: way.cause.sentence for way in found if way.cause is not None}
     assert "float16" not in words
@@ -136,7 +136,7 @@ def test_prompts_change_where_their_names_say() -> None:
 def test_a_file_in_blocks_is_its_own_reference(
     temperature: float, verdict: str, causes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Servers of 9 of 12 files were accused: rounding alone moves rows to other codes, and what follows with them."""
+    """Regression: 9 of 12 files were accused. Rounding alone moves rows to other codes and changes all that follows."""
     random = torch.Generator().manual_seed(1)
     plain, size, beside = ggml.TYPES["q8_0"]
 

@@ -1,6 +1,6 @@
-"""`genctl audit`: what a real llama-server (b11434) wrote for the built-in stories, with the flags that it ran with.
+"""`genctl audit`: answers of a real llama-server (b11434) for the built-in stories, with the server's flags.
 
-Of each run three texts of 20 tokens are kept, with five listed tokens each.
+For each run there are three texts of 20 tokens, with five listed alternatives for each token.
 """
 
 from __future__ import annotations

@@ -27,12 +27,12 @@ ENTRY = {"id": 14, "token": ",", "logprob": -0.1, "top_logprobs": []}
 
 
 def bare(count: int = 2, **fields: Any) -> list[dict[str, Any]]:
-    """Rows without prompts; each has its place as its only token."""
+    """Rows without prompts; the only token of each is its index."""
     return [{"completion_ids": [place], "logprobs": [-1.0], **fields} for place in range(count)]
 
 
 def paired(folder: Path, rows: list[Any], prompts: bytes, fields: tuple[str, ...] = (), name: str = "p.jsonl") -> Any:
-    """The prompt of each row, by its first token."""
+    """The prompt of each row; the key is the row's first token."""
     (folder / name).write_bytes(prompts)
     found = traces.read(written(folder, rows), 64, traces.field_paths(fields))
     traces.with_prompts(found, name, [*prompts_of(str(folder / name), note=print)])
@@ -44,7 +44,7 @@ def lines(*values: Any) -> bytes:
 
 
 def test_numbers_of_rows_are_no_ids(tmp_path: Path) -> None:
-    """Row 1 of a trace had the prompt whose id is 1, which is the second."""
+    """Regression: row 1 of a trace got the prompt with id 1, which is the second prompt."""
     prompts = lines({"id": 0, "prompt": "a"}, {"id": 1, "prompt": "b"})
     assert paired(tmp_path, bare(), prompts) == {0: "a", 1: "b"}
     assert paired(tmp_path, [{**row, "index": 0} for row in bare()], prompts) == {0: "a", 1: "b"}
@@ -73,7 +73,7 @@ def test_a_prompt_counts_for_all_choices_of_its_request(tmp_path: Path) -> None:
 
 
 def test_a_row_that_cannot_be_read_keeps_its_prompt(tmp_path: Path) -> None:
-    """Later rows had the prompt of the one before."""
+    """Regression: later rows got the prompt of the row before."""
     rows = [bare()[0], {"completion_ids": "x", "logprobs": []}, {**bare()[0], "completion_ids": [2]}]
     assert paired(tmp_path, rows, b"a\nb\nc\n", name="p.txt") == {0: "a", 2: "c"}
 
@@ -87,7 +87,7 @@ def test_prompts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         paired(tmp_path, [{**row, "id": "a"} for row in bare()], lines({"id": "a", "prompt": "a"}) * 2)
     with pytest.raises(InputError, match="a prompt has no id, and others have"):
         paired(tmp_path, [{**row, "id": "a"} for row in bare()], lines({"id": "a", "prompt": "a"}, {"prompt": "b"}))
-    rows = [{**row, "id": place} for place, row in enumerate(bare())]  # from 0, and the prompts from 1
+    rows = [{**row, "id": place} for place, row in enumerate(bare())]  # counted from 0; the prompts from 1
     with pytest.raises(InputError, match="no prompt has the id"):
         paired(tmp_path, rows, lines({"id": 1, "prompt": "a"}, {"id": 2, "prompt": "b"}))
 
@@ -114,7 +114,7 @@ def test_names_may_have_an_at_sign(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("before", ["", "data: "])
 def test_events_of_a_stream_are_refused(event: Any, before: str, tmp_path: Path) -> None:
-    """Each event of llama-server counted as a row."""
+    """Regression: each event of llama-server counted as a row."""
     path = tmp_path / "stream.txt"
     path.write_text(f"{before}{json.dumps(event)}\n\n" * 2)
     with pytest.raises(InputError, match="line 1: an event of a stream: record answers without stream"):
@@ -130,7 +130,7 @@ HOSTILE: tuple[Any, ...] = (
 
 
 def mutations(value: Any) -> Iterator[Any]:
-    """A document with a hostile value in the place of each of its parts; and without it."""
+    """Variants of a document: each of its parts is replaced by a hostile value, or removed."""
 
     def parts(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield path
@@ -171,7 +171,7 @@ def documents() -> dict[str, Any]:
 
 
 def test_a_document_of_the_wrong_shape_is_a_failed_row() -> None:
-    """16 of 17 such documents ended in an internal error."""
+    """Regression: 16 of 17 such documents caused an internal error."""
     prompts = AuditPrompts(reference().session.loaded, reference().resolved, bos=BOS)
     for name, whole in documents().items():
         found = {"read": 0, "refused": 0}
@@ -194,7 +194,7 @@ def test_a_document_of_the_wrong_shape_is_a_failed_row() -> None:
     ],
 )  # fmt: skip
 def test_a_line_of_the_wrong_shape_costs_no_other_one(line: str, tmp_path: Path) -> None:
-    """A line that is no JSON, or has a key twice, ended the audit."""
+    """Regression: a line that is not JSON, or has a key twice, ended the audit."""
     path = tmp_path / "trace.jsonl"
     good = json.dumps(shapes()["a trainer"])
     for content in (f"{good}\n{line}\n", f"{line}\n{good}\n"):

@@ -1,4 +1,4 @@
-"""`genctl audit`: what is shown and written of an audit, which is done once."""
+"""`genctl audit`: the views and files of one audit."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_terminal_shows_bars_and_a_page_both_sides(
 
 
 def test_a_page_leaves_out_tokens_without_a_number_and_says_so(tmp_path: Path) -> None:
-    """A page has no sign for a missing number: it would be a probability of 0."""
+    """A page cannot show a missing number: it would appear as a probability of 0."""
     numbers = (-1.0, math.nan, -2.0)
     positions = (AuditPosition("0", at, 5 + at, number, -1.0, 0.5, 0.5, 3.0, 3.0) for at, number in enumerate(numbers))
     text = Text("0", (1,), (5, 6, 7), "A prompt")

@@ -1,4 +1,4 @@
-"""Traces of the built-in stories, and what an audit says of them."""
+"""Traces of the built-in stories, and audits of them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tokenizer() -> Any:
 
 
 def auditor(rows: Rows, dtype: torch.dtype = torch.float32) -> Auditor:
-    """What audits rows, without a command around it."""
+    """The auditor of these rows, without the command."""
     prompts = AuditPrompts(reference().session.loaded, reference().resolved, bos=BOS)
     read = [prompts.row(rows_of(row, "row", str(place))[0]) for place, row in enumerate(rows)]
     return Auditor(reference(), [row for row in read if row is not None], prompts, dtype=dtype)
@@ -48,7 +48,7 @@ def auditor(rows: Rows, dtype: torch.dtype = torch.float32) -> Auditor:
 
 @cache
 def rollouts(dtype: str = "float32", texts: Sequence[str] = PROMPTS, most: int = 15, **how: Any) -> Rows:
-    """`most` tokens after each text, as a trainer writes them. `how`: of `make_traces.rows`."""
+    """`most` tokens after each text, in a trainer's format. `how`: arguments of `make_traces.rows`."""
     return make_traces.maker(STORIES, most * len(texts), each=most)(engine(STORIES, dtype), texts, **how)
 
 
@@ -57,7 +57,7 @@ def doubled(ids: list[int]) -> list[int]:
 
 
 def chosen(rows: Rows) -> Rows:
-    """Rows without the numbers of other tokens."""
+    """The rows without the numbers of tokens that were not chosen."""
     return [{key: value for key, value in row.items() if key != "top_logprobs"} for row in rows]
 
 

@@ -9,7 +9,7 @@ from tests.commands.chat import templates
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A checkpoint for each kind of template, and one without any ("plain")."""
+    """A checkpoint for each kind of template, and one without a template ("plain")."""
     folder = tmp_path_factory.mktemp("chats")
     kinds = {**templates.KINDS, "plain": None}
     return {name: str(templates.stories(folder / name, template)) for name, template in kinds.items()}

@@ -20,7 +20,7 @@ PATIENCE_S = 60.0
 
 
 class _Screen(pyte.Screen):
-    """A screen that answers questions, as terminals do (where is the cursor?)."""
+    """A screen that answers queries, as terminals do (such as for the cursor's position)."""
 
     send: Callable[[str], object]
 
@@ -31,7 +31,7 @@ class _Screen(pyte.Screen):
 class Talk:
     """A chat at its first prompt, or another command, in a terminal of `width` columns.
 
-    `program` is a new Python: to a warm one neither signals nor new sizes come.
+    `program` is a new Python process: a warm one receives neither signals nor new window sizes.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Talk:
 
     @property
     def lines(self) -> list[str]:
-        """The lines down to the last one that has something on it."""
+        """The lines down to the last one that is not empty."""
         lines = [line.rstrip() for line in self.screen.display]
         while lines and not lines[-1]:
             lines.pop()
@@ -111,7 +111,7 @@ class Talk:
             self.read()
 
     def read(self) -> None:
-        """Take in what was written meanwhile."""
+        """Read the output so far."""
         try:
             data = self.child.read_nonblocking(65536, timeout=0.05)
         except pexpect.TIMEOUT:
@@ -120,7 +120,7 @@ class Talk:
 
     def _take(self, data: bytes) -> None:
         self.raw += data
-        # pyte takes the end of a private sequence such as CSI > 4 ; 1 m for a style
+        # pyte mistakes the end of a private sequence such as CSI > 4 ; 1 m for a style
         self.stream.feed(re.sub(rb"\x1b\[[<>=?][0-9;]*[mu]", b"", data))
 
     def at_prompt(self) -> Talk:
@@ -129,7 +129,7 @@ class Talk:
         return self
 
     def end(self) -> int:
-        """Wait for the end; the exit status."""
+        """Wait for the program's end. Returns the exit status."""
         try:
             while True:
                 self._take(self.child.read_nonblocking(65536, timeout=PATIENCE_S))

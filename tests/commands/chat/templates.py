@@ -28,7 +28,7 @@ MISTRAL = (
     "{% elif m.role == 'assistant' %} {{ m.content | trim }}{{ eos_token }}{% else %}{{ m.content }}\n{% endif %}"
     "{% endfor %}"
 )
-# thoughts are taken out of earlier answers, as Qwen3's template does
+# removes thoughts from earlier answers, as Qwen3's template does
 REASONING = (
     "{% for m in messages %}{% set content = m.content %}{% if m.role == 'assistant' and '</think>' in content %}"
     "{% set content = content.split('</think>')[-1].lstrip('\n') %}{% endif %}"
@@ -39,7 +39,7 @@ KINDS = {"chatml": CHATML, "llama3": LLAMA3, "gemma": GEMMA, "mistral": MISTRAL,
 
 
 def stories(folder: Path, template: str | None) -> Path:
-    """The built-in checkpoint with another template, or with none."""
+    """The built-in checkpoint with another template, or without one."""
     shutil.copytree(Path(package.__file__).parent / "models" / "builtin" / "stories", folder)
     place = folder / "chat_template.jinja"
     place.unlink()

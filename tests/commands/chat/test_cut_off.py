@@ -1,4 +1,4 @@
-"""A chat that was killed: the user's message stands, and its answer is generated anew, with the same seed."""
+"""A chat that was killed: the user's message stays, and its answer is generated again, with the same seed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ANSWERED = "note: the last turn has no answer yet; it is answered first\n"
 
 
 def cut(whole: Path, lines: int = 1) -> Path:
-    """The chat as a kill leaves it: without its last lines."""
+    """The chat's file as a kill leaves it: without its last lines."""
     path = whole.with_name("cut.jsonl")
     path.write_bytes(b"".join(whole.read_bytes().splitlines(keepends=True)[:-lines]))
     return path
@@ -53,7 +53,7 @@ def test_an_answer_that_was_drawn_for_a_row_with_an_id_comes_again(tmp_path: Pat
 
 
 def test_a_turn_that_cannot_be_answered_is_not_said_at_the_next_opening(whole: Path) -> None:
-    """Killed after the turn was said; then there is no room for an answer."""
+    """Killed after the turn was saved, which is too long for an answer to fit."""
     path = cut(whole)
     lines = path.read_text().splitlines()
     lines[-1] = lines[-1].replace("And then", "word " * 600)

@@ -1,4 +1,4 @@
-"""The file of a chat on a full disk, or where others are at work: nothing of it is lost, or nothing is left."""
+"""A chat's file on a full disk, or beside other programs: it is complete, or not there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class Disk:
-    """A disk with room for `room` bytes; a write that does not fit writes what does, as the system does."""
+    """A disk with room for `room` bytes. A write that does not fit writes as much as fits, as the system does."""
 
     def __init__(self, patch: pytest.MonkeyPatch, room: int) -> None:
         self.room = room
@@ -183,7 +183,7 @@ def test_of_two_new_chats_of_one_name_the_first_has_it(tmp_path: Path) -> None:
 
 
 def test_a_copy_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`/save`: the chat goes on in its own file where the copy does not fit."""
+    """`/save`: if the copy does not fit, the chat continues in its own file."""
     path = tmp_path / "chat.jsonl"
     disk = Disk(monkeypatch, 10_000)
     one = log(path)
@@ -218,13 +218,13 @@ def test_a_file_or_a_folder_that_may_not_be_written_is_one_error(tmp_path: Path)
 
 
 def event(word: str) -> bytes:
-    """A word of a server that streams."""
+    """An event of a streaming server with one word."""
     return b"data: " + json.dumps({"choices": [{"index": 0, "delta": {"content": word}}]}).encode() + b"\n\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_signal_in_the_middle_of_an_answer_loses_no_turn(number: signal.Signals, tmp_path: Path) -> None:
-    """What came of the answer is saved, but not by a process that is killed."""
+    """The answer so far is saved, except by SIGKILL."""
     path = tmp_path / "chat.jsonl"
 
     def endless(write: Callable[[bytes], object]) -> None:
@@ -249,7 +249,7 @@ def test_a_signal_in_the_middle_of_an_answer_loses_no_turn(number: signal.Signal
         until = time.monotonic() + 60
         while not sent.exists() and time.monotonic() < until:
             time.sleep(0.01)
-        time.sleep(0.5)  # until the words are read
+        time.sleep(0.5)  # until the client has read the words
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
         assert process.returncode == (-number if number == signal.SIGKILL else 128 + number), err

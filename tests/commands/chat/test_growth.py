@@ -1,4 +1,4 @@
-"""Twice the chat, twice the work: opening it, and listing its branches."""
+"""Opening a chat and listing its branches take linear time: twice the chat, twice the work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chats of this machine: the last one continues."""
+"""The chats on this machine, of which the last one is continued."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def say(*arguments: str, turn: str = "The end?") -> Done:
 
 @pytest.fixture
 def folder(own_state: Path) -> Path:
-    """The folder of sessions, with three chats, of which the one that was begun first was changed last."""
+    """The folder of sessions, with three chats; the oldest was changed last."""
     folder = own_state / "genctl" / "sessions"
     folder.mkdir(parents=True)
     for age, (name, turn) in enumerate((("c", "Once upon a time"), ("b", "A fox\nand"), ("a", "x " * 200))):
@@ -30,9 +30,9 @@ def folder(own_state: Path) -> Path:
 def test_the_last_chat_continues(folder: Path) -> None:
     done = say("--continue", "--format", "jsonl")
     assert done.status == 0, done.err
-    assert done.records[0]["usage"]["prompt_tokens"] > 8  # with all that was said before
+    assert done.records[0]["usage"]["prompt_tokens"] > 8  # with all earlier messages
     assert (folder / "c.jsonl").read_text().count('"role": "user"') == 2
-    later = (folder / "c.jsonl").stat().st_mtime + 1  # clocks of files are coarse
+    later = (folder / "c.jsonl").stat().st_mtime + 1  # file times are coarse
     os.utime(folder / "b.jsonl", (later, later))
     assert say("--continue").status == 0
     assert (folder / "b.jsonl").read_text().count('"role": "user"') == 3

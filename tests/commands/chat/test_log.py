@@ -1,4 +1,4 @@
-"""The log of a chat, without a model: branches, undo, and a file that has the same chat."""
+"""The log of a chat, without a model: branches, undo, and a file with the same content."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def contents(one: ChatLog) -> list[str]:
 
 
 def forked() -> ChatLog:
-    """Two turns, the second one answered twice, the first one edited."""
+    """Two turns; the second has two answers, and the first was edited."""
     one = log()
     turn(one, "one", "1")
     turn(one, "two", "2")
@@ -96,7 +96,7 @@ ACTION = st.one_of(
 
 
 def perform(one: ChatLog, action: tuple[str, ...]) -> None:
-    """Do an action as a chat does; what cannot be done now is left out."""
+    """Perform an action as a chat does; skip it if it is not possible now."""
     name, *rest = action
     if name == "say":
         turn(one, "a turn", "an answer")
@@ -117,7 +117,7 @@ def perform(one: ChatLog, action: tuple[str, ...]) -> None:
 
 
 def seen(one: ChatLog) -> tuple[object, ...]:
-    """All that a chat knows of its conversation."""
+    """The whole state of a conversation."""
     settings = [(name, value) for name, value, _ in one.settings]
     return list(one.messages.values()), one.end, settings
 
@@ -145,7 +145,7 @@ def test_any_chat_that_is_opened_again_is_the_same(
     assert seen(again) == seen(one), "ids go on"
 
 
-# -- a file that anybody may have written ------------------------------------------------------------------------------
+# -- a file from an untrusted source -----------------------------------------------------------------------------------
 
 
 def test_a_file_begins_with_the_first_message(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_damaged_line_is_named(line: str, wrong: str, tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write(f"{line}\n")
     content = path.read_bytes()
-    for _ in range(2):  # and the lock is released
+    for _ in range(2):  # the lock must be released
         with pytest.raises(InputError) as error:
             ChatLog.open(path)
         assert "is damaged at line 4" in error.value.message

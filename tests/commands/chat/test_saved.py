@@ -1,4 +1,4 @@
-"""A chat that is saved: it goes on with the same answers, settings and checkpoint."""
+"""A saved chat: it continues with the same answers, settings and checkpoint."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_chat_keeps_the_settings_that_it_began_with(tmp_path: Path) -> None:
 
 
 def test_a_chat_saves_settings_of_generation_and_nothing_else(tmp_path: Path) -> None:
-    """A schema is saved as its text, so that the chat goes on without the file."""
+    """A schema is saved as its text, so the chat continues without the schema's file."""
     path, schema = tmp_path / "chat.jsonl", tmp_path / "schema.json"
     schema.write_text('{"const": "x"}')
     flags = ("--json-schema", str(schema), "--device", "cpu", "--dtype", "float32", "--threads", "1")

@@ -1,4 +1,4 @@
-"""`genctl chat` without a terminal: turns from a pipe, answers to one, and what it reads for them."""
+"""`genctl chat` without a terminal: turns from a pipe, answers to a pipe, and which tokens the model reads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def chat(*arguments: str, turns: Any = TURNS, **how: Any) -> Done:
 
 
 def run_alike(model: str, messages: list[dict[str, str]], record: dict[str, Any], folder: Path, *knobs: str) -> Any:
-    """What `genctl run` makes of the same messages with the seed that a record tells."""
+    """The record of `genctl run` for the same messages, with the seed of `record`."""
     rows = folder / "rows.jsonl"
     rows.write_text(json.dumps({"messages": messages}) + "\n")
     seed = [] if record["seed"] is None else ["--seed", str(record["seed"])]
@@ -44,7 +44,7 @@ def test_answers_equal_those_of_run(
     for turn, record in zip(TURNS, done.records, strict=True):
         messages.append({"role": "user", "content": turn})
         alike = run_alike(checkpoints[kind], messages, record, tmp_path, *settings)
-        numbers = {} if library() is not None else {"logprob": None, "score": None}  # whose last digits may differ
+        numbers = {} if library() is not None else {"logprob": None, "score": None}  # torch's last digits may differ
         assert {**record, "id": "0", "usage": None, **numbers} == {**alike, "usage": None, **numbers}
         assert record["usage"]["prompt_tokens"] == alike["usage"]["prompt_tokens"]
         messages.append({"role": "assistant", "content": record["text"]})
@@ -55,11 +55,11 @@ def test_answers_equal_those_of_run(
 
 @pytest.mark.parametrize("kind", ["chatml", "llama3", "gemma", "mistral"])
 def test_only_the_new_turn_is_read(kind: str, checkpoints: dict[str, str]) -> None:
-    begun = " The fox" if kind == "mistral" else "The fox"  # as its answers begin: templates strip what is around them
+    begun = " The fox" if kind == "mistral" else "The fox"  # without blanks that the template would strip
     records = chat("-m", checkpoints[kind], "-n", "12", "--format", "jsonl", "--prefill", begun).records
     for before, after in pairwise(records):
-        known = before["usage"]["prompt_tokens"] + before["usage"]["new_tokens"] - 1  # the last token was never read
-        assert known - 1 <= after["usage"]["reused_tokens"] <= known + 1  # a word may end in other pieces
+        known = before["usage"]["prompt_tokens"] + before["usage"]["new_tokens"] - 1  # the last token is never read
+        assert known - 1 <= after["usage"]["reused_tokens"] <= known + 1  # a word may be tokenised differently
     assert records[0]["usage"]["reused_tokens"] == 0
 
 
@@ -72,7 +72,7 @@ def test_a_thought_that_the_template_drops_is_not_in_the_cache_of_the_next_turn(
     assert first["text"].strip() in second["prompt"]
     begun = first["prompt"].removesuffix("<think>A fox?</think>")
     assert second["prompt"].startswith(begun)
-    # all of the first prompt before the thought stays, and nothing behind it
+    # the first prompt up to the thought is reused, and nothing after it
     assert 0 < second["usage"]["reused_tokens"] < first["usage"]["prompt_tokens"]
 
 
@@ -115,7 +115,7 @@ def test_messages_of_other_roles_are_heard_and_not_answered(checkpoints: dict[st
 
 
 def test_messages_that_a_saved_chat_cannot_hold_are_refused(checkpoints: dict[str, str], tmp_path: Path) -> None:
-    """A message of a tool made the saved file unreadable."""
+    """Regression: a tool's message made the saved file unreadable."""
     messages = [{"role": "tool", "content": "42"}, {"role": "user", "content": "Why?"}]
     rows = [json.dumps({"messages": messages}), json.dumps({"prompt": "Hi"})]
     saved, common = str(tmp_path / "chat.jsonl"), ("-m", checkpoints["chatml"], "-n", "4", "--format", "jsonl")
@@ -153,7 +153,7 @@ def test_a_row_that_cannot_be_said_fails_and_the_chat_goes_on(row: str, message:
     done = chat("--input-format", "jsonl", "--format", "jsonl", "-n", "2", turns=turns)
     assert done.status == 1
     assert message in done.records[0]["error"]["message"]
-    assert done.records[1]["prompt"] == "<bos>Hello"  # the turn that failed was not said
+    assert done.records[1]["prompt"] == "<bos>Hello"  # without the failed turn
 
 
 def test_a_turn_that_does_not_fit_fails_and_was_not_said(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_checkpoint_without_a_template_goes_on_with_the_text(checkpoints: dict
 def test_a_prefill_is_read_as_the_template_has_it_in_the_next_turn(
     kind: str, begun: str, checkpoints: dict[str, str]
 ) -> None:
-    """It was glued on as it is: the next turn was read anew where a template strips answers or puts a blank there."""
+    """Regression: it was appended unchanged, so the next turn was read again if the template strips or adds blanks."""
     options = ("-m", checkpoints[kind], "-n", "6", "--format", "jsonl", "--prefill", begun)
     first, second = chat(*options, turns=["Hi", "More"]).records
     assert second["prompt"].startswith(first["prompt"])

@@ -76,5 +76,5 @@ def test_the_thought_of_a_server_is_dimmed_and_not_sent_back(own_state: Path) ->
         assert said[0] == " let me see"
         assert "one two three four five six" in " ".join(said)
         talk.say("More")
-        # the thought is no part of the conversation
+        # the thought is not part of the conversation
         assert server.rows[-1]["messages"][1] == {"role": "assistant", "content": " one two three four five six"}

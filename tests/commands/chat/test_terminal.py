@@ -38,7 +38,7 @@ def test_a_chat_stays_on_the_screen_and_is_saved(width: int, own_state: Path) ->
         assert talk.end() == 0
         assert "saved; genctl chat --open" in " ".join(talk.lines)
         assert "Once upon a time there was a fox" in talk.lines[1]  # nothing was erased
-        assert b"\x1b[?1049h" not in talk.raw  # no other screen
+        assert b"\x1b[?1049h" not in talk.raw  # no alternate screen
     assert '"content": "He met a bear"' in saved(own_state).read_text()
 
 
@@ -68,7 +68,7 @@ def test_ctrl_c_clears_the_line_and_twice_on_an_empty_one_leaves(own_state: Path
     with Talk(own_state, *QUIET) as talk:
         talk.press("\x03")
         talk.wait(lambda: talk.lines.count(note) == 1)
-        for half in ("half a sent", "another"):  # it left at the second one, with what was typed
+        for half in ("half a sent", "another"):  # regression: the second Ctrl-C left, although text had been typed
             talk.at_prompt().press(half)
             talk.wait(lambda half=half: talk.lines[-1] == f"> {half}")
             talk.press("\x03")
@@ -76,12 +76,12 @@ def test_ctrl_c_clears_the_line_and_twice_on_an_empty_one_leaves(own_state: Path
         talk.at_prompt().press("\x03")
         talk.wait(lambda: talk.lines.count(note) == 2)
         talk.at_prompt()
-        talk.say("/help")  # something else is in between
+        talk.say("/help")  # a command in between
         talk.press("\x03")
         talk.wait(lambda: talk.lines.count(note) == 3)
         talk.press("\x03")
         assert talk.end() == 130
-    assert not (own_state / "genctl" / "sessions").exists()  # nothing was said
+    assert not (own_state / "genctl" / "sessions").exists()  # no message was sent
 
 
 def test_a_new_conversation_has_its_own_file_and_the_settings_of_the_one_before(own_state: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_new_conversation_has_its_own_file_and_the_settings_of_the_one_before(
         before = saved(own_state)
         assert talk.say("/clear") == [f"a new conversation; genctl chat --open {before} continues the one before"]
         assert talk.say("/branch") == ["the chat is empty"]
-        assert talk.say("A fox") == first  # with nothing before it
+        assert talk.say("A fox") == first  # without earlier messages
         assert talk.say("/set") == ["max_new_tokens = 3"]
         talk.press("/exit\r")
         assert talk.end() == 0
@@ -186,7 +186,7 @@ def test_a_terminal_that_ends_the_process_gets_its_settings_back(own_state: Path
 
 
 def test_a_killed_answer_is_generated_anew_when_the_chat_goes_on(own_state: Path) -> None:
-    """Killed while it writes: the file that goes on has the bytes of one that was never killed."""
+    """Killed while it writes: after continuing, the file has the bytes of a chat that was never killed."""
     files = {name: own_state.parent / f"{name}.jsonl" for name in ("whole", "killed")}
     options = ("-n", "120", "--do-sample", "--seed", "4")
     with Talk(own_state, *options, "--save", str(files["whole"])) as talk:
@@ -203,7 +203,7 @@ def test_a_killed_answer_is_generated_anew_when_the_chat_goes_on(own_state: Path
 
 
 def unwrapped(talk: Talk) -> str:
-    """The screen as a terminal copies it: rows that are full go on in the next one."""
+    """The screen as a terminal copies it: a full row continues in the next one."""
     return "".join(row.rstrip() if row.endswith(" ") else row for row in talk.screen.display)
 
 
@@ -219,7 +219,7 @@ def test_a_path_is_never_broken(width: int, own_state: Path) -> None:
         assert talk.end() == 0
         assert f"genctl chat --open '{path}'" in unwrapped(talk)
         written = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", talk.raw.decode())
-        assert f"genctl chat --open '{path}'" in written  # the terminal breaks it, and copies it as one
+        assert f"genctl chat --open '{path}'" in written  # only the terminal wraps it, and copies it unwrapped
 
 
 def test_a_turn_that_does_not_fit_the_context_is_not_sent(own_state: Path) -> None:

@@ -1,4 +1,4 @@
-"""`genctl compare` as a person or a pipe meets it: equal to solo runs, with one prefill, in every format."""
+"""`genctl compare` on a terminal and in a pipe: equal to single runs, with one prefill, in every format."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def sets(knobs: dict[str, Any]) -> list[str]:
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """How often the model was asked, and how often it was given a prompt."""
+    """The numbers of forward passes and of prefills."""
     counted = {"forwards": 0, "prefills": 0}
     for kind in (TransformersRuntime, NativeRuntime):
         for method, name in (("__call__", "forwards"), ("prefill", "prefills")):
@@ -74,7 +74,7 @@ def test_five_strategies_equal_five_solo_runs_with_one_prefill(
             assert {key: one[key] for key in TOLD} == {key: other[key] for key in TOLD}
             assert one["logprob"] == pytest.approx(other["logprob"], abs=1e-4)
             assert one["score"] == pytest.approx(other["score"], abs=1e-4)
-    # what the summary says was saved is what was counted
+    # the summary's savings equal the counts
     alone_forwards = passes["forwards"] - made
     assert f"{made} forward passes instead of {alone_forwards}" in together.err
     assert f"1 prefill instead of {len(runs)}" in together.err
@@ -327,7 +327,7 @@ def test_events_name_the_run_and_the_row(gpt2: Path, tmp_path: Path) -> None:
 
 
 def test_runs_have_the_order_of_the_command_line_everywhere(gpt2: Path, tmp_path: Path) -> None:
-    """Contrastive search and the second checkpoint are decoded in another order."""
+    """Contrastive search and the second checkpoint are decoded out of order."""
     log, page, later = (tmp_path / name for name in ("events.jsonl", "page.html", "later.html"))
     given = ("--models", f"builtin:stories,{gpt2}", "-p", "greedy", "-p", "contrastive", "--strategy", "b:num_beams=2")
     arguments = ("compare", "hello", "world", *given, "-n", "3")
@@ -369,7 +369,7 @@ def test_an_interrupted_comparison_keeps_what_it_has(gpt2: Path, monkeypatch: py
     done = genctl(*arguments, "hello", "never begun")
     assert done.status == 130
     assert [(record["id"], record["finish_reason"]) for record in done.records] == [("0", "interrupted")] * 2
-    # one token for each time that the loop asks
+    # one token for each call of `interrupted`
     assert [record["usage"]["new_tokens"] for record in done.records] == [6, 6]
 
 
@@ -536,5 +536,5 @@ def test_what_is_the_same_for_all_runs_is_said_once_above_the_table() -> None:
         "all runs: tokens 4 · logprob/token N · perplexity N · entropy N · distinct-1 N · distinct-2 N · repeat 0 · "
         "ended by length"
     )
-    assert heads.split() == ["run", "score", "tok/s"]  # a speed is measured, and the same by chance alone
+    assert heads.split() == ["run", "score", "tok/s"]  # speeds are measured, so they are equal only by chance
     assert [row.split()[0] for row in rows] == ["greedy", "b"]

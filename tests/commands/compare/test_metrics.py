@@ -1,4 +1,4 @@
-"""The numbers of a comparison against values worked out by hand, and against slow ways to get them."""
+"""The numbers of a comparison against values computed by hand, and against slow implementations."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_the_bootstrap_is_repeatable_and_about_as_wide_as_theory_says() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 9, 10])
 def test_fewer_than_ten_values_have_no_interval(count: int) -> None:
-    """That of two or three values was exactly from the smallest to the largest."""
+    """Regression: the interval of two or three values was exactly from the smallest to the largest."""
     found = bootstrap([float(value) for value in range(count)])
     assert (found.mean, found.count) == ((count - 1) / 2, count)
     assert len(found.ends) == (0 if count < 10 else 2)
@@ -171,7 +171,7 @@ def test_runs_are_paired_by_prompts() -> None:
 def test_references_are_scored_by_sacrebleu() -> None:
     same = metrics.against("The cat sat on the mat. ", ["A dog.", "The cat sat on the mat."])
     assert same == {"exact_match": 1.0, "chrf": 100.0, "bleu": pytest.approx(100.0), "ter": 0.0}
-    # one of four words is another one: TER is 1 edit by 4 words
+    # one of four words differs: TER is 1 edit / 4 words
     other = metrics.against("one two three five", ["one two three four"])
     assert other["exact_match"] == 0.0
     assert other["ter"] == pytest.approx(25.0)

@@ -1,4 +1,4 @@
-"""What the runs of a comparison are called and made of."""
+"""The names and settings of a comparison's runs."""
 
 from __future__ import annotations
 

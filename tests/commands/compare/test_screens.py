@@ -1,4 +1,4 @@
-"""What a person sees of a comparison: screens as text, never taller than the terminal, nothing obeyed."""
+"""A comparison on the screen: as text, never taller than the terminal, and no control sequence of a text is obeyed."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_texts_stream_side_by_side_or_in_a_stack(width: int) -> None:
         seen.append("\n".join(line for line in terminal.visible() if line))
     rule = f"\n{'=' * width}\n"
     check_screen(f"streaming_{width}", rule.join(seen) + "\n")
-    assert terminal.everything().strip() == ""  # the picture is gone, for what stays to be printed
+    assert terminal.everything().strip() == ""  # the live picture is erased before the final output
 
 
 def measured(pieces: list[str], point: Divergence | None = None, reason: str = "eos") -> Measured:

@@ -18,7 +18,7 @@ Play = Callable[["Shown"], Awaitable[None]]
 
 
 class Shown:
-    """A screen at work. `press` waits until everything is answered."""
+    """A running screen. `press` waits until everything has been handled."""
 
     def __init__(self, app: ExploreApp, pilot: Pilot[None]) -> None:
         self.app, self.pilot = app, pilot
@@ -29,7 +29,7 @@ class Shown:
 
     @property
     def lines(self) -> list[str]:
-        """What the screen shows, row by row."""
+        """The screen's text, row by row."""
         return [
             "".join(segment.text for segment in strip).rstrip() for strip in self.app.screen._compositor.render_strips()
         ]
@@ -40,15 +40,15 @@ class Shown:
 
     async def settled(self) -> None:
         for _ in range(2):
-            await self.pilot.pause(0)  # until every widget has seen what waits for it; `pause()`: until the CPU is idle
-            behind = self.app.model.submit(int)  # after everything that the model has to do
+            await self.pilot.pause(0)  # until all widgets have handled their messages; `pause()`: until the CPU is idle
+            behind = self.app.model.submit(int)  # done after all the model's earlier work
             while not behind.done() or self.app.waiting or self.app.arrived or self.app.stale:
                 await self.pilot.pause(0.01)
             await self.pilot.pause(0)
         await self.pilot.pause()
 
     async def send(self, *keys: str) -> None:
-        """As a terminal sends keys: Textual's pilot waits twice after each of them until the CPU is idle."""
+        """Send keys as fast as a terminal: Textual's pilot waits twice after each of them until the CPU is idle."""
         with patch("textual.app.wait_for_idle", _at_once):
             await self.pilot.press(*keys)
 
@@ -58,13 +58,13 @@ class Shown:
             await self.settled()
 
     async def type(self, text: str) -> None:
-        """Write into the line that is open."""
+        """Type into the open input line."""
         names = {" ": "space", "=": "equals_sign", ".": "full_stop", ",": "comma", "_": "underscore"}
         await self.send(*(names.get(character, character) for character in text))
         await self.settled()
 
     async def burst(self, text: str) -> None:
-        """All keys of a text at once, as when a program types."""
+        """Send all keys of a text at once, as a program would."""
         named = {"\r": "enter", "?": "question_mark", "\x1b": "escape", ":": "colon", "/": "slash", " ": "space"}
         for character in text:
             self.app.post_message(events.Key(named.get(character, character), character))
@@ -82,7 +82,7 @@ async def _at_once(*_: float) -> None:
 def played(
     made: Callable[[], Explorer] = lambda: explorer(max_new_tokens=6, do_sample=False),
 ) -> Callable[[Play], Callable[[], None]]:
-    """Make a test of what is done on the screen of a tree."""
+    """A decorator: makes a test of actions on the screen of a tree."""
 
     def decorate(part: Play) -> Callable[[], None]:
         def test() -> None:
@@ -95,7 +95,7 @@ def played(
 
 
 def play(part: Play, made: Explorer | None = None, size: tuple[int, int] = (140, 40), **options: Any) -> ExploreApp:
-    """Show a tree, do `part`, and close."""
+    """Show a tree, run `part` on its screen, and close."""
     app = ExploreApp(made or explorer(max_new_tokens=6, do_sample=False), **options)
 
     async def run() -> None:

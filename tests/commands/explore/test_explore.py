@@ -97,7 +97,7 @@ def test_a_saved_tree_is_opened_and_made_a_page(tmp_path: Path) -> None:
     tree, page = tmp_path / "tree.jsonl", tmp_path / "tree.html"
     begin = ["explore", PROMPT, "--seed", "3", "--temperature", "0.8", "--save", str(tree), "--script", "-"]
     assert genctl(*begin, stdin="generate 4\nstart\nsample 2 3\n").status == 0
-    assert genctl(*begin, stdin="generate 4\n").status == 2  # nothing is written over
+    assert genctl(*begin, stdin="generate 4\n").status == 2  # nothing is overwritten
     content = tree.read_bytes()
     more = genctl("explore", "--open", str(tree), "--script", "-", stdin="generate 3\n")
     assert more.status == 0, more.err

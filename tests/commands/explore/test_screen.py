@@ -21,7 +21,7 @@ each_size = pytest.mark.parametrize("size", SIZES, ids=lambda size: str(size[0])
 
 
 def rows(app: ExploreApp) -> dict[int, Any]:
-    """The rows of the tree, by the last node of their part."""
+    """The rows of the tree, by the last node in each."""
     found, waiting = {}, [*app.tree_pane.root.children]
     while waiting:
         row = waiting.pop()
@@ -44,7 +44,7 @@ def test_space_generates_and_the_panes_show_it(size: tuple[int, int]) -> None:
         assert shown.app.choices.size.height >= (8 if size[0] == 60 else 16)
         heading = next(line for line in shown.lines if "prob" in line and "rank" in line)
         line = next(line for line in shown.lines if line.count("%") == 2)
-        assert heading.index("prob") == line.index("%") - 5  # the heads stand above their columns
+        assert heading.index("prob") == line.index("%") - 5  # headings are above their columns
         assert heading.index("final") == line.rindex("%") - 5
 
     play(part, size=size)
@@ -166,7 +166,7 @@ async def test_a_temperature_of_0_takes_the_best_token(shown: Shown) -> None:
     await shown.press("space")
     assert "generate: done" in shown.text
     assert all(shown.tree.nodes[node].rank == 1 for node in shown.tree.path(shown.tree.tip)[1:])
-    await shown.press("3")  # nothing is drawn, so there are no samples
+    await shown.press("3")  # decoding is greedy, so there are no samples
     assert "temperature = 0 takes the best one" in shown.text
     assert len(shown.tree) == 3
 
@@ -178,7 +178,7 @@ async def test_u_undoes(shown: Shown) -> None:
     assert "no tokens yet" in shown.text
     await shown.press("u")
     assert "nothing is left to undo" in shown.text
-    await shown.press("space")  # the numbers of nodes are used again
+    await shown.press("space")  # node numbers are reused
     assert len(shown.tree) == 6
     assert shown.app.choices.distribution.node == shown.tree.tip  # type: ignore[union-attr]
 
@@ -204,7 +204,7 @@ def test_a_dialog_shows_what_a_script_writes(line: str, size: tuple[int, int]) -
         await shown.press("colon")
         await shown.answer(line)
         assert f"{line}: " in shown.text
-        for text in written[:12]:  # the rest is scrolled
+        for text in written[:12]:  # the rest is scrolled out
             assert "".join(text.split())[:20] in "".join(shown.text.split()).replace("│", "")
         await shown.press("escape")
         assert len(shown.app.screen_stack) == 1
@@ -276,7 +276,7 @@ def test_a_key_is_answered_while_the_model_writes() -> None:
             await shown.pilot.pause(0.01)
         await shown.send("home", "b", "space")
         await shown.settled()
-        assert shown.app.at.cursor == 0  # where the person went
+        assert shown.app.at.cursor == 0  # where the user moved it
         assert [step.line for step in shown.tree.steps] == ["generate"]  # one command at a time
         assert len(shown.tree) < 40
 

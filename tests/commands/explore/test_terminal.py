@@ -1,4 +1,4 @@
-"""The full screen in a real pseudo-terminal: drawn, resized, left, ended by signals, without colours, refused."""
+"""The full screen in a real pseudo-terminal: drawn, resized, closed, ended by signals, without colours, refused."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_without_colour_nothing_has_one(tmp_path: Path) -> None:
     with explore(tmp_path, *arguments, NO_COLOR="1") as shown:
         shown.until("no tokens yet")
         shown.press(" ")
-        shown.wait(lambda: re.search("Once upon a time,[₀-₉]", shown.text))  # tenths, behind the tokens
+        shown.wait(lambda: re.search("Once upon a time,[₀-₉]", shown.text))  # tenths, after the tokens
         shown.until("generate: done")
         shown.press("q")
         assert shown.end() == 0

@@ -1,6 +1,6 @@
-"""Falcon's grouped heads, of which each runtime keeps another number: plans and saved prompts follow the one that runs.
+"""Falcon's grouped heads, of which the runtimes cache different numbers: plans and saved prompts follow the runtime.
 
-transformers repeats keys and values for each query before it keeps them; the native runtime keeps them once.
+transformers repeats keys and values for each query head before it stores them; the native runtime stores them once.
 """
 
 from __future__ import annotations

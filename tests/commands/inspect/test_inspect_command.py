@@ -1,4 +1,4 @@
-"""`genctl inspect-cache` as it is typed: what it writes, what it refuses, what it says beside the result."""
+"""`genctl inspect-cache` on the command line: its output, what it refuses, and its notes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_prompt_that_is_cut_is_said(gpt2: Path) -> None:
     assert done.err.count("tokens were taken from the prompt (--truncate right)") == 1
 
 
-# -- what is written ---------------------------------------------------------------------------------------------------
+# -- output ------------------------------------------------------------------------------------------------------------
 
 
 def test_json_is_one_object(gpt2: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_prompt_that_fails_leaves_the_others(gpt2: Path, tmp_path: Path) -> No
     assert "9999" in done.err
 
 
-# -- what it saves to reuse --------------------------------------------------------------------------------------------
+# -- saved prompts -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", ["run", "beam", "inspect-cache"])
@@ -258,7 +258,7 @@ def test_saving_refuses_what_it_would_destroy(gpt2: Path, tmp_path: Path) -> Non
     assert file.read_bytes() == b"something of mine"
     assert inspect(*asked, "--force").status == 0
     assert b"genctl-prompt-cache/1" in file.read_bytes()
-    # where it fails, nothing is left behind
+    # after a failure no file is left behind
     (tmp_path / "rows.jsonl").write_text('{"prompt_ids": [9999]}\n')
     other = tmp_path / "other"
     assert inspect("-i", str(tmp_path / "rows.jsonl"), "-m", str(gpt2), "--save-cache", str(other)).status == 1

@@ -1,4 +1,4 @@
-"""What is reported of a pass is what happened in the model: shapes and inputs against hooks on its modules."""
+"""The report on a pass equals what happened in the model: shapes and inputs against hooks on its modules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS = 4
 
 
 def measured(session: Session, *prompts: str, steps: int = STEPS, **knobs: Any) -> Measurement:
-    """A watched run, as the command makes it."""
+    """An observed run, as the command performs it."""
     resolved = session.resolve([flags_layer({"max_new_tokens": steps + 1, **knobs})])
     found = Measurement(steps)
     requests = [Request(str(place), resolved, 7 + place, prompt) for place, prompt in enumerate(prompts)]
@@ -35,7 +35,7 @@ def open_folder(folder: Path) -> Session:
 
 
 class Hooks:
-    """What every attention module of the decoder had in the cache once it was through, pass by pass."""
+    """The shapes in the cache of every attention module of the decoder after it has run, pass by pass."""
 
     def __init__(self, model: Any) -> None:
         self.passes: list[dict[tuple[str, int], list[int]]] = []
@@ -90,10 +90,10 @@ def test_an_encoder_decoder_grows_in_one_part_and_keeps_the_other(tmp_path: Path
         cross = [layer for layer in entry["layers"] if layer["kind"] == "cross-attention"]
         rows = 1 if step == 0 else 3
         assert own == [[rows, 4, step + 1, 8]] * 2
-        assert [layer["shape"] for layer in cross] == [[1, 4, source, 8]] * 2  # one row in memory, seen by all
+        assert [layer["shape"] for layer in cross] == [[1, 4, source, 8]] * 2  # one row in memory, shared by all
         assert [layer["new"] for layer in cross] == [source if step == 0 else 0] * 2
         assert entry["cross_attention"] == ("computed" if step == 0 else "kept")
-        # the model itself meets as many rows as there are beams
+        # the model itself sees one row for each beam
         assert hooks.passes[step]["cross", 0] == [rows, 4, source, 8]
 
 
@@ -107,7 +107,7 @@ def test_reordering_is_reported_as_it_was_done(tmp_path: Path) -> None:
         moves += bool(entry["reordered"])
         kept = [[*kept[row], *new] for row, new in zip(rows, entry["input_ids"], strict=True)]
     assert moves
-    # the rows that the model has read are those that its hypotheses began with
+    # the rows that the model has read are the beginnings of its hypotheses
     written = {tuple(row[len(kept[0]) - STEPS :]) for row in kept}
     finished = {one[:STEPS] for one in found.written()["0"]}
     assert finished <= written

@@ -39,7 +39,7 @@ MEASURED = {
 
 @pytest.fixture(scope="module")
 def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a config and nothing else: a window of 8 in one layer, none in the other; context 256."""
+    """A folder with only a config: a window of 8 in one layer, none in the other; context 256."""
     whole = checkpoint("gemma2", tmp_path_factory.mktemp("whole"))
     folder = tmp_path_factory.mktemp("config") / "gemma"
     folder.mkdir()
@@ -48,7 +48,7 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def on_disk(folder: Path, **changes: Any) -> Path:
-    """A Llama's config.json with changes, alone in a folder."""
+    """A folder with only a Llama's config.json, with changes."""
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -74,7 +74,7 @@ def report(folder: Path, *, generation: Generation | None = None, **asked: Any) 
 def show(
     capsys: pytest.CaptureFixture[str], model: str | Path, *, generation: Generation | None = None, **asked: Any
 ) -> tuple[int, str, str]:
-    """The command as the command line calls it: its exit status, and what it has written."""
+    """Run the command as the command line does. Returns its exit status and its output."""
     runtime = Runtime(model=str(model), device="cpu")
     early = replace(resolve([], tentative=True), runtime=runtime, generation=generation or Generation())
     options = InspectOptions(plan=True, **asked)
@@ -209,7 +209,7 @@ def test_json_has_the_keys_of_a_measurement(gemma: Path, capsys: pytest.CaptureF
     assert set(made) == {*MEASURED, "plan"}
     assert made["steps"] == []
     assert made["total_bytes"] == sum(layer["bytes"] for layer in made["layers"])
-    assert made["reserved_bytes"] == 2 * 2 * 2 * 2 * 20 * 8 * 4  # the window's layer has room for all 20 columns too
+    assert made["reserved_bytes"] == 2 * 2 * 2 * 2 * 20 * 8 * 4  # the layer with a window has room for all 20, too
     assert made["layers"][0] == {
         "layer": 0, "kind": "sliding window", "shape": [2, 2, 7, 8], "dtype": "float32", "device": "cpu",
         "bytes": 2 * 2 * 2 * 7 * 8 * 4, "window": 8,

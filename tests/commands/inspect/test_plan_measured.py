@@ -1,4 +1,4 @@
-"""A plan equals what a run then measures, layer by layer, to the byte."""
+"""A plan equals the measurement of a run, layer by layer, to the byte."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from genctl.transformers.runtime import TransformersRuntime
 from tests.tiny import ARCHITECTURES, SEQ2SEQ, checkpoint
 
 PROMPT, NEW = 11, 6  # tokens; longer than the windows of 8
-LENGTH = PROMPT + NEW - 1  # the newest token is not read any more
+LENGTH = PROMPT + NEW - 1  # the last token is never read
 FORMS = ("dynamic", "static", "quantized", "offloaded")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """config.json of each architecture, alone in its folder."""
+    """For each architecture, a folder with only its config.json."""
 
     @cache
     def made(arch: str) -> Path:
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @cache
 def model(arch: str, dtype: torch.dtype) -> Any:
-    """A real model: nothing of it is shared with other tests."""
+    """A real model, not shared with other tests."""
     from tests.tiny import tiny
 
     source = tiny(arch)
@@ -65,7 +65,7 @@ def measured(
     prompt: int = PROMPT,
     new: int | None = None,
 ) -> events.CacheRead:
-    """The cache after the last pass of a real run: no text ends before NEW tokens."""
+    """The cache after the last pass of a real run, in which no text ends before NEW tokens."""
     forward = TransformersRuntime(model(arch, dtype))
     prompts = [tuple(3 + (i + place) % 40 for place in range(prompt)) for i in range(batch)]
     lanes = []
@@ -141,7 +141,7 @@ def test_what_is_reserved_for_texts_shorter_and_longer_than_a_window(
 
 @pytest.mark.parametrize("arch", ["llama", "gemma2"])
 def test_more_is_never_reserved_than_planned(folder: Any, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it is not known how long texts become, buffers grow by half."""
+    """If the length of texts is not known in advance, buffers grow by half."""
     monkeypatch.setattr("genctl.decode.batch_cache.ROOM", 2)
     for new in (60, 70, 75):
         made = planned(folder(arch), arch, length=3 + new - 1)

@@ -1,4 +1,4 @@
-"""Plans as they are seen, at 80 and 120 columns."""
+"""Plans on the screen, at 80 and 120 columns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def screen(config: Any, folder: Path, width: int | None, generation: Generation,
 
 
 def llama() -> Any:
-    """The sizes of an 8 B model."""
+    """The dimensions of a model with 8 B weights."""
     return transformers.LlamaConfig(
         num_hidden_layers=32, hidden_size=4096, num_attention_heads=32, num_key_value_heads=8,
         intermediate_size=14336, vocab_size=128256, max_position_embeddings=8192, dtype="bfloat16",
@@ -33,7 +33,7 @@ def llama() -> Any:
 
 
 def gemma() -> Any:
-    """Windows and full layers in turn."""
+    """Sliding-window and full layers, alternating."""
     return transformers.Gemma3TextConfig(num_hidden_layers=12, sliding_window=512, dtype="bfloat16")
 
 

@@ -1,4 +1,4 @@
-"""A plan counts the weights that the loaded model holds, and keeps no cache that a run would refuse."""
+"""A plan counts the weights that the loaded model holds, and plans no cache that a run would refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A prompt that was read once and saved gives what reading it again gives, and nothing else may pass for it."""
+"""A saved prompt gives the same results as reading it again, and no other file is accepted as one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def lane_of(forward: ModelRuntime, strategy: Strategy, form: str = "dynamic") ->
 
 
 def written(forward: ModelRuntime, lane: Lane, prefix: Prefix | None = None) -> tuple[list[tuple[int, ...]], int]:
-    """The tokens of a lane's hypotheses, and how many of its prompt were not read again."""
+    """The tokens of a lane's hypotheses, and how many tokens of its prompt were reused."""
     texts = None if prefix is None else KeptTexts(saved=prefix)
     told = list(decode(forward, [lane], texts=texts))
     last = told[-1]
@@ -91,7 +91,7 @@ def test_every_form_of_cache_writes_the_same_tokens_as_none(arch: str, form: str
         lane = lane_of(forward, strategy, form)
         expected, _ = written(forward, replace(lane, cache="dynamic", use_cache=False))
         found, _ = written(forward, lane)
-        if form == "quantized":  # lossy: close, and whole
+        if form == "quantized":  # lossy: close, and complete
             assert [len(one) for one in found] == [len(one) for one in expected]
             assert found[0][0] == expected[0][0]  # the prompt itself is read with exact numbers
         else:
@@ -242,7 +242,7 @@ def test_other_files_are_no_prompt_caches(tmp_path: Path) -> None:
 def test_tensors_that_are_not_the_models_are_refused_though_the_digest_is_right(
     name: str, change: Any, words: str, content: bytes, tmp_path: Path
 ) -> None:
-    """Anybody can compute the digest. Without a layer's keys the run wrote other tokens."""
+    """Anybody can compute the digest. Regression: without a layer's keys, the run wrote other tokens."""
     path = tmp_path / "file"
     path.write_bytes(content)
     metadata, tensors = prompts.content(path)

@@ -1,4 +1,4 @@
-"""What a person sees of a cache at 80 columns; `tests/terminal/test_screens.py` has other widths."""
+"""A cache on the screen at 80 columns; `tests/terminal/test_screens.py` has other widths."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def layer(number: int, kind: str, rows: int, length: int, **more: Any) -> dict[s
 
 
 def hybrid(rows: int, length: int) -> tuple[dict[str, Any], ...]:
-    """48 layers: five windows, one full layer and so on, and two recurrent ones at the end."""
+    """48 layers: five with windows, one full, and so on, and two recurrent ones at the end."""
     found = []
     for number in range(46):
         if number % 6 == 5:
@@ -64,7 +64,7 @@ def seq2seq(rows: int, length: int) -> tuple[dict[str, Any], ...]:
 
 
 def stream(layers: Any, rows: int, prompt: int, steps: int, moves: dict[int, tuple[int, ...]]) -> Iterator[Event]:
-    """A run whose rows fork after the prompt and are reordered as `moves` says."""
+    """A run whose rows fork after the prompt and are reordered according to `moves`."""
     yield Began("0", "Under the old \x1b[31moak[/red]", "beam", "some/checkpoint", 7)
     ids = tuple(range(100, 100 + prompt))
     given_ = Given((ids,), 0, tuple(range(prompt)), (tuple(range(prompt)),), None)

@@ -1,4 +1,4 @@
-"""A static cache is allocated once, for the prompt and all that may follow, and is never made anew."""
+"""A static cache is allocated once, for the prompt and all new tokens, and never again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROMPT = tuple(range(3, 14))
 
 
 def passes(arch: str, prompts: Sequence[tuple[int, ...]], strategy: Strategy, **asked: Any) -> list[tuple[Any, Any]]:
-    """What each pass after the prefill holds: shapes of the layers, and where their numbers lie."""
+    """After each pass since the prefill, the shapes of the layers, and the addresses of their tensors."""
     forward = TransformersRuntime(tiny(arch))
     held: list[Any] = []
 
@@ -59,7 +59,7 @@ def source(arch: str, prompt: tuple[int, ...]) -> dict[str, Any]:
 def test_one_row_has_all_its_room_from_the_prefill_on(arch: str) -> None:
     found = passes(arch, [PROMPT], Sample())
     assert len(found) == NEW
-    columns = (1 if arch in SEQ2SEQ else len(PROMPT)) + NEW - 1  # the newest token is not read any more
+    columns = (1 if arch in SEQ2SEQ else len(PROMPT)) + NEW - 1  # the last token is never read
     assert all(shape[0] == 1 and shape[2] == columns for layers, _ in found for shape, _ in layers)
     assert len({str(layers) for layers, _ in found}) == 1
     assert len({str(places) for _, places in found[1:]}) == 1  # one allocation
@@ -82,7 +82,7 @@ def test_rows_of_a_batch_are_allocated_when_they_come_together() -> None:
 
 
 def test_a_prompt_that_comes_twice_is_not_written_over() -> None:
-    """The first lane goes on in the buffers that its prompt was read into; the second has to find the prompt whole."""
+    """The first lane continues in the buffers that its prompt was read into; the second needs the prompt unchanged."""
     forward = TransformersRuntime(tiny("llama"))
 
     def lanes() -> list[Lane]:

@@ -1,4 +1,4 @@
-"""Layers that are not where one looks for them: decoders of another depth than encoders, states kept in modules."""
+"""Layers in unusual places: decoders with another depth than their encoders, states kept in modules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS = 4
 
 
 def read(folder: Path, *prompts: str, **knobs: Any) -> tuple[Session, list[events.CacheRead], list[tuple[int, ...]]]:
-    """A watched run: the session, what the cache held after each pass, and the best tokens of each prompt."""
+    """An observed run: the session, the cache's content after each pass, and the best tokens of each prompt."""
     session = Session.load(Runtime(model=str(folder), device="cpu"))
     resolved = session.resolve([flags_layer({"max_new_tokens": STEPS + 1, "min_new_tokens": STEPS + 1, **knobs})])
     requests = [Request(str(place), resolved, 7, prompt) for place, prompt in enumerate(prompts)]

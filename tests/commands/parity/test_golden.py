@@ -52,7 +52,7 @@ def changed(folder: Path, target: Path, change: Callable[[dict], None]) -> Path:
 
 
 def resealed(path: Path, change: Callable[[list[dict]], object]) -> None:  # type: ignore[type-arg]
-    """The file with other lines and their right checksum."""
+    """Change the lines of a file, and give it the checksum of the new ones."""
     lines = [json.loads(line) for line in path.read_text().splitlines()[:-1]]
     change(lines)
     body = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
@@ -208,7 +208,7 @@ def test_an_existing_file_is_kept_without_force(copied: Path) -> None:
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, ids: set[str]) -> None:
-    """Sides that cannot read these texts."""
+    """Make all sides fail to read these texts."""
     read = LocalSide.read
 
     def partly(self: LocalSide, texts: Any, receive: Any, **how: Any) -> dict[str, str]:
@@ -219,7 +219,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, ids: set[str]) -> None:
 
 
 def test_no_text_that_can_be_read_is_no_verdict(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was a tie."""
+    """Regression: the verdict was a tie."""
     failing(monkeypatch, {"0", "1"})
     done = expect(copied, STORIES, "--format", "jsonl")
     assert done.status == 1, done.err
@@ -227,7 +227,7 @@ def test_no_text_that_can_be_read_is_no_verdict(copied: Path, monkeypatch: pytes
 
 
 def test_a_gate_whose_text_cannot_be_read_does_not_pass(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One text of two failed, and the gate passed."""
+    """Regression: one text of two failed, and the gate passed."""
     assert check(copied, STORIES, PROMPTS, 12)
     failing(monkeypatch, {"1"})
     with pytest.raises(CheckError, match=r"^golden golden: text 2 could not be read: no room for it; "):

@@ -1,4 +1,4 @@
-"""`genctl parity` as a person or a pipe meets it."""
+"""`genctl parity` on a terminal and in a pipe."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_equal_sides_are_equal_and_the_status_is_0() -> None:
 
 @pytest.mark.parametrize("arch", ["mixtral", "jamba"])
 def test_the_noise_of_experts_is_measured(arch: str, tmp_path: Path) -> None:
-    """Their fused product takes no float64: a model whose rounding cannot be measured was called a defect."""
+    """Regression: experts' fused product takes no float64, so no rounding was measured: the verdict was a defect."""
     folder = str(checkpoint(arch, tmp_path))
     plain = f"{folder}@runtime=transformers"
     done = parity(plain, f"{plain},dtype=bfloat16", "a b c d", "--format", "jsonl", n=6)
@@ -60,7 +60,7 @@ def test_the_noise_of_experts_is_measured(arch: str, tmp_path: Path) -> None:
 
 
 def test_texts_follow_a_truncated_prompt(tmp_path: Path) -> None:
-    """The uncut prompt was read: beyond the context, which GPT-2's positions do not have."""
+    """Regression: the uncut prompt was read, beyond the context, for which GPT-2 has no positions."""
     folder = str(checkpoint("gpt2", tmp_path))
     long = " ".join("abcdefgh" * 60)
     words = ("--truncate", "left", "--format", "jsonl", "--positions")
@@ -86,7 +86,7 @@ def test_beyond_a_limit_the_status_is_4(limit: tuple[str, ...], sentence: str) -
 
 
 def test_sides_are_told_apart_in_a_narrow_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They were cut at the end, and all were builtin:stories@quan…"""
+    """Regression: names were cut at the end, so all of them were builtin:stories@quan…"""
     for width, names in (("60", ["…ories@quantize=int4", "…ories@quantize=int8"]), ("120", [INT4, f"{INT4[:-1]}8"])):
         monkeypatch.setenv("COLUMNS", width)
         sides = ("builtin:stories", INT4, f"{INT4[:-1]}8")
@@ -206,7 +206,7 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded(words: tuple[str, ..
 
 
 def test_a_side_that_is_missing_is_found_before_any_is_compared() -> None:
-    """The first pair was compared, and its table was lost."""
+    """Regression: the first pair was compared, and then its table was lost."""
     done = parity("builtin:stories", "builtin:stories@batch_size=1", "./nowhere", "The sea", "--format", "jsonl")
     assert (done.status, done.out) == (3, "")
     assert "no such folder: ./nowhere" in done.err
@@ -225,7 +225,7 @@ def test_what_is_compared_is_shown_where_a_later_side_fails(format: str) -> None
 
 
 def test_settings_in_which_checkpoints_differ_are_named(llama: Path, tmp_path: Path) -> None:
-    """The weights and the dtype were said to explain what another epsilon does."""
+    """Regression: the effect of another epsilon was attributed to the weights and the dtype."""
     other = Path(shutil.copytree(llama, tmp_path / "other"))
     config = json.loads((other / "config.json").read_text())
     before = config["rms_norm_eps"]
@@ -281,7 +281,7 @@ def test_an_interrupted_run_leaves_no_half_file(tmp_path: Path) -> None:
 
 
 def test_a_pair_without_a_position_has_no_verdict_and_the_status_of_its_failures(tmp_path: Path) -> None:
-    """It was called a tie."""
+    """Regression: the verdict was a tie."""
     other = "builtin:stories@batch_size=1"
     long = "the cat sat " * 400
     done = parity("builtin:stories", other, long, "--format", "jsonl")
@@ -304,7 +304,7 @@ def test_a_pair_without_a_position_has_no_verdict_and_the_status_of_its_failures
 
 
 def test_given_texts_that_all_fail_are_nothing_to_compare(tmp_path: Path) -> None:
-    """They were a tie of no position, and the status was 1."""
+    """Regression: the verdict was a tie of no positions, and the status was 1."""
     texts = tmp_path / "texts.txt"
     texts.write_text("the cat sat " * 400)
     done = parity("builtin:stories", INT4, "--texts", str(texts), "--format", "jsonl")
@@ -313,7 +313,7 @@ def test_given_texts_that_all_fail_are_nothing_to_compare(tmp_path: Path) -> Non
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
-    """What the side of this name does from now on: it writes, it reads."""
+    """Record from now on what the side of this name does: "write" or "read"."""
     done: list[str] = []
 
     def count(what: str, before: Callable[..., Any]) -> None:
@@ -330,7 +330,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
 
 
 def test_a_reference_is_written_and_read_once_for_all_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For each further side its texts were written and read again, and so for the page and the golden file."""
+    """Regression: its texts were written and read again for each further side, for the page and for the golden file."""
     done = counted(monkeypatch, "builtin:stories")
     others = ("builtin:stories@batch_size=1", "builtin:stories@use_cache=false")
     words = ("--report", str(tmp_path / "page.html"), "--save", str(tmp_path / "golden.jsonl"), "--format", "jsonl")
@@ -349,7 +349,7 @@ def test_the_figures_of_a_third_side_are_those_that_it_has_as_the_second(tmp_pat
 
 
 def test_a_row_may_have_a_length_of_its_own(tmp_path: Path) -> None:
-    """All settings of rows were refused."""
+    """Regression: all settings of rows were refused."""
     rows, golden = tmp_path / "rows.jsonl", tmp_path / "golden.jsonl"
     given = [{"prompt": PROMPTS[0], "params": {"max_new_tokens": 3}}, {"prompt": PROMPTS[1]}]
     rows.write_text("".join(f"{json.dumps(row)}\n" for row in given))

@@ -16,7 +16,7 @@ pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
 PLUGIN = "genctl.commands.parity.pytest_plugin"
-# plugins that no test here needs, and whose imports take longer than most of them
+# plugins that no test here needs; importing them takes longer than most of these tests
 WITHOUT = ("-p", "no:hypothesispytest", "-p", "no:anyio")
 GOLDEN = """
 def test_golden(genctl_golden):

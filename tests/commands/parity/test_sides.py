@@ -1,4 +1,4 @@
-"""Sides as they are typed: where the model ends, which knobs they take, and every mistake at once."""
+"""Parsing sides: where the model's name ends, which knobs are allowed, and all mistakes reported at once."""
 
 from __future__ import annotations
 

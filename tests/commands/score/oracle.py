@@ -1,4 +1,4 @@
-"""The model's own loss, and the plainest way to find every token's log-probability."""
+"""The model's own loss, and the simplest computation of every token's log-probability."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 def loss(model: Any, ids: Sequence[int], first: int = 1, source: Sequence[int] | None = None) -> float:
     """`model(input_ids, labels=…).loss` in nats per token, labels before `first` masked with -100.
 
-    With a source: of an encoder-decoder whose labels are `ids` without the decoder start in front.
+    With a source: that of an encoder-decoder; the labels are `ids` without the decoder start token.
     """
     labels = torch.tensor([[-100 if place < first else id for place, id in enumerate(ids)]])
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # EncoderDecoderModel tells of its own history
+        warnings.simplefilter("ignore", FutureWarning)  # from EncoderDecoderModel, about an old change
         if source is not None:
             return float(model(input_ids=torch.tensor([list(source)]), labels=labels[:, 1:]).loss)
         return float(model(input_ids=torch.tensor([list(ids)]), labels=labels).loss)

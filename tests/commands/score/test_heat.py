@@ -1,4 +1,4 @@
-"""The heat map: every token's digit under its first cell, nothing obeyed, nothing wider than the page."""
+"""The heat map: each token's digit under its first cell, no control sequence obeyed, nothing wider than the page."""
 
 from __future__ import annotations
 

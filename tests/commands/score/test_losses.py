@@ -1,4 +1,4 @@
-"""What is summed is the model's own loss, whatever the architecture, the batch and the memory."""
+"""The summed score is the model's own loss, whatever the architecture, the batch and the memory."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_candidates_of_one_source_have_the_loss_of_the_model(arch: str) -> None:
 
 
 def fed(forward: ModelRuntime, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The shapes that go through the model from now on."""
+    """Record the shapes that go through the model from now on."""
     shapes: list[tuple[int, ...]] = []
     original = type(forward).__call__
 
@@ -97,7 +97,7 @@ def test_the_context_of_candidates_is_read_once(monkeypatch: pytest.MonkeyPatch)
     forward = runtimes.forward(tiny("llama"))
     shapes = fed(forward, monkeypatch)
     Passes(forward, batch_size=8).continuations(ids(30, 1), [ids(4, 2), ids(6, 3), ids(1, 4)])
-    assert shapes == [(1, 30), (2, 5)]  # 3 candidates, one of which ends where the context's logits already tell
+    assert shapes == [(1, 30), (2, 5)]  # 3 candidates, one of which needs only the context's logits
 
 
 @pytest.mark.parametrize("arch", ["gpt2", "llama", "gemma2", "bloom", "mistral", "mamba"])

@@ -1,4 +1,4 @@
-"""`genctl score` as a person or a pipe meets it."""
+"""`genctl score` on a terminal and in a pipe."""
 
 from __future__ import annotations
 
@@ -339,7 +339,7 @@ def test_a_text_is_not_failed_by_its_neighbour(gpt2: Path, monkeypatch: pytest.M
 def test_a_time_limit_for_requests_is_refused_where_none_is_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A settings file may hold it for `genctl run`."""
+    """A settings file may contain it for `genctl run`."""
     done = genctl("score", "--row-timeout", "5", "I drink tea")
     assert (done.status, done.err.splitlines()[0]) == (
         2,

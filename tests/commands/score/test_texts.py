@@ -62,7 +62,7 @@ def test_eos_is_added_once() -> None:
     assert reader(framed("<bos> $A"), add_eos=True).plain("the").ids[-1] == EOS
     both = reader(framed("<bos> $A <eos>"), add_eos=True).plain("the")
     assert both.ids.count(EOS) == 1
-    assert reader(framed("$A <eos>")).plain("the cat").ids[-1] == EOS  # the tokenizer's own is scored as it is
+    assert reader(framed("$A <eos>")).plain("the cat").ids[-1] == EOS  # the tokenizer's own EOS is scored, too
     nameless = PreTrainedTokenizerFast(tokenizer_object=tokenizer().backend_tokenizer)
     assert reader(nameless, add_eos=True, eos=7).plain("the cat").ids[-1] == 7
     with pytest.raises(ModelError, match="names no EOS"):
@@ -86,7 +86,7 @@ def test_the_context_keeps_its_tokens_and_the_text_all_of_its_own(family: str, c
     joint = made(context + text)["input_ids"]
     if joint[: found.begin] == list(found.ids[: found.begin]) and len(joint) > found.begin:
         assert list(found.ids) == joint
-    if family in ("byte_level", "llama", "metaspace"):  # the others cannot tell a word's end from its beginning
+    if family in ("byte_level", "llama", "metaspace"):  # the others do not distinguish a word's end from its beginning
         assert made.decode(found.ids) == context + text
 
 

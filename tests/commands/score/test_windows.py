@@ -1,4 +1,4 @@
-"""Long texts: which window scores which token, and that the sum is the plain one."""
+"""Long texts: which window scores which token, and that the sum equals the plain one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_each_token_is_scored_once_with_the_promised_context(total: int, window:
         assert end - begin <= window
         for place in range(scored, end):
             assert place - begin >= min(place, window - stride)
-            assert place > begin  # something is before it, or it would have no score
+            assert place > begin  # a token with nothing before it has no score
         seen += range(scored, end)
     assert seen == list(range(first, total))
 
@@ -38,7 +38,7 @@ def test_windows_by_hand() -> None:
 
 
 def reference(ids: list[int], window: int, stride: int) -> float:
-    """The loop of transformers' guide to perplexity, in words of its own: nats over all tokens but the first."""
+    """The loop of transformers' guide to perplexity, rewritten: nats over all tokens but the first."""
     model = tiny("gpt2")
     total, done = 0.0, 1
     for begin in range(0, len(ids), stride):

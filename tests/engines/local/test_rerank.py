@@ -1,4 +1,4 @@
-"""Best-of-n and minimum-Bayes-risk: what is returned, in which order, with which score."""
+"""Best-of-n and minimum-Bayes-risk: which samples are returned, in which order and with which scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers of two kinds, and rows of every kind."""
+"""Two kinds of workers, and rows of every kind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORDS = ("Once upon a time", "The little fox", "One day", "Déjà vu")
 
 @pytest.fixture(params=["objects", pytest.param("processes", marks=pytest.mark.night)])
 def workers_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--workers` uses objects of this process, which start at once; or processes of Ray, as it does anywhere."""
+    """`--workers` uses objects in this process, which start at once, or real processes of Ray."""
     monkeypatch.setattr(cluster, "cores", lambda: 4)
     if request.param == "processes":
         pytest.importorskip("ray")
@@ -30,7 +30,7 @@ def workers_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 def mixed_row(number: int) -> dict[str, Any]:
-    """Greedy search, sampling and beams in turn; some rows fail when they are read, others when they are planned."""
+    """Greedy search, sampling and beams in turn. Some rows fail when they are read, others when they are planned."""
     row: dict[str, Any] = {"id": f"row {number}", "prompt": f"{WORDS[number % 4]} {number}"}
     params: dict[str, Any] = {"max_new_tokens": 3 + number * 7 % 11}
     if number % 3 == 1:

@@ -1,4 +1,4 @@
-"""A logits processor that ends its process at one token of a prompt: what a broken library does to a worker."""
+"""A logits processor that ends its process at one token of a prompt, as a broken library could end a worker."""
 
 from __future__ import annotations
 

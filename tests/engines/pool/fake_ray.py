@@ -1,4 +1,4 @@
-"""As much of Ray as a `PoolEngine` uses, in this process: what each call of a worker does is said by a function."""
+"""The part of Ray that a `PoolEngine` uses, in this process: a function computes the result of each worker's call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RayTaskError(RayError):
 
 
 class Died(RayError):
-    """The process of an actor died, more often than Ray tries."""
+    """The process of an actor died more often than Ray retries."""
 
 
 class FakeRef:

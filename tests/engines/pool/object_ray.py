@@ -1,5 +1,5 @@
-"""As much of Ray as a `PoolEngine` uses, with workers that are objects of this process: they load and decode as they
-do anywhere. What goes to them and comes back is pickled.
+"""The part of Ray that a `PoolEngine` uses, with workers that are objects in this process. They load and decode as
+usual; their arguments and results are pickled.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.engines.pool.fake_ray import FakeRay, RayTaskError
 
 
 class ObjectActor:
-    """Calls of methods of an object, one after another."""
+    """An actor that calls the methods of an object, one call after another."""
 
     def __init__(self, made: Any) -> None:
         self.object, self.thread = made, ThreadPoolExecutor(1)
@@ -30,7 +30,7 @@ class ObjectActor:
 
 
 class ObjectRay(FakeRay):
-    """A module `ray` whose actors are objects of this process."""
+    """A module `ray` whose actors are objects in this process."""
 
     def __init__(self) -> None:
         super().__init__(lambda number, method, arguments: None)

@@ -51,7 +51,7 @@ def test_a_group_that_kills_its_worker_again_and_again_fails_alone(llama: Path, 
 
 
 def _with_other_seeds(text: str, lines: list[str]) -> str:
-    """Rows behind the one that was left out have another place, of which their seed is made."""
+    """The records with the seeds of `lines`: rows after the omitted one move up, and a seed depends on the place."""
     records = [json.loads(line) for line in text.splitlines()]
     for record, line in zip(records, lines, strict=True):
         record["seed"] = json.loads(line)["seed"]
@@ -124,7 +124,7 @@ def test_rows_from_a_keyboard_are_refused() -> None:
 
 
 def ray_with(gpus: int) -> Any:
-    """A cluster with two machines of eight cores, and some GPUs in all."""
+    """A cluster with two live machines of eight cores each, and `gpus` GPUs in total."""
     ray = FakeRay(lambda number, method, arguments: None)
     ray.resources, ray.alive = {"CPU": 16.0, **({"GPU": float(gpus)} if gpus else {})}, [True, True, False]
     return ray
@@ -165,7 +165,7 @@ def test_more_workers_than_gpus_or_cores_are_refused_with_the_number_that_fits(
     assert caught.value.hint == f"--workers {workers - 1} fits"
 
 
-# -- Ray that does not start, or is not there --------------------------------------------------------------------------
+# -- Ray does not start, or is not installed ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", ["run", "score"])
@@ -240,6 +240,6 @@ RayCluster(1, 0, 1, True, "").end(hurried=False)
 
 
 def test_a_signal_while_ray_ends_finds_our_handler() -> None:
-    """Ray's C++ part puts the default in its place, which Python does not see."""
+    """Ray's C++ part restores the default handler, which Python does not notice."""
     root = Path(__file__).parents[3]
     assert subprocess.run([sys.executable, "-c", STAND_IN], cwd=root, timeout=60).returncode == 128 + signal.SIGTERM

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason=
 
 
 class Harness:
-    """A job in a folder: its prompts, what it should write, and drivers for it."""
+    """A job in a folder: its prompts, its expected output, and drivers for it."""
 
     def __init__(self, folder: Path, rows: int) -> None:
         self.prompts, self.out = folder / "prompts.txt", folder / "out.jsonl"
@@ -41,7 +41,7 @@ class Harness:
 
     @contextmanager
     def driver(self, workers: int) -> Iterator[subprocess.Popen[bytes]]:
-        """A process of its own that goes on with the job."""
+        """A separate process that resumes the job."""
         command = [sys.executable, "-m", "genctl", "run", "-m", MODEL, *SETTINGS, "-i", str(self.prompts)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(
@@ -57,7 +57,7 @@ class Harness:
 
     @property
     def rows(self) -> int:
-        """Rows that the journal knows to be written."""
+        """The number of written rows, by the journal."""
         with contextlib.suppress(OSError, ValueError, IndexError):
             return int(json.loads(self.journal.read_text().splitlines()[-1]).get("rows", 0))
         return 0
@@ -70,7 +70,7 @@ class Harness:
             time.sleep(0.05)
 
     def finish(self, workers: int) -> tuple[int, bytes, bytes]:
-        """Go on until the job is done."""
+        """Resume the job and wait until it is done."""
         with self.driver(workers) as process:
             out, err = process.communicate(timeout=PATIENCE)
         return process.returncode, out, err

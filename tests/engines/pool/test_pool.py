@@ -1,4 +1,4 @@
-"""The order of results, and what becomes of groups whose workers die, with a Ray that does what a test says."""
+"""The order of results, and what happens to groups whose workers die, with a Ray that the test controls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def opened(number: int, **identity: Any) -> OpenedWorker:
 
 
 def well(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
-    """A worker that does everything."""
+    """A worker that answers every call."""
     return opened(number) if method == "open" else [f"result of {arguments[0]}"]
 
 
@@ -79,7 +79,7 @@ def test_only_the_group_that_kills_alone_is_lost(seed: int, started: Callable[..
         if method == "decode":
             group = int(arguments[0].removeprefix("group "))
             tries[group] += 1
-            beside = group in (4, 6, 8) and tries[group] == 1  # it was there when another killed
+            beside = group in (4, 6, 8) and tries[group] == 1  # it was on the worker that group 5 killed
             if tries[5] > 1 and group == 5:
                 assert not pool.workers[number - 1].groups, "it is tried alone"
             if group == 5 or beside:

@@ -1,4 +1,4 @@
-"""Rows from a pipe: those that are there, None while none is, and the error that reading ends with."""
+"""Rows from a pipe: the available ones, None while there is none, and the error that ends the reading."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATIENCE = 10.0  # seconds
 
 
 def until_there(rows: Iterator[InputRow | BadRow | None]) -> InputRow | BadRow | None:
-    """The next row, asked for again and again."""
+    """The next row, by polling."""
     pause = threading.Event()
     for _ in range(1000):
         row = next(rows)

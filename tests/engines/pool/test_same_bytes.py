@@ -19,7 +19,7 @@ def run(model: Path, rows: Path, out: Path, *more: str, command: str = "run") ->
 
 
 def without_times(path: Path) -> list[Any]:
-    """The events of a file, without the seconds that each run takes anew."""
+    """The events of a file, without times, which differ between runs."""
     found = [json.loads(line) for line in path.read_text().splitlines()]
     for event in found:
         for name in ("seconds", "first_token_s"):

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 def test_workers_run_nothing_of_the_working_directory_and_ray_leaves_nothing(tmp_path: Path) -> None:
-    """Theirs was on their path, first: `./genctl.py` was the genctl of every worker."""
+    """Regression: it came first on the workers' path, so every worker imported `./genctl.py` as genctl."""
     folder = plant(tmp_path / "folder")
     with tempfile.TemporaryDirectory(prefix="g", dir="/tmp") as temporary:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": temporary}
@@ -75,7 +75,7 @@ def test_relative_and_empty_entries_of_pythonpath_do_not_lead_elsewhere(
 
 
 def test_a_genctl_that_python_alone_does_not_find_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`python -m genctl` in a checkout: that of the driver comes from there, so those of the workers do."""
+    """`python -m genctl` in a checkout: the driver imports genctl from there, so the workers must do so, too."""
     home = str(Path(cluster.__file__).parents[3])
     monkeypatch.setattr(sys, "path", [home, *(entry for entry in sys.path if entry != home)])
     monkeypatch.delenv("PYTHONPATH", raising=False)
@@ -84,7 +84,7 @@ def test_a_genctl_that_python_alone_does_not_find_is_named(monkeypatch: pytest.M
 
 
 def test_a_job_that_was_submitted_keeps_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`ray job submit --working-dir`: Ray refuses two."""
+    """`ray job submit --working-dir` has set a working directory, and Ray refuses a second one."""
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", '{"runtime_env": {"working_dir": "gcs://job.zip"}}')
     with worker_env(here=False) as made:
         assert "working_dir" not in made

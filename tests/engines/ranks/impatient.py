@@ -1,4 +1,4 @@
-"""The program, whose ranks give up a rank that does not answer after so many seconds: `… SECONDS ARGUMENTS...`."""
+"""The program with another time limit for a rank that does not answer: `… SECONDS ARGUMENTS...`."""
 
 from __future__ import annotations
 

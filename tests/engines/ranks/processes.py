@@ -15,7 +15,7 @@ from typing import Any
 from tests import warm
 
 ROOT = Path(__file__).resolve().parents[3]
-SECONDS = 90  # for a test's processes: they end by themselves in a few
+SECONDS = 90  # limit for a test's processes, which end by themselves within a few
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -32,7 +32,7 @@ def free_port() -> str:
 def ranks(
     *command: str, size: int = 2, python: Sequence[str] = (sys.executable,), **how: Any
 ) -> Iterator[list[subprocess.Popen[str]]]:
-    """`size` processes of `python COMMAND`. None is left afterwards."""
+    """`size` processes of `python COMMAND`, all of which are ended afterwards."""
     started, port = [], free_port()
     for rank in range(size):
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
@@ -55,7 +55,7 @@ def ranks(
 
 
 def answer(process: subprocess.Popen[str], prompt: str) -> Any:
-    """The record of a prompt that rank 0 gets on its standard input."""
+    """The record of a prompt that rank 0 reads from standard input."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(f"{prompt}\n")
@@ -64,14 +64,14 @@ def answer(process: subprocess.Popen[str], prompt: str) -> Any:
 
 
 def run(*arguments: str, size: int = 2) -> list[tuple[int, str, str]]:
-    """Status, standard output and standard error of each rank of `genctl ARGUMENTS`, which end by themselves."""
+    """Run `genctl ARGUMENTS` on several ranks to the end: status, standard output and standard error of each."""
     with ranks("-m", "genctl", *arguments, size=size, python=warm.python()) as started:
         ends = [process.communicate(timeout=SECONDS) for process in started]
         return [(process.returncode, *end) for process, end in zip(started, ends, strict=True)]
 
 
 def alone(command: Sequence[str], cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """One process, started alone."""
+    """One process, without other ranks."""
     return subprocess.run(
         command, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False, cwd=cwd
     )

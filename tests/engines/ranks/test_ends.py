@@ -1,4 +1,4 @@
-"""Ranks that are stopped, launchers that are killed: the others end by themselves, and say why."""
+"""Ranks that are stopped, launchers that are killed: the other ranks end by themselves, with an error message."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("stopped", [1, pytest.param(0, marks=pytest.mark.night)])
 def test_a_stopped_rank_ends_the_other_after_the_time_limit(llama: Path, stopped: int) -> None:
-    """Rank 0 waits for a row from time to time, which is no reason to give it up."""
+    """Rank 0 sometimes waits for a row: that must not count as not answering."""
     job = ("run", "-m", str(llama), "--tensor-parallel", "-n", "4", "--batch-size", "1", "--format", "jsonl", "-i", "-")
     with ranks("-m", "tests.engines.ranks.impatient", str(TIMEOUT), *job, stdin=subprocess.PIPE) as started:
         first = started[0]

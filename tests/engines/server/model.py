@@ -1,4 +1,4 @@
-"""A model behind the stand-in server: it answers with what a checkpoint here computes."""
+"""A model for the stand-in server: answers are computed with a local checkpoint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def served(dtype: str = "float32") -> LocalSide:
 
 
 class Model:
-    """Answers as a server with this checkpoint does; `change` is done to the logits f32 [N, V] of every answer."""
+    """Answers as a server with this checkpoint would. `change` is applied to the logits f32 [N, V] of every answer."""
 
     def __init__(self, change: Change = lambda logits: logits, dtype: str = "float32", most: int = 20) -> None:
         session = served(dtype).session

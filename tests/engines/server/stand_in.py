@@ -1,4 +1,4 @@
-"""A server of OpenAI's interface that tests write: it answers by rule, and fails in every way that it is told to."""
+"""A test server with OpenAI's API: it answers by rule, and fails in every way that a test wants."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Body = dict[str, Any]
-# a request -> the status, the headers and the bytes of a failure; None where it is answered
+# a request -> its failure (status, headers and content); None if it is answered
 Fault = Callable[["StandIn", Body], "Failure | None"]
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One wrong answer."""
+    """One failed answer."""
 
     status: int = 200
     content: bytes = b""
     kind: str = "application/json"
     headers: dict[str, str] = field(default_factory=dict)
-    cut_after: int | None = None  # tokens of a right stream, after which the connection is closed
+    cut_after: int | None = None  # tokens of a correct stream, after which the connection is closed
     slow_s: float = 0.0  # between two tokens
-    raw: Callable[[Callable[[bytes], object]], object] | None = None  # writes all bytes of the answer, status line too
+    raw: Callable[[Callable[[bytes], object]], object] | None = None  # writes all bytes, including the status line
 
 
 @dataclass
 class StandIn:
-    """What the server is, and what it was asked."""
+    """The server's properties, and the requests that it received."""
 
     models: tuple[str, ...] = ("tiny",)
     owner: str = "vllm"
@@ -40,32 +40,32 @@ class StandIn:
     logprobs: bool = True
     several: bool = True
     echoes: bool = True
-    shift: float = 0.0  # of the log-probabilities of prompts
+    shift: float = 0.0  # subtracted from the log-probabilities of its own words in prompts
     key: str = ""
     words: tuple[str, ...] = (" one", " two", " three", " four", " five", " six")
-    ends: bool = True  # whether it ends a text by itself, after its words
-    thought: tuple[str, ...] = ()  # of chats, before the words
+    ends: bool = True  # whether a text ends by itself, after the words
+    thought: tuple[str, ...] = ()  # in chats, before the words
     thought_field: str = "reasoning_content"
     lists_thought: bool = False  # whether the tokens of a thought are among those with log-probabilities
-    slots: int | None = None  # sequences of one request, as of llama-server
+    slots: int | None = None  # maximum sequences of one request, as for llama-server
     listed_ids: bool = False  # whether tokens are listed with ids, as by llama-server
     fault: Fault = lambda server, body: None
     answers: Callable[[Body], Body] | None = None  # a model, in place of the rules
     wrong_models: Failure | None = None
-    asked: list[Body] = field(default_factory=list)  # everything that came, with its path and key
+    asked: list[Body] = field(default_factory=list)  # all requests, with path and key
     on_headers: Callable[[Any], object] = lambda headers: None
     inside: int = 0  # requests in flight now
-    most: int = 0  # and at the most
+    most: int = 0  # the most at any time
     url: str = ""
     lock: Any = field(default_factory=threading.Lock)
 
     @property
     def rows(self) -> list[Body]:
-        """The requests that are no probes: those that stream, and those of `score`."""
+        """The requests that are not probes: those with `stream`."""
         return [body for body in self.asked if body.get("stream")]
 
     def text(self, body: Body, choice: int) -> list[str]:
-        """The words that answer a request; those of a drawn text depend on its seed."""
+        """The words of the answer; if the text is sampled, they depend on the seed."""
         words = [*self.words]
         if body.get("temperature"):
             turn = (body.get("seed", 0) + choice) % len(words)
@@ -75,7 +75,7 @@ class StandIn:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # a body waits for no acknowledgement of its headers, which takes 40 ms
+    disable_nagle_algorithm = True  # otherwise the body waits 40 ms for the acknowledgement of the headers
     stand_in: StandIn
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -96,7 +96,7 @@ class _Handler(BaseHTTPRequestHandler):
         server.on_headers(self.headers)
         content = self.rfile.read(int(self.headers["Content-Length"]))
         if len(content) < int(self.headers["Content-Length"]):
-            return  # the client has left
+            return  # the client has disconnected
         body = json.loads(content)
         with server.lock:
             server.asked.append({**body, "path": self.path, "key": self.headers.get("Authorization", "")})
@@ -232,9 +232,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _echoed(prompt: str, words: list[str], asked: int | None, shift: float) -> Body:
-    """The prompt word by word, then the answer. The k-th token has the log-probability -k, the first has none.
+    """The prompt word by word, then the answer. The k-th token (from 0) has the log-probability -k, the first has none.
 
-    Words that the server writes have the log-probability that they have when it writes them, unless they are shifted.
+    Words of the server's own texts have the log-probability with which it writes them, minus `shift`.
     """
     tokens = [piece if place == 0 else f" {piece}" for place, piece in enumerate(prompt.split(" "))] + words
     offsets = [sum(map(len, tokens[:place])) for place in range(len(tokens))]
@@ -254,7 +254,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], ConnectionError):  # the client has left
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # the client has disconnected
             super().handle_error(request, client_address)
 
 
@@ -276,12 +276,12 @@ def running(**about: Any) -> Iterator[StandIn]:
 
 
 def for_rows(failure: Failure, prompt: str = "bad") -> Fault:
-    """The failure for requests with this prompt; all others are answered."""
+    """Fail requests with this prompt, and answer all others."""
     return lambda server, body: failure if body.get("prompt") == prompt else None
 
 
 def first_times(number: int, failure: Failure) -> Fault:
-    """The failure for the first `number` streams; then the server answers."""
+    """Fail the first `number` streams, then answer."""
     left = [number]
 
     def fault(server: StandIn, body: Body) -> Failure | None:

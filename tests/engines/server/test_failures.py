@@ -1,4 +1,4 @@
-"""A server that fails: what is tried again, what becomes the error of a row, and what ends the run."""
+"""A server that fails: which requests are retried, which become the error of a row, and which end the run."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_an_interrupted_run_keeps_what_there_is(tmp_path: Path) -> None:
 
 
 def test_a_slow_server_holds_nobody_else_up() -> None:
-    """Two rows that wait for each other on the server: both must be in flight at once."""
+    """On the server two rows wait for each other, so both must be in flight at once."""
     meeting = threading.Barrier(2, timeout=10)
 
     def fault(server: StandIn, body: Body) -> Failure | None:

@@ -1,4 +1,4 @@
-"""A server that means harm: it drips, bombs, lies about its answers, or sends numbers that cannot be true."""
+"""A hostile server: it drips, sends bombs, lies about its answers, or sends impossible numbers."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_a_count_that_cannot_be_true_is_unknown(count: object) -> None:
     with running(fault=for_rows(Failure(200, json.dumps(body).encode()))) as server:
         done = run(server, "bad", "Hi")
         assert (done.status, done.err) == (0, "")
-        assert done.records[0]["usage"]["new_tokens"] == 1  # the pieces of the answer
+        assert done.records[0]["usage"]["new_tokens"] == 1  # counted from the pieces of the answer
         assert done.records[1]["text"] == TEXT
 
 
@@ -315,7 +315,7 @@ def test_a_row_that_nothing_foresaw_is_an_error_and_the_others_go_on(monkeypatch
         assert done.records[1]["text"] == TEXT
 
 
-# -- more than was asked for -------------------------------------------------------------------------------------------
+# -- more than was requested -------------------------------------------------------------------------------------------
 
 
 def test_the_number_of_tokens_is_that_of_the_server_where_only_it_is_known() -> None:
@@ -338,7 +338,7 @@ def test_the_number_of_tokens_is_that_of_the_server_where_only_it_is_known() -> 
 def test_a_stream_without_end_costs_no_time(part: Request, words: str) -> None:
     def write(send: Write) -> None:
         send(HEAD)
-        while True:  # until the client has left
+        while True:  # until the client has disconnected
             send((b"data: " + json.dumps(part).encode() + b"\n\n") * 100)
 
     with running(fault=for_rows(Failure(raw=write))) as server:

@@ -1,4 +1,4 @@
-"""Against llama.cpp's server: its greedy text is ours, and what it cannot do is refused."""
+"""Against llama.cpp's server: greedy texts are equal, and what it does not support is refused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_greedy_text_is_that_of_the_same_weights_here(address: str) -> None:
         for token, other in zip(ours["tokens"], theirs["tokens"], strict=True):
             assert other["logprob"] == pytest.approx(token["logprob"], abs=1e-4)
             assert other["rank"] == 1
-        assert theirs["usage"] == {"prompt_tokens": None, "new_tokens": 24}  # it counts nothing while it streams
+        assert theirs["usage"] == {"prompt_tokens": None, "new_tokens": 24}  # while streaming it reports no counts
         assert (theirs["backend"], theirs["exact"], theirs["model"]) == (address, False, "stories")
 
 
@@ -82,7 +82,7 @@ def test_ids_become_the_text_that_has_them(address: str, tmp_path: Path) -> None
     words = ("run", "--backend", address, "--tokenizer", "builtin:stories", "-n", "12", "--format", "jsonl")
     done = genctl(*words, "-i", str(rows))
     assert done.records[0]["text"] == here["text"]
-    # without BOS, which the server would add, they are no text
+    # without BOS, which the server would add, no text has these ids
     assert done.records[1]["error"]["message"] == "the token ids are not those of any text, and the server takes no ids"
 
 
@@ -103,7 +103,7 @@ def test_a_grammar_is_sent_as_it_is(address: str) -> None:
 
 
 def test_scores_are_those_of_the_same_weights_here(address: str) -> None:
-    """llama.cpp's server gives no number for the first token after BOS; all others are ours."""
+    """llama.cpp's server returns no number for the first token after BOS; all other numbers are equal."""
     text = "Once upon a time there was a little fox."
     words = ("score", "--format", "jsonl", "--scores", text)
     (here,) = genctl(*words).records

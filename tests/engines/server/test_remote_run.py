@@ -1,4 +1,4 @@
-"""`genctl run --backend`: what is sent, what is written, and what is refused before anything is sent."""
+"""`genctl run --backend`: the requests, the output, and what is refused before anything is sent."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_several_sequences_are_several_requests_where_the_server_ignores_the_num
         seeds = [body["seed"] for body in server.rows]
         assert seeds[0] == 1
         assert len(set(seeds)) == 3
-        assert [body.get("n", 1) for body in server.rows] == [3, 1, 1]  # what it gives is known then
+        assert [body.get("n", 1) for body in server.rows] == [3, 1, 1]  # it is known to return one by then
         assert [record["seed"] % (2**31 - 1) for record in done.records] == seeds
         assert genctl(*words).out == done.out
 
@@ -179,7 +179,7 @@ def test_without_log_probabilities_their_place_is_null_and_scores_are_refused() 
         assert refused.err == (
             f"error: {server.url}: --scores needs log-probabilities, which the server does not give\n"
         )
-        assert len(server.rows) == 2  # of the run before, which was sent again without them
+        assert len(server.rows) == 2  # both from the first run, which repeated its request without log-probabilities
 
 
 def rows_file(folder: Path, *rows: object) -> str:
@@ -305,7 +305,7 @@ def test_an_interrupted_output_goes_on_where_it_stopped(server: StandIn, tmp_pat
     again = genctl(*words)
     assert "is complete: 3 rows, nothing to do" in again.err
     assert len(server.rows) == asked
-    # another number of requests in flight changes nothing of a row
+    # the number of requests in flight does not change the rows
     assert genctl(*words, "--batch-size", "2").status in (0, 2)
     assert output.read_bytes() == whole
     with running() as other:
@@ -315,7 +315,7 @@ def test_an_interrupted_output_goes_on_where_it_stopped(server: StandIn, tmp_pat
 
 
 def test_a_text_may_hold_any_character() -> None:
-    """Other line separators than LF do not end a line of the stream."""
+    """Line separators other than LF do not end a line of the stream."""
     words = (" a\u2028b", "\x85", "\u2029\r", "\n\n", "\x0b\x1c", "é\U0001f600")
     with running(words=words) as server:
         assert genctl("run", "--backend", server.url, "--format", "jsonl", "Hi").records[0]["text"] == "".join(words)

@@ -1,4 +1,4 @@
-"""`genctl score --backend`: prompt log-probabilities, where a server gives them."""
+"""`genctl score --backend`: prompt log-probabilities, if the server returns them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_text_is_scored_by_the_server() -> None:
-    """The stand-in gives the k-th word the log-probability -k, and none to the first one."""
+    """The stand-in gives the k-th word (from 0) the log-probability -k, and the first one none."""
     with running() as server:
         done = genctl("score", "--backend", server.url, "--format", "jsonl", "--scores", "I drink tea")
         assert done.status == 0, done.err

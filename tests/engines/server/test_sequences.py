@@ -1,4 +1,4 @@
-"""More sequences than a server gives at once, ids that it lists, and no probes."""
+"""More sequences than a server returns at once, ids that it lists, and no probes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def run(server: StandIn, *arguments: str) -> Done:
 
 @pytest.mark.parametrize(("slots", "requests"), [(1, [8, 4, 2, *[1] * 8]), (4, [8, 4, 4]), (3, [8, 4, 2, 2, 2, 2])])
 def test_more_sequences_than_slots_are_several_requests(slots: int, requests: list[int]) -> None:
-    """They were a 400 and an error row."""
+    """Regression: the server answered 400, and the row failed."""
     words = ("--do-sample", "--seed", "5", "--num-return-sequences", "8")
     with running(slots=slots, owner="llamacpp") as server:
         done = run(server, *words, "Hi")
@@ -29,7 +29,7 @@ def test_more_sequences_than_slots_are_several_requests(slots: int, requests: li
         sent = [body["seed"] for body in answered for _ in range(body.get("n", 1))]
         assert [seed % (2**31 - 1) for seed in seeds] == sent
         assert len(set(seeds)) == len(answered)
-        # a sequence that was requested alone is repeated with its seed
+        # the seed of a sequence that was requested alone repeats it
         if slots == 1:
             again = run(server, "--do-sample", "--seed", str(seeds[5]), "Hi")
             assert again.records[0]["text"] == done.records[5]["text"]
@@ -47,7 +47,7 @@ def test_the_next_row_knows_what_the_server_gives(tmp_path: Path) -> None:
 
 
 def test_what_is_refused_for_another_reason_changes_nothing(tmp_path: Path) -> None:
-    """A prompt that is too long is refused with any number of sequences."""
+    """A prompt that is too long is refused whatever the number of sequences."""
     rows = tmp_path / "rows.txt"
     rows.write_text("long\nHi\n")
 

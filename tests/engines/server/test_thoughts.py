@@ -1,4 +1,4 @@
-"""A server's thought, which it keeps apart from the answer: in records, events, chats; cut by the limit."""
+"""The thought that a server returns apart from the answer: in records, events and chats, and cut by the limit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_thought_is_in_the_record_and_no_token_is_invented(field: str, lists
         assert record["usage"]["new_tokens"] == 9
         assert [token["logprob"] for token in record["tokens"]] == [-0.5] * (9 if lists else 6)
         assert "".join(token["text"] for token in record["tokens"]) == TEXT
-        # of the tokens that are listed
+        # sums over the listed tokens
         assert (record["logprob"], record["score"]) == ((-4.5, -0.5) if lists else (-3.0, -0.5))
 
 

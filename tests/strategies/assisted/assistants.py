@@ -1,4 +1,4 @@
-"""Assistants for the tests: one that is often right, one that says what it is told, one that counts what it reads."""
+"""Assistants for the tests: one that is often right, one that follows a script, one that counts what it reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.tiny import tiny
 
 @cache
 def alike(arch: str, **options: Any) -> Any:
-    """A model that often says what `tiny(arch)` says: its weights, a little off."""
+    """A model that often predicts what `tiny(arch)` predicts: the same weights with a little noise."""
     model = copy.deepcopy(tiny(arch, **options))
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
@@ -32,7 +32,7 @@ def alike(arch: str, **options: Any) -> Any:
 
 @dataclass(frozen=True)
 class Scripted:
-    """Drafts what it was told, `size` tokens at a time, whatever it is asked for."""
+    """Drafts the next `size` tokens of its script, whatever number is requested."""
 
     script: tuple[int, ...]
     prompt_len: int
@@ -49,7 +49,7 @@ class Scripted:
 
 
 class Counting(TransformersRuntime):
-    """Keeps the number of tokens of each pass in `fed`."""
+    """Records the number of tokens of each pass in `fed`."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
@@ -61,12 +61,12 @@ class Counting(TransformersRuntime):
 
 
 def drafts(found: Sequence[events.Event]) -> tuple[int, int]:
-    """Drafted and accepted tokens, summed."""
+    """The total numbers of drafted and accepted tokens."""
     steps = [event for event in found if isinstance(event, events.Stepped)]
     return sum(step.drafted for step in steps), sum(step.accepted for step in steps)
 
 
 def written(step: events.Stepped) -> tuple[int, ...]:
-    """What a step of a single row wrote."""
+    """The tokens that a step of a single row wrote."""
     (one,) = (*step.rows, *step.ended)
     return tuple(token.id for token in one.written)

@@ -1,4 +1,4 @@
-"""Deep, narrow checkpoints for DoLa, the same in every version of transformers: weights are drawn by parameter name."""
+"""Deep, narrow checkpoints for DoLa. Weights are drawn by parameter name: the same in every version of transformers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PLAIN = {
 _GROUPED = {**_PLAIN, "num_key_value_heads": 2}
 _GPT2 = {"n_embd": WIDTH, "n_layer": DEPTH, "n_head": 4, "n_positions": 128}
 
-# name -> (config class, model class, fields); "tied" reads the head from the embeddings
+# name -> (config class, model class, fields); "tied" uses the embeddings as the head
 _RECIPES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", {**_GPT2, "tie_word_embeddings": False}),
     "gpt2-tied": ("GPT2Config", "GPT2LMHeadModel", {**_GPT2, "tie_word_embeddings": True}),
@@ -66,7 +66,7 @@ PROMPTS: tuple[tuple[int, ...], ...] = tuple(
 
 @cache
 def made(name: str) -> Any:
-    """The model in eval mode, float32. Its matrices are scaled so that the text wanders; see `tests.tiny`."""
+    """The model in eval mode, float32. Its matrices are scaled to make texts varied; see `tests.tiny`."""
     config_class, model_class, fields = _RECIPES[name]
     ids = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     config = getattr(transformers, config_class)(**ids, **fields, attn_implementation="eager")
@@ -77,9 +77,9 @@ def made(name: str) -> Any:
             if weight.ndim < 2:
                 continue
             embedding = any(part in place for part in ("embed", "wte", "wpe"))
-            # a table that is also the head keeps the head's scale
+            # an embedding table that is also the head keeps the head's scale
             scale = 4.0 / WIDTH**0.5 if weight is head else 1.0 if embedding else 1.2 / weight.shape[-1] ** 0.5
-            key = "head" if weight is head else place  # versions disagree about its name
+            key = "head" if weight is head else place  # its name depends on the version
             drawn = np.random.RandomState(zlib.crc32(key.encode())).standard_normal(tuple(weight.shape)) * scale
             weight.copy_(torch.from_numpy(drawn.astype(np.float32)))
     return model

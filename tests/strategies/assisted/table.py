@@ -1,4 +1,4 @@
-"""A model that can be done on paper: what follows depends on the last two tokens, by a table."""
+"""A model that can be computed on paper: a table gives the next token's distribution after the last two tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from genctl.transformers.runtime import TransformersRuntime
 
 
 class Table(TransformersRuntime):
-    """`TransformersRuntime` over logits f32 [V, V, V]: row (a, b) is what the model says after a, b. No cache."""
+    """`TransformersRuntime` over logits f32 [V, V, V]: row (a, b) holds the logits after a, b. No cache."""
 
     def __init__(self, logits: Tensor) -> None:
         self.table = logits

@@ -1,4 +1,4 @@
-"""Contrastive decoding against the formulas written down plainly, without a cache."""
+"""Contrastive decoding against a plain implementation of the formulas, without a cache."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def plain(
     rows: int = 1,
     seed: int | None = None,
 ) -> list[list[int]]:
-    """Greedy, or drawn after `torch.manual_seed`, reading everything anew for each token."""
+    """Greedy, or drawn after `torch.manual_seed`; reads everything again for each token."""
     if seed is not None:
         torch.manual_seed(seed)
     text = torch.tensor([list(prompt)] * rows)

@@ -53,7 +53,7 @@ def test_greedy_text_is_that_of_plain_greedy_decoding(arch: str) -> None:
         assert result(found).logprob == pytest.approx(plain.logprob, abs=1e-3)
         if isinstance(drafter, ModelDrafter):
             drafted, accepted = drafts(found)
-            assert 0 < accepted < drafted  # both ways are taken: some drafts stay, some are taken back
+            assert 0 < accepted < drafted  # both cases occur: some drafts are accepted, some rejected
 
 
 @pytest.mark.parametrize("arch", ["llama", "mamba", "jamba", "t5"])
@@ -84,7 +84,7 @@ def test_token_ids_are_those_of_generate_with_an_assistant(arch: str) -> None:
 
 
 def counting(history: Tensor, scores: Tensor) -> Tensor:
-    """Writes 10, 11, … 16, 10, … whatever the model says: right only if each draft position sees its own history."""
+    """Writes 10, 11, … 16, 10, … whatever the model predicts: right only if each draft position has its own history."""
     scores = scores.clone()
     following = 10 + (history[:, -1] - 9) % 7
     scores[torch.arange(len(scores)), following] += 1000.0
@@ -117,7 +117,7 @@ def test_the_assistant_reads_the_prompt_once_and_nothing_twice() -> None:
 
 
 def script(case: Case, count: int) -> tuple[int, ...]:
-    """What the model writes after the first prompt."""
+    """The tokens that the model writes after the first prompt."""
     return tuple(case.ours([case.lane(PROMPTS[0], eos=(), max_new_tokens=count)])["0"][0])
 
 
@@ -143,7 +143,7 @@ def test_a_criterion_inside_an_accepted_draft_ends_the_row_there() -> None:
     finished = found[-1].hypotheses[0]  # type: ignore[union-attr]
     assert (finished.tokens, finished.reason, finished.stop) == (text[:9], "stop", "nine")
     plain = result(case.stream([case.lane(PROMPTS[0], eos=(), criteria=(after_nine,))]))
-    assert finished.logprob == pytest.approx(plain.logprob, abs=1e-3)  # without what was drafted beyond the end
+    assert finished.logprob == pytest.approx(plain.logprob, abs=1e-3)  # without the tokens drafted beyond the end
     check_sums(found, text[:9])
 
 
@@ -158,7 +158,7 @@ def test_the_length_may_be_reached_inside_a_draft(limit: int) -> None:
 
 
 def check_sums(found: list[events.Event], tokens: tuple[int, ...]) -> None:
-    """Every written token is a draft that was accepted or the one that a pass adds, and the reports say which."""
+    """Every written token is an accepted draft token or the one that each pass adds, as the step's counts say."""
     steps = [event for event in found if isinstance(event, events.Stepped)]
     assert tuple(token for step in steps for token in written(step)) == tokens
     for step in steps:

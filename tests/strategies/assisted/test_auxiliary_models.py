@@ -1,4 +1,4 @@
-"""Which strategy the knobs of drafting and contrast ask for, and what they refuse."""
+"""Which strategy the knobs for drafting and contrast choose, and what they refuse."""
 
 from __future__ import annotations
 

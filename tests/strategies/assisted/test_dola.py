@@ -1,4 +1,4 @@
-"""DoLa against what transformers 4 wrote: see `scripts/make_goldens_dola.py`."""
+"""DoLa against the texts of transformers 4: see `scripts/make_goldens_dola.py`."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_traces_begin_with_the_contrast() -> None:
     with torch.no_grad():
         logits = made(case["model"])(torch.tensor([case["prompt"]])).logits[0, -1]
     assert len(first.trace) == 1
-    # the tokens that DoLa left out are gone already, so the penalty begins from a sharper distribution
+    # the tokens that DoLa excluded are already gone, so the penalty is applied to a sharper distribution
     assert first.trace[0].before != pytest.approx(float(logits.softmax(-1)[first.id]), abs=1e-4)
 
 

@@ -1,4 +1,4 @@
-"""The number of drafted tokens: what pays, when drafting stops, when it begins again, and that no clock decides."""
+"""The number of drafted tokens: what pays, when drafting stops and resumes, and that no clock has an influence."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.tiny import tiny
 
 
 class Flat(PassPrice):
-    """A pass costs so much more for each further token, and drafts nothing beside it."""
+    """Each further token of a pass costs `step` more; a draft has no overhead."""
 
     draft_overhead = 0.0
 
@@ -47,7 +47,7 @@ class Flat(PassPrice):
 
 
 def promised(first: float, later: float, count: int = 20) -> list[float]:
-    """How many tokens of a model's draft are expected to be right."""
+    """How many tokens of a model's draft are expected to be accepted, for each length."""
     return promise([Rate.guess(first), *[Rate.guess(later)] * (count - 1)])
 
 
@@ -73,7 +73,7 @@ def test_first_and_later_tokens_have_rates_of_their_own() -> None:
     assert first.value == pytest.approx((0.25 * MEMORY + 1) / (MEMORY + 1))
     expected = Rate.guess(0.5)
     expected.observe(2, 1)
-    learn(draft, 0)  # says nothing about later ones
+    learn(draft, 0)  # nothing is learnt about later ones
     assert later.value == pytest.approx(expected.value)
 
 
@@ -108,7 +108,7 @@ def test_cheap_passes_and_good_drafts_make_drafts_longer() -> None:
 
 
 def test_a_number_that_fits_the_products_is_preferred() -> None:
-    """Six rows of float32 cost little more than one, seven much more."""
+    """In float32, six tokens in a pass cost little more than one, seven cost much more."""
     plan = PassPlan(PassPrice("float32", 500e6), 1, cached=True)
     assert plan.best(promised(0.75, 0.75)) == 5
 
@@ -125,11 +125,11 @@ def test_beside_many_rows_a_token_more_costs_as_much_as_a_row() -> None:
     assert 4 < drafted < 24
 
 
-# -- stopping and beginning again --------------------------------------------------------------------------------------
+# -- stopping and resuming ---------------------------------------------------------------------------------------------
 
 
 class Told:
-    """A drafter that is right or wrong as it is told; with a price, or without."""
+    """A drafter that is right or wrong as the test sets it, with or without a cost."""
 
     kind = "told"
 
@@ -148,7 +148,7 @@ class Told:
 
 
 class Rounds:
-    """Passes of a lane that writes sevens."""
+    """Passes of a lane that writes only sevens."""
 
     def __init__(self, drafter: Told, price: float) -> None:
         model = SimpleNamespace(pass_price=Flat("flat", price), draft_room=lambda length: 1e9)
@@ -159,7 +159,7 @@ class Rounds:
         self.written = [7]
 
     def run(self, outcomes: Sequence[bool]) -> list[int]:
-        """The numbers drafted in a row of passes, of which each draft is right or wrong as a whole."""
+        """The number of drafted tokens in each of several passes, whose drafts are right or wrong as a whole."""
         counts = []
         for right in outcomes:
             self.drafter.right = right
@@ -184,7 +184,7 @@ def test_drafts_that_are_never_right_stop_and_are_tried_again_ever_more_rarely()
     assert pauses[-1] == LONGEST_PAUSE
     assert PAUSE in [later - earlier - 1 for earlier, later in itertools.pairwise(tried)]
     extra = sum(0.05 * count + 0.1 * count for count in counts)
-    assert extra < 0.005 * len(counts)  # what is lost against greedy search
+    assert extra < 0.005 * len(counts)  # time lost compared with greedy search
 
 
 def test_drafts_that_are_right_again_are_taken_up_again() -> None:
@@ -199,7 +199,7 @@ def test_drafts_that_are_right_again_are_taken_up_again() -> None:
 def test_a_free_drafter_is_never_tried_in_vain() -> None:
     passes = Rounds(Told(), 0.05)
     passes.drafts.seldom = 8
-    assert sum(passes.run([False] * 200)[20:]) == 0  # it is watched instead,
+    assert sum(passes.run([False] * 200)[20:]) == 0  # its drafts are compared, not used,
     assert passes.drafter.asked < PATIENCE + 30  # and not at every step
     assert passes.run([True] * 400)[-1] == 20
 
@@ -251,7 +251,7 @@ def test_tokens_of_a_pass_read_experts_of_their_own() -> None:
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 300}
     mixture = price_of(config(**sizes, num_local_experts=8, num_experts_per_tok=2), "float32")
     assert mixture.of(1) == 1.0
-    assert mixture.of(2) == pytest.approx(1.75)  # the second token chooses a quarter that is read already
+    assert mixture.of(2) == pytest.approx(1.75)  # a quarter of the second token's experts have been read already
     assert mixture.of(200) >= 4.0
     assert price_of(config(**sizes, num_local_experts=8, num_experts_per_tok=8), "float32").of(2) < 1.2
 
@@ -280,7 +280,7 @@ def test_the_price_is_that_of_how_the_weights_are_held() -> None:
 def test_weights_that_stay_in_the_caches_save_nothing_when_several_tokens_read_them() -> None:
     small = price_of(config(hidden_size=128, num_hidden_layers=4, vocab_size=1000), "float32")
     assert small.of(6) > 1.2 * PassPrice("float32", small.step).of(6)
-    # what is done for a draft shows beside a short step
+    # the overhead of a draft matters beside a short step
     assert small.draft_overhead > 0.2 > 0.01 > PassPrice("float32", 500e6).draft_overhead
 
 
@@ -289,7 +289,7 @@ def test_weights_that_stay_in_the_caches_save_nothing_when_several_tokens_read_t
 
 @dataclass(frozen=True)
 class Cheap:
-    """A drafter that is said to cost hardly anything: among tiny models nothing is ten times as fast."""
+    """A drafter with a price close to zero: no real one is ten times as fast as a tiny model."""
 
     drafter: Drafter
     forward: ClassVar[Any] = SimpleNamespace(pass_price=PassPrice("float32", 1.0))
@@ -303,7 +303,7 @@ class Cheap:
 
 
 def case_of(arch: str) -> Case:
-    """A case whose passes have the price of compiled products, also where nothing is compiled."""
+    """A case with the pass prices of compiled products, even if nothing is compiled here."""
     case = Case(arch)
     case.forward.pass_price = PassPrice("float32", 30e6)  # type: ignore[misc]
     return case
@@ -327,7 +327,7 @@ def passes(case: Case, strategy: Assisted, clock: Any, **fields: Any) -> list[tu
 @pytest.mark.parametrize("sample", [False, True])
 @pytest.mark.parametrize("lookup", [False, True])
 def test_no_clock_decides(lookup: bool, sample: bool) -> None:
-    """Equal runs draft equally, and write equal events."""
+    """Equal runs draft the same and yield the same events, whatever the clock."""
     case = case_of("llama")
     drafter: Drafter = PromptLookup(1) if lookup else Cheap(ModelDrafter(runtimes.forward(alike("llama"))))
     strategy = Assisted(drafter, sample, 8, True)
@@ -341,7 +341,7 @@ def test_no_clock_decides(lookup: bool, sample: bool) -> None:
 
 
 def counting_after(length: int) -> Any:
-    """From `length` tokens on it writes 10, 11, … 16, 10, … whatever the model says, and before it nothing twice."""
+    """Writes 10, 11, … 16, 10, … from `length` tokens on, whatever the model predicts; before, no token twice."""
 
     def process(history: Tensor, scores: Tensor) -> Tensor:
         scores = scores.clone()
@@ -388,7 +388,7 @@ def test_a_good_assistant_goes_on_and_each_prompt_begins_anew() -> None:
     assert sizes[3:6] == [8] * 3
 
 
-# -- how it is asked for -----------------------------------------------------------------------------------------------
+# -- settings ----------------------------------------------------------------------------------------------------------
 
 
 def chosen(**knobs: Any) -> Assisted:

@@ -1,4 +1,4 @@
-"""What each drafter proposes, and how it keeps up with the row."""
+"""What each drafter proposes, and how it follows the row."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from tests.tiny import tiny, tokenizer
     ("text", "longest", "count", "expected"),
     [
         ([1, 2, 3, 4, 1, 2], 2, 2, [3, 4]),
-        ([1, 2, 3, 4, 1, 2], 2, 9, [3, 4, 1, 2, 3, 4, 1, 2, 3]),  # beyond the end what was drafted
+        ([1, 2, 3, 4, 1, 2], 2, 9, [3, 4, 1, 2, 3, 4, 1, 2, 3]),  # beyond the end of the text, the draft itself
         ([5, 2, 7, 1, 2, 8, 1, 2], 2, 1, [8]),  # a longer n-gram wins over an earlier place
         ([1, 2, 8, 5, 2, 7, 1, 2], 1, 1, [7]),
-        ([1, 2, 3, 1, 2, 4, 1, 2], 2, 1, [4]),  # of several places the latest
-        ([5, 6, 1, 2, 3, 6, 1, 2, 4, 5, 6, 1, 2], 9, 1, [3]),  # unless more of the last tokens agree: 1, 2, 4, …
-        ([5, 1, 2, 3, 6, 1, 2, 4, 5, 1, 2], 3, 1, [3]),  # and as many as are asked for
+        ([1, 2, 3, 1, 2, 4, 1, 2], 2, 1, [4]),  # the latest of several places
+        ([5, 6, 1, 2, 3, 6, 1, 2, 4, 5, 6, 1, 2], 9, 1, [3]),  # unless another shares more of the end: 1, 2, 4, …
+        ([5, 1, 2, 3, 6, 1, 2, 4, 5, 1, 2], 3, 1, [3]),  # and only as many as requested
         ([5, 1, 2, 3, 6, 1, 2, 4, 5, 1, 2], 2, 1, [4]),
         ([1, 2, 3, 4], 2, 3, []),
         ([6, 6, 6], 2, 5, [6] * 5),
-        ([1, 2, 9, 4, 1, 2], 2, 3, []),  # 9 is EOS: not drafted, nor what follows it
+        ([1, 2, 9, 4, 1, 2], 2, 3, []),  # 9 is EOS: neither it nor what follows is drafted
         ([1, 2, 3, 9, 1, 2], 2, 3, [3]),
         ([3], 2, 3, []),
     ],
@@ -49,7 +49,7 @@ def test_prompt_lookup_proposes_what_followed_the_newest_ngram(
     text: list[int], longest: int, count: int, expected: list[int]
 ) -> None:
     assert LookupDraftWriter(longest, [], (9,))(text, count).tokens == expected
-    # the same when the text came in pieces
+    # the same if the text arrives in pieces
     gradually = LookupDraftWriter(longest, [], (9,))
     for length in range(1, len(text) + 1):
         drafted = gradually(text[:length], count).tokens
@@ -107,7 +107,7 @@ def test_an_exit_before_or_behind_the_layers_is_refused() -> None:
 
 @cache
 def letters() -> Any:
-    """A tokenizer of bytes: nothing is merged."""
+    """A tokenizer of single bytes, without merges."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -119,7 +119,7 @@ def letters() -> Any:
 
 
 class Reciting(TransformersRuntime):
-    """Says one text by heart, letter by letter, then EOS; `fed` is what it was made to read."""
+    """Recites one text, letter by letter, then EOS; `fed` lists the texts that it read."""
 
     def __init__(self, text: str, eos: int = 2) -> None:
         self.ids = [*letters()(text)["input_ids"], eos]
@@ -157,12 +157,12 @@ def test_drafts_of_another_tokenizer_arrive_as_the_models_own_tokens() -> None:
     while length < len(ids) - 4:
         drafted = propose(ids[:length], 12).tokens  # 12 letters are a few tokens
         right = next((i for i, token in enumerate(drafted) if token != ids[length + i]), len(drafted))
-        assert right >= len(drafted) - 1  # the last piece may be cut off in the middle of a token
+        assert right >= len(drafted) - 1  # the draft may end in the middle of a token
         assert drafted
         accepted += right
         length += right + 1
     assert accepted > len(ids) / 2
-    assert TEXT.startswith(max(forward.fed, key=len))  # the row came through whole, every time
+    assert TEXT.startswith(max(forward.fed, key=len))  # it read the row unchanged, every time
 
 
 def test_the_assistants_end_becomes_the_models_end() -> None:
@@ -199,7 +199,7 @@ def test_another_tokenizer_and_an_encoder_decoder_are_refused() -> None:
 
 
 def test_a_draft_beyond_the_end_of_a_row_may_leave_no_token() -> None:
-    """What the processors would say there is of no account. Where the row goes on it fails, as without drafts."""
+    """Processors may leave no token beyond the row's end. If the row continues, it fails, as it does without drafts."""
     one = Case("llama")
 
     def sevens(history: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Assisted sampling draws from the model's own distribution, however bad the drafts are: chi-square tests."""
+"""Chi-square tests: assisted sampling draws from the model's own distribution, however bad the drafts are."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OTHER = Table(2 * torch.randn(VOCABULARY, VOCABULARY, VOCABULARY, generator=torc
 
 
 def less_of_the_same(history: Tensor, scores: Tensor) -> Tensor:
-    """A processor that looks at the row: a token is less likely the more often it is there."""
+    """A processor that reads the row: the more often a token occurs in it, the less likely the token is."""
     counts = torch.nn.functional.one_hot(history, VOCABULARY).sum(1)
     return scores / 0.7 - 0.4 * counts
 
@@ -38,7 +38,7 @@ def draw(drafter: Drafter, confidence: float) -> Counter[tuple[int, ...]]:
 
 
 def p_value(counts: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> float:
-    """Of Pearson's test; rare sequences (fewer than 5 expected) are counted together."""
+    """The p-value of Pearson's test; rare sequences (fewer than 5 expected) are counted as one."""
     pairs = [(counts[made], DRAWS * part) for made, part in expected.items()]
     often = [pair for pair in pairs if pair[1] >= 5]
     rare = [pair for pair in pairs if pair[1] < 5]
@@ -56,7 +56,7 @@ def p_value(counts: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], fl
 def test_draws_follow_the_models_processed_distribution(drafter: Drafter, confidence: float) -> None:
     counts = draw(drafter, confidence)
     assert p_value(counts, TARGET.distribution(PROMPT, LENGTH, less_of_the_same)) > 0.01
-    # the same test notices the assistant's distribution, and missing processors
+    # the test would detect the assistant's distribution, and missing processors
     assert p_value(counts, OTHER.distribution(PROMPT, LENGTH, less_of_the_same)) < 1e-6
     assert p_value(counts, TARGET.distribution(PROMPT, LENGTH)) < 1e-6
 

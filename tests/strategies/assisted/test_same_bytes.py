@@ -1,4 +1,4 @@
-"""Drafts change no byte: text, log-probabilities and alternatives are those of a run without them, greedy or drawn."""
+"""Drafts change no byte: text, log-probabilities and alternatives equal those of a run without, greedy or sampled."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.strategies.assisted.assistants import alike, drafts
 ARCHS = ("llama", "gpt2", "mistral", "qwen2", "gemma2", "bloom")
 EACH = 50  # configurations of a test
 
-# Each setting with the values that it may take, the neutral one among them.
+# Each setting with its possible values, including the neutral one.
 SAMPLING: dict[str, tuple[Any, ...]] = {
     "temperature": (0.2, 0.7, 1.0, 1.7),
     "top_k": (0, 0, 5, 40),
@@ -67,12 +67,12 @@ def drafter_of(arch: str, dice: random.Random) -> Drafter:
 
 
 def sum_of_two(written: Written) -> Stop | None:
-    """A stop that looks at what was written."""
+    """A stopping criterion that reads the text so far."""
     return Stop("stop", "enough") if written.count > 5 and sum(written.tail(2)) % 11 == 0 else None
 
 
 def lanes(dice: random.Random) -> tuple[Case, list[Lane]]:
-    """Two or three prompts of one configuration: each without drafts, and with."""
+    """Two or three prompts of one configuration, each without and with drafts."""
     arch = dice.choice(ARCHS)
     one = case(arch)
     knobs: dict[str, Any] = {name: dice.choice(values) for name, values in OTHERS.items()}
@@ -113,7 +113,7 @@ def lanes(dice: random.Random) -> tuple[Case, list[Lane]]:
 
 
 def told(found: list[events.Event]) -> dict[str, tuple[Any, Any]]:
-    """Of each lane the tokens with all that is said of them, and the result."""
+    """For each lane, the tokens with all their reported numbers, and the result."""
     tokens: dict[str, list[events.Token]] = {}
     results: dict[str, Any] = {}
     for event in found:

@@ -1,4 +1,4 @@
-"""Drafts that nobody asked for: the same results, fewer passes, and a reason where nothing is drafted."""
+"""Drafts without a setting: the same results, fewer passes, and a reason if nothing is drafted."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def written(made: Session, texts: list[str], width: int = 1, **knobs: Any) -> li
 
 
 def told(results: list[Result]) -> list[Any]:
-    """All that a record says."""
+    """Everything that goes into a record."""
     return [
         (result.strategy, result.error, [(sequence.hypothesis, sequence.tokens) for sequence in result.sequences])
         for result in results
@@ -66,7 +66,7 @@ def told(results: list[Result]) -> list[Any]:
 @pytest.mark.parametrize("width", [1, 5])
 def test_results_are_those_without_drafts(settings: dict[str, Any], knobs: dict[str, Any], width: int) -> None:
     made = session(**settings)
-    first, drafted = (written(made, TEXTS, width, **knobs) for _ in range(2))  # the second has read the first
+    first, drafted = (written(made, TEXTS, width, **knobs) for _ in range(2))  # the second run drafts from the first
     assert told(first) == told(drafted)
     assert sum(result.accepted for result in drafted) > 0
     assert told(drafted) == told(written(made, TEXTS, width, draft=False, **knobs))
@@ -80,7 +80,7 @@ def test_nothing_is_drafted_with_products_of_torch_whose_bits_depend_on_the_numb
 
 
 def test_rows_of_different_lengths_share_a_pass_without_the_list_of_calls() -> None:
-    """Where the decoder's own code computes a pass (parity's float64, another thread in the list's buffers)."""
+    """The decoder's own code computes the pass (as for parity's float64, or if another thread holds the buffers)."""
     made = session()
     plain = written(made, TEXTS, 5, draft=False)
     assert made.forward.drafts_unasked
@@ -108,7 +108,7 @@ def test_with_windows_and_slopes_a_row_drafts_while_it_is_alone(arch: str) -> No
 
 @pytest.mark.parametrize("arch", ["llama", "mistral"])
 def test_a_row_drafts_when_one_that_never_does_has_left(arch: str) -> None:
-    """Its window keeps what a rejected draft needs, although the first row of the batch would not."""
+    """The cache keeps what a rejected draft needs, although the batch's first row would not need it."""
     one = Case(arch)
     one.forward.pass_price = PassPrice("float32", 500e6)  # type: ignore[misc]
     prompt = (*range(5, 17), *range(5, 9))
@@ -122,7 +122,7 @@ def test_a_row_drafts_when_one_that_never_does_has_left(arch: str) -> None:
 
 
 def test_rows_that_join_while_others_have_gaps_write_what_they_would_alone() -> None:
-    """Twenty rows that end at different steps, three at a time: all of those that stay may have padding before them."""
+    """Twenty rows that end at different steps, three at a time: all remaining rows may have padding before them."""
     one, dice = Case("llama"), random.Random(0)
     one.forward.pass_price = PassPrice("float32", 500e6)  # type: ignore[misc]
     prompts = [tuple(dice.choices(range(5, 300), k=dice.randint(1, 4))) * dice.randint(1, 5) for _ in range(20)]
@@ -150,7 +150,7 @@ def test_rows_that_ended_are_drafted_from_and_so_is_a_corpus(tmp_path: Path) -> 
     for knobs, texts in (
         ({"draft_corpus": str(earlier)}, TEXTS[2:4]),
         ({"draft_corpus": str(story)}, TEXTS[2:4]),
-        ({}, [*TEXTS[2:4], *TEXTS[2:4]]),  # the rows of the same run before
+        ({}, [*TEXTS[2:4], *TEXTS[2:4]]),  # drafts from earlier rows of the run
     ):
         made = session()
         passes = made.forward.forwards
@@ -186,7 +186,7 @@ def test_searches_and_several_sequences_are_not_drafted(knobs: dict[str, Any]) -
 
 
 class Kept(KeptTexts):
-    """Says how long the texts were that it was given, and what their caches hold."""
+    """Records the length of each text that it is given, and of its cache."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ class Kept(KeptTexts):
 
 
 def test_a_text_that_ends_within_a_draft_is_kept_to_be_continued() -> None:
-    """A chat reads nothing twice, with drafts as without."""
+    """A chat reads nothing twice, with or without drafts."""
     case = Case("llama")
     case.forward.pass_price = PassPrice("float32", 500e6)  # type: ignore[misc]
     unit = PROMPTS[0][:3]
@@ -215,7 +215,7 @@ def test_a_text_that_ends_within_a_draft_is_kept_to_be_continued() -> None:
 
 
 def last_after(index: Index, *end: int) -> int | None:
-    """The token that came last after these, which are as many as one of the index's tables compares."""
+    """The latest token that followed `end`, whose length is one of those that the index compares."""
     found = index.after(hash(end), index.lengths.index(len(end)))
     return None if found is None else found >> 4
 
@@ -232,8 +232,8 @@ def test_old_texts_are_forgotten() -> None:
 
 def test_an_index_knows_what_came_last_and_how_steadily() -> None:
     texts = Index(2, [1, 2, 3, 1, 2, 3, 1, 2, 4])
-    assert texts.after(hash((1, 2)), 1) == 4 << 4 | 1  # another token than before, which came twice
-    assert texts.after(hash((2, 3)), 1) == 1 << 4 | 1 << 2  # the same again
+    assert texts.after(hash((1, 2)), 1) == 4 << 4 | 1  # not the earlier token, which came twice
+    assert texts.after(hash((2, 3)), 1) == 1 << 4 | 1 << 2  # the same token again
     assert texts.after(hash((2, 4)), 1) is None  # nothing has followed yet
     texts.tokens += [3, 1, 2, 4]
     assert texts.after(hash((1, 2)), 1) == 4 << 4 | 1 << 2 | 1

@@ -68,7 +68,7 @@ def test_nemotron_h_compares_candidates(tmp_path: Path) -> None:
 
 
 def test_a_block_of_two_attention_layers_is_one_layer_to_dola(tmp_path: Path) -> None:
-    """The last of the candidates is not the last layer: a contrast with itself is rounding, which batches change."""
+    """The last candidate must not be the last layer: a contrast with itself is rounding noise, which batches change."""
     with quiet():
         model = genctl.load(str(recipes.make("causal/longcat_flash", tmp_path)), device="cpu")
         prompts = [list(PROMPTS[0]), [*PROMPTS[2][:5]]]
