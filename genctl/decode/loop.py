@@ -16,11 +16,10 @@ from genctl import events
 from genctl.decode.batch import Batch
 from genctl.decode.choose import choose
 from genctl.decode.lane import OutOfMemory
-from genctl.decode.prefix_cache import KeptTexts, PrefixCache, Prompt
+from genctl.decode.prefix_cache import KeptTexts, PrefixCache
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.scheduler import LaneQueue, Scheduler, Waiting
 from genctl.decode.transfer import PendingCopy
-from genctl.decode.types import Prefix
 from genctl.errors import ContractError, GenctlError
 
 
@@ -29,7 +28,6 @@ def decode(
     lanes: Iterable[Waiting],
     *,
     width: int = 1,
-    prefixes: dict[Prompt, Prefix] | None = None,
     texts: KeptTexts | None = None,
     interrupted: Callable[[], str] = lambda: "",
     clock: Callable[[], float] = time.perf_counter,
@@ -41,18 +39,18 @@ def decode(
 
     `lanes` is read lazily, as slots become free; of the next `ahead` lanes, the one with the most work begins first.
     None in `lanes` means that the next lane is not available yet: the live ones continue. A Failed in `lanes` is
-    yielded unchanged. Lanes with the same prompt share one prefill while any of them is live; `prefixes` are earlier
-    prefills. A beginning that a prompt shares with one of `texts` is not read again; what a lane has read is added to
-    them. `interrupted` is called once per step: a non-empty result ends every live row with that reason, and no further
-    lane begins. `watch` adds a CacheRead after every pass. When memory runs out, fewer lanes run at once
-    (`on_shortage` receives their number) and the others follow; a lane fails only if it does not fit alone.
+    yielded unchanged. Lanes with the same prompt share one prefill while any of them is live. A beginning that a prompt
+    shares with one of `texts` is not read again; what a lane has read is added to them. `interrupted` is called once
+    per step: a non-empty result ends every live row with that reason, and no further lane begins. `watch` adds a
+    CacheRead after every pass. When memory runs out, fewer lanes run at once (`on_shortage` receives their number) and
+    the others follow; a lane fails only if it does not fit alone.
     """
     watcher = None
     if watch:
         from genctl.decode.batch_cache import CacheObserver
 
         watcher = CacheObserver(forward)
-    prefills = PrefixCache(forward, prefixes or {}, texts)
+    prefills = PrefixCache(forward, texts)
     queue = LaneQueue(lanes, ahead)
     with closing(Scheduler(forward, queue, width, prefills, clock, watcher, on_shortage)) as scheduler:
         while scheduler.waiting(reason := interrupted()):

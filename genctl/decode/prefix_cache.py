@@ -54,6 +54,10 @@ class KeptTexts:
         while len(self._kept) > self.least and self.bytes > self.most:
             del self._kept[next(iter(self._kept))]
 
+    def clear(self) -> None:
+        """Drop all texts but a saved prompt."""
+        self._kept.clear()
+
     @property
     def bytes(self) -> int:
         """The memory of all caches."""
@@ -78,11 +82,10 @@ class KeptTexts:
 
 
 class PrefixCache:
-    """The prefixes of live lanes and those that the caller provides; new prompts are resumed from kept `texts`."""
+    """The prefixes of live lanes; new prompts are resumed from kept `texts`."""
 
-    def __init__(self, forward: ModelRuntime, external: dict[Prompt, Prefix], texts: KeptTexts | None = None) -> None:
+    def __init__(self, forward: ModelRuntime, texts: KeptTexts | None = None) -> None:
         self.forward = forward
-        self.external = external
         self.texts = texts
         self.prefixes: dict[tuple[Prompt, str, bool], Prefix] = {}
         self.sources: dict[tuple[int, ...], Source] = {}
@@ -92,7 +95,7 @@ class PrefixCache:
         """Lanes whose prompts may share passes, each prompt once; and the other lanes."""
         if not self.forward.abilities.reads_together or any(map(self._begun, lanes)):
             return [], lanes
-        seen = {*self.external, *(key[0] for key in self.prefixes)}
+        seen = {key[0] for key in self.prefixes}
         unread: list[Lane] = []
         others: list[Lane] = []
         for lane in lanes:
@@ -131,11 +134,9 @@ class PrefixCache:
         # if rows of one pass affect each other, a lane of several rows runs without a cache
         cached = lane.use_cache and (lane.strategy.max_rows == 1 or self.forward.abilities.together)
         form = lane.cache if cached else "off"
-        known = self.external.get(prompt)
-        if known is None or (hidden and known.hidden is None):
-            known = self.prefixes.get((prompt, form, True))
-            if known is None and not hidden:
-                known = self.prefixes.get((prompt, form, False))
+        known = self.prefixes.get((prompt, form, True))
+        if known is None and not hidden:
+            known = self.prefixes.get((prompt, form, False))
         if known is not None:
             return known, True
         ready = None if hidden else self.ready.pop((prompt, form), None)
@@ -171,8 +172,10 @@ class PrefixCache:
         return None if self.texts is None else self.texts.best(lane.tokens)
 
     def clear(self) -> None:
-        """Drop all prefixes except the caller's. Live lanes keep theirs."""
+        """Drop all prefixes and kept texts. Live lanes keep theirs."""
         self.ready, self.prefixes, self.sources = {}, {}, {}
+        if self.texts is not None:
+            self.texts.clear()
 
     def release(self, lanes: list[Lane]) -> None:
         """Drop prefixes that no live lane started from: memory must not grow with the number of prompts."""

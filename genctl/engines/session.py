@@ -33,7 +33,6 @@ from genctl.errors import GenctlError, InputError, ModelError, UsageError, canno
 from genctl.params import DRAFTING, GRAMMARS, Generation, Runtime
 
 if TYPE_CHECKING:
-    from genctl.decode.prefix_cache import Prompt
     from genctl.decode.prompts import PromptIdentity
     from genctl.decode.scheduler import Waiting
     from genctl.decode.types import Prefix
@@ -72,7 +71,6 @@ class Session:
                 problem = f"{loaded.name} keeps no cache that can be saved"
                 raise ModelError(f"{problem}, so --prompt-cache {path} cannot be used")
             saved = prompts.load(Path(path).expanduser(), self.identity, self.forward)
-        self.prefixes: dict[Prompt, Prefix] = {}  # earlier prefills that a caller provides
         self.texts = None if saved is None else KeptTexts(saved=saved)  # texts that requests may continue
         self.tried: tuple[Resolved, PlannedLane] | None = None  # the trial prompt of the last checked job
         self.about = About(
@@ -333,7 +331,6 @@ class Session:
                 width=width,
                 interrupted=flow.interrupted,
                 watch=flow.watch,
-                prefixes=self.prefixes,
                 texts=self.texts,
                 on_shortage=on_shortage,
                 ahead=flow.ahead,

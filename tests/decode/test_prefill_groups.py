@@ -87,9 +87,9 @@ def test_passes_are_saved_and_tokens_are_the_same() -> None:
     assert many.forwards < 8  # at most three for the prompts, three for the tokens after the first
 
 
-def written(forward: ModelRuntime, given: list[Lane], **more: Any) -> dict[str, tuple[int, ...]]:
+def written(forward: ModelRuntime, given: list[Lane]) -> dict[str, tuple[int, ...]]:
     """The tokens of each lane, all at work at once."""
-    stream = decode(forward, given, width=len(given), **more)
+    stream = decode(forward, given, width=len(given))
     found = {event.lane: event.hypotheses[0].tokens for event in stream if isinstance(event, events.Finished)}
     return {one.name: found[one.name] for one in given}
 
@@ -103,10 +103,6 @@ def test_a_prompt_read_without_hidden_states_is_read_again_for_who_needs_them(or
     assert alone[0] != alone[1]
     together = [replace(lanes[which], name=str(place)) for place, which in enumerate(order)]
     assert list(written(forward, together).values()) == [alone[which] for which in order]
-    for provided in (False, True):  # by the caller, with hidden states and without
-        given = {(tuple(PROMPTS[0]), None): forward.prefill(PROMPTS[0], None, hidden=provided)}
-        found = written(forward, lanes, prefixes=given)
-        assert list(found.values()) == alone
 
 
 def test_of_those_at_hand_the_longest_begins_first() -> None:

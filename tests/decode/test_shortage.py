@@ -10,6 +10,7 @@ import torch
 from genctl import events
 from genctl.decode import choose
 from genctl.decode.loop import decode
+from genctl.decode.prefix_cache import KeptTexts
 from genctl.decode.runtime import ModelRuntime, Pass
 from genctl.decode.score import ModelScores
 from genctl.decode.types import Lane
@@ -76,6 +77,16 @@ def test_lanes_step_back_and_go_on_with_the_same_tokens(arch: str) -> None:
     assert found == wanted
     assert told
     assert all(width < 6 for width in told)
+
+
+def test_kept_texts_make_room_when_memory_runs_out() -> None:
+    """Regression: the caches of earlier texts stayed, however little memory was left."""
+    small, texts = Small(tiny("llama"), 1), KeptTexts()
+    texts.keep(small.prefill(PROMPTS[1], None))
+    assert texts.bytes > 0
+    lane = Lane("a", tuple(PROMPTS[0]), Sample(True, 2), 3, returned=2)  # two rows do not fit
+    (failed,) = [event for event in decode(small, [lane], texts=texts) if isinstance(event, events.Failed)]
+    assert (failed.code, texts.bytes) == ("memory", 0)
 
 
 class SometimesFull(TransformersRuntime):
