@@ -207,8 +207,8 @@ class Batch:
             raise
         if given.cache is not None and given.places is None:
             self.kv.columns += given.feed.shape[1]
-            if self.kv.records_past and given.feed.shape[1] == 1:
-                given.cache.crop(0)  # this pass had no drafts to reject: windows drop what they no longer see
+            if self.kv.records_past and all(state.draft is None for state in self.states):
+                given.cache.crop(0)  # no tokens can be rejected or taken back: windows drop what they no longer see
         return ModelScores(output.logits, output.layers)
 
     def _next_pass(self, tokens: Tensor | None) -> Pass:
