@@ -105,7 +105,7 @@ def unescape(cell: str) -> str:
 anything = st.text(st.characters(), max_size=30) | st.text("\\tnrx0\t\n\r\x85\u2028\x1b\x00", max_size=12)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(anything, anything, anything), max_size=4))
 def test_tsv_keeps_its_columns_under_any_text(texts: list[tuple[str, str, str]]) -> None:
     records = [sample(id, text, prompt=prompt) for id, text, prompt in texts]
@@ -136,7 +136,7 @@ def joined(value: Any) -> Any:
     return [joined(item) for item in value] if isinstance(value, list) else value
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.dictionaries(anything, values, max_size=4), max_size=4))
 def test_json_and_jsonl_read_back_as_they_were(records: list[dict[str, Any]]) -> None:
     lines = encode("jsonl", records).decode()
