@@ -178,8 +178,8 @@ class Session:
         prefix = self.forward.prefill(lane.tokens, source, hidden=True, whole=True)
         return prompts.packed(prefix, self.identity), len(lane.source or lane.tokens)
 
-    def keep_texts(self, most: int | None) -> None:
-        """Keep the texts of requests, in `most` bytes (see `KeptTexts`): later requests read only what is new."""
+    def keep_texts(self, most: int | None = None) -> None:
+        """Keep the texts of requests, in `most` bytes (default: see `KeptTexts`); later requests read only what is new."""
         from genctl.decode.prefix_cache import KeptTexts
 
         self.texts = KeptTexts(most)

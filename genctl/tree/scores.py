@@ -46,7 +46,7 @@ class BranchScores:
                 f"{session.about.name} is an encoder-decoder, whose text is not one branch of tokens with its prompt",
                 hint="genctl run and genctl beam show how it writes",
             )
-        session.keep_texts(None)
+        session.keep_texts()
         self.read_tokens = 0  # tokens that went through the model
         self._scores: dict[tuple[int, ...], Tensor] = {}
         self._newest: tuple[tuple[int, ...], Prefix] | None = None  # the text that was read last

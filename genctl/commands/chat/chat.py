@@ -76,7 +76,7 @@ class Chat:
                 self.remark = (
                     f"{self.name} has no chat template: it continues the text, and what you type is added to it"
                 )
-            self.session.keep_texts(None)
+            self.session.keep_texts()
         self.log, self.layers = log, layers
         # how the next turn is decoded, and the settings made by the chat's commands
         self.base, self.base_plan, self.own_values = self._settled(layers, log.settings)
