@@ -179,7 +179,7 @@ class Session:
         return prompts.packed(prefix, self.identity), len(lane.source or lane.tokens)
 
     def keep_texts(self, most: int | None = None) -> None:
-        """Keep the texts of requests, in `most` bytes (default: see `KeptTexts`); later requests read only what is new."""
+        """Keep the texts of requests, in `most` bytes (see `KeptTexts`); later requests read only what is new."""
         from genctl.decode.prefix_cache import KeptTexts
 
         self.texts = KeptTexts(most)
